@@ -1,0 +1,3 @@
+"""A Swin backbone for dense prediction."""
+
+from swin_dense.model import SwinBackbone, create_backbone

@@ -1,0 +1,77 @@
+"""The four published Swin architectures, and how a user names one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from swin_dense import checks
+
+
+@dataclass(frozen=True)
+class Arch:
+    """What distinguishes one Swin from another.
+
+    Attributes:
+        embed_dims: channels of the first stage; every later stage doubles them.
+        depths: transformer blocks per stage.
+        num_heads: attention heads per stage.
+    """
+
+    embed_dims: int
+    depths: tuple[int, ...]
+    num_heads: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'embed_dims', checks.integer('embed_dims', self.embed_dims))
+        object.__setattr__(self, 'depths', checks.integers('depths', self.depths))
+        heads = checks.integers('num_heads', self.num_heads, length=len(self.depths))
+        object.__setattr__(self, 'num_heads', heads)
+        for stage, (channels, heads_of_stage) in enumerate(zip(self.channels, heads, strict=True)):
+            if channels % heads_of_stage:
+                raise ValueError(
+                    f'num_heads[{stage}] = {heads_of_stage} does not divide the {channels} channels of stage '
+                    f'{stage} (embed_dims={self.embed_dims}, doubled per stage); '
+                    f'use a number of heads that divides {channels}'
+                )
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Channels per stage."""
+        return tuple(self.embed_dims * 2**stage for stage in range(len(self.depths)))
+
+
+ARCHS = {
+    't': Arch(96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    's': Arch(96, (2, 2, 18, 2), (3, 6, 12, 24)),
+    'b': Arch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
+    'l': Arch(192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}
+ALIASES = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
+
+
+def resolve_arch(arch: str | Mapping[str, Any] | Arch) -> Arch:
+    """Return the architecture that ``arch`` names or describes.
+
+    Args:
+        arch: 't', 's', 'b', 'l', the same as 'tiny', 'swin_t' or 'swin_tiny', or a mapping with the keys
+            ``embed_dims``, ``depths`` and ``num_heads``.
+
+    Raises:
+        ValueError: the name is unknown, keys are missing or unknown, or the values do not fit together.
+        TypeError: ``arch`` is none of the types above.
+    """
+    if isinstance(arch, Arch):
+        return arch
+    if isinstance(arch, str):
+        name = arch.lower().removeprefix('swin_').removeprefix('swin-')
+        name = ALIASES.get(name, name)
+        checks.one_of('arch', name, ARCHS)
+        return ARCHS[name]
+    if isinstance(arch, Mapping):
+        expected = [field.name for field in fields(Arch)]
+        if sorted(arch) != sorted(expected):
+            raise ValueError(f'arch as a dict must have exactly the keys {expected}, got {sorted(arch)}')
+        return Arch(**arch)
+    raise TypeError(f'arch must be one of {list(ARCHS)} or a dict, got {type(arch).__name__}')

@@ -1,0 +1,104 @@
+"""The parts of a Swin that are not attention: patch embedding, patch merging, MLP and stochastic depth."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_dense import checks
+
+_ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
+_NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
+
+
+def build_activation(act_cfg: dict) -> nn.Module:
+    """Build an activation from a config like ``dict(type='GELU')``; the other keys are its arguments."""
+    options = _config('act_cfg', act_cfg, _ACTIVATIONS)
+    return getattr(nn, options.pop('type'))(**options)
+
+
+def build_norm(norm_cfg: dict, channels: int) -> nn.Module:
+    """Build a norm over the last axis from a config like ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
+    options = _config('norm_cfg', norm_cfg, _NORMS)
+    requires_grad = options.pop('requires_grad', True)
+    return _NORMS[options.pop('type')](channels, **options).requires_grad_(requires_grad)
+
+
+def _config(name: str, config: dict, types) -> dict:
+    if not isinstance(config, dict) or 'type' not in config:
+        raise TypeError(f'{name} must be a dict with the key "type", got {config!r}')
+    checks.one_of(f'{name}["type"]', config['type'], types)
+    return dict(config)
+
+
+class PatchEmbed(nn.Module):
+    """Cut the image into patches and embed each: (B, in_channels, h, w) to (B, ceil(h/p), ceil(w/p), C)."""
+
+    def __init__(self, in_channels: int, channels: int, patch_size: int, norm_cfg: dict | None) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_channels, channels, kernel_size=patch_size, stride=patch_size)
+        self.norm = build_norm(norm_cfg, channels) if norm_cfg else nn.Identity()
+
+    def forward(self, img: Tensor) -> Tensor:
+        patch_size = self.proj.kernel_size[0]
+        img = F.pad(img, (0, -img.shape[3] % patch_size, 0, -img.shape[2] % patch_size))
+        return self.norm(self.proj(img).permute(0, 2, 3, 1))
+
+
+class PatchMerging(nn.Module):
+    """Join 2x2 neighbouring tokens into one: (B, H, W, C) to (B, ceil(H/stride), ceil(W/stride), 2C).
+
+    The neighbours are concatenated in the official order: top left, bottom left, top right, bottom right.
+    """
+
+    def __init__(self, channels: int, stride: int, norm_cfg: dict | None) -> None:
+        super().__init__()
+        self.stride = stride
+        self.norm = build_norm(norm_cfg, 4 * channels) if norm_cfg else nn.Identity()
+        self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stride = self.stride
+        height, width = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
+        bottom = max((height - 1) * stride + 2 - x.shape[1], 0)
+        right = max((width - 1) * stride + 2 - x.shape[2], 0)
+        x = F.pad(x, (0, 0, 0, right, 0, bottom))
+        rows = [slice(offset, offset + (height - 1) * stride + 1, stride) for offset in (0, 1)]
+        columns = [slice(offset, offset + (width - 1) * stride + 1, stride) for offset in (0, 1)]
+        neighbours = [x[:, row, column] for column in columns for row in rows]
+        return self.reduction(self.norm(torch.cat(neighbours, -1)))
+
+
+class MLP(nn.Module):
+    """Two linear layers with an activation between, along the last axis."""
+
+    def __init__(self, channels: int, hidden_channels: int, act_cfg: dict, drop_rate: float) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(channels, hidden_channels)
+        self.act = build_activation(act_cfg)
+        self.fc2 = nn.Linear(hidden_channels, channels)
+        self.drop = nn.Dropout(drop_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.drop_prob == 0.0:
+            return x
+        keep_prob = 1.0 - self.drop_prob
+        if keep_prob == 0.0:
+            return x * 0.0
+        keep = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep_prob)
+        return x * (keep / keep_prob)
+
+    def extra_repr(self) -> str:
+        return f'drop_prob={self.drop_prob:.3g}'

@@ -1,0 +1,372 @@
+"""The backbone, top to bottom as in the paper's figure: block, stage, backbone.
+
+Tokens stay (B, H, W, C) from the patch embedding on and turn into (B, C, H, W) once, at the outputs.
+Source: Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shifted Windows, ICCV 2021.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from swin_dense import checks
+from swin_dense.archs import Arch, resolve_arch
+from swin_dense.attention import WindowAttention
+from swin_dense.checkpoint import convert_before_load, load_checkpoint
+from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_norm
+from swin_dense.ops import BACKENDS
+
+# What other Swins call an option, and what it is called here.
+_FOREIGN_OPTIONS = {
+    'embed_dim': 'embed_dims',
+    'in_chans': 'in_channels',
+    'num_channels': 'in_channels',
+    'img_size': 'pretrain_img_size',
+    'ape': 'use_abs_pos_embed',
+    'use_checkpoint': 'with_cp',
+    'norm_layer': 'norm_cfg',
+    'act_layer': 'act_cfg',
+    'stochastic_depth_prob': 'drop_path_rate',
+}
+
+
+class SwinBlock(nn.Module):
+    """Window attention and an MLP, each after a LayerNorm and on a residual branch: (B, H, W, C) to the same."""
+
+    def __init__(
+        self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float
+    ) -> None:
+        super().__init__()
+        channels = attn.proj.out_features
+        self.norm1 = build_norm(norm_cfg, channels)
+        self.attn = attn
+        self.norm2 = build_norm(norm_cfg, channels)
+        self.mlp = mlp
+        self.drop_path = DropPath(drop_path_rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class SwinStage(nn.Module):
+    """The blocks that work at one resolution; ``downsample`` leads to the next stage and is called by the backbone."""
+
+    def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None, with_cp: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
+        self.with_cp = with_cp
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self.with_cp and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return x
+
+
+class SwinBackbone(nn.Module):
+    """Swin Transformer that turns an image of any size into a feature pyramid.
+
+    Option names and meanings are those of mmdet and mmsegmentation. Parameter names are those of the official
+    detection code. Checkpoints of other families are converted while they are loaded.
+
+    Args:
+        arch: 't', 's', 'b', 'l' or a dict with ``embed_dims``, ``depths`` and ``num_heads``.
+        embed_dims: channels of the first stage, in place of the architecture's.
+        depths: blocks per stage, in place of the architecture's.
+        num_heads: heads per stage, in place of the architecture's.
+        pretrain_img_size: image size in pixels that the absolute position embedding is made for.
+        in_channels: channels of the image.
+        patch_size: side of a patch in pixels.
+        window_size: side, or (height, width), of a window in tokens.
+        mlp_ratio: hidden channels of the MLPs over their channels.
+        strides: the patch size, then the stride of each patch merging; None is the patch size, then 2s.
+        out_indices: stages whose maps are returned, None for all. Stages above the last are not built.
+        qkv_bias: whether queries, keys and values have a bias.
+        qk_scale: factor on the query-key product, None for ``head_dim ** -0.5``. With 0 the relative position
+            alone decides, the paper's 'rel. pos. w/o app.'.
+        patch_norm: whether patch embedding and patch merging normalise.
+        drop_rate: dropout after the embedding, the attention projection and in the MLPs.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        use_abs_pos_embed: whether a learnt absolute position embedding is added, interpolated to the actual grid.
+        use_rel_pos_bias: whether the learnt relative position bias exists.
+        use_shift: whether every second block displaces its windows by half a window.
+        act_cfg: activation of the MLPs.
+        norm_cfg: normalisation.
+        with_cp: recompute blocks in the backward pass to save memory, for all stages or one flag per stage.
+        frozen_stages: -1 freezes nothing, 0 the embedding, k also the stages 1 to k and their output norms.
+        attn_backend: one of ``swin_dense.ops.BACKENDS``.
+
+    Attributes:
+        out_channels: channels of each returned map.
+        out_strides: pixels per cell of each returned map.
+
+    Raises:
+        ValueError: an option has a value that is not allowed, or options contradict each other.
+        TypeError: an option has the wrong type or is unknown.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Any] | Arch = 't',
+        *,
+        embed_dims: int | None = None,
+        depths: Sequence[int] | None = None,
+        num_heads: Sequence[int] | None = None,
+        pretrain_img_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        patch_size: int = 4,
+        window_size: int | Sequence[int] = 7,
+        mlp_ratio: float = 4,
+        strides: Sequence[int] | None = None,
+        out_indices: Sequence[int] | None = None,
+        qkv_bias: bool = True,
+        qk_scale: float | None = None,
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        use_rel_pos_bias: bool = True,
+        use_shift: bool = True,
+        act_cfg: Mapping[str, Any] = {'type': 'GELU'},  # noqa: B006
+        norm_cfg: Mapping[str, Any] = {'type': 'LN'},  # noqa: B006
+        with_cp: bool | Sequence[bool] = False,
+        frozen_stages: int = -1,
+        attn_backend: str = 'auto',
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        _reject(unknown)
+        base = resolve_arch(arch)
+        self.arch = Arch(
+            base.embed_dims if embed_dims is None else embed_dims,
+            base.depths if depths is None else depths,
+            base.num_heads if num_heads is None else num_heads,
+        )
+        stages = len(self.arch.depths)
+        self.in_channels = checks.integer('in_channels', in_channels)
+        self.window_size = checks.pair('window_size', window_size)
+        self.strides = _check_strides(strides, checks.integer('patch_size', patch_size), stages)
+        self.out_indices = _check_out_indices(out_indices, stages)
+        built = self.out_indices[-1] + 1
+        self.frozen_stages = checks.integer('frozen_stages', frozen_stages, minimum=-1)
+        if self.frozen_stages > built:
+            raise ValueError(f'frozen_stages must lie between -1 and {built}, the stages built, got {frozen_stages}')
+        self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
+        self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
+
+        stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
+        drop_rate = checks.rate('drop_rate', drop_rate)
+        self.patch_embed = PatchEmbed(self.in_channels, self.arch.embed_dims, self.strides[0], stage_norm_cfg)
+        self.absolute_pos_embed: nn.Parameter | None = None
+        if checks.boolean('use_abs_pos_embed', use_abs_pos_embed):
+            grid = [side // self.strides[0] for side in checks.pair('pretrain_img_size', pretrain_img_size)]
+            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, self.arch.embed_dims, *grid))
+        self.pos_drop = nn.Dropout(drop_rate)
+
+        shift = tuple(side // 2 for side in self.window_size)
+        use_shift = checks.boolean('use_shift', use_shift)
+        drop_path_rates = _drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
+        with_cp = _check_with_cp(with_cp, stages)
+        attention_options = {
+            'window_size': self.window_size,
+            'qkv_bias': checks.boolean('qkv_bias', qkv_bias),
+            'qk_scale': None if qk_scale is None else checks.number('qk_scale', qk_scale),
+            'relative_position': checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
+            'attn_drop_rate': checks.rate('attn_drop_rate', attn_drop_rate),
+            'proj_drop_rate': drop_rate,
+            'backend': attn_backend,
+        }
+        self.layers = nn.ModuleList()
+        for stage in range(built):
+            channels = self.arch.channels[stage]
+            hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
+            blocks = [
+                SwinBlock(
+                    WindowAttention(
+                        channels,
+                        self.arch.num_heads[stage],
+                        shift=shift if use_shift and block % 2 else (0, 0),
+                        **attention_options,
+                    ),
+                    MLP(channels, hidden_channels, act_cfg, drop_rate),
+                    norm_cfg,
+                    drop_path_rates[stage][block],
+                )
+                for block in range(self.arch.depths[stage])
+            ]
+            is_last = stage + 1 == built
+            downsample = None if is_last else PatchMerging(channels, self.strides[stage + 1], stage_norm_cfg)
+            self.layers.append(SwinStage(blocks, downsample, with_cp[stage]))
+        for stage, channels in zip(self.out_indices, self.out_channels, strict=True):
+            self.add_module(f'norm{stage}', build_norm(norm_cfg, channels))
+
+        self.register_load_state_dict_pre_hook(convert_before_load)
+        self.reset_parameters()
+        self._freeze()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew as the official code does: truncated normal, LayerNorm at identity."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, (nn.Conv2d, nn.LayerNorm)):
+                module.reset_parameters()
+            elif isinstance(module, WindowAttention) and module.relative_position_bias_table is not None:
+                nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
+        if self.absolute_pos_embed is not None:
+            nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
+
+    def train(self, mode: bool = True) -> SwinBackbone:
+        """Set training mode, keep frozen stages frozen, and return self."""
+        super().train(mode)
+        self._freeze()
+        return self
+
+    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
+        """Compute the feature pyramid.
+
+        Args:
+            img: (B, in_channels, H, W), any H and W of at least 1 pixel.
+
+        Returns:
+            One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
+        """
+        self._check_image(img)
+        x = self._add_position(self.patch_embed(img))
+        outs = []
+        for index, stage in enumerate(self.layers):
+            x = stage(x)
+            if index in self.out_indices:
+                norm = getattr(self, f'norm{index}')
+                outs.append(norm(x).permute(0, 3, 1, 2).contiguous())
+            if stage.downsample is not None:
+                x = stage.downsample(x)
+        return tuple(outs)
+
+    def _add_position(self, x: Tensor) -> Tensor:
+        if self.absolute_pos_embed is not None:
+            # Not every device interpolates in half precision.
+            position = self.absolute_pos_embed
+            if position.shape[2:] != x.shape[1:3]:
+                position = F.interpolate(position.to(_at_least_float32(position)), x.shape[1:3], mode='bicubic')
+            x = x + position.permute(0, 2, 3, 1).to(x.dtype)
+        return self.pos_drop(x)
+
+    def _check_image(self, img: Tensor) -> None:
+        if not isinstance(img, Tensor):
+            raise TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
+        if img.ndim != 4:
+            raise ValueError(f'img must have the shape (B, {self.in_channels}, H, W), got {tuple(img.shape)}')
+        if not img.is_floating_point():
+            raise TypeError(
+                f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
+                'or call extract_pyramid, which does'
+            )
+        if img.shape[1] != self.in_channels:
+            raise ValueError(
+                f'img must have {self.in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
+                f'build the backbone with in_channels={img.shape[1]}, or pass (B, {self.in_channels}, H, W)'
+            )
+        if img.shape[2] < 1 or img.shape[3] < 1:
+            raise ValueError(f'the sides of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
+
+    def _freeze(self) -> None:
+        if self.frozen_stages >= 0:
+            _freeze_module(self.patch_embed)
+            self.pos_drop.eval()
+            if self.absolute_pos_embed is not None:
+                self.absolute_pos_embed.requires_grad_(False)
+        for stage in range(self.frozen_stages):
+            _freeze_module(self.layers[stage])
+            if stage in self.out_indices:
+                _freeze_module(getattr(self, f'norm{stage}'))
+
+
+def create_backbone(name: str, checkpoint: Any = None, **options: Any) -> SwinBackbone:
+    """Build a backbone by name, with the weights of a checkpoint if one is given, ready for inference.
+
+    Args:
+        name: 'swin_t', 'swin_s', 'swin_b' or 'swin_l'.
+        checkpoint: anything that :func:`swin_dense.load_checkpoint` takes.
+        **options: options of :class:`SwinBackbone`.
+
+    Returns:
+        The backbone in evaluation mode.
+    """
+    backbone = SwinBackbone(name, **options)
+    if checkpoint is not None:
+        load_checkpoint(backbone, checkpoint)
+    return backbone.eval()
+
+
+def _freeze_module(module: nn.Module) -> None:
+    module.eval()
+    module.requires_grad_(False)
+
+
+def _at_least_float32(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
+    """Return the rate of each block per stage, rising linearly from 0 to ``last``."""
+    steps = max(sum(depths) - 1, 1)
+    starts = itertools.accumulate(depths, initial=0)
+    return [[last * block / steps for block in range(start, start + depth)] for start, depth in zip(starts, depths)]
+
+
+def _check_strides(strides: Sequence[int] | None, patch_size: int, stages: int) -> tuple[int, ...]:
+    if strides is None:
+        return (patch_size,) + (2,) * (stages - 1)
+    checked = checks.integers('strides', strides, stages)
+    if checked[0] != patch_size:
+        raise ValueError(f'strides[0] must equal patch_size, as patches do not overlap; got {checked[0]} and {patch_size}')
+    return checked
+
+
+def _check_out_indices(out_indices: Sequence[int] | None, stages: int) -> tuple[int, ...]:
+    if out_indices is None:
+        return tuple(range(stages))
+    checked = checks.integers('out_indices', out_indices, minimum=0)
+    if len(set(checked)) < len(checked) or max(checked) >= stages:
+        raise ValueError(f'out_indices must be different stages from 0 to {stages - 1}, got {out_indices!r}')
+    return tuple(sorted(checked))
+
+
+def _check_with_cp(with_cp: bool | Sequence[bool], stages: int) -> tuple[bool, ...]:
+    if isinstance(with_cp, bool):
+        return (with_cp,) * stages
+    if not isinstance(with_cp, Sequence) or isinstance(with_cp, str):
+        raise TypeError(f'with_cp must be True, False or one of them per stage, got {with_cp!r}')
+    if len(with_cp) != stages:
+        raise ValueError(f'with_cp must have one entry per stage, that is {stages}, got {len(with_cp)}: {with_cp!r}')
+    return tuple(checks.boolean('every entry of with_cp', flag) for flag in with_cp)
+
+
+def _reject(unknown: Mapping[str, Any]) -> None:
+    for name in unknown:
+        if name in _FOREIGN_OPTIONS:
+            raise TypeError(f'unknown option {name!r}: it is called {_FOREIGN_OPTIONS[name]!r} here')
+        if name in ('pretrained', 'init_cfg', 'convert_weights'):
+            raise TypeError(
+                f'{name!r} is an option of SwinDense, in mmengine configs; '
+                'for SwinBackbone use load_checkpoint or create_backbone(..., checkpoint=...)'
+            )
+        allowed = [key for key in inspect.signature(SwinBackbone).parameters if key != 'unknown']
+        raise TypeError(f'unknown option {name!r}{checks.closest(name, allowed)}; the options are {allowed}')
