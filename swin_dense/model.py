@@ -22,7 +22,6 @@ from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_norm
-from swin_dense.ops import BACKENDS
 
 # What other Swins call an option, and what it is called here.
 _FOREIGN_OPTIONS = {
@@ -41,9 +40,7 @@ _FOREIGN_OPTIONS = {
 class SwinBlock(nn.Module):
     """Window attention and an MLP, each after a LayerNorm and on a residual branch: (B, H, W, C) to the same."""
 
-    def __init__(
-        self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float
-    ) -> None:
+    def __init__(self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float) -> None:
         super().__init__()
         channels = attn.proj.out_features
         self.norm1 = build_norm(norm_cfg, channels)
@@ -141,8 +138,8 @@ class SwinBackbone(nn.Module):
         use_abs_pos_embed: bool = False,
         use_rel_pos_bias: bool = True,
         use_shift: bool = True,
-        act_cfg: Mapping[str, Any] = {'type': 'GELU'},  # noqa: B006
-        norm_cfg: Mapping[str, Any] = {'type': 'LN'},  # noqa: B006
+        act_cfg: Mapping[str, Any] = {'type': 'GELU'},
+        norm_cfg: Mapping[str, Any] = {'type': 'LN'},
         with_cp: bool | Sequence[bool] = False,
         frozen_stages: int = -1,
         attn_backend: str = 'auto',
@@ -328,7 +325,10 @@ def _drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
     """Return the rate of each block per stage, rising linearly from 0 to ``last``."""
     steps = max(sum(depths) - 1, 1)
     starts = itertools.accumulate(depths, initial=0)
-    return [[last * block / steps for block in range(start, start + depth)] for start, depth in zip(starts, depths)]
+    return [
+        [last * block / steps for block in range(start, start + depth)]
+        for start, depth in zip(starts, depths, strict=False)
+    ]
 
 
 def _check_strides(strides: Sequence[int] | None, patch_size: int, stages: int) -> tuple[int, ...]:
@@ -336,7 +336,9 @@ def _check_strides(strides: Sequence[int] | None, patch_size: int, stages: int) 
         return (patch_size,) + (2,) * (stages - 1)
     checked = checks.integers('strides', strides, stages)
     if checked[0] != patch_size:
-        raise ValueError(f'strides[0] must equal patch_size, as patches do not overlap; got {checked[0]} and {patch_size}')
+        raise ValueError(
+            f'strides[0] must equal patch_size, as patches do not overlap; got {checked[0]} and {patch_size}'
+        )
     return checked
 
 

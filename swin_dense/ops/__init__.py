@@ -63,9 +63,7 @@ def window_attention(
     module = _choose(backend, qkv, window_size, num_heads)
     if scale is None:
         scale = (qkv.shape[-1] // 3 // num_heads) ** -0.5
-    return module.window_attention(
-        qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p
-    )
+    return module.window_attention(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p)
 
 
 def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: int) -> ModuleType:
