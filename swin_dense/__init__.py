@@ -1,5 +1,20 @@
-"""A Swin backbone for dense prediction."""
+"""A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch."""
 
+from importlib.util import find_spec
+
+from swin_dense.checkpoint import load_checkpoint
 from swin_dense.model import SwinBackbone, create_backbone
 
-__all__ = ['SwinBackbone', 'create_backbone']
+__version__ = '0.1.0'
+__all__ = ['SwinBackbone', 'create_backbone', 'load_checkpoint']
+
+if find_spec('mmengine') is not None:
+    from swin_dense.backbone import SwinDense  # registers it in mmengine's root registry
+
+    __all__ += ['SwinDense']  # noqa: PLE0604
+else:
+
+    def __getattr__(name: str) -> None:
+        if name == 'SwinDense':
+            raise ImportError('SwinDense needs mmengine: pip install mmengine; SwinBackbone is the same without it')
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,21 +15,21 @@ _ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU',
 _NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
 
 
-def build_activation(act_cfg: dict) -> nn.Module:
+def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
     """Build an activation from a config like ``dict(type='GELU')``; the other keys are its arguments."""
     options = _config('act_cfg', act_cfg, _ACTIVATIONS)
     return getattr(nn, options.pop('type'))(**options)
 
 
-def build_norm(norm_cfg: dict, channels: int) -> nn.Module:
+def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
     """Build a norm over the last axis from a config like ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
     options = _config('norm_cfg', norm_cfg, _NORMS)
     requires_grad = options.pop('requires_grad', True)
     return _NORMS[options.pop('type')](channels, **options).requires_grad_(requires_grad)
 
 
-def _config(name: str, config: dict, types) -> dict:
-    if not isinstance(config, dict) or 'type' not in config:
+def _config(name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[str, Any]:
+    if not isinstance(config, Mapping) or 'type' not in config:
         raise TypeError(f'{name} must be a dict with the key "type", got {config!r}')
     checks.one_of(f'{name}["type"]', config['type'], types)
     return dict(config)
@@ -35,7 +38,7 @@ def _config(name: str, config: dict, types) -> dict:
 class PatchEmbed(nn.Module):
     """Cut the image into patches and embed each: (B, in_channels, h, w) to (B, ceil(h/p), ceil(w/p), C)."""
 
-    def __init__(self, in_channels: int, channels: int, patch_size: int, norm_cfg: dict | None) -> None:
+    def __init__(self, in_channels: int, channels: int, patch_size: int, norm_cfg: Mapping[str, Any] | None) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_channels, channels, kernel_size=patch_size, stride=patch_size)
         self.norm = build_norm(norm_cfg, channels) if norm_cfg else nn.Identity()
@@ -52,7 +55,7 @@ class PatchMerging(nn.Module):
     The neighbours are concatenated in the official order: top left, bottom left, top right, bottom right.
     """
 
-    def __init__(self, channels: int, stride: int, norm_cfg: dict | None) -> None:
+    def __init__(self, channels: int, stride: int, norm_cfg: Mapping[str, Any] | None) -> None:
         super().__init__()
         self.stride = stride
         self.norm = build_norm(norm_cfg, 4 * channels) if norm_cfg else nn.Identity()
@@ -73,7 +76,7 @@ class PatchMerging(nn.Module):
 class MLP(nn.Module):
     """Two linear layers with an activation between, along the last axis."""
 
-    def __init__(self, channels: int, hidden_channels: int, act_cfg: dict, drop_rate: float) -> None:
+    def __init__(self, channels: int, hidden_channels: int, act_cfg: Mapping[str, Any], drop_rate: float) -> None:
         super().__init__()
         self.fc1 = nn.Linear(channels, hidden_channels)
         self.act = build_activation(act_cfg)

@@ -6,6 +6,7 @@ Source: Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shif
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -150,8 +151,8 @@ class SwinBackbone(nn.Module):
         base = resolve_arch(arch)
         self.arch = Arch(
             base.embed_dims if embed_dims is None else embed_dims,
-            base.depths if depths is None else depths,
-            base.num_heads if num_heads is None else num_heads,
+            base.depths if depths is None else checks.integers('depths', depths),
+            base.num_heads if num_heads is None else checks.integers('num_heads', num_heads),
         )
         stages = len(self.arch.depths)
         self.in_channels = checks.integer('in_channels', in_channels)
@@ -174,37 +175,30 @@ class SwinBackbone(nn.Module):
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, self.arch.embed_dims, *grid))
         self.pos_drop = nn.Dropout(drop_rate)
 
-        shift = tuple(side // 2 for side in self.window_size)
+        shift = (self.window_size[0] // 2, self.window_size[1] // 2)
         use_shift = checks.boolean('use_shift', use_shift)
         drop_path_rates = _drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
         with_cp = _check_with_cp(with_cp, stages)
-        attention_options = {
-            'window_size': self.window_size,
-            'qkv_bias': checks.boolean('qkv_bias', qkv_bias),
-            'qk_scale': None if qk_scale is None else checks.number('qk_scale', qk_scale),
-            'relative_position': checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
-            'attn_drop_rate': checks.rate('attn_drop_rate', attn_drop_rate),
-            'proj_drop_rate': drop_rate,
-            'backend': attn_backend,
-        }
+        make_attention = functools.partial(
+            WindowAttention,
+            window_size=self.window_size,
+            qkv_bias=checks.boolean('qkv_bias', qkv_bias),
+            qk_scale=None if qk_scale is None else checks.number('qk_scale', qk_scale),
+            relative_position=checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
+            attn_drop_rate=checks.rate('attn_drop_rate', attn_drop_rate),
+            proj_drop_rate=drop_rate,
+            backend=attn_backend,
+        )
         self.layers = nn.ModuleList()
         for stage in range(built):
             channels = self.arch.channels[stage]
             hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
-            blocks = [
-                SwinBlock(
-                    WindowAttention(
-                        channels,
-                        self.arch.num_heads[stage],
-                        shift=shift if use_shift and block % 2 else (0, 0),
-                        **attention_options,
-                    ),
-                    MLP(channels, hidden_channels, act_cfg, drop_rate),
-                    norm_cfg,
-                    drop_path_rates[stage][block],
-                )
-                for block in range(self.arch.depths[stage])
-            ]
+            blocks = []
+            for block, drop_path in enumerate(drop_path_rates[stage]):
+                block_shift = shift if use_shift and block % 2 else (0, 0)
+                attn = make_attention(channels, self.arch.num_heads[stage], shift=block_shift)
+                mlp = MLP(channels, hidden_channels, act_cfg, drop_rate)
+                blocks.append(SwinBlock(attn, mlp, norm_cfg, drop_path))
             is_last = stage + 1 == built
             downsample = None if is_last else PatchMerging(channels, self.strides[stage + 1], stage_norm_cfg)
             self.layers.append(SwinStage(blocks, downsample, with_cp[stage]))
@@ -252,14 +246,14 @@ class SwinBackbone(nn.Module):
             if index in self.out_indices:
                 norm = getattr(self, f'norm{index}')
                 outs.append(norm(x).permute(0, 3, 1, 2).contiguous())
-            if stage.downsample is not None:
+            if index + 1 < len(self.layers):
                 x = stage.downsample(x)
         return tuple(outs)
 
     def _add_position(self, x: Tensor) -> Tensor:
         if self.absolute_pos_embed is not None:
             # Not every device interpolates in half precision.
-            position = self.absolute_pos_embed
+            position: Tensor = self.absolute_pos_embed
             if position.shape[2:] != x.shape[1:3]:
                 position = F.interpolate(position.to(_at_least_float32(position)), x.shape[1:3], mode='bicubic')
             x = x + position.permute(0, 2, 3, 1).to(x.dtype)

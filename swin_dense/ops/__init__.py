@@ -73,7 +73,7 @@ def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: 
         if reason:
             raise RuntimeError(f'backend {backend!r} cannot run here: {reason}; use backend="auto"')
         return _BACKENDS[backend]
-    refused = []
+    refused: list[str] = []
     for name, module in _AUTOMATIC.items():
         reason = module.reason_not_to_run(qkv, window_size, num_heads)
         if reason is None:
