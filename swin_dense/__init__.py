@@ -11,7 +11,7 @@ __all__ = ['SwinBackbone', 'create_backbone', 'load_checkpoint']
 if find_spec('mmengine') is not None:
     from swin_dense.backbone import SwinDense  # registers it in mmengine's root registry
 
-    __all__ += ['SwinDense']  # noqa: PLE0604
+    __all__ += ['SwinDense']
 else:
 
     def __getattr__(name: str) -> None:

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -241,12 +241,12 @@ class SwinBackbone(nn.Module):
         self._check_image(img)
         x = self._add_position(self.patch_embed(img))
         outs = []
-        for index, stage in enumerate(self.layers):
+        for index, stage in enumerate(cast('list[SwinStage]', self.layers)):
             x = stage(x)
             if index in self.out_indices:
                 norm = getattr(self, f'norm{index}')
                 outs.append(norm(x).permute(0, 3, 1, 2).contiguous())
-            if index + 1 < len(self.layers):
+            if stage.downsample is not None:
                 x = stage.downsample(x)
         return tuple(outs)
 

@@ -1,0 +1,43 @@
+"""The command-line options that train.py and test.py share, and the config that they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from mmengine.config import Config, DictAction
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every mmdet and mmseg user knows."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument('config', help='config file of mmdet or mmseg')
+    parser.add_argument('--work-dir', help='directory for logs and checkpoints; default: work_dirs/<config name>')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='override entries of the config, for example train_dataloader.batch_size=4 model.backbone.with_cp=True; '
+        'lists as key="[a,b]" or key=a,b',
+    )
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='job launcher')
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+    return parser
+
+
+def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Config:
+    """Read the config of ``args`` and apply the shared options to it."""
+    if not Path(args.config).is_file():
+        parser.error(f'there is no config file {args.config!r}')
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg = Config.fromfile(args.config)
+    cfg.launcher = args.launcher
+    if args.cfg_options:
+        cfg.merge_from_dict(args.cfg_options)
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = f'work_dirs/{Path(args.config).stem}'
+    return cfg
