@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+import torch
 from mmengine.config import Config, DictAction
 
 
@@ -40,4 +41,8 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:
         cfg.work_dir = f'work_dirs/{Path(args.config).stem}'
+    if args.launcher == 'pytorch' and not torch.cuda.is_available():
+        # mmengine takes for granted that every rank has a GPU; without one it must find its process group made.
+        torch.distributed.init_process_group('gloo')
+        cfg.model_wrapper_cfg = {'type': 'MMDistributedDataParallel', 'device_ids': None}
     return cfg
