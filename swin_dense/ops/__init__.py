@@ -1,8 +1,8 @@
 """Shifted-window attention: one front door, one module per backend.
 
 A backend module has a ``window_attention`` with the arguments of the front door (less ``backend``), all of them
-given, and a ``reason_not_to_run(qkv, window_size, num_heads)`` that says why it cannot serve such an input here,
-or None.
+given, and a ``reason_not_to_run(qkv, window_size, num_heads, dropout_p)`` that says why it cannot serve such an
+input here, or None.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ def window_attention(
         ValueError: the backend is unknown.
         RuntimeError: the backend that was asked for cannot run here.
     """
-    module = _choose(backend, qkv, window_size, num_heads)
+    module = _choose(backend, qkv, window_size, num_heads, dropout_p)
     if scale is None:
         scale = (qkv.shape[-1] // 3 // num_heads) ** -0.5
     return module.window_attention(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p)
 
 
-def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: int) -> ModuleType:
+def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: int, dropout_p: float) -> ModuleType:
     if backend != 'auto':
         checks.one_of('backend', backend, BACKENDS)
-        reason = _BACKENDS[backend].reason_not_to_run(qkv, window_size, num_heads)
+        reason = _BACKENDS[backend].reason_not_to_run(qkv, window_size, num_heads, dropout_p)
         if reason:
             raise RuntimeError(f'backend {backend!r} cannot run here: {reason}; use backend="auto"')
         return _BACKENDS[backend]
     refused: list[str] = []
     for name, module in _AUTOMATIC.items():
-        reason = module.reason_not_to_run(qkv, window_size, num_heads)
+        reason = module.reason_not_to_run(qkv, window_size, num_heads, dropout_p)
         if reason is None:
             _log_once(name, tuple(refused))
             return module

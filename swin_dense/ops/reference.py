@@ -12,7 +12,7 @@ from swin_dense.windows import Pair, merge, partition, region_ids
 REGION_PENALTY = -100.0
 
 
-def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int) -> str | None:
+def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int, dropout_p: float) -> str | None:
     return None
 
 

@@ -49,7 +49,7 @@ class _Plan:
     slots: Tensor
 
 
-def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int) -> str | None:
+def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int, dropout_p: float) -> str | None:
     return None
 
 

@@ -1,0 +1,8 @@
+# UPerNet for the 150 classes of ADE20K; every published recipe uses this drop path.
+_base_ = 'mmseg::_base_/models/upernet_swin.py'
+
+model = dict(
+    backbone=dict(_delete_=True, type='SwinDense', drop_path_rate=0.3),
+    decode_head=dict(num_classes=150),
+    auxiliary_head=dict(num_classes=150),
+)

@@ -1,0 +1,248 @@
+"""Images in any form that people hold them, out as float tensors (C, H, W) in [0, 1]."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+# Of ImageNet in RGB, on the scale 0 to 1: what every published Swin was trained with.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+# Resampling a float image overshoots its range a little; a 0-255 image is far outside.
+_OVERSHOOT = 0.5
+_ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
+_FULL_SCALE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
+
+
+class ImageError(ValueError):
+    """An image cannot be read, or is not an image that the backbone can take."""
+
+
+def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True) -> Tensor:
+    """Read one image, upright and at its full depth.
+
+    Integers are divided by the largest value of their type (255 or 65535); floats are taken to lie in [0, 1]. An
+    alpha channel is dropped, a grey image is repeated over three channels, a palette is looked up.
+
+    Args:
+        source: a path, the bytes of an image file, a PIL image, a numpy array (H, W) or (H, W, C), or a tensor
+            (C, H, W); arrays and tensors are uint8, uint16 or floating.
+        channels: how many the backbone takes.
+        bgr: arrays and tensors hold blue first, as ``cv2.imread`` returns them. Files and PIL images know their own
+            order, so this does not touch them.
+        check_range: refuse floats outside [0, 1]; off for images that are normalised already.
+
+    Returns:
+        (channels, H, W) float32.
+
+    Raises:
+        FileNotFoundError: the path does not exist.
+        ImageError: the content is no image, is cut off, or has channels or values that do not fit.
+        TypeError: the source is none of the above.
+    """
+    name = describe(source)
+    if isinstance(source, (str, os.PathLike)):
+        pixels = _decode(_read_bytes(Path(source)), name)
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        pixels = _decode(bytes(source), name)
+    elif isinstance(source, Image.Image):
+        with _decoding(name):
+            pixels = _pil_pixels(source, name)
+    elif isinstance(source, Tensor):
+        if source.ndim != 3:
+            raise ImageError(f'{name}: a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
+        values = source.detach().cpu().movedim(0, 2)
+        # numpy has no bfloat16
+        pixels = _reverse_colours((values.float() if values.is_floating_point() else values).numpy(), bgr)
+    elif isinstance(source, np.ndarray):
+        pixels = _reverse_colours(source, bgr)
+    else:
+        raise TypeError(
+            f'an image must be a path, bytes, a PIL image, a numpy array or a torch tensor, got {type(source).__name__}'
+        )
+    return to_tensor(pixels, channels, name, check_range)
+
+
+def normalize(image: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
+    """Return ``(image - mean) / std`` per channel, or the image itself where both are None.
+
+    Args:
+        image: (C, H, W) or (B, C, H, W).
+        mean: C values on the image's scale.
+        std: C values, each above 0.
+    """
+    if mean is None and std is None:
+        return image
+    channels = image.shape[-3]
+    if mean is None or std is None or len(mean) != channels or len(std) != channels:
+        raise ValueError(
+            f'mean and std must be one value per channel, that is {channels}, got mean={mean!r} and std={std!r}; '
+            'give both, or None for both to leave the image as it is'
+        )
+    if max(mean) > 1 or min(std) <= 0 or max(std) > 1:
+        raise ValueError(
+            f'mean and std must be on the scale 0 to 1, and std above 0, got mean={tuple(mean)} and std={tuple(std)}; '
+            'divide values on the scale 0 to 255 by 255'
+        )
+    shape = (channels, 1, 1)
+    return (image - image.new_tensor(mean).view(shape)) / image.new_tensor(std).view(shape)
+
+
+def describe(source: Any) -> str:
+    """Return a short name of an image for messages."""
+    if isinstance(source, (str, os.PathLike)):
+        return f'image {os.fspath(source)!r}'
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return f'image of {len(source)} bytes'
+    if isinstance(source, Image.Image):
+        return f'PIL image of mode {source.mode} and size {source.size}'
+    if isinstance(source, (np.ndarray, Tensor)):
+        return f'image of shape {tuple(source.shape)} and type {source.dtype}'
+    return f'image of type {type(source).__name__}'
+
+
+def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = True) -> Tensor:
+    """Turn decoded pixels, (H, W) or (H, W, C), into a (channels, H, W) float32 tensor in [0, 1]."""
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if pixels.ndim != 3 or 0 in pixels.shape:
+        raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
+    pixels = _fit_channels(pixels, channels, name)
+    scale = _FULL_SCALE.get(pixels.dtype)
+    if scale is not None:
+        values = pixels.astype(np.float32) / np.float32(scale)
+    elif pixels.dtype.kind == 'f':
+        values = pixels.astype(np.float32)
+        _check_floats(values, name, check_range)
+    else:
+        raise ImageError(f'{name}: pixels must be uint8, uint16 or floating, got {pixels.dtype}; convert them first')
+    # Strides of a flipped or transposed view may be negative, which torch does not take.
+    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)))
+
+
+def _fit_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:
+    given = pixels.shape[2]
+    if given == channels:
+        return pixels
+    if given in (2, 4) and channels in (1, 3):  # the last one is alpha
+        pixels = pixels[:, :, :-1]
+    if pixels.shape[2] == 1 and channels == 3:
+        pixels = pixels.repeat(3, 2)
+    if pixels.shape[2] != channels:
+        hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in pixels.shape[:2] else ''
+        raise ImageError(
+            f'{name}: it has {given} channels and the backbone takes {channels}; select channels, or build the '
+            f'backbone with in_channels={given}{hint}'
+        )
+    return pixels
+
+
+def _check_floats(values: np.ndarray, name: str, check_range: bool) -> None:
+    low, high = float(values.min()), float(values.max())  # NaN if any value is
+    if not (np.isfinite(low) and np.isfinite(high)):
+        bad = int((~np.isfinite(values)).sum())
+        raise ImageError(f'{name}: {bad} of its values are NaN or infinite; replace them first')
+    if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
+        raise ImageError(
+            f'{name}: floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; divide by the largest value, '
+            'or give mean=None and std=None if the image is normalised already'
+        )
+
+
+def _reverse_colours(pixels: np.ndarray, bgr: bool) -> np.ndarray:
+    if bgr and pixels.ndim == 3 and pixels.shape[2] in (3, 4):
+        return np.concatenate([pixels[:, :, 2::-1], pixels[:, :, 3:]], 2)
+    return pixels
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f'image {str(path)!r} does not exist') from None
+    except OSError as error:
+        raise ImageError(f'image {str(path)!r} cannot be read: {error.strerror}') from error
+
+
+def _decode(content: bytes, name: str) -> np.ndarray:
+    if not content:
+        raise ImageError(f'{name}: the file is empty')
+    with _decoding(name), Image.open(io.BytesIO(content)) as image:
+        deep = _decode_deep_colour(image, content)
+        return _pil_pixels(image, name) if deep is None else deep
+
+
+@contextlib.contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    """Turn whatever PIL's decoders raise into an ImageError that names the image."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        raise ImageError(f'{name}: the content is not an image of a known format') from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(
+            f'{name}: {error}; use tile= for a large image, and set PIL.Image.MAX_IMAGE_PIXELS if you trust it'
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
+        raise ImageError(f'{name}: the file is damaged or cut off: {error}') from error
+
+
+def _pil_pixels(image: Image.Image, name: str) -> np.ndarray:
+    """Return the pixels as (H, W) or (H, W, C), upright; palettes, CMYK and the like become RGB."""
+    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    if image.mode == '1':
+        image = image.convert('L')
+    elif image.mode == 'P':
+        image = image.convert('RGB')
+    elif image.mode == 'PA':
+        image = image.convert('RGBA')
+    elif image.mode not in ('L', 'LA', 'RGB', 'RGBA', 'F', 'I') and not image.mode.startswith('I;16'):
+        image = image.convert('RGB')
+    pixels = np.asarray(image)
+    if image.mode == 'I' or pixels.dtype.byteorder == '>':  # some 16-bit files come as 32-bit or big-endian
+        if pixels.min() < 0 or pixels.max() > 65535:
+            raise ImageError(f'{name}: its pixels exceed 16 bits; scale them and pass an array')
+        pixels = pixels.astype(np.uint16)
+    return _upright(pixels, orientation)
+
+
+def _decode_deep_colour(image: Image.Image, content: bytes) -> np.ndarray | None:
+    """Decode what PIL would cut to 8 bits, 16-bit colour, where a package that keeps the depth is installed."""
+    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    if image.format == 'TIFF' and image.mode in ('RGB', 'RGBA') and image.tag_v2.get(_BITS_PER_SAMPLE_TAG)[0] == 16:  # type: ignore[attr-defined]
+        try:
+            import tifffile
+        except ImportError:
+            return None
+        return _upright(tifffile.imread(io.BytesIO(content), key=0), orientation)
+    if image.format == 'PNG' and image.mode in ('RGB', 'RGBA') and content[24] == 16:  # the header's bit depth
+        try:
+            import cv2
+        except ImportError:
+            return None
+        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+        return None if pixels is None else _upright(_reverse_colours(pixels, bgr=True), orientation)
+    return None
+
+
+def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Undo the camera's rotation, given as the EXIF orientation 1 to 8."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
