@@ -66,5 +66,6 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
 
 def closest(word: Any, words: Iterable[Any]) -> str:
     """Return '; did you mean ...?' where one of ``words`` looks like ``word``, else nothing."""
-    matches = difflib.get_close_matches(str(word), [str(item) for item in words], n=1)
-    return f'; did you mean {matches[0]!r}?' if matches else ''
+    by_lower_case = {str(item).lower(): item for item in words}
+    matches = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1)
+    return f'; did you mean {by_lower_case[matches[0]]!r}?' if matches else ''

@@ -23,6 +23,7 @@ from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_norm
+from swin_dense.ops import BACKENDS
 
 # What other Swins call an option, and what it is called here.
 _FOREIGN_OPTIONS = {
@@ -166,6 +167,7 @@ class SwinBackbone(nn.Module):
         self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
         self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
 
+        checks.one_of('attn_backend', attn_backend, BACKENDS)
         stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
         drop_rate = checks.rate('drop_rate', drop_rate)
         self.patch_embed = PatchEmbed(self.in_channels, self.arch.embed_dims, self.strides[0], stage_norm_cfg)
@@ -193,6 +195,8 @@ class SwinBackbone(nn.Module):
         for stage in range(built):
             channels = self.arch.channels[stage]
             hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
+            if hidden_channels < 1:
+                raise ValueError(f'mlp_ratio = {mlp_ratio} leaves no hidden channel of {channels}; 4 is usual')
             blocks = []
             for block, drop_path in enumerate(drop_path_rates[stage]):
                 block_shift = shift if use_shift and block % 2 else (0, 0)

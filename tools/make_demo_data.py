@@ -27,8 +27,13 @@ PHOTOGRAPHS = {
     'train': ['astronaut.png', 'coffee.png', 'rocket.jpg', 'motorcycle_left.png', 'grass.png', 'camera.png', 'ihc.png'],
     'val': ['grace_hopper.jpg', 'chelsea.png', 'gravel.png', 'brick.png', 'coins.png'],
 }
-# Like COCO's, the ids have gaps. The hues overlap, so colour alone does not decide.
+# Like COCO's, the ids have gaps.
 CATEGORIES = {'disc': 1, 'ring': 2, 'square': 4, 'triangle': 7, 'star': 8}
+# ADE20K knows no shapes, so each takes the label of a class that looks like it: ball, clock, box, flag and light.
+ADE_LABELS = {'disc': 120, 'ring': 149, 'square': 42, 'triangle': 150, 'star': 83}
+ADE_BACKGROUND = 1  # wall
+ADE_NOT_ANNOTATED = 0
+# The hues overlap, so colour alone does not decide.
 HUES = {'disc': 0.0, 'ring': 0.2, 'square': 0.4, 'triangle': 0.6, 'star': 0.8}
 HUE_SPREAD = 0.13
 ADE_FOLDERS = {'train': 'training', 'val': 'validation'}
@@ -209,10 +214,10 @@ def polygons(mask: np.ndarray) -> list[list[float]]:
 
 
 def label_map(instances: list[Instance], size: tuple[int, int]) -> np.ndarray:
-    """Return an ADE20K label map: 0 is not annotated (crowds here), 1 the background, then the categories."""
-    labels = np.ones(size, np.uint8)
+    """Return an ADE20K label map, in which crowds are not annotated."""
+    labels = np.full(size, ADE_BACKGROUND, np.uint8)
     for instance in instances:
-        labels[instance.mask] = 0 if instance.is_crowd else 2 + list(CATEGORIES).index(instance.category)
+        labels[instance.mask] = ADE_NOT_ANNOTATED if instance.is_crowd else ADE_LABELS[instance.category]
     return labels
 
 

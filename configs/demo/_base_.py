@@ -11,9 +11,6 @@ swin = dict(
 )
 channels = [32, 64, 128, 256]
 
-classes = ('disc', 'ring', 'square', 'triangle', 'star')
-palette = [(220, 20, 60), (250, 170, 30), (60, 179, 113), (30, 144, 255), (199, 21, 133)]
-
 adamw = dict(
     _delete_=True,
     type='OptimWrapper',

@@ -7,7 +7,10 @@ _base_ = [
     'mmdet::_base_/default_runtime.py',
 ]
 data_root = 'work_dirs/demo/data/coco/'
-metainfo = dict(classes=_base_.classes, palette=_base_.palette)
+metainfo = dict(
+    classes=('disc', 'ring', 'square', 'triangle', 'star'),
+    palette=[(220, 20, 60), (250, 170, 30), (60, 179, 113), (30, 144, 255), (199, 21, 133)],
+)
 max_epochs = 8
 
 model = dict(

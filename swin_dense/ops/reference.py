@@ -35,7 +35,7 @@ def window_attention(
         windows = torch.where(is_real, windows, pad)
 
     tokens = window_size[0] * window_size[1]
-    heads = windows.reshape(batch, -1, tokens, 3, num_heads, channels // num_heads)
+    heads = windows.reshape(batch, windows.shape[1], tokens, 3, num_heads, channels // num_heads)
     q_BNATD, k_BNATD, v_BNATD = heads.permute(3, 0, 1, 4, 2, 5)
 
     scores = q_BNATD @ k_BNATD.transpose(-2, -1) * scale

@@ -79,7 +79,7 @@ def window_attention(
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=_score_bias(bias, group.mask, qkv.dtype), dropout_p=dropout_p, scale=scale
         )
-        outputs.append(out.transpose(1, 2).reshape(batch, -1, channels))
+        outputs.append(out.transpose(1, 2).reshape(batch, len(group.tokens), channels))
     in_window_order = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
     return in_window_order.index_select(1, plan.slots).reshape(batch, height, width, channels)
 
