@@ -56,16 +56,11 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
     elif isinstance(source, (bytes, bytearray, memoryview)):
         pixels = _decode(bytes(source), name)
     elif isinstance(source, Image.Image):
-        with _decoding(name):
-            pixels = _pil_pixels(source, name)
-    elif isinstance(source, Tensor):
-        if source.ndim != 3:
-            raise ImageError(f'{name}: a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
-        values = source.detach().cpu().movedim(0, 2)
-        # numpy has no bfloat16
-        pixels = _reverse_colours((values.float() if values.is_floating_point() else values).numpy(), bgr)
-    elif isinstance(source, np.ndarray):
-        pixels = _reverse_colours(source, bgr)
+        with decoding(name):
+            pixels = _upright(pil_pixels(source, name), orientation_of(source))
+    elif isinstance(source, (np.ndarray, Tensor)):
+        pixels = array_pixels(source, name)
+        pixels = reverse_colours(pixels) if bgr else pixels
     else:
         raise TypeError(
             f'an image must be a path, bytes, a PIL image, a numpy array or a torch tensor, got {type(source).__name__}'
@@ -130,6 +125,17 @@ def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = 
     return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)))
 
 
+def array_pixels(source: np.ndarray | Tensor, name: str) -> np.ndarray:
+    """Return an array (H, W) or (H, W, C) as it is, and a view (H, W, C) of a tensor (C, H, W)."""
+    if isinstance(source, np.ndarray):
+        return source
+    if source.ndim != 3:
+        raise ImageError(f'{name}: a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
+    if source.dtype == torch.bfloat16:  # numpy has none
+        source = source.float()
+    return source.detach().cpu().permute(1, 2, 0).numpy()
+
+
 def _fit_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:
     given = pixels.shape[2]
     if given == channels:
@@ -159,8 +165,9 @@ def _check_floats(values: np.ndarray, name: str, check_range: bool) -> None:
         )
 
 
-def _reverse_colours(pixels: np.ndarray, bgr: bool) -> np.ndarray:
-    if bgr and pixels.ndim == 3 and pixels.shape[2] in (3, 4):
+def reverse_colours(pixels: np.ndarray) -> np.ndarray:
+    """Turn blue, green, red into red, green, blue; an alpha channel stays last and grey stays grey."""
+    if pixels.ndim == 3 and pixels.shape[2] in (3, 4):
         return np.concatenate([pixels[:, :, 2::-1], pixels[:, :, 3:]], 2)
     return pixels
 
@@ -177,13 +184,14 @@ def _read_bytes(path: Path) -> bytes:
 def _decode(content: bytes, name: str) -> np.ndarray:
     if not content:
         raise ImageError(f'{name}: the file is empty')
-    with _decoding(name), Image.open(io.BytesIO(content)) as image:
+    with decoding(name), Image.open(io.BytesIO(content)) as image:
         deep = _decode_deep_colour(image, content)
-        return _pil_pixels(image, name) if deep is None else deep
+        pixels = pil_pixels(image, name) if deep is None else deep
+        return _upright(pixels, orientation_of(image))
 
 
 @contextlib.contextmanager
-def _decoding(name: str) -> Iterator[None]:
+def decoding(name: str) -> Iterator[None]:
     """Turn whatever PIL's decoders raise into an ImageError that names the image."""
     try:
         yield
@@ -199,9 +207,8 @@ def _decoding(name: str) -> Iterator[None]:
         raise ImageError(f'{name}: the file is damaged or cut off: {error}') from error
 
 
-def _pil_pixels(image: Image.Image, name: str) -> np.ndarray:
-    """Return the pixels as (H, W) or (H, W, C), upright; palettes, CMYK and the like become RGB."""
-    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+def pil_pixels(image: Image.Image, name: str) -> np.ndarray:
+    """Return the pixels as stored, (H, W) or (H, W, C); palettes, CMYK and the like become RGB."""
     if image.mode == '1':
         image = image.convert('L')
     elif image.mode == 'P':
@@ -215,25 +222,29 @@ def _pil_pixels(image: Image.Image, name: str) -> np.ndarray:
         if pixels.min() < 0 or pixels.max() > 65535:
             raise ImageError(f'{name}: its pixels exceed 16 bits; scale them and pass an array')
         pixels = pixels.astype(np.uint16)
-    return _upright(pixels, orientation)
+    return pixels
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return how the camera was held, as the EXIF orientation 1 (upright) to 8."""
+    return image.getexif().get(_ORIENTATION_TAG, 1)
 
 
 def _decode_deep_colour(image: Image.Image, content: bytes) -> np.ndarray | None:
     """Decode what PIL would cut to 8 bits, 16-bit colour, where a package that keeps the depth is installed."""
-    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     if image.format == 'TIFF' and image.mode in ('RGB', 'RGBA') and image.tag_v2.get(_BITS_PER_SAMPLE_TAG)[0] == 16:  # type: ignore[attr-defined]
         try:
             import tifffile
         except ImportError:
             return None
-        return _upright(tifffile.imread(io.BytesIO(content), key=0), orientation)
+        return tifffile.imread(io.BytesIO(content), key=0)
     if image.format == 'PNG' and image.mode in ('RGB', 'RGBA') and content[24] == 16:  # the header's bit depth
         try:
             import cv2
         except ImportError:
             return None
         pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-        return None if pixels is None else _upright(_reverse_colours(pixels, bgr=True), orientation)
+        return None if pixels is None else reverse_colours(pixels)
     return None
 
 

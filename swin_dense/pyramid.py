@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swin_dense import checks
 from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, describe, normalize, read_image
+from swin_dense.inference import check_levels, group_by_size, run_batch
+from swin_dense.regions import open_large_image
+from swin_dense.tiling import FileStore, MemoryStore, check_tiling, plan_tiles, run_tiles
 
 
 class Pyramid(Mapping[int, Tensor]):
@@ -70,6 +73,9 @@ def extract_pyramid(
     std: Sequence[float] | None = IMAGENET_STD,
     bgr: bool = False,
     batch_size: int = 8,
+    tile: int | Sequence[int] | None = None,
+    overlap: int | Sequence[int] | None = None,
+    out: str | os.PathLike | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
@@ -83,12 +89,18 @@ def extract_pyramid(
     Args:
         backbone: a :class:`swin_dense.SwinBackbone`, or anything that wraps one and passes its attributes on.
         images: one image, or a list of them, in any form that :func:`swin_dense.images.read_image` takes; a tensor
-            (B, C, H, W) is B images.
+            (B, C, H, W) is B images. With ``tile`` also zarr arrays, and paths of zarr folders.
         levels: strides of the maps to return, None for all that the backbone has.
         mean: per channel, on the scale 0 to 1. None, with ``std=None``, leaves the images as they are.
         std: per channel, on the scale 0 to 1.
         bgr: arrays and tensors hold blue first, as ``cv2.imread`` returns them.
         batch_size: how many images of equal size run at once.
+        tile: read and compute the image in tiles of this many pixels, one integer or (height, width), each a
+            multiple of :func:`swin_dense.tiling.tile_alignment`. None takes the image as a whole.
+        overlap: pixels that a tile sees beyond each of its sides, in the same units. None takes as many as it needs
+            for the features of the whole image; fewer are faster and approximate.
+        out: with ``tile`` and one image, a folder to which each level is written as ``stride_<s>.npy``; the maps
+            that are returned are then views of these files and take no memory.
         device: where to compute; the backbone is moved there. None leaves it where it is.
         dtype: of the maps, None for the dtype that the backbone computes in.
         autocast: a lower-precision dtype to compute in by ``torch.autocast``, None for the backbone's own.
@@ -99,102 +111,65 @@ def extract_pyramid(
         One :class:`Pyramid` for one image, a list of them in the order given for several.
 
     Raises:
+        FileNotFoundError: a path does not exist.
         ImageError: an image cannot be read or does not fit the backbone.
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has a value that is not allowed, or options contradict each other.
         TypeError: an image or an option has the wrong type.
     """
     batch_size = checks.integer('batch_size', batch_size)
     strides = check_levels(backbone, levels)
+    sources, is_single = _list_images(images)
+    _check_tile_options(tile, overlap, out, gradients, is_single)
     if device is not None:
         backbone.to(device)
-    sources, is_single = _list_images(images)
-    tensors = [normalize(_load(source, backbone.in_channels, bgr, mean, gradients), mean, std) for source in sources]
-    pyramids: list[Pyramid | None] = [None] * len(tensors)
-    for members in group_by_size(tensors, batch_size):
-        batch = torch.stack([tensors[index] for index in members])
-        for index, pyramid in zip(
-            members, run_batch(backbone, batch, strides, dtype, autocast, gradients), strict=True
-        ):
-            pyramids[index] = pyramid
-    found = [pyramid for pyramid in pyramids if pyramid is not None]
-    return found[0] if is_single else found
+    if tile is not None:
+        sides, margins = check_tiling(backbone, tile, overlap, strides)
+        pyramids = [
+            _extract_tiled(backbone, source, strides, mean, std, bgr, sides, margins, out, dtype, autocast)
+            for source in sources
+        ]
+    else:
+        tensors = [normalize(_load(source, backbone, bgr, mean, gradients), mean, std) for source in sources]
+        found: dict[int, Pyramid] = {}
+        for members in group_by_size(tensors, batch_size):
+            batch = torch.stack([tensors[index] for index in members])
+            all_maps = run_batch(backbone, batch, strides, dtype, autocast, gradients)
+            for index, maps in zip(members, all_maps, strict=True):
+                found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
+        pyramids = [found[index] for index in range(len(sources))]
+    return pyramids[0] if is_single else pyramids
 
 
-def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the strides to extract, in the backbone's order."""
-    if levels is None:
-        return tuple(backbone.out_strides)
-    chosen = checks.integers('levels', levels)
-    for stride in chosen:
-        checks.one_of('every entry of levels', stride, backbone.out_strides)
-    return tuple(stride for stride in backbone.out_strides if stride in chosen)
+def _check_tile_options(tile: Any, overlap: Any, out: Any, gradients: bool, is_single: bool) -> None:
+    if tile is None:
+        if overlap is not None or out is not None:
+            raise ValueError('overlap= and out= belong to tile=; give tile= too, or leave them out')
+        return
+    if gradients:
+        raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
+    if out is not None and not is_single:
+        raise ValueError('out= holds the maps of one image; call extract_pyramid once per image')
 
 
-def group_by_size(images: Iterable[Tensor], batch_size: int) -> list[list[int]]:
-    """Return the indices of images that run together: of equal size, at most ``batch_size`` of them."""
-    by_shape: dict[torch.Size, list[int]] = {}
-    for index, image in enumerate(images):
-        by_shape.setdefault(image.shape, []).append(index)
-    return [
-        members[start : start + batch_size]
-        for members in by_shape.values()
-        for start in range(0, len(members), batch_size)
-    ]
-
-
-def run_batch(
+def _extract_tiled(
     backbone: Any,
-    batch: Tensor,
+    source: Any,
     strides: Sequence[int],
-    dtype: torch.dtype | None = None,
-    autocast: torch.dtype | None = None,
-    gradients: bool = False,
-) -> list[Pyramid]:
-    """Compute the pyramids of normalised images of one size, (B, C, H, W); see :func:`extract_pyramid`."""
-    parameter = next(backbone.parameters())
-    mode = contextlib.nullcontext() if gradients else torch.inference_mode()
-    with evaluation_mode(backbone), mode:
-        batch = batch.to(parameter.device, parameter.dtype)
-        with torch.autocast(parameter.device.type, autocast, enabled=autocast is not None):
-            outs = backbone(batch)
-    maps = dict(zip(backbone.out_strides, outs, strict=True))
-    size = (batch.shape[2], batch.shape[3])
-    return [
-        # The copy, made outside inference mode, is an ordinary tensor that a head can be trained on, and keeps one
-        # image's map from holding the whole batch in memory.
-        Pyramid({stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}, size)
-        for index in range(len(batch))
-    ]
-
-
-_modes_lock = threading.Lock()
-_modes: dict[int, tuple[int, list[tuple[nn.Module, bool]]]] = {}
-
-
-@contextlib.contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the block and restore each submodule's mode after it.
-
-    Threads may use one module at the same time: the first to enter switches, the last to leave restores.
-    """
-    with _modes_lock:
-        users, modes = _modes.get(id(module), (0, []))
-        if users == 0:
-            modes = [(part, part.training) for part in module.modules()]
-            for part, is_training in modes:
-                if is_training:
-                    part.training = False
-        _modes[id(module)] = (users + 1, modes)
-    try:
-        yield
-    finally:
-        with _modes_lock:
-            users, modes = _modes.pop(id(module))
-            if users > 1:
-                _modes[id(module)] = (users - 1, modes)
-            else:
-                for part, is_training in modes:
-                    part.training = is_training
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    bgr: bool,
+    tile: tuple[int, int],
+    overlap: tuple[int, int],
+    out: str | os.PathLike | None,
+    dtype: torch.dtype | None,
+    autocast: torch.dtype | None,
+) -> Pyramid:
+    with open_large_image(source, bgr) as image:
+        store: MemoryStore | FileStore = MemoryStore(image.size) if out is None else FileStore(image.size, Path(out))
+        tiles = plan_tiles(image.size, tile, overlap)
+        for blocks in run_tiles(backbone, image, tiles, strides, mean, std, dtype, autocast):
+            store.write(blocks)
+        return Pyramid(store.maps(), image.size)
 
 
 def _list_images(images: Any) -> tuple[list[Any], bool]:
@@ -206,10 +181,10 @@ def _list_images(images: Any) -> tuple[list[Any], bool]:
     return [images], True
 
 
-def _load(source: Any, channels: int, bgr: bool, mean: Sequence[float] | None, gradients: bool) -> Tensor:
+def _load(source: Any, backbone: Any, bgr: bool, mean: Sequence[float] | None, gradients: bool) -> Tensor:
     if gradients and isinstance(source, Tensor) and source.requires_grad:
-        return _differentiable(source, channels, bgr)
-    return read_image(source, channels, bgr, check_range=mean is not None)
+        return _differentiable(source, backbone.in_channels, bgr)
+    return read_image(source, backbone.in_channels, bgr, check_range=mean is not None)
 
 
 def _differentiable(image: Tensor, channels: int, bgr: bool) -> Tensor:

@@ -1,0 +1,99 @@
+"""Measure time and peak memory of a tiled pyramid, and fail where the memory exceeds a limit.
+
+    python benchmarks/large_image.py --size 20000 20000 --arch swin_t --tile 1792 --overlap 224 --limit-gib 4
+
+Writes a TIFF of photographs that scikit-image ships, extracts its pyramid into memory-mapped files with random
+weights (the numbers do not matter here), and prints one JSON object. The files are removed afterwards.
+"""
+
+import argparse
+import itertools
+import json
+import platform
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import skimage.data
+import tifffile
+import torch
+
+from swin_dense import create_backbone
+from swin_dense.pyramid import extract_pyramid
+from swin_dense.tiling import exact_overlap
+
+TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
+
+
+def write_mosaic(path: Path, height: int, width: int) -> None:
+    """Write a tiled TIFF of 512 x 512 photographs, one tile at a time so that it takes no memory."""
+    photographs = [
+        skimage.data.astronaut(),
+        skimage.data.retina()[:512, :512],
+        skimage.data.hubble_deep_field()[:512, :512],
+    ]
+    count = -(-height // 512) * -(-width // 512)
+    tiles = itertools.islice(itertools.cycle(photographs), count)
+    tifffile.imwrite(path, tiles, shape=(height, width, 3), dtype='uint8', tile=(512, 512), photometric='rgb')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--size', type=int, nargs=2, default=(20000, 20000), metavar=('H', 'W'))
+    parser.add_argument('--arch', default='swin_t', help="swin_t, swin_s, swin_b, swin_l or 'tiny' for a toy")
+    parser.add_argument('--tile', type=int, default=1792)
+    parser.add_argument('--overlap', type=int, help='default: as many pixels as it takes to be exact')
+    parser.add_argument('--dtype', choices=('float16', 'float32'), default='float16', help='of the files')
+    parser.add_argument('--threads', type=int, default=torch.get_num_threads())
+    parser.add_argument('--limit-gib', type=float, default=4.0)
+    parser.add_argument('--folder', type=Path, help='where the files go for the time of the run')
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    options = TINY if args.arch == 'tiny' else {}
+    backbone = create_backbone('swin_t' if args.arch == 'tiny' else args.arch, **options)
+    overlap = exact_overlap(backbone, backbone.out_strides)[0] if args.overlap is None else args.overlap
+
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        source = Path(folder, 'image.tif')
+        write_mosaic(source, *args.size)
+        before = _peak_gib()
+        start = time.perf_counter()
+        extract_pyramid(
+            backbone, source, tile=args.tile, overlap=overlap, out=Path(folder, 'out'), dtype=getattr(torch, args.dtype)
+        )
+        seconds = time.perf_counter() - start
+        written = sum(file.stat().st_size for file in Path(folder, 'out').iterdir())
+    peak = _peak_gib()
+    megapixels = args.size[0] * args.size[1] / 1e6
+    print(
+        json.dumps(
+            {
+                'arch': args.arch,
+                'size': list(args.size),
+                'tile': args.tile,
+                'overlap': overlap,
+                'dtype': args.dtype,
+                'threads': args.threads,
+                'machine': platform.processor() or platform.machine(),
+                'torch': torch.__version__,
+                'peak_rss_gib': round(peak, 3),
+                'peak_rss_gib_before': round(before, 3),
+                'seconds': round(seconds, 1),
+                'seconds_per_megapixel': round(seconds / megapixels, 3),
+                'written_gib': round(written / 2**30, 3),
+            },
+            indent=2,
+        )
+    )
+    if peak > args.limit_gib:
+        raise SystemExit(f'peak memory {peak:.2f} GiB exceeds the limit of {args.limit_gib} GiB')
+
+
+def _peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+if __name__ == '__main__':
+    main()

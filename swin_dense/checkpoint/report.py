@@ -1,0 +1,82 @@
+"""What a load did, for people and programs, and the error of a load that did nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class CheckpointError(ValueError, RuntimeError):
+    """A checkpoint cannot be read or does not fit; the model keeps its weights.
+
+    It is a RuntimeError too because that is what ``load_state_dict`` raises.
+    """
+
+
+@dataclass
+class Report:
+    """What became of every parameter of the backbone and of every entry of the checkpoint.
+
+    Attributes:
+        source: the file, address or kind of object that was loaded.
+        family: the code base whose names the checkpoint has.
+        prefix: what stands before the backbone's names in the checkpoint.
+        loaded: parameters of the backbone that arrived, the resized ones included.
+        resized: parameters of the backbone that were fitted to another shape, with what was done.
+        missing: parameters of the backbone that did not arrive and keep their values.
+        new: those of the missing that such a checkpoint never holds, the norms of the outputs.
+        mismatched: those of the missing that the checkpoint holds in another shape, with the shapes.
+        left_out: entries of the checkpoint left out on purpose, with the reason.
+        unexpected: entries of the checkpoint that the backbone has no place for.
+    """
+
+    source: str
+    family: str
+    prefix: str
+    loaded: list[str] = field(default_factory=list)
+    resized: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    mismatched: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    unexpected: list[str] = field(default_factory=list)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every parameter arrived as it was and nothing else was there."""
+        return not (self.resized or self.missing or self.left_out or self.unexpected)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain lists and dicts, ready for JSON."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        where = f' under {self.prefix!r}' if self.prefix else ''
+        lines = [f'Loaded {len(self.loaded)} parameters of the backbone from {self.source}']
+        lines.append(f'  family: {self.family}{where}')
+        lines += [f'  resized {names}: {how}' for how, names in _grouped(self.resized)]
+        if self.new:
+            lines.append(f'  new, as such checkpoints have no output norms: {listed(self.new)}')
+        lines += [f'  wrong shape, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
+        rest = [name for name in self.missing if name not in self.new and name not in self.mismatched]
+        if rest:
+            lines.append(f'  missing, not loaded: {listed(rest)}')
+        lines += [f'  left out, {reason}: {names}' for reason, names in _grouped(self.left_out)]
+        if self.unexpected:
+            lines.append(f'  unexpected, ignored: {listed(self.unexpected)}')
+        return '\n'.join(lines)
+
+
+def listed(names: Iterable[str], limit: int = 4) -> str:
+    """Return the number of names and the first few of them."""
+    names = list(names)
+    more = f', ... ({len(names)} in all)' if len(names) > limit else ''
+    return ', '.join(names[:limit]) + more
+
+
+def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
+    groups: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
+    return [(reason, listed(names)) for reason, names in groups.items()]

@@ -1,0 +1,134 @@
+"""Fit a parameter to another window, another image size or another number of image channels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_dense import checks
+
+Pair = tuple[int, int]
+TABLE_METHODS = ('bicubic', 'geometric')
+CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
+
+
+def offsets(window: Pair) -> Pair:
+    """Return how many relative offsets a window has: (rows, columns) of its bias table."""
+    return 2 * window[0] - 1, 2 * window[1] - 1
+
+
+def square_window(length: int) -> Pair | None:
+    """Return the square window that a bias table of ``length`` offsets belongs to, if there is one."""
+    side = math.isqrt(length)
+    return ((side + 1) // 2,) * 2 if side * side == length and side % 2 else None
+
+
+def window_of_index(index: Tensor, length: int) -> Pair | None:
+    """Return the window that a ``relative_position_index`` buffer was made for, square or not.
+
+    Args:
+        index: the buffer, T x T entries in any shape.
+        length: rows of the bias table that it points into.
+    """
+    tokens = math.isqrt(index.numel())
+    index = index.reshape(-1)
+    for height in range(1, tokens + 1):
+        width = tokens // height
+        if height * width == tokens and math.prod(offsets((height, width))) == length:
+            # The offset from the first token to the last of its row has no columns left, and all its rows.
+            if index[width - 1] == (height - 1) * (2 * width - 1):
+                return height, width
+    return None
+
+
+def resize_table(table: Tensor, source: Pair, target: Pair, method: str = 'bicubic') -> Tensor:
+    """Interpolate a relative position bias table from one window to another.
+
+    Args:
+        table: ((2 * height - 1) * (2 * width - 1), A) of the source window.
+        source: window (height, width) in tokens.
+        target: window (height, width) in tokens.
+        method: 'bicubic', or 'geometric': a cubic spline over offsets whose distances grow geometrically, so
+            that near offsets keep their meaning (fine-tuning of SimMIM and BEiT).
+
+    Returns:
+        The same for the target window.
+    """
+    checks.one_of('table_resize', method, TABLE_METHODS)
+    interpolate = _bicubic if method == 'bicubic' else _geometric
+    maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(source))
+    return interpolate(maps, offsets(target)).flatten(2)[0].T.contiguous().to(table.dtype)
+
+
+def resize_position(position: Tensor, size: Pair) -> Tensor:
+    """Interpolate an absolute position embedding (1, C, H, W) to ``size``, bicubically."""
+    wide = position.to(torch.promote_types(position.dtype, torch.float32))
+    return _bicubic(wide, size).to(position.dtype)
+
+
+def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Tensor:
+    """Fit the patch projection to images with another number of channels.
+
+    Args:
+        weight: (C, channels of the checkpoint, p, p).
+        channels: channels of the model's images.
+        policy: 'repeat' takes the channels in turn and 'mean' their average, both rescaled so that a grey image
+            keeps its response; 'zero' keeps the channels and gives further ones zeros.
+
+    Raises:
+        ValueError: the policy is unknown, or 'zero' has fewer channels to fill than the checkpoint has.
+    """
+    checks.one_of('in_channels', policy, CHANNEL_POLICIES)
+    given = weight.shape[1]
+    if policy == 'zero':
+        if channels < given:
+            raise ValueError(
+                f'in_channels="zero" adds channels, but the checkpoint has {given} and the model {channels}; '
+                'use in_channels="mean"'
+            )
+        return F.pad(weight, (0, 0, 0, 0, 0, channels - given))
+    scale = given / channels
+    if policy == 'mean' or channels == 1:
+        return (weight.mean(1, keepdim=True) * scale).repeat(1, channels, 1, 1)
+    return weight[:, torch.arange(channels) % given] * scale
+
+
+def _bicubic(maps: Tensor, size: Pair) -> Tensor:
+    return F.interpolate(maps, size, mode='bicubic')
+
+
+def _geometric(maps: Tensor, size: Pair) -> Tensor:
+    for axis, target in zip((2, 3), size, strict=True):
+        source = maps.shape[axis]
+        if source != target:
+            maps = _spline(maps, axis, _geometric_positions(source // 2, target // 2), target // 2)
+    return maps
+
+
+def _geometric_positions(source: int, target: int) -> list[float]:
+    """Place offsets -source..source at growing distances so that the outermost lie at -target and target."""
+    left, right = 1.01, 1.5
+    while right - left > 1e-6:
+        ratio = (left + right) / 2
+        if (1 - ratio**source) / (1 - ratio) > target:
+            right = ratio
+        else:
+            left = ratio
+    # The ratio of the last step, as in the official code, not the middle of what is left.
+    distances = [0.0]
+    for step in range(source):
+        distances.append(distances[-1] + ratio**step)
+    return [-distance for distance in reversed(distances[1:])] + distances
+
+
+def _spline(maps: Tensor, axis: int, positions: list[float], target: int) -> Tensor:
+    try:
+        from scipy.interpolate import make_interp_spline
+    except ImportError as error:
+        raise ImportError('table_resize="geometric" needs SciPy: pip install scipy, or use "bicubic"') from error
+    spline = make_interp_spline(positions, maps.cpu().numpy(), k=min(3, len(positions) - 1), axis=axis)
+    wanted = torch.arange(-target, target + 1, dtype=torch.float64).clamp(positions[0], positions[-1])
+    return torch.from_numpy(spline(wanted.numpy())).to(maps)
