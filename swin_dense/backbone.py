@@ -6,12 +6,16 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmengine.logging import print_log
 from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
 
 from swin_dense.archs import Arch
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.model import SwinBackbone
+from swin_dense.resume import allow_training_checkpoints
+
+allow_training_checkpoints()
 
 
 @MODELS.register_module()
@@ -58,5 +62,9 @@ class SwinDense(SwinBackbone, BaseModule):
         pretrained = [config for config in configs if config['type'] in ('Pretrained', PretrainedInit)]
         initialize(self, [config for config in configs if config not in pretrained])
         for config in pretrained:
-            load_checkpoint(self, config['checkpoint'])
+            load_checkpoint(self, config['checkpoint'], prefix=config.get('prefix'), log=_log)
         self.is_init = True
+
+
+def _log(text: str) -> None:
+    print_log(text, logger='current')

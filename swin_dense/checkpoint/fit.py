@@ -141,7 +141,7 @@ def _sort_out(source: Source, target: Target, report: Report) -> list[str]:
         if name in target.shapes:
             continue
         stage = _STAGE.match(name)
-        if stage and int(stage[1]) >= target.stages or name.startswith(f'layers.{target.stages - 1}.downsample.'):
+        if (stage and int(stage[1]) >= target.stages) or name.startswith(f'layers.{target.stages - 1}.downsample.'):
             reason = 'stages above the last output'
         elif _OUT_NORM.fullmatch(name):
             reason = 'norms of stages that are not returned'

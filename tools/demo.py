@@ -1,0 +1,159 @@
+"""Train and test a small Mask R-CNN and a small UPerNet on data made here, and show what came out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import skimage.data
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from swin_dense import create_backbone, extract_pyramid
+from swin_dense.visualize import draw_pyramid
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = {
+    'mask_rcnn': ('Mask R-CNN', 'configs/demo/mask-rcnn_swin-demo_fpn.py'),
+    'upernet': ('UPerNet', 'configs/demo/upernet_swin-demo.py'),
+}
+METRICS = ('coco/bbox_mAP', 'coco/bbox_mAP_50', 'coco/segm_mAP', 'coco/segm_mAP_50', 'mIoU', 'aAcc')
+PACKAGES = ('torch', 'mmcv', 'mmengine', 'mmdet', 'mmsegmentation', 'numpy', 'swin-dense')
+PICTURES = 6
+
+console = Console()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('out', type=Path, metavar='OUT', help='folder to write to; data that is there is used again')
+    parser.add_argument(
+        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='override entries of both configs'
+    )
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    seconds: dict[str, float] = {}
+    summary: dict[str, object] = {}
+
+    if not (args.out / 'data').exists():
+        with timed('data', 'Making the data set', seconds):
+            run('make_demo_data.py', [str(args.out / 'data')], args.out / 'data.log')
+    for key, (name, config) in MODELS.items():
+        folder = args.out / key
+        data = args.out / 'data' / ('coco/' if key == 'mask_rcnn' else 'ADEChallengeData2016')
+        common = [str(ROOT / config), '--work-dir', str(folder), '--cfg-options', *data_options(key, data)]
+        with timed(f'{key}/train', f'Training {name} from scratch', seconds):
+            run('train.py', [*common, *args.cfg_options], folder / 'train.log')
+        checkpoint = (folder / 'last_checkpoint').read_text().strip()
+        with timed(f'{key}/test', f'Testing {name} on the validation images', seconds):
+            started = time.time()
+            run('test.py', [common[0], checkpoint, *common[1:], '--show-dir', 'shown'], folder / 'test.log')
+        summary.update(read_metrics(folder, started))
+        contact_sheet(folder, started, args.out / f'{key}.png')
+    with timed('pyramid', 'Feature pyramid of Swin-T over a photograph', seconds):
+        draw_photograph_pyramid(args.out / 'pyramid.png')
+
+    summary['seconds'] = {name: round(value, 1) for name, value in seconds.items()}
+    summary['versions'] = {name: version(name) for name in PACKAGES}
+    (args.out / 'summary.json').write_text(json.dumps(summary, indent=2) + '\n')
+    show(summary, args.out)
+
+
+def data_options(key: str, data: Path) -> list[str]:
+    """Return the config overrides that point a demo config at its data."""
+    options = [f'{split}_dataloader.dataset.data_root={data}' for split in ('train', 'val', 'test')]
+    if key == 'mask_rcnn':
+        annotations = data / 'annotations' / 'instances_val2017.json'
+        options += [f'{split}_evaluator.ann_file={annotations}' for split in ('val', 'test')]
+    return options
+
+
+@contextmanager
+def timed(key: str, title: str, seconds: dict[str, float]) -> Iterator[None]:
+    console.print(f'[bold]{title}[/]')
+    started = time.perf_counter()
+    yield
+    seconds[key] = time.perf_counter() - started
+
+
+def run(tool: str, arguments: list[str], log: Path) -> None:
+    """Run one of the tools with a progress bar; its output goes to ``log``."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, '-W', 'ignore', str(ROOT / 'tools' / tool), *arguments]
+    columns = BarColumn(), TextColumn('{task.description}'), TimeElapsedColumn(), TimeRemainingColumn()
+    with log.open('w') as file, Progress(*columns, console=console) as progress:
+        task = progress.add_task('starting', total=None)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+            if step := read_progress(line):
+                done, total, loss = step
+                progress.update(task, completed=done, total=total, description=f'{done}/{total}{loss}')
+    if process.wait():
+        tail = '\n'.join(log.read_text().splitlines()[-15:])
+        sys.exit(f'{tail}\n\n{tool} failed with exit status {process.returncode}; its whole output is in {log}')
+
+
+def read_progress(line: str) -> tuple[int, int, str] | None:
+    """Return (iterations done, iterations in all, loss) from a log line of mmengine that tells them."""
+    match = re.search(r'(?:Epoch|Iter)\((?:train|test)\)\s+(?:\[\d+\])?\[\s*(\d+)/(\d+)\]', line)
+    if match is None:
+        return None
+    loss = re.search(r' loss: ([\d.]+)', line)
+    return int(match[1]), int(match[2]), f'  loss {loss[1]}' if loss else ''
+
+
+def read_metrics(folder: Path, since: float) -> dict[str, float]:
+    """Return the metrics that the test run wrote, as fractions of 1."""
+    reports = [path for path in folder.glob('*/*.json') if path.stat().st_mtime >= since]
+    report = json.loads(max(reports, key=lambda path: path.stat().st_mtime).read_text())
+    percent = {'mIoU', 'aAcc'}
+    return {name: report[name] / (100 if name in percent else 1) for name in METRICS if name in report}
+
+
+def contact_sheet(folder: Path, since: float, target: Path) -> None:
+    """Put the first painted test images (ground truth left, prediction right) into one picture."""
+    painted = sorted(path for path in folder.rglob('*.png') if path.stat().st_mtime >= since)
+    painted += sorted(path for path in folder.rglob('*.jpg') if path.stat().st_mtime >= since)
+    tiles = [Image.open(path).convert('RGB') for path in painted[:PICTURES]]
+    width, height = max(tile.width for tile in tiles), max(tile.height for tile in tiles)
+    columns = 2
+    sheet = Image.new('RGB', (columns * (width + 8), -(-len(tiles) // columns) * (height + 8)), 'white')
+    for index, tile in enumerate(tiles):
+        sheet.paste(tile, (index % columns * (width + 8), index // columns * (height + 8)))
+    sheet.save(target)
+
+
+def draw_photograph_pyramid(target: Path) -> None:
+    photograph = Image.open(Path(skimage.data.__file__).with_name('astronaut.png'))
+    torch.manual_seed(0)
+    pyramid = extract_pyramid(create_backbone('swin_t'), photograph)
+    draw_pyramid(pyramid, photograph).savefig(target)
+
+
+def show(summary: dict, out: Path) -> None:
+    table = Table('metric', 'validation', title='What came out')
+    for name in METRICS:
+        if name in summary:
+            table.add_row(name, f'{summary[name]:.3f}')
+    console.print(table)
+    console.print(f'{sum(summary["seconds"].values()):.0f} s in all. In {out}: summary.json, pictures of predictions')
+    console.print('beside the ground truth (mask_rcnn.png, upernet.png), and pyramid.png, four levels of a Swin-T with')
+    console.print('random weights.')
+
+
+if __name__ == '__main__':
+    main()
