@@ -8,6 +8,9 @@ from hypothesis import settings
 settings.register_profile('default', deadline=None)
 settings.load_profile('default')
 
+# The suite runs one process per core; more threads than cores would wait for each other.
+torch.set_num_threads(1)
+
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
