@@ -10,17 +10,28 @@ import contextlib
 import contextvars
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from swin_dense import checks
+from swin_dense.checkpoint.export import export_state_dict
+from swin_dense.checkpoint.families import plain_name
 from swin_dense.checkpoint.files import read_file
 from swin_dense.checkpoint.fit import Options, Target, fit
 from swin_dense.checkpoint.report import CheckpointError, Report
-from swin_dense.checkpoint.source import flatten, plain_name, read_source
+from swin_dense.checkpoint.resize import CHANNEL_POLICIES, TABLE_METHODS
+from swin_dense.checkpoint.source import flatten, read_source
 
-__all__ = ['CheckpointError', 'Report', 'allow_partial_loading', 'convert_before_load', 'load_checkpoint']
+__all__ = [
+    'CheckpointError',
+    'Report',
+    'allow_partial_loading',
+    'convert_before_load',
+    'export_state_dict',
+    'load_checkpoint',
+]
 
 # What the hook does: 'all' parameters must arrive, or 'some' may, or it is 'off' as all is converted already.
 _demand = contextvars.ContextVar('demand', default='all')
@@ -36,6 +47,7 @@ def load_checkpoint(
     final_norm: bool = False,
     table_resize: str = 'bicubic',
     in_channels: str = 'repeat',
+    window_size: int | Sequence[int] | None = None,
     trust: bool = False,
     log: Callable[[str], Any] | None = print,
 ) -> Report:
@@ -50,6 +62,8 @@ def load_checkpoint(
         final_norm: give a classifier's final norm to the output of the last stage.
         table_resize: how relative position tables get to another window, 'bicubic' or 'geometric'.
         in_channels: how the patch projection gets to other image channels, 'repeat', 'mean' or 'zero'.
+        window_size: the window that the checkpoint was made for, side or (height, width) in tokens; needed only if
+            it is not square and the checkpoint does not tell.
         trust: unpickle classes that are not known to be harmless, which can run any code.
         log: takes the text of the report; None for silence.
 
@@ -60,13 +74,16 @@ def load_checkpoint(
         CheckpointError: the checkpoint cannot be read or does not fit. The backbone keeps its weights.
         FileNotFoundError: there is no such file.
     """
+    checks.one_of('table_resize', table_resize, TABLE_METHODS)
+    checks.one_of('in_channels', in_channels, CHANNEL_POLICIES)
+    window = None if window_size is None else checks.pair('window_size', window_size)
     if isinstance(source, Mapping):
         checkpoint, described = source, 'the given dict'
     else:
         checkpoint, described = read_file(source, trust=trust), os.fspath(source)
     backbone = _unwrap(backbone)
     names, target = _target(backbone)
-    options = Options(allow_partial, final_norm, table_resize, in_channels)
+    options = Options(allow_partial, final_norm, table_resize, in_channels, window)
     try:
         fitted, report = fit(read_source(flatten(checkpoint), target.grid, prefix, ema), target, options, described)
     except CheckpointError as error:

@@ -37,10 +37,10 @@ def window_of_index(index: Tensor, length: int) -> Pair | None:
     index = index.reshape(-1)
     for height in range(1, tokens + 1):
         width = tokens // height
-        if height * width == tokens and math.prod(offsets((height, width))) == length:
-            # The offset from the first token to the last of its row has no columns left, and all its rows.
-            if index[width - 1] == (height - 1) * (2 * width - 1):
-                return height, width
+        fits = height * width == tokens and math.prod(offsets((height, width))) == length
+        # Between the first token and the last of its row: no rows apart, and as many columns as there can be.
+        if fits and index[width - 1] == (height - 1) * (2 * width - 1):
+            return height, width
     return None
 
 
