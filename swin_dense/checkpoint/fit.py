@@ -10,19 +10,23 @@ from typing import Any
 
 from torch import Tensor
 
+from swin_dense import checks
 from swin_dense.archs import ARCHS
 from swin_dense.checkpoint import resize
 from swin_dense.checkpoint.report import CheckpointError, Report, listed
 from swin_dense.checkpoint.source import Source
+from swin_dense.checkpoint.target import STAGE, Shape, Target
 
-Shape = tuple[int, ...]
-_STAGE = re.compile(r'layers\.(\d+)\.')
 _OUT_NORM = re.compile(r'norm(\d+)\.(weight|bias)')
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a load treats what does not match; see :func:`swin_dense.checkpoint.load_checkpoint`."""
+    """How a load treats what does not match; see :func:`swin_dense.checkpoint.load_checkpoint`.
+
+    Raises:
+        ValueError: a method or policy is unknown.
+    """
 
     allow_partial: bool = False
     final_norm: bool = False
@@ -30,44 +34,25 @@ class Options:
     in_channels: str = 'repeat'
     window_size: resize.Pair | None = None
 
-
-@dataclass(frozen=True)
-class Target:
-    """What a model expects.
-
-    Attributes:
-        shapes: parameter to shape; None where a sharded parameter does not tell.
-        window: window of the model in tokens.
-    """
-
-    shapes: Mapping[str, Shape | None]
-    window: tuple[int, int]
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        shape = self.shapes.get('absolute_pos_embed')
-        return None if shape is None else (shape[2], shape[3])
-
-    @property
-    def stages(self) -> int:
-        return 1 + max(int(match[1]) for match in map(_STAGE.match, self.shapes) if match)
+    def __post_init__(self) -> None:
+        checks.one_of('table_resize', self.table_resize, resize.TABLE_METHODS)
+        checks.one_of('in_channels', self.in_channels, resize.CHANNEL_POLICIES)
 
 
-def fit(source: Source, target: Target, options: Options, described: str) -> tuple[dict[str, Tensor], Report]:
+def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Tensor], Report]:
     """Return the parameters to load, in the shapes of the target, and the report.
 
     Args:
         source: the backbone of the checkpoint.
         target: what the model expects.
         options: what may differ.
-        described: the checkpoint, as messages call it.
 
     Raises:
         CheckpointError: parameters are missing, have wrong shapes or have no place in the model.
     """
     if options.final_norm:
         _use_final_norm(source, target)
-    report = Report(described, source.family, source.prefix, left_out=dict(source.left_out))
+    report = Report(source.described, source.family, source.prefix, left_out=dict(source.left_out))
     fitted = {}
     for name, shape in target.shapes.items():
         tensor = source.parameters.get(name)
@@ -87,7 +72,9 @@ def fit(source: Source, target: Target, options: Options, described: str) -> tup
     excess = _sort_out(source, target, report)
     report.unexpected = excess + source.unexpected
     wrong = [name for name in report.missing if name not in report.new]
-    if (wrong or excess) and not options.allow_partial:
+    if not target.complete:  # FSDP hides parameters: pass on what there is, its own hooks go on from there
+        fitted.update({name: source.parameters[name] for name in source.parameters if name not in fitted})
+    elif (wrong or excess) and not options.allow_partial:
         raise CheckpointError(_explain(source, target, report, wrong, excess))
     return fitted, report
 
@@ -141,7 +128,7 @@ def _use_final_norm(source: Source, target: Target) -> None:
 
 def _new_norms(missing: list[str], given: Collection[str]) -> list[str]:
     """Return the missing output norms if the checkpoint is of a kind that has none, or only that of a last stage."""
-    stages = {int(match[1]) for match in map(_STAGE.match, given) if match}
+    stages = {int(match[1]) for match in map(STAGE.match, given) if match}
     norms = {int(match[1]) for match in map(_OUT_NORM.fullmatch, given) if match}
     if norms - {max(stages, default=-1)}:
         return []
@@ -154,7 +141,7 @@ def _sort_out(source: Source, target: Target, report: Report) -> list[str]:
     for name, keys in source.keys.items():
         if name in target.shapes:
             continue
-        stage = _STAGE.match(name)
+        stage = STAGE.match(name)
         if name.startswith(f'layers.{target.stages - 1}.downsample.') or (stage and int(stage[1]) >= target.stages):
             reason = 'stages above the last output'
         elif _OUT_NORM.fullmatch(name):

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense import checks
-
 Pair = tuple[int, int]
 TABLE_METHODS = ('bicubic', 'geometric')
 CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
@@ -57,7 +55,6 @@ def resize_table(table: Tensor, source: Pair, target: Pair, method: str = 'bicub
     Returns:
         The same for the target window.
     """
-    checks.one_of('table_resize', method, TABLE_METHODS)
     interpolate = _bicubic if method == 'bicubic' else _geometric
     maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(source))
     return interpolate(maps, offsets(target)).flatten(2)[0].T.contiguous().to(table.dtype)
@@ -79,9 +76,8 @@ def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Ten
             keeps its response; 'zero' keeps the channels and gives further ones zeros.
 
     Raises:
-        ValueError: the policy is unknown, or 'zero' has fewer channels to fill than the checkpoint has.
+        ValueError: 'zero' has fewer channels to fill than the checkpoint has.
     """
-    checks.one_of('in_channels', policy, CHANNEL_POLICIES)
     given = weight.shape[1]
     if policy == 'zero':
         if channels < given:

@@ -31,6 +31,7 @@ class Source:
     """The backbone in a checkpoint.
 
     Attributes:
+        described: what messages call the checkpoint.
         family: what reports call the code base whose names it has.
         prefix: what stands before its names.
         parameters: our name to the tensor in our layout.
@@ -41,6 +42,7 @@ class Source:
         unexpected: other keys under the prefix.
     """
 
+    described: str
     family: str
     prefix: str
     parameters: dict[str, Tensor] = field(default_factory=dict)
@@ -65,12 +67,13 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def read_source(
-    tensors: Mapping[str, Tensor], grid: tuple[int, int] | None, prefix: str | None = None, ema: bool = False
+    tensors: Mapping[str, Tensor], described: str, grid: Pair | None, prefix: str | None = None, ema: bool = False
 ) -> Source:
     """Find the backbone among the tensors of a checkpoint.
 
     Args:
         tensors: dotted name to tensor.
+        described: what messages call the checkpoint.
         grid: (H, W) of the absolute position embedding of the model, where it has one.
         prefix: what stands before the backbone's names; None finds out.
         ema: take the running average of the weights instead of the weights.
@@ -79,9 +82,12 @@ def read_source(
         CheckpointError: there is no Swin backbone, or there are several.
     """
     plain_names = {key: plain_name(key) for key in tensors}
-    spelling, prefix = _choose(plain_names.values(), prefix, ema)
+    try:
+        spelling, prefix = _choose(plain_names.values(), prefix, ema)
+    except CheckpointError as error:
+        raise CheckpointError(f'{described}: {error}') from None
     family = settle(spelling, prefix, plain_names.values())
-    source = Source(_label(family, prefix, plain_names.values()), prefix)
+    source = Source(described, _label(family, prefix, plain_names.values()), prefix)
     parts: dict[Name, dict[int, str]] = {}
     for key, plain in plain_names.items():
         if not plain.startswith(prefix):
