@@ -167,7 +167,7 @@ class Family:
             parts: its tensors.
             grid: (H, W) of our absolute position embedding, where there is one.
         """
-        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+        tensor = torch.cat([part.reshape(-1, *part.shape[1:]) for part in parts]) if len(parts) > 1 else parts[0]
         if self.unfold_order and name.role in ('merge', 'merge_norm') and tensor.shape[-1:].numel() % 4 == 0:
             # (C, 2x2 row by row) to (2x2 column by column, C)
             tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)

@@ -162,8 +162,9 @@ def _why_unreadable(path: Path, error: Exception) -> str:
         return f'{path} is only a pointer of Git LFS; run "git lfs pull" to get the file itself'
     if start.lstrip()[:1] == b'<':
         return f'{path} is a web page, not a checkpoint; the download went wrong'
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short: {first_line}'
+    damage = f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short'
+    # Of pickles PyTorch says at this point that it might well load without its safety check, which helps nobody.
+    return damage if isinstance(error, pickle.UnpicklingError) else f'{damage}: {str(error).strip().splitlines()[:1]}'
 
 
 def _check_hash(path: Path) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.archs import ARCHS
 from swin_dense.checkpoint import resize
-from swin_dense.checkpoint.report import CheckpointError, Report, listed
+from swin_dense.checkpoint.explain import explain
+from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.checkpoint.source import Source
-from swin_dense.checkpoint.target import STAGE, Shape, Target
-
-_OUT_NORM = re.compile(r'norm(\d+)\.(weight|bias)')
+from swin_dense.checkpoint.target import OUT_NORM, STAGE, Shape, Target
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,8 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
     """
     if options.final_norm:
         _use_final_norm(source, target)
+    if not target.complete:
+        target = target.with_hidden(source.parameters)
     report = Report(source.described, source.family, source.prefix, left_out=dict(source.left_out))
     fitted = {}
     for name, shape in target.shapes.items():
@@ -59,9 +57,15 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
         if tensor is None:
             report.missing.append(name)
             continue
+        if not tensor.is_floating_point():
+            report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
+            report.missing.append(name)
+            continue
         tensor, how = (tensor, None) if shape is None else _adapt(name, tensor, shape, source, target, options)
         if shape is not None and tuple(tensor.shape) != shape:
             report.mismatched[name] = f'{tuple(tensor.shape)} in the checkpoint, {shape} in the model'
+            if name.endswith('.relative_position_bias_table') and resize.square_window(len(tensor)) is None:
+                report.mismatched[name] += '; its window is not square, so pass window_size=(height, width) of it'
             report.missing.append(name)
             continue
         fitted[name] = tensor
@@ -72,10 +76,8 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
     excess = _sort_out(source, target, report)
     report.unexpected = excess + source.unexpected
     wrong = [name for name in report.missing if name not in report.new]
-    if not target.complete:  # FSDP hides parameters: pass on what there is, its own hooks go on from there
-        fitted.update({name: source.parameters[name] for name in source.parameters if name not in fitted})
-    elif (wrong or excess) and not options.allow_partial:
-        raise CheckpointError(_explain(source, target, report, wrong, excess))
+    if (wrong or excess) and not options.allow_partial:
+        raise CheckpointError(explain(source, target, report, wrong, excess))
     return fitted, report
 
 
@@ -129,10 +131,10 @@ def _use_final_norm(source: Source, target: Target) -> None:
 def _new_norms(missing: list[str], given: Collection[str]) -> list[str]:
     """Return the missing output norms if the checkpoint is of a kind that has none, or only that of a last stage."""
     stages = {int(match[1]) for match in map(STAGE.match, given) if match}
-    norms = {int(match[1]) for match in map(_OUT_NORM.fullmatch, given) if match}
+    norms = {int(match[1]) for match in map(OUT_NORM.fullmatch, given) if match}
     if norms - {max(stages, default=-1)}:
         return []
-    return [name for name in missing if (match := _OUT_NORM.fullmatch(name)) and int(match[1]) not in norms]
+    return [name for name in missing if (match := OUT_NORM.fullmatch(name)) and int(match[1]) not in norms]
 
 
 def _sort_out(source: Source, target: Target, report: Report) -> list[str]:
@@ -144,7 +146,7 @@ def _sort_out(source: Source, target: Target, report: Report) -> list[str]:
         stage = STAGE.match(name)
         if name.startswith(f'layers.{target.stages - 1}.downsample.') or (stage and int(stage[1]) >= target.stages):
             reason = 'stages above the last output'
-        elif _OUT_NORM.fullmatch(name):
+        elif OUT_NORM.fullmatch(name):
             reason = 'norms of stages that are not returned'
         elif name in ('norm.weight', 'norm.bias'):
             reason = "the classifier's final norm"
@@ -153,89 +155,3 @@ def _sort_out(source: Source, target: Target, report: Report) -> list[str]:
             continue
         report.left_out.update(dict.fromkeys(keys, reason))
     return excess
-
-
-def _explain(source: Source, target: Target, report: Report, wrong: list[str], excess: list[str]) -> str:
-    given = describe({name: tuple(tensor.shape) for name, tensor in source.parameters.items()})
-    wanted = describe({name: shape for name, shape in target.shapes.items() if shape is not None})
-    lines = [f'{report.source} ({source.family}) does not fit the model, which keeps its weights.']
-    if any('logit_scale' in key or 'cpb_mlp' in key for key in excess):
-        lines.append('It is a Swin V2, another network; this one is a Swin V1.')
-    lines += _causes(given, wanted)
-    absent = [name for name in wrong if name not in report.mismatched]
-    if absent:
-        lines.append(f'Missing in the checkpoint: {listed(absent)}.')
-    if report.mismatched:
-        wrong_shapes = [f'{name} is {how}' for name, how in report.mismatched.items()]
-        lines.append(f'Wrong shape: {listed(wrong_shapes, separator="; ")}.')
-    if excess:
-        lines.append(f'In the checkpoint, without a place in the model: {listed(excess)}.')
-    lines.append('To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True).')
-    return '\n  '.join(lines)
-
-
-def describe(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Read the options of a backbone off the shapes of its parameters, as far as they tell.
-
-    Args:
-        shapes: our parameter name to shape.
-    """
-    options: dict[str, Any] = {}
-    if len(patch := shapes.get('patch_embed.proj.weight', ())) == 4:
-        options.update(embed_dims=patch[0], in_channels=patch[1], patch_size=patch[2])
-    blocks = [
-        (int(match[1]), int(match[2]))
-        for match in (re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', n) for n in shapes)
-        if match
-    ]
-    if blocks:
-        stages = range(max(stage for stage, _ in blocks) + 1)
-        options['depths'] = tuple(1 + max((b for s, b in blocks if s == stage), default=-1) for stage in stages)
-        tables = [shapes.get(f'layers.{stage}.blocks.0.attn.relative_position_bias_table', ()) for stage in stages]
-        if all(len(table) == 2 for table in tables):
-            options['num_heads'] = tuple(table[1] for table in tables)
-        options['qkv_bias'] = any(name.endswith('.attn.qkv.bias') for name in shapes)
-        options['use_rel_pos_bias'] = any(name.endswith('.relative_position_bias_table') for name in shapes)
-        if len(hidden := shapes.get('layers.0.blocks.0.mlp.fc1.weight', ())) == 2:
-            options['mlp_ratio'] = hidden[0] / hidden[1]
-        options['patch_norm'] = any('.downsample.norm.' in name or 'embed.norm.' in name for name in shapes)
-        options['use_abs_pos_embed'] = 'absolute_pos_embed' in shapes
-    return options
-
-
-def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Say which options of the model differ from those that the checkpoint was made with."""
-    lines = []
-    # The model may end at an earlier stage on purpose.
-    stages = len(wanted.get('depths', ()))
-    comparable = {key: value[:stages] if isinstance(value, tuple) else value for key, value in given.items()}
-    different = {key for key in ('embed_dims', 'depths', 'num_heads') if comparable.get(key) != wanted.get(key)}
-    if different:
-        letter = _letter(given)
-        advice = f'arch={letter!r}' if letter else ', '.join(f'{key}={given[key]}' for key in given if key in different)
-        shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
-        lines.append(
-            f'The checkpoint has {_architecture(given, shown)}, the model has {_architecture(wanted, shown)}: '
-            f'build the model with {advice}.'
-        )
-    for key, value in given.items():
-        if key in wanted and key not in different and key != 'in_channels' and comparable[key] != wanted[key]:
-            lines.append(
-                f'The checkpoint was made with {key}={value!r}, the model with {key}={wanted[key]!r}; '
-                f'build the model with {key}={value!r}.'
-            )
-    return lines
-
-
-def _architecture(options: dict[str, Any], keys: Sequence[str]) -> str:
-    shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
-    letter = _letter(options)
-    return f'{shown}, that is Swin-{letter.upper()}' if letter else shown
-
-
-def _letter(options: dict[str, Any]) -> str | None:
-    """Return the published architecture that the options are of."""
-    for letter, arch in ARCHS.items():
-        if all(options.get(key, value) == value for key, value in vars(arch).items()):
-            return letter
-    return None

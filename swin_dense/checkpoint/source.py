@@ -97,7 +97,10 @@ def read_source(
         name = family.read(plain)
         reason = next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(plain)), None)
         if name is not None:
-            parts.setdefault(dataclasses.replace(name, part=0), {})[name.part] = key
+            found = parts.setdefault(dataclasses.replace(name, part=0), {})
+            if name.part in found:
+                raise CheckpointError(f'{described}: {found[name.part]} and {key} are two names of one parameter')
+            found[name.part] = key
         elif reason is not None:
             source.left_out[key] = reason
         elif plain.startswith(family.stem):
@@ -106,7 +109,7 @@ def read_source(
             source.unexpected.append(key)
     for name, found in parts.items():
         source.keys[name.ours] = keys = [found[part] for part in sorted(found)]
-        if len(found) == len(family.write(name)):
+        if len(found) == len(family.write(name)) and len({tensors[key].shape for key in keys}) == 1:
             source.parameters[name.ours] = family.decode(name, [tensors[key] for key in keys], grid)
         index = tensors.get(keys[0].replace('relative_position_bias_table', 'relative_position_index'))
         if name.role == 'table' and index is not None and index is not tensors[keys[0]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from swin_dense.checkpoint.resize import Pair
 
 Shape = tuple[int, ...]
 STAGE = re.compile(r'layers\.(\d+)\.')
+OUT_NORM = re.compile(r'norm(\d+)\.(weight|bias)')
 # Wrappers of PyTorch that take their component out of names when they load, in hooks of their own.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 
@@ -25,12 +26,14 @@ class Target:
         names: our name to the name in the module, which wrappers of submodules may extend.
         shapes: our name to the shape, or None where a sharded parameter does not show its own.
         window: window of the backbone in tokens.
-        complete: whether the module shows all its parameters; FSDP may hide some in flat ones.
+        stages: how many stages are built.
+        complete: whether the module shows all its parameters; FSDP may hide those of submodules in flat ones.
     """
 
     names: Mapping[str, str]
     shapes: Mapping[str, Shape | None]
     window: Pair
+    stages: int
     complete: bool = True
 
     @classmethod
@@ -55,7 +58,7 @@ class Target:
             sharded = '_fsdp_wrapped_module.' in name or parameter.numel() == 0
             names[plain] = _SELF_RENAMING.sub('', name)
             shapes[plain] = None if sharded else tuple(parameter.shape)
-        return cls(names, shapes, window, complete)
+        return cls(names, shapes, window, len(backbone.layers), complete)  # type: ignore[arg-type]
 
     @property
     def grid(self) -> Pair | None:
@@ -63,7 +66,9 @@ class Target:
         shape = self.shapes.get('absolute_pos_embed')
         return None if shape is None else (shape[2], shape[3])
 
-    @property
-    def stages(self) -> int:
-        """How many stages are built."""
-        return 1 + max(int(match[1]) for match in map(STAGE.match, self.shapes) if match)
+    def with_hidden(self, given: Iterable[str]) -> Target:
+        """Add those of the ``given`` parameters that FSDP may hide, as it takes what is under their usual names."""
+        hidden = {name for name in given if (match := STAGE.match(name)) and int(match[1]) < self.stages}
+        hidden -= {name for name in hidden if name.startswith(f'layers.{self.stages - 1}.downsample.')}
+        names = {**{name: name for name in hidden}, **self.names}
+        return replace(self, names=names, shapes={**dict.fromkeys(hidden), **self.shapes})
