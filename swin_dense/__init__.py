@@ -2,12 +2,19 @@
 
 from importlib.util import find_spec
 
-from swin_dense.checkpoint import load_checkpoint
+from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
 from swin_dense.model import SwinBackbone, create_backbone
 from swin_dense.pyramid import extract_pyramid
 
 __version__ = '0.1.0'
-__all__ = ['SwinBackbone', 'create_backbone', 'extract_pyramid', 'load_checkpoint']
+__all__ = [
+    'CheckpointError',
+    'SwinBackbone',
+    'create_backbone',
+    'export_state_dict',
+    'extract_pyramid',
+    'load_checkpoint',
+]
 
 if find_spec('mmengine') is not None:
     from swin_dense.backbone import SwinDense  # registers it in mmengine's root registry

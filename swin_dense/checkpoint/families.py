@@ -5,6 +5,7 @@ A family is a table from our parameter names to its own. The same table serves b
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -73,6 +74,11 @@ class _Template:
         pattern = ''.join(r'(\d+)' if index % 2 else re.escape(piece) for index, piece in enumerate(self._pieces))
         self.pattern = re.compile(pattern + leaf)
 
+    @property
+    def stem(self) -> str:
+        """What comes before the first number."""
+        return self._pieces[0]
+
     def write(self, name: Name) -> str:
         filled = list(self._pieces)
         for index in range(1, len(filled), 2):
@@ -104,12 +110,16 @@ class Family:
         names: role to name, where it differs from ours; a tuple where one tensor of ours is several there.
         unfold_order: whether patch merging sorts its inputs by channel first, as ``nn.Unfold`` does.
         flat_position: whether the absolute position embedding is (1, L, C), as against our (1, C, H, W).
+        index: whether each relative position table comes with an index buffer, 'square' (T, T) or 'flat' (T * T).
+        inner: what stands before all names but those of the output norms.
     """
 
     name: str
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     unfold_order: bool = False
     flat_position: bool = False
+    index: str | None = None
+    inner: str = ''
 
     @cached_property
     def _templates(self) -> dict[str, tuple[_Template, ...]]:
@@ -124,6 +134,11 @@ class Family:
     def _anywhere(self) -> re.Pattern[str]:
         names = '|'.join(template.pattern.pattern for role in _TELLING for template in self._templates[role])
         return re.compile(rf'((?:.+\.)?)(?:{names})')
+
+    @property
+    def stem(self) -> str:
+        """What the names of everything in a stage begin with."""
+        return self._templates['norm1'][0].stem
 
     def prefix_of(self, key: str) -> str | None:
         """Return what stands before a telling name of this family, or None if ``key`` does not end in one."""
@@ -152,7 +167,7 @@ class Family:
             parts: its tensors.
             grid: (H, W) of our absolute position embedding, where there is one.
         """
-        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+        tensor = torch.cat([part.reshape(-1, *part.shape[1:]) for part in parts]) if len(parts) > 1 else parts[0]
         if self.unfold_order and name.role in ('merge', 'merge_norm') and tensor.shape[-1:].numel() % 4 == 0:
             # (C, 2x2 row by row) to (2x2 column by column, C)
             tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
@@ -197,19 +212,109 @@ MMDET = Family(
     },
     unfold_order=True,
     flat_position=True,
+    index='square',
 )
-FAMILIES = (OFFICIAL, MMDET)
+MMSEG = dataclasses.replace(MMDET, name='mmseg')  # one layout in all three
+MMPRETRAIN = dataclasses.replace(MMDET, name='mmpretrain')
+TIMM = Family(
+    'timm',
+    {'merge_norm': 'layers.{stage+1}.downsample.norm', 'merge': 'layers.{stage+1}.downsample.reduction'},
+    flat_position=True,
+)
+TORCHVISION = Family(
+    'torchvision',
+    {
+        'patch_proj': 'features.0.0',
+        'patch_norm': 'features.0.2',
+        'norm1': 'features.{2*stage+1}.{block}.norm1',
+        'table': 'features.{2*stage+1}.{block}.attn.relative_position_bias_table',
+        'qkv': 'features.{2*stage+1}.{block}.attn.qkv',
+        'proj': 'features.{2*stage+1}.{block}.attn.proj',
+        'norm2': 'features.{2*stage+1}.{block}.norm2',
+        'fc1': 'features.{2*stage+1}.{block}.mlp.0',
+        'fc2': 'features.{2*stage+1}.{block}.mlp.3',
+        'merge_norm': 'features.{2*stage+2}.norm',
+        'merge': 'features.{2*stage+2}.reduction',
+    },
+    index='flat',
+)
+# Of 5.x; it reads the older names too.
+TRANSFORMERS = Family(
+    'transformers',
+    {
+        'patch_proj': 'embeddings.patch_embeddings.projection',
+        'patch_norm': 'embeddings.norm',
+        'position': 'embeddings.position_embeddings',
+        'norm1': 'encoder.layers.{stage}.blocks.{block}.layernorm_before',
+        'table': 'encoder.layers.{stage}.blocks.{block}.attention.relative_position_bias.relative_position_bias_table',
+        'qkv': tuple(f'encoder.layers.{{stage}}.blocks.{{block}}.attention.{part}_proj' for part in 'qkv'),
+        'proj': 'encoder.layers.{stage}.blocks.{block}.attention.o_proj',
+        'norm2': 'encoder.layers.{stage}.blocks.{block}.layernorm_after',
+        'fc1': 'encoder.layers.{stage}.blocks.{block}.mlp.fc1',
+        'fc2': 'encoder.layers.{stage}.blocks.{block}.mlp.fc2',
+        'merge_norm': 'encoder.layers.{stage}.downsample.norm',
+        'merge': 'encoder.layers.{stage}.downsample.reduction',
+        'out_norm': 'hidden_states_norms.stage{stage+1}',
+        'final_norm': 'layernorm',
+    },
+    flat_position=True,
+    inner='swin.',
+)
+EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
+# One per way to spell a block; which of the families that share it is settled once the backbone is found.
+_SPELLINGS = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
+
+# Other spellings of the same names, brought to the ones above: what wrappers insert, timm's features_only, the
+# base model's name and the older names of transformers.
+_RESPELLINGS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r'(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.', ''),
+        (r'\blayers_(?=\d+\.)', 'layers.'),
+        (r'\bswin\.(?=embeddings\.|encoder\.|layernorm\.)', ''),
+        (r'\battention\.self\.query\b', 'attention.q_proj'),
+        (r'\battention\.self\.key\b', 'attention.k_proj'),
+        (r'\battention\.self\.value\b', 'attention.v_proj'),
+        (r'\battention\.self\.(?=relative_position_bias_table)', 'attention.relative_position_bias.'),
+        (r'\battention\.output\.dense\b', 'attention.o_proj'),
+        (r'(?<=\d\.)intermediate\.dense\b', 'mlp.fc1'),
+        (r'(?<=\d\.)output\.dense\b', 'mlp.fc2'),
+    )
+)
 
 # Roles whose spelling tells one family from another and a Swin from other networks.
-_TELLING = ('patch_proj', 'norm1', 'table', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
+_TELLING = ('norm1', 'table', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
+
+
+def plain_name(key: str) -> str:
+    """Return ``key`` in the spelling of the name tables."""
+    for pattern, replacement in _RESPELLINGS:
+        key = pattern.sub(replacement, key)
+    return key
 
 
 def find_backbones(keys: Iterable[str]) -> Counter[tuple[Family, str]]:
     """Count the parameters of a Swin under every family and prefix that the names suggest."""
     found: Counter[tuple[Family, str]] = Counter()
     for key in keys:
-        for family in FAMILIES:
+        for family in _SPELLINGS:
             prefix = family.prefix_of(key)
             if prefix is not None:
                 found[family, prefix] += 1
     return found
+
+
+def settle(family: Family, prefix: str, keys: Iterable[str]) -> Family:
+    """Return which of the families that spell a block like ``family`` the plain names are of."""
+    if family is not OFFICIAL:
+        return family
+    stages, merges = set(), set()
+    for key in keys:
+        name = OFFICIAL.read(key.removeprefix(prefix)) if key.startswith(prefix) else None
+        if name is not None and name.stage is not None:
+            if name.block is not None:
+                stages.add(name.stage)
+            elif name.role in ('merge', 'merge_norm'):
+                merges.add(name.stage)
+    # timm merges patches on entering a stage, the others on leaving it: there the last stage never does.
+    return TIMM if merges and max(merges) == max(stages) else OFFICIAL

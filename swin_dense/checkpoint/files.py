@@ -1,16 +1,19 @@
-"""Read checkpoint files without running anything that they contain."""
+"""Read checkpoint files without running anything that they contain, and write them whole or not at all."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from swin_dense.checkpoint.report import CheckpointError
 
@@ -28,84 +31,157 @@ class _Inert:
         pass
 
 
-# Classes that training code is known to leave in checkpoints. Their real code never runs.
-_INERT_CLASSES = (
+# What training code is known to leave in checkpoints. Its real code never runs.
+_INERT_NAMES = (
     'mmengine.logging.history_buffer.HistoryBuffer',
-    'numpy.core.multiarray.scalar',
-    'numpy.core.multiarray._reconstruct',
-    'numpy._core.multiarray.scalar',
-    'numpy._core.multiarray._reconstruct',
+    *(f'numpy.{core}.multiarray.{name}' for core in ('core', '_core') for name in ('scalar', '_reconstruct')),
+    *(f'numpy.dtypes.{name}DType' for name in ('Float16', 'Float32', 'Float64', 'Int32', 'Int64', 'Bool', 'UInt8')),
     'numpy.ndarray',
     'numpy.dtype',
     'argparse.Namespace',
     'pathlib.PosixPath',
+    'pathlib.WindowsPath',
+    'datetime.datetime',
 )
-_DICT_CLASSES = ('yacs.config.CfgNode', 'mmengine.config.config.ConfigDict', 'mmcv.utils.config.ConfigDict')
+_DICT_NAMES = (
+    'yacs.config.CfgNode',
+    'addict.addict.Dict',
+    'mmengine.config.config.ConfigDict',
+    'mmcv.utils.config.ConfigDict',
+)
+_HASH_SUFFIX = re.compile(r'-([0-9a-f]{8,64})$')
+_DATE = re.compile(r'(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])')
 
 
-def _safe_globals() -> list[Any]:
-    stand_ins = []
-    for path in _INERT_CLASSES:
+def _stand_ins() -> list[Any]:
+    """Return what ``torch.serialization.safe_globals`` takes, one class per name, as it looks names up by class."""
+    inert = []
+    for path in _INERT_NAMES:
         module, _, name = path.rpartition('.')
-        stand_ins.append((type(name, (_Inert,), {'__module__': module}), path))
-    return stand_ins + [(OrderedDict, path) for path in _DICT_CLASSES]
+        inert.append((type(name, (_Inert,), {'__module__': module}), path))
+    return [*inert, *((OrderedDict, path) for path in _DICT_NAMES)]
 
 
-def read_file(source: str | os.PathLike[str], trust: bool = False) -> Mapping[Any, Any]:
-    """Read a checkpoint from a file.
+def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
+    """Read a checkpoint from a file of safetensors, if it is called so, or of ``torch.save``.
 
     Args:
-        source: path of a .safetensors file or of a file of ``torch.save``.
+        path: the file. If its name ends in ``-`` and 8 or more hexadecimal digits, as in ``swin-1cdeb081.pth``, these
+            must be the first of its SHA-256.
         trust: unpickle classes that are not known to be harmless, which can run any code.
 
     Raises:
         CheckpointError: the file is not a checkpoint, is damaged, or holds classes that are not trusted.
         FileNotFoundError: there is no such file.
     """
-    path = Path(source).expanduser()
+    path = path.expanduser()
+    if path.is_dir():
+        raise CheckpointError(f'{path} is a folder; give the checkpoint file in it')
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
-    if path.suffix == '.safetensors':
-        return _read_safetensors(path)
-    try:
-        if trust:
-            checkpoint = torch.load(path, map_location='cpu', weights_only=False)
-        else:
-            with torch.serialization.safe_globals(_safe_globals()):
-                checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(_why_unreadable(path, error)) from error
+    _check_hash(path)
+    checkpoint = _read_safetensors(path) if path.suffix == '.safetensors' else _read_pickle(path, trust)
+    if isinstance(checkpoint, torch.nn.Module):
+        checkpoint = checkpoint.state_dict()
     if not isinstance(checkpoint, Mapping):
-        raise CheckpointError(
-            f'{path} holds a {type(checkpoint).__name__}, not a checkpoint: expected a dict of tensors'
-        )
+        raise CheckpointError(f'{path} holds a {type(checkpoint).__name__}; a checkpoint is a dict of tensors')
     return checkpoint
 
 
-def _read_safetensors(path: Path) -> Mapping[str, Any]:
+def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
+    """Write a checkpoint; the file appears complete or not at all.
+
+    Args:
+        path: where to; with the ending .safetensors, ``checkpoint`` must be a flat dict of tensors.
+        checkpoint: what to write.
+        force: replace a file that is there.
+        add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        FileExistsError: there is a file already, and ``force`` is not set.
+    """
+    if path.exists() and not force:
+        raise FileExistsError(f'{path} exists already; pass force=True (--force) to replace it')
+    temporary = path.with_name(f'.{path.stem}-{secrets.token_hex(4)}{path.suffix}')
     try:
-        import safetensors
-        from safetensors.torch import load_file
+        if path.suffix == '.safetensors':
+            _safetensors().save_file(checkpoint, temporary)
+        else:
+            torch.save(checkpoint, temporary)
+        if add_hash:
+            path = path.with_name(f'{path.stem}-{_sha256(temporary)[:8]}{path.suffix}')
+            if path.exists() and not force:
+                raise FileExistsError(f'{path} exists already; pass force=True (--force) to replace it')
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _read_pickle(path: Path, trust: bool) -> Any:
+    try:
+        if trust:
+            return torch.load(path, map_location='cpu', weights_only=False)
+        with torch.serialization.safe_globals(_stand_ins()):
+            return torch.load(path, map_location='cpu', weights_only=True)
+    except Exception as error:  # damaged files raise nearly anything
+        raise CheckpointError(_why_unreadable(path, error)) from error
+
+
+def _read_safetensors(path: Path) -> Mapping[str, Tensor]:
+    safetensors = _safetensors()
+    try:
+        return safetensors.load_file(path)
+    except Exception as error:
+        raise CheckpointError(_why_unreadable(path, error)) from error
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
     except ImportError as error:
-        raise ImportError(f'reading {path} needs safetensors: pip install safetensors') from error
-    try:
-        return load_file(path)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f'{path} is not a safetensors file, or is damaged ({error})') from error
+        raise ImportError('files that end in .safetensors need the package: pip install safetensors') from error
+    return safetensors.torch
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    refused = re.search(r'GLOBAL ([\w.]+) was not an allowed global', str(error))
-    if refused:
+    refused = re.search(r'GLOBAL ([\w.]+)', str(error))
+    if refused and isinstance(error, pickle.UnpicklingError):
         return (
-            f'{path} wants to build {refused[1]}, which weights do not need and which could run any code; '
-            'pass trust=True only if you know where the file comes from'
+            f'{path} asks for {refused[1]}, which weights do not need and which could run any code; '
+            'nothing was run. Pass trust=True (--trust) only if you know who made the file'
         )
-    size = path.stat().st_size
-    if size == 0:
+    with path.open('rb') as file:
+        start = file.read(64)
+    if not start:
         return f'{path} is empty'
-    return f'{path} ({size} bytes) is not a checkpoint of PyTorch, or is damaged or cut short: {_first_line(error)}'
+    if start.startswith(b'version https://git-lfs'):
+        return f'{path} is only a pointer of Git LFS; run "git lfs pull" to get the file itself'
+    if start.lstrip()[:1] == b'<':
+        return f'{path} is a web page, not a checkpoint; the download went wrong'
+    damage = f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short'
+    # Of pickles PyTorch says at this point that it might well load without its safety check, which helps nobody.
+    return damage if isinstance(error, pickle.UnpicklingError) else f'{damage}: {str(error).strip().splitlines()[:1]}'
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _check_hash(path: Path) -> None:
+    suffix = _HASH_SUFFIX.search(path.stem)
+    if suffix is None or _DATE.fullmatch(suffix[1]):
+        return
+    actual = _sha256(path)
+    if not actual.startswith(suffix[1]):
+        raise CheckpointError(
+            f'the name of {path} says that its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
+            'the file is damaged, or another one. Fetch it again, or rename it if you trust it'
+        )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open('rb') as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -68,11 +68,11 @@ class Report:
         return '\n'.join(lines)
 
 
-def listed(names: Iterable[str], limit: int = 4) -> str:
-    """Return the number of names and the first few of them."""
+def listed(names: Iterable[str], limit: int = 4, separator: str = ', ') -> str:
+    """Return the first few of the names, and how many there are."""
     names = list(names)
-    more = f', ... ({len(names)} in all)' if len(names) > limit else ''
-    return ', '.join(names[:limit]) + more
+    more = f'{separator}... ({len(names)} in all)' if len(names) > limit else ''
+    return separator.join(names[:limit]) + more
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:

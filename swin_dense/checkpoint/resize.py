@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense import checks
-
 Pair = tuple[int, int]
 TABLE_METHODS = ('bicubic', 'geometric')
 CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
@@ -37,10 +35,10 @@ def window_of_index(index: Tensor, length: int) -> Pair | None:
     index = index.reshape(-1)
     for height in range(1, tokens + 1):
         width = tokens // height
-        if height * width == tokens and math.prod(offsets((height, width))) == length:
-            # The offset from the first token to the last of its row has no columns left, and all its rows.
-            if index[width - 1] == (height - 1) * (2 * width - 1):
-                return height, width
+        fits = height * width == tokens and math.prod(offsets((height, width))) == length
+        # Between the first token and the last of its row: no rows apart, and as many columns as there can be.
+        if fits and index[width - 1] == (height - 1) * (2 * width - 1):
+            return height, width
     return None
 
 
@@ -57,7 +55,6 @@ def resize_table(table: Tensor, source: Pair, target: Pair, method: str = 'bicub
     Returns:
         The same for the target window.
     """
-    checks.one_of('table_resize', method, TABLE_METHODS)
     interpolate = _bicubic if method == 'bicubic' else _geometric
     maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(source))
     return interpolate(maps, offsets(target)).flatten(2)[0].T.contiguous().to(table.dtype)
@@ -79,9 +76,8 @@ def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Ten
             keeps its response; 'zero' keeps the channels and gives further ones zeros.
 
     Raises:
-        ValueError: the policy is unknown, or 'zero' has fewer channels to fill than the checkpoint has.
+        ValueError: 'zero' has fewer channels to fill than the checkpoint has.
     """
-    checks.one_of('in_channels', policy, CHANNEL_POLICIES)
     given = weight.shape[1]
     if policy == 'zero':
         if channels < given:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.families import FAMILIES, Family, Name, find_backbones
+from swin_dense.checkpoint.families import EXPORTED, MMDET, OFFICIAL, Family, Name, find_backbones, plain_name, settle
 from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.resize import Pair, window_of_index
 
-# Components that wrappers insert into names, at any depth.
-_WRAPPERS = re.compile(r'(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 # Components of names that mark a running average of the weights.
 _AVERAGES = {'ema', 'ema_state_dict', 'model_ema', 'state_dict_ema', 'ema_model', 'module_ema'}
 # The second, slowly moving encoder of contrastive pretraining; nobody wants it for dense prediction.
@@ -31,22 +31,25 @@ class Source:
     """The backbone in a checkpoint.
 
     Attributes:
-        family: whose names it has.
-        label: what reports call the family.
+        described: what messages call the checkpoint.
+        family: what reports call the code base whose names it has.
         prefix: what stands before its names.
         parameters: our name to the tensor in our layout.
-        keys: our name to the keys of the checkpoint that the tensor came from.
+        keys: our name to the keys of the checkpoint that hold it, all of them or only some.
+        windows: our name of a relative position table to its window, where the checkpoint tells.
         left_out: keys left out on purpose, with the reason.
+        foreign: keys within the stages that no Swin of this package has.
         unexpected: other keys under the prefix.
-        buffers: position index buffers by our name of the table they belong to.
     """
 
-    family: Family
-    label: str
+    described: str
+    family: str
     prefix: str
     parameters: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
+    windows: dict[str, Pair] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    foreign: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
 
 
@@ -63,18 +66,14 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def plain_name(key: str) -> str:
-    """Return ``key`` without what wrappers of modules insert."""
-    return _WRAPPERS.sub('', key)
-
-
 def read_source(
-    tensors: Mapping[str, Tensor], grid: tuple[int, int] | None, prefix: str | None = None, ema: bool = False
+    tensors: Mapping[str, Tensor], described: str, grid: Pair | None, prefix: str | None = None, ema: bool = False
 ) -> Source:
     """Find the backbone among the tensors of a checkpoint.
 
     Args:
         tensors: dotted name to tensor.
+        described: what messages call the checkpoint.
         grid: (H, W) of the absolute position embedding of the model, where it has one.
         prefix: what stands before the backbone's names; None finds out.
         ema: take the running average of the weights instead of the weights.
@@ -82,35 +81,48 @@ def read_source(
     Raises:
         CheckpointError: there is no Swin backbone, or there are several.
     """
-    family, prefix = _choose(list(tensors), prefix, ema)
-    source = Source(family, family.name, prefix)
-    parts: dict[Name, dict[int, tuple[str, Tensor]]] = {}
-    for key, tensor in tensors.items():
-        plain = plain_name(key)
+    plain_names = {key: plain_name(key) for key in tensors}
+    try:
+        spelling, prefix = _choose(plain_names.values(), prefix, ema)
+    except CheckpointError as error:
+        raise CheckpointError(f'{described}: {error}') from None
+    family = settle(spelling, prefix, plain_names.values())
+    source = Source(described, _label(family, prefix, plain_names.values()), prefix)
+    parts: dict[Name, dict[int, str]] = {}
+    for key, plain in plain_names.items():
         if not plain.startswith(prefix):
-            source.left_out[key] = 'other parts of the model' if prefix else 'not the backbone'
+            source.left_out[key] = 'other parts of the model'
             continue
         plain = plain.removeprefix(prefix)
-        reason = next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(plain)), None)
         name = family.read(plain)
-        if reason is not None:
+        reason = next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(plain)), None)
+        if name is not None:
+            found = parts.setdefault(dataclasses.replace(name, part=0), {})
+            if name.part in found:
+                raise CheckpointError(f'{described}: {found[name.part]} and {key} are two names of one parameter')
+            found[name.part] = key
+        elif reason is not None:
             source.left_out[key] = reason
-        elif name is None:
-            source.unexpected.append(key)
+        elif plain.startswith(family.stem):
+            source.foreign.append(key)
         else:
-            whole = Name(name.role, name.stage, name.block, name.leaf)
-            parts.setdefault(whole, {})[name.part] = (key, tensor)
+            source.unexpected.append(key)
     for name, found in parts.items():
-        source.keys[name.ours] = [key for key, _ in found.values()]
-        if len(found) == len(family.write(name)):
-            source.parameters[name.ours] = family.decode(name, [found[part][1] for part in sorted(found)], grid)
+        source.keys[name.ours] = keys = [found[part] for part in sorted(found)]
+        if len(found) == len(family.write(name)) and len({tensors[key].shape for key in keys}) == 1:
+            source.parameters[name.ours] = family.decode(name, [tensors[key] for key in keys], grid)
+        index = tensors.get(keys[0].replace('relative_position_bias_table', 'relative_position_index'))
+        if name.role == 'table' and index is not None and index is not tensors[keys[0]]:
+            window = window_of_index(index, len(tensors[keys[0]]))
+            if window is not None:
+                source.windows[name.ours] = window
     return source
 
 
-def _choose(keys: list[str], prefix: str | None, ema: bool) -> tuple[Family, str]:
-    found = find_backbones(plain_name(key) for key in keys)
+def _choose(keys: Collection[str], prefix: str | None, ema: bool) -> tuple[Family, str]:
+    found = find_backbones(keys)
     if not found:
-        known = ', '.join(family.name for family in FAMILIES)
+        known = ', '.join(EXPORTED)
         raise CheckpointError(
             f'no parameters of a Swin Transformer were found; the checkpoint holds {listed(keys) or "no tensors"}. '
             f'Families that are understood: {known}'
@@ -148,3 +160,19 @@ def _prefixes(choices: Any) -> str:
 
 def _is_average(prefix: str) -> bool:
     return bool(_AVERAGES & set(prefix.split('.')))
+
+
+def _label(family: Family, prefix: str, keys: Collection[str]) -> str:
+    """Return what to call the code base, which the neighbours of the backbone tell where its own names do not."""
+    beside = {component for key in keys for component in key.split('.')}
+    if family is OFFICIAL and prefix.endswith('encoder.'):
+        if _MOMENTUM_BRANCHES & beside:
+            return 'moby'
+        if 'mask_token' in beside:
+            return 'simmim'
+    if family is MMDET:
+        if 'decode_head' in beside:
+            return 'mmseg'
+        if any(key.endswith('head.fc.weight') for key in keys):
+            return 'mmpretrain'
+    return family.name

@@ -1,0 +1,124 @@
+"""Make ``load_state_dict``, of the backbone and of any model around it, understand every checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from swin_dense.checkpoint.fit import Options, fit
+from swin_dense.checkpoint.report import CheckpointError, Report
+from swin_dense.checkpoint.source import flatten, read_source
+from swin_dense.checkpoint.target import Target
+
+# What the hook demands: 'all' parameters must arrive, or 'some' may; 'nothing' where all is converted already.
+_demand = contextvars.ContextVar('demand', default='all')
+
+
+@contextlib.contextmanager
+def allow_partial_loading() -> Iterator[None]:
+    """Let ``load_state_dict`` leave parameters of backbones as they are.
+
+    Outside, a ``load_state_dict`` that brings a backbone none or only some of its parameters raises, with
+    ``strict=False`` too. Inside, it is for those who mean it: to load a head alone, an adapter, or half a backbone.
+    """
+    with _demanding('some'):
+        yield
+
+
+@contextlib.contextmanager
+def loading_converted() -> Iterator[None]:
+    """Let ``load_state_dict`` take what :func:`swin_dense.checkpoint.fit_checkpoint` returned as it is."""
+    with _demanding('nothing'):
+        yield
+
+
+@contextlib.contextmanager
+def _demanding(demand: str) -> Iterator[None]:
+    token = _demand.set(demand)
+    try:
+        yield
+    finally:
+        _demand.reset(token)
+
+
+def convert_before_load(
+    module: nn.Module,
+    state_dict: MutableMapping[str, Any],
+    prefix: str,
+    local_metadata: Mapping[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Convert the entries of a backbone in place, before ``load_state_dict`` reads them.
+
+    A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is the copy that
+    belongs to the load. PyTorch and mmengine pass ``strict=True`` always, so it tells nothing.
+
+    Raises:
+        CheckpointError: the parameters of the backbone do not arrive. The backbone keeps its weights.
+    """
+    if _demand.get() == 'nothing':
+        return
+    partial = _demand.get() == 'some'
+    target = Target.of(module)
+    given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+    if _has_nothing_to_convert(given, target) or (partial and not given):
+        return
+    if not given:
+        raise CheckpointError(_nothing_given(prefix))
+    described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
+    try:
+        found = read_source(flatten(given), described, target.grid)
+        parameters, report = fit(found, target, Options(allow_partial=partial))
+    except CheckpointError:
+        if partial:
+            return
+        raise
+    for key in given:
+        if key not in report.unexpected:
+            del state_dict[prefix + key]
+    state_dict.update({prefix + target.names.get(name, name): tensor for name, tensor in parameters.items()})
+    if not partial:
+        # What such a checkpoint never holds shall not count as missing with strict=True.
+        own = dict(module.named_parameters(remove_duplicate=False))
+        for name in report.new:
+            parameter = own.get(target.names[name])
+            if parameter is not None and not parameter.is_meta:
+                state_dict[prefix + target.names[name]] = parameter.detach()
+    _announce(report)
+
+
+def _has_nothing_to_convert(given: Mapping[str, Any], target: Target) -> bool:
+    """Whether a state dict is exactly that of the backbone."""
+    if not target.complete or given.keys() != set(target.names.values()):
+        return False
+    return all(
+        isinstance(given[target.names[name]], Tensor) and shape in (None, tuple(given[target.names[name]].shape))
+        for name, shape in target.shapes.items()
+    )
+
+
+def _nothing_given(prefix: str) -> str:
+    if not prefix:
+        return 'the state dict is empty'
+    return (
+        f'the checkpoint holds nothing for the backbone: no key begins with {prefix!r}. If it is a backbone or a '
+        "classifier on its own, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of "
+        'the backbone in a config, or with load_checkpoint(model.backbone, ...). If it is meant to leave the '
+        'backbone alone, load it inside "with swin_dense.checkpoint.allow_partial_loading():"'
+    )
+
+
+def _announce(report: Report) -> None:
+    """Tell what the hook did: in the log of mmengine where it is in use, else on the standard output."""
+    if 'mmengine.logging' in sys.modules:
+        sys.modules['mmengine.logging'].print_log(str(report), logger='current')
+    else:
+        print(report)
