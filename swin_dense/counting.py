@@ -58,6 +58,14 @@ def build_on_meta(config: Any) -> nn.Module:
     return model
 
 
+def published_shape(config: Any) -> tuple[int, int]:
+    """Return the image size, (height, width), that published figures of an mmdet or mmseg config's model are for."""
+    if config.default_scope == 'mmseg':
+        height = config.crop_size[0]
+        return height, 4 * height
+    return 800, 1280
+
+
 def count(model: nn.Module, height: int, width: int) -> Count:
     """Count parameters and FLOPs of a model for one image.
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 
 from mmengine.config import Config, DictAction
 
-from swin_dense.counting import Count, build_on_meta, count
+from swin_dense.counting import Count, build_on_meta, count, published_shape
 
 
 def main() -> None:
@@ -45,14 +44,6 @@ def parse_args() -> argparse.Namespace:
         'Published figures are those for 800 x 1280 (detection) and for the crop, four times as wide (segmentation).'
     )
     return parser.parse_args()
-
-
-def published_shape(config: Mapping) -> tuple[int, int]:
-    """Return the size, (height, width), that published figures of such a model are for."""
-    if config['default_scope'] == 'mmseg':
-        height = config['crop_size'][0]
-        return height, 4 * height
-    return 800, 1280
 
 
 def summary(result: Count, height: int, width: int, depth: int) -> dict:
