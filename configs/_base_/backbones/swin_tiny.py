@@ -1,5 +1,6 @@
 # Swin-T, ImageNet-1K. A config that lists this file takes `_base_.swin` as its backbone and `_base_.channels`
-# for whatever reads the four maps.
+# for whatever reads the four maps. The addresses of the weights here and beside are those that the README of
+# https://github.com/microsoft/Swin-Transformer gives.
 custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)
 
 pretrained = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'

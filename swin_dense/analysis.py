@@ -1,0 +1,121 @@
+"""What a Swin costs, in closed form: parameters and FLOPs per stage and part, and why windows are cheap.
+
+A FLOP is one multiply-add of a matrix product or a convolution, as published figures count it. Norms, activations
+and softmax, well below 1 % of a backbone, have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swin_dense import checks
+from swin_dense.archs import Arch, resolve_arch
+from swin_dense.windows import Pair, window_grid
+
+PATCH_SIZE = 4
+MLP_RATIO = 4
+PARTS = ('patch embedding', 'qkv', 'attention', 'projection', 'mlp', 'norms', 'merging')
+
+
+@dataclass(frozen=True)
+class Cost:
+    """FLOPs and parameters of one part."""
+
+    flops: int = 0
+    parameters: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.parameters + other.parameters)
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.flops * times, self.parameters * times)
+
+
+def msa_flops(height: int, width: int, channels: int) -> int:
+    """FLOPs of global self-attention on a map: 4 h w C^2 + 2 (h w)^2 C."""
+    tokens = height * width
+    return 4 * tokens * channels**2 + 2 * tokens**2 * channels
+
+
+def window_msa_flops(height: int, width: int, channels: int, window: int) -> int:
+    """FLOPs of self-attention within windows on a map that they tile: 4 h w C^2 + 2 M^2 h w C."""
+    tokens = height * width
+    return 4 * tokens * channels**2 + 2 * window**2 * tokens * channels
+
+
+def backbone_costs(
+    arch: str | Mapping[str, Any] | Arch,
+    height: int,
+    width: int,
+    window_size: int | Pair | None = 7,
+    in_channels: int = 3,
+    project_padding: bool = True,
+) -> list[dict[str, Cost]]:
+    """Return what every part of every stage costs, for one image.
+
+    Args:
+        arch: as for :class:`swin_dense.SwinBackbone`.
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+        window_size: side, or (height, width), of a window in tokens; None lets every token attend to all others.
+        in_channels: channels of the image.
+        project_padding: whether the qkv and output projections also run on the tokens that pad a map to a multiple
+            of the window, as in the official code and so in every published figure. This package does not compute
+            them; attention itself covers the padding in both.
+
+    Returns:
+        One dict per stage with the keys ``PARTS``. Stage 0 holds the patch embedding, 'merging' is what leads to
+        the next stage, and 'norms' are those of the blocks and of the stage's output.
+    """
+    arch = resolve_arch(arch)
+    height, width = window_grid(checks.integer('height', height), checks.integer('width', width), (PATCH_SIZE,) * 2)
+    window = None if window_size is None else checks.pair('window_size', window_size)
+    stages = []
+    for stage, (channels, depth, heads) in enumerate(zip(arch.channels, arch.depths, arch.num_heads, strict=True)):
+        parts = dict.fromkeys(PARTS, Cost())
+        block = _block_costs(height, width, channels, heads, window, project_padding)
+        parts |= {name: cost * depth for name, cost in block.items()}
+        parts['norms'] += _norm(channels)
+        if stage == 0:
+            patches = _linear(height * width, in_channels * PATCH_SIZE**2, channels)
+            parts['patch embedding'] = patches + _norm(channels)
+        height, width = window_grid(height, width, (2, 2))
+        if stage + 1 < len(arch.depths):
+            reduction = _linear(height * width, 4 * channels, 2 * channels, bias=False)
+            parts['merging'] = reduction + _norm(4 * channels)
+        stages.append(parts)
+    return stages
+
+
+def total(costs: Iterable[Mapping[str, Cost]]) -> Cost:
+    """Add up what :func:`backbone_costs` returns."""
+    return sum((cost for parts in costs for cost in parts.values()), Cost())
+
+
+def _block_costs(
+    height: int, width: int, channels: int, heads: int, window: Pair | None, project_padding: bool
+) -> dict[str, Cost]:
+    tokens = height * width
+    rows, columns = (1, 1) if window is None else window_grid(height, width, window)
+    window = (height, width) if window is None else window
+    padded_tokens = rows * window[0] * columns * window[1]
+    projected_tokens = padded_tokens if project_padding else tokens
+    offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
+    hidden = MLP_RATIO * channels
+    return {
+        'qkv': _linear(projected_tokens, channels, 3 * channels),
+        'attention': Cost(2 * window[0] * window[1] * padded_tokens * channels, offsets * heads),
+        'projection': _linear(projected_tokens, channels, channels),
+        'mlp': _linear(tokens, channels, hidden) + _linear(tokens, hidden, channels),
+        'norms': _norm(channels) * 2,
+    }
+
+
+def _linear(tokens: int, inputs: int, outputs: int, bias: bool = True) -> Cost:
+    return Cost(tokens * inputs * outputs, (inputs + bias) * outputs)
+
+
+def _norm(channels: int) -> Cost:
+    return Cost(0, 2 * channels)
