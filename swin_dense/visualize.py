@@ -128,7 +128,7 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
         kinds = {'right column': ids[0, -1], **kinds}
     if rows > 1 and columns > 1:
         kinds = {'inside': ids[0, 0], **kinds}
-    figure, axes = _panels(len(kinds), (1, 1), side=3.2)
+    figure, axes = _panels(len(kinds), (1, 1), side=3.2, margin=1.0)
     for ax, (name, window) in zip(axes, kinds.items(), strict=True):
         ax.set_axis_on()
         ax.imshow(window[:, None] == window[None, :], cmap='gray', vmin=0, vmax=1, interpolation='nearest')
@@ -159,13 +159,13 @@ def pca_rgb(level: Tensor) -> np.ndarray:
     return colours.reshape(height, width, 3)
 
 
-def _panels(count: int, size: Pair, side: float = 2.6) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of the proportions of ``size`` (height, width), ``side`` inches wide."""
+def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels of the proportions of ``size`` (height, width), ``side`` inches wide and ``margin`` apart."""
     columns = min(count, 5)
     rows = -(-count // columns)
     height, width = size
     aspect = min(max(height / width, 0.2), 5.0)
-    figure = Figure(figsize=(side * columns, (side * aspect + 0.3) * rows), layout='constrained')
+    figure = Figure(figsize=(side * columns, (side * aspect + margin) * rows), layout='constrained')
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for ax in axes:
         ax.set_axis_off()
@@ -201,7 +201,7 @@ def _show_heat(ax: Axes, heat: Tensor, stride: int, image_size: Pair, image: Any
     values = heat.detach().cpu().float().numpy()
     top = values.max()
     scaled = values / top if top > 0 else values
-    _show_cells(ax, np.dstack([colormaps['inferno'](scaled)[:, :, :3], 0.85 * np.sqrt(scaled)]), stride, image_size)
+    _show_cells(ax, np.dstack([colormaps['inferno'](scaled)[:, :, :3], 0.75 * np.sqrt(scaled)]), stride, image_size)
 
 
 def _window_ids(cells: Pair, window_size: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
