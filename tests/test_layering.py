@@ -17,7 +17,9 @@ LAYERS = [
     {'ops', 'checkpoint', 'images'},
     {'attention', 'layers'},
     {'model'},
-    {'backbone', 'resume', 'pyramid', 'analysis', 'visualize'},
+    {'backbone', 'resume', 'regions', 'storage', 'tiling', 'inference', 'analysis', 'counting'},
+    {'pyramid', 'dataset', 'explain'},
+    {'extraction', 'visualize'},
 ]
 
 
