@@ -1,8 +1,15 @@
 """Fixtures and helpers that the tests share."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import settings
+from mmengine.config import Config
+
+ROOT = Path(__file__).parent.parent
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile('default', deadline=None)
@@ -27,3 +34,25 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope='session')
+def demo_data(tmp_path_factory):
+    """A few images of the demo data set, in a folder with a space in its name."""
+    out = tmp_path_factory.mktemp('demo data') / 'small set'
+    command = [sys.executable, ROOT / 'tools' / 'make_demo_data.py', out, '--train', '8', '--val', '4', '--seed', '3']
+    subprocess.run(command, check=True, capture_output=True)
+    return out
+
+
+def demo_config(framework: str, data: Path) -> Config:
+    """Return the demo config of a framework, reading ``data``."""
+    name = {'mmdet': 'mask-rcnn_swin-demo_fpn.py', 'mmseg': 'upernet_swin-demo.py'}[framework]
+    cfg = Config.fromfile(ROOT / 'configs' / 'demo' / name)
+    root = f'{data}/coco/' if framework == 'mmdet' else f'{data}/ADEChallengeData2016'
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        loader.dataset.data_root = root
+    if framework == 'mmdet':
+        for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
+            evaluator.ann_file = f'{root}annotations/instances_val2017.json'
+    return cfg

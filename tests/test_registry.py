@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import mmdet.registry
-import mmengine.registry
 import mmseg.registry
 import pytest
 import torch

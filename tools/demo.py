@@ -17,7 +17,6 @@ import skimage.data
 import torch
 from PIL import Image
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from swin_dense import create_backbone, extract_pyramid
@@ -88,32 +87,31 @@ def timed(key: str, title: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def run(tool: str, arguments: list[str], log: Path) -> None:
-    """Run one of the tools with a progress bar; its output goes to ``log``."""
+    """Run one of the tools, with a line now and then to say how far it is; its output goes to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-W', 'ignore', str(ROOT / 'tools' / tool), *arguments]
-    columns = BarColumn(), TextColumn('{task.description}'), TimeElapsedColumn(), TimeRemainingColumn()
-    with log.open('w') as file, Progress(*columns, console=console) as progress:
-        task = progress.add_task('starting', total=None)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:
+    with (
+        log.open('w') as file,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+    ):
+        for line in process.stdout or ():
             file.write(line)
             file.flush()
-            if step := read_progress(line):
-                done, total, loss = step
-                progress.update(task, completed=done, total=total, description=f'{done}/{total}{loss}')
-    if process.wait():
+            if progress := read_progress(line):
+                console.print(f'  {progress}', highlight=False)
+    if process.returncode:
         tail = '\n'.join(log.read_text().splitlines()[-15:])
         sys.exit(f'{tail}\n\n{tool} failed with exit status {process.returncode}; its whole output is in {log}')
 
 
-def read_progress(line: str) -> tuple[int, int, str] | None:
-    """Return (iterations done, iterations in all, loss) from a log line of mmengine that tells them."""
-    match = re.search(r'(?:Epoch|Iter)\((?:train|test)\)\s+(?:\[\d+\])?\[\s*(\d+)/(\d+)\]', line)
+def read_progress(line: str) -> str | None:
+    """Return in a few words how far a log line of mmengine says it is, if it does."""
+    match = re.search(r'(Epoch|Iter)\((train|test)\)\s+(?:\[(\d+)\])?\[\s*(\d+)/(\d+)\].* eta: (\S+)', line)
     if match is None:
         return None
+    epoch = f'epoch {match[3]}, ' if match[3] else ''
     loss = re.search(r' loss: ([\d.]+)', line)
-    return int(match[1]), int(match[2]), f'  loss {loss[1]}' if loss else ''
+    return f'{epoch}{match[4]}/{match[5]}' + (f', loss {loss[1]}' if loss else '') + f', {match[6]} left'
 
 
 def read_metrics(folder: Path, since: float) -> dict[str, float]:

@@ -61,4 +61,4 @@ param_scheduler = [
     dict(type='CosineAnnealingLR', begin=0, end=max_epochs, by_epoch=True, convert_to_iter_based=True),
 ]
 auto_scale_lr = dict(base_batch_size=4)
-default_hooks = dict(logger=dict(interval=20))
+default_hooks = dict(logger=dict(interval=20), checkpoint=dict(interval=max_epochs))
