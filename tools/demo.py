@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -51,22 +52,25 @@ def main() -> None:
     for key, (name, config) in MODELS.items():
         folder = args.out / key
         data = args.out / 'data' / ('coco/' if key == 'mask_rcnn' else 'ADEChallengeData2016')
-        common = [str(ROOT / config), '--work-dir', str(folder), '--cfg-options', *data_options(key, data)]
+        config = str(ROOT / config)
+        common = ['--work-dir', str(folder), '--cfg-options', *data_options(key, data), *args.cfg_options]
         with timed(f'{key}/train', f'Training {name} from scratch', seconds):
-            run('train.py', [*common, *args.cfg_options], folder / 'train.log')
+            run('train.py', [config, *common], folder / 'train.log')
         checkpoint = (folder / 'last_checkpoint').read_text().strip()
         with timed(f'{key}/test', f'Testing {name} on the validation images', seconds):
-            started = time.time()
-            run('test.py', [common[0], checkpoint, *common[1:], '--show-dir', 'shown'], folder / 'test.log')
-        summary.update(read_metrics(folder, started))
-        contact_sheet(folder, started, args.out / f'{key}.png')
+            shutil.rmtree(folder / 'shown', ignore_errors=True)
+            show = ['--show-dir', str(folder / 'shown')]
+            common += ['default_hooks.visualization.score_thr=0.5'] if key == 'mask_rcnn' else []
+            run('test.py', [config, checkpoint, *show, *common], folder / 'test.log')
+        summary.update(read_metrics(folder))
+        contact_sheet(folder / 'shown', args.out / f'{key}.png')
     with timed('pyramid', 'Feature pyramid of Swin-T over a photograph', seconds):
         draw_photograph_pyramid(args.out / 'pyramid.png')
 
     summary['seconds'] = {name: round(value, 1) for name, value in seconds.items()}
     summary['versions'] = {name: version(name) for name in PACKAGES}
     (args.out / 'summary.json').write_text(json.dumps(summary, indent=2) + '\n')
-    show(summary, args.out)
+    print_summary(summary, args.out)
 
 
 def data_options(key: str, data: Path) -> list[str]:
@@ -114,18 +118,16 @@ def read_progress(line: str) -> str | None:
     return f'{epoch}{match[4]}/{match[5]}' + (f', loss {loss[1]}' if loss else '') + f', {match[6]} left'
 
 
-def read_metrics(folder: Path, since: float) -> dict[str, float]:
-    """Return the metrics that the test run wrote, as fractions of 1."""
-    reports = [path for path in folder.glob('*/*.json') if path.stat().st_mtime >= since]
-    report = json.loads(max(reports, key=lambda path: path.stat().st_mtime).read_text())
+def read_metrics(folder: Path) -> dict[str, float]:
+    """Return the metrics of the newest test run, as fractions of 1."""
+    report = json.loads(max(folder.glob('*/*.json'), key=lambda path: path.stat().st_mtime).read_text())
     percent = {'mIoU', 'aAcc'}
     return {name: report[name] / (100 if name in percent else 1) for name in METRICS if name in report}
 
 
-def contact_sheet(folder: Path, since: float, target: Path) -> None:
+def contact_sheet(shown: Path, target: Path) -> None:
     """Put the first painted test images (ground truth left, prediction right) into one picture."""
-    painted = sorted(path for path in folder.rglob('*.png') if path.stat().st_mtime >= since)
-    painted += sorted(path for path in folder.rglob('*.jpg') if path.stat().st_mtime >= since)
+    painted = sorted(path for path in shown.rglob('*') if path.suffix in ('.jpg', '.png'))
     tiles = [Image.open(path).convert('RGB') for path in painted[:PICTURES]]
     width, height = max(tile.width for tile in tiles), max(tile.height for tile in tiles)
     columns = 2
@@ -142,7 +144,7 @@ def draw_photograph_pyramid(target: Path) -> None:
     draw_pyramid(pyramid, photograph).savefig(target)
 
 
-def show(summary: dict, out: Path) -> None:
+def print_summary(summary: dict, out: Path) -> None:
     table = Table('metric', 'validation', title='What came out')
     for name in METRICS:
         if name in summary:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config, DictAction
+
+
+class OptionsAction(DictAction):
+    """mmengine's parser of KEY=VALUE, which drops the spaces of values, made safe for paths that have some."""
+
+    @staticmethod
+    def _parse_iterable(val: str) -> Any:
+        is_path = ' ' in val and os.sep in val and not set(val) & set('[](),')
+        return val if is_path else DictAction._parse_iterable(val)
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
@@ -18,7 +28,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=DictAction,
+        action=OptionsAction,
         metavar='KEY=VALUE',
         help='override entries of the config, for example train_dataloader.batch_size=4 model.backbone.with_cp=True; '
         'lists as key="[a,b]" or key=a,b',

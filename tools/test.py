@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 from pathlib import Path
 
 from mmengine.config import Config, ConfigDict
@@ -69,8 +70,9 @@ def _paint(cfg: Config, is_detector: bool, folder: str, parser: argparse.Argumen
         parser.error('--show-dir needs default_hooks.visualization in the config')
     hook.draw = True
     if is_detector:
-        hook.test_out_dir = folder
+        hook.test_out_dir = os.path.abspath(folder)  # relative, it would go below the work directory
     else:
+        hook.interval = 1
         cfg.visualizer.save_dir = folder
 
 

@@ -13,9 +13,15 @@ metainfo = dict(
     palette=[(90, 90, 90), (220, 20, 60), (250, 170, 30), (60, 179, 113), (30, 144, 255), (199, 21, 133)],
 )
 crop_size = (128, 128)
-max_iters = 400
+max_iters = 600
 
-head = dict(num_classes=6, norm_cfg=dict(type='BN', requires_grad=True))
+# Most pixels are background, and a short training would call every pixel so.
+class_weight = [0.3, 1.0, 1.0, 1.0, 1.0, 1.0]
+head = dict(
+    num_classes=6,
+    norm_cfg=dict(type='BN', requires_grad=True),
+    loss_decode=dict(class_weight=class_weight),
+)
 model = dict(
     data_preprocessor=dict(size=crop_size),
     backbone=_base_.swin,
@@ -49,6 +55,7 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 
 optim_wrapper = _base_.adamw
+optim_wrapper.optimizer.lr = 1e-3
 train_cfg = dict(max_iters=max_iters, val_interval=max_iters)
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=30),
