@@ -235,10 +235,14 @@ class TestCauses:
     def test_another_published_architecture(self):
         with torch.device('meta'):
             small = SwinBackbone('s').state_dict()
-        raises_and_keeps(SwinBackbone('t'), small, r"a Swin-S with depths \(2, 2, 18, 2\).*build the model with arch='s'")
+        raises_and_keeps(
+            SwinBackbone('t'), small, r"a Swin-S with depths \(2, 2, 18, 2\).*build the model with arch='s'"
+        )
 
     def test_another_architecture(self):
-        raises_and_keeps(build(), build(depths=(2, 1, 3, 1)).state_dict(), r'build the model with depths=\(2, 1, 3, 1\)')
+        raises_and_keeps(
+            build(), build(depths=(2, 1, 3, 1)).state_dict(), r'build the model with depths=\(2, 1, 3, 1\)'
+        )
         raises_and_keeps(build(), build(num_heads=(1, 2, 4, 8)).state_dict(), r'num_heads=\(1, 2, 4, 8\)')
 
     @pytest.mark.parametrize(
@@ -255,14 +259,18 @@ class TestCauses:
     )
     def test_another_option(self, option, value):
         source = build(**{option: value}).state_dict()
-        raises_and_keeps(build(), source, rf'build the model with {option}={value}'.replace('(', r'\(').replace(')', r'\)'))
+        raises_and_keeps(
+            build(), source, rf'build the model with {option}={value}'.replace('(', r'\(').replace(')', r'\)')
+        )
 
     def test_swin_v2(self):
         state = build().state_dict()
         state['layers.0.blocks.0.attn.logit_scale'] = torch.zeros(1, 1, 1)
         raises_and_keeps(build(), state, 'Swin V2')
 
-    @pytest.mark.parametrize('source', [{}, {'weight': torch.zeros(3)}, {'model': {}}, {'state_dict': {'fc.weight': 3}}])
+    @pytest.mark.parametrize(
+        'source', [{}, {'weight': torch.zeros(3)}, {'model': {}}, {'state_dict': {'fc.weight': 3}}]
+    )
     def test_no_swin(self, source):
         raises_and_keeps(build(), source, 'no parameters of a Swin Transformer were found')
 
@@ -297,7 +305,9 @@ def test_partial_loading_keeps_what_does_not_arrive():
     assert torch.equal(backbone.layers[3].blocks[0].norm1.weight, kept)
     assert torch.equal(backbone.norm2.bias, source.norm2.bias)
     assert all(word in str(report) for word in ('missing', 'wrong shape', 'unexpected'))
-    raises_and_keeps(backbone, build(embed_dims=16, num_heads=(4,) * 4).state_dict(), 'not one parameter', allow_partial=True)
+    raises_and_keeps(
+        backbone, build(embed_dims=16, num_heads=(4,) * 4).state_dict(), 'not one parameter', allow_partial=True
+    )
 
 
 def test_the_report_is_printed(capsys):
