@@ -19,14 +19,6 @@ ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2), 'win
 IMAGE = torch.randn(1, 3, 35, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(autouse=True, scope='module')
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are too small for more
-    yield
-    torch.set_num_threads(threads)
-
-
 def build(seed=0, **options):
     return randomize(SwinBackbone(**{**ARCH, **options}).double().eval(), seed)
 
@@ -194,7 +186,10 @@ def test_of_several_backbones_one_must_be_chosen():
     raises_and_keeps(backbone, checkpoint, r"several backbones, under 'student.backbone.', 'teacher.backbone.'")
     load(backbone, checkpoint, prefix='teacher.backbone')
     same_weights(backbone, teacher)
+    load(backbone, {'state_dict': checkpoint}, prefix='student.backbone.')
+    same_weights(backbone, student)
     raises_and_keeps(backbone, checkpoint, "no backbone under prefix='teacher'", prefix='teacher')
+    raises_and_keeps(backbone, checkpoint, 'several backbones', prefix='backbone')
 
 
 @pytest.mark.parametrize('family', EXPORTED)
