@@ -23,6 +23,7 @@ _LEFT_OUT = {
     re.compile(r'.*(relative_position_index|relative_coords_table|attn_mask)'): 'buffers that are computed here',
     re.compile(r'(head|classifier|fc)\..*'): 'the classifier',
     re.compile(r'(.*\.)?mask_token'): 'mask token of the pretraining',
+    re.compile(r'decoder\..*'): 'decoder of the pretraining',
 }
 
 
