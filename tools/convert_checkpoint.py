@@ -16,7 +16,7 @@ from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.explain import describe
 from swin_dense.checkpoint.export import as_checkpoint, export_parameters
 from swin_dense.checkpoint.families import EXPORTED
-from swin_dense.checkpoint.files import write_file
+from swin_dense.checkpoint.files import check_destination, write_file
 from swin_dense.checkpoint.fit import Options, fit
 from swin_dense.checkpoint.load import find_backbone
 from swin_dense.checkpoint.resize import CHANNEL_POLICIES, TABLE_METHODS, square_window
@@ -87,8 +87,7 @@ def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
 
 def convert(args: argparse.Namespace) -> dict[str, Any]:
     """Convert, and return the report with the file that was written."""
-    if args.destination.exists() and not args.force:
-        raise FileExistsError(f'{args.destination} exists already; use --force to replace it')
+    check_destination(args.destination, args.force)  # before the work, not only after
     found = find_backbone(args.source, None, args.prefix, args.ema, args.trust)
     target = Target.of(build_for(found, args))
     options = Options(

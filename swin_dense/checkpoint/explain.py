@@ -85,7 +85,7 @@ def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         advice = f'arch={letter!r}' if letter else ', '.join(f'{key}={given[key]}' for key in given if key in different)
         shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
         lines.append(
-            f'The checkpoint has {_architecture(given, shown)}, the model has {_architecture(wanted, shown)}: '
+            f'The checkpoint is {_architecture(given, shown)}, the model is {_architecture(wanted, shown)}: '
             f'build the model with {advice}.'
         )
     for key, value in given.items():
@@ -101,9 +101,9 @@ def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def _architecture(options: dict[str, Any], keys: Sequence[str]) -> str:
-    shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
     letter = _letter(options)
-    return f'{shown}, that is Swin-{letter.upper()}' if letter else shown
+    shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
+    return f'a Swin-{letter.upper()} with {shown}' if letter else f'a Swin with {shown}'
 
 
 def _letter(options: dict[str, Any]) -> str | None:

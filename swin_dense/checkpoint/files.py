@@ -42,6 +42,7 @@ _INERT_NAMES = (
     'pathlib.PosixPath',
     'pathlib.WindowsPath',
     'datetime.datetime',
+    'builtins.getattr',  # by which a HistoryBuffer names its methods; the stand-in gets nothing
 )
 _DICT_NAMES = (
     'yacs.config.CfgNode',
@@ -54,12 +55,13 @@ _DATE = re.compile(r'(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])')
 
 
 def _stand_ins() -> list[Any]:
-    """Return what ``torch.serialization.safe_globals`` takes, one class per name, as it looks names up by class."""
-    inert = []
-    for path in _INERT_NAMES:
-        module, _, name = path.rpartition('.')
-        inert.append((type(name, (_Inert,), {'__module__': module}), path))
-    return [*inert, *((OrderedDict, path) for path in _DICT_NAMES)]
+    """Return what ``torch.serialization.safe_globals`` takes: (stand-in, name), a class of its own for each name."""
+    allowed = {
+        entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__qualname__}'
+        for entry in torch.serialization.get_safe_globals()
+    }
+    inert = [(type(name, (_Inert,), {}), name) for name in _INERT_NAMES if name not in allowed]
+    return [*inert, *((OrderedDict, name) for name in _DICT_NAMES if name not in allowed)]
 
 
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
@@ -88,6 +90,14 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     return checkpoint
 
 
+def check_destination(path: Path, force: bool) -> None:
+    """Refuse to write where :func:`write_file` would."""
+    if path.exists() and not force:
+        raise FileExistsError(f'{path} exists already; pass force=True (--force) to replace it')
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f'there is no folder {path.parent}; make it first')
+
+
 def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
     """Write a checkpoint; the file appears complete or not at all.
 
@@ -102,9 +112,9 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
 
     Raises:
         FileExistsError: there is a file already, and ``force`` is not set.
+        FileNotFoundError: there is no such folder.
     """
-    if path.exists() and not force:
-        raise FileExistsError(f'{path} exists already; pass force=True (--force) to replace it')
+    check_destination(path, force)
     temporary = path.with_name(f'.{path.stem}-{secrets.token_hex(4)}{path.suffix}')
     try:
         if path.suffix == '.safetensors':
@@ -113,8 +123,7 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
             torch.save(checkpoint, temporary)
         if add_hash:
             path = path.with_name(f'{path.stem}-{_sha256(temporary)[:8]}{path.suffix}')
-            if path.exists() and not force:
-                raise FileExistsError(f'{path} exists already; pass force=True (--force) to replace it')
+            check_destination(path, force)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -148,10 +157,10 @@ def _safetensors() -> Any:
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    refused = re.search(r'GLOBAL ([\w.]+)', str(error))
+    refused = re.search(r'GLOBAL ([\w.]+)|call reduce for unrecognized function (\S+)', str(error))
     if refused and isinstance(error, pickle.UnpicklingError):
         return (
-            f'{path} asks for {refused[1]}, which weights do not need and which could run any code; '
+            f'{path} asks for {refused[1] or refused[2]}, which weights do not need and which could run any code; '
             'nothing was run. Pass trust=True (--trust) only if you know who made the file'
         )
     with path.open('rb') as file:

@@ -118,7 +118,7 @@ def _by(pair: Sequence[int]) -> str:
 
 
 def _use_final_norm(source: Source, target: Target) -> None:
-    last = f'norm{target.stages - 1}'
+    last = f'norm{max((int(match[1]) for match in map(STAGE.match, source.keys) if match), default=0)}'
     for leaf in ('.weight', '.bias'):
         if f'norm{leaf}' not in source.parameters:
             raise CheckpointError('final_norm=True, but the checkpoint has no final norm of a classifier')

@@ -40,7 +40,8 @@ def load_checkpoint(
     Args:
         backbone: a SwinBackbone, bare or wrapped for data parallelism or compilation.
         source: a path, an address, a state dict, or a whole checkpoint dict.
-        prefix: where the backbone is in the checkpoint, as in 'teacher.backbone', if it holds several.
+        prefix: where the backbone is in the checkpoint if it holds several, as in 'teacher.backbone'; the end of it
+            is enough.
         ema: take the running average of the weights that the checkpoint holds beside the weights.
         allow_partial: accept parameters that are missing, have wrong shapes or have no place in the model.
         final_norm: give a classifier's final norm to the output of the last stage.

@@ -23,6 +23,7 @@ _LEFT_OUT = {
     re.compile(r'.*(relative_position_index|relative_coords_table|attn_mask)'): 'buffers that are computed here',
     re.compile(r'(head|classifier|fc)\..*'): 'the classifier',
     re.compile(r'(.*\.)?mask_token'): 'mask token of the pretraining',
+    re.compile(r'decoder\..*'): 'decoder of the pretraining',
 }
 
 
@@ -75,7 +76,7 @@ def read_source(
         tensors: dotted name to tensor.
         described: what messages call the checkpoint.
         grid: (H, W) of the absolute position embedding of the model, where it has one.
-        prefix: what stands before the backbone's names; None finds out.
+        prefix: what stands before the backbone's names, or the end of it; None finds out.
         ema: take the running average of the weights instead of the weights.
 
     Raises:
@@ -141,9 +142,10 @@ def _choose(keys: Collection[str], prefix: str | None, ema: bool) -> tuple[Famil
                 'pass ema=True to load it'
             )
     else:
-        chosen = {choice: count for choice, count in found.items() if choice[1].rstrip('.') == prefix.rstrip('.')}
+        wanted = f'.{prefix.rstrip(".")}.'
+        chosen = {choice: count for choice, count in found.items() if f'.{choice[1]}'.endswith(wanted)}
         if not chosen:
-            raise CheckpointError(f'no backbone under prefix={prefix!r}; there are backbones under {_prefixes(found)}')
+            raise CheckpointError(f'no backbone under prefix={prefix!r}, only under {_prefixes(found)}')
     most = max(chosen.values())
     # A stray name may look like a backbone; two real ones have about as many parameters.
     rivals = [choice for choice, count in chosen.items() if 2 * count > most]

@@ -1,0 +1,30 @@
+"""What the comparisons with other people's Swins share."""
+
+import torch
+from conftest import randomize
+
+from swin_dense import SwinBackbone
+
+# Maps of 32, 16, 8 and 4 tokens are multiples of the window and larger, so that all peers follow the official rules.
+TINY = {'embed_dims': 16, 'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8), 'window_size': 2}
+IMAGE_SIZE = 128
+IMAGES = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def build(seed, **options):
+    return randomize(SwinBackbone(**TINY, **options).double().eval(), seed)
+
+
+def largest_difference(backbone, theirs):
+    """Compare the outputs of a backbone with maps (B, C, H, W) of a peer."""
+    ours = backbone(IMAGES)
+    assert [map.shape for map in ours] == [map.shape for map in theirs]
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+def with_our_norms(backbone, maps):
+    """Give maps (B, H, W, C) of a peer without norms of outputs those of a backbone."""
+    if len(maps) != len(backbone.out_indices):
+        maps = [maps[stage] for stage in backbone.out_indices]
+    norms = [getattr(backbone, f'norm{stage}') for stage in backbone.out_indices]
+    return [norm(map).permute(0, 3, 1, 2) for norm, map in zip(norms, maps, strict=True)]

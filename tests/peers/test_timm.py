@@ -1,0 +1,63 @@
+import pytest
+import torch
+from conftest import randomize
+
+from swin_dense.checkpoint import export_state_dict, load_checkpoint
+from swin_dense.checkpoint.resize import adapt_channels
+
+from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, with_our_norms
+
+timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+OPTIONS = {
+    'img_size': IMAGE_SIZE,
+    'window_size': 2,
+    'embed_dim': 16,
+    'depths': (2, 2, 4, 2),
+    'num_heads': (1, 2, 4, 8),
+}
+
+
+def build_peer(seed, **options):
+    peer = timm.create_model('swin_tiny_patch4_window7_224', **OPTIONS, **options)
+    return randomize(peer.double().eval(), seed)
+
+
+def stages(peer):
+    return [x.permute(0, 2, 3, 1) for x in peer.forward_intermediates(IMAGES, intermediates_only=True)]
+
+
+@torch.no_grad()
+def test_outputs():
+    backbone, peer = build(1), build_peer(2)
+    report = load_checkpoint(backbone, peer.state_dict(), final_norm=True, log=None)
+    assert report.family == 'timm'
+    assert not report.unexpected
+    assert largest_difference(backbone, with_our_norms(backbone, stages(peer))) < 1e-9
+    assert (backbone(IMAGES)[-1] - peer.forward_features(IMAGES).permute(0, 3, 1, 2)).abs().max() < 1e-9
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (1, 2)])
+def test_features_only(out_indices):
+    backbone = build(1, out_indices=out_indices)
+    peer = build_peer(2, features_only=True, out_indices=out_indices)
+    report = load_checkpoint(backbone, {'model': peer.state_dict()}, log=None)
+    assert report.family == 'timm'
+    assert largest_difference(backbone, with_our_norms(backbone, peer(IMAGES))) < 1e-9
+
+
+@torch.no_grad()
+def test_export():
+    backbone, peer = build(1), build_peer(2)
+    missing, unexpected = peer.load_state_dict(export_state_dict(backbone, 'timm'), strict=False)
+    assert {name.split('.')[0] for name in missing} == {'norm', 'head'}
+    assert {name.split('.')[0] for name in unexpected} == {'norm0', 'norm1', 'norm2', 'norm3'}
+    assert largest_difference(backbone, with_our_norms(backbone, stages(peer))) < 1e-9
+
+
+@pytest.mark.parametrize('channels', [1, 2, 4, 6, 7])
+def test_repeated_channels_are_those_of_timm(channels):
+    from timm.models import adapt_input_conv
+
+    weight = torch.randn(8, 3, 4, 4)
+    torch.testing.assert_close(adapt_channels(weight, channels, 'repeat'), adapt_input_conv(channels, weight))

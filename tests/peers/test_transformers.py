@@ -1,0 +1,67 @@
+import pytest
+import torch
+from conftest import randomize
+from safetensors.torch import load_file
+
+from swin_dense.checkpoint import export_state_dict, load_checkpoint
+
+from .peer import IMAGE_SIZE, IMAGES, build, largest_difference
+
+transformers = pytest.importorskip('transformers', reason='see requirements/peers.txt')
+
+
+def build_peer(kind, seed, stages=(1, 2, 3, 4), **options):
+    config = transformers.SwinConfig(
+        embed_dim=16,
+        depths=[2, 2, 4, 2],
+        num_heads=[1, 2, 4, 8],
+        window_size=2,
+        image_size=IMAGE_SIZE,
+        out_features=[f'stage{stage}' for stage in stages],
+        **options,
+    )
+    from transformers.models.swin import modeling_swin
+
+    return randomize(getattr(modeling_swin, kind)(config).double().eval(), seed)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('options', [{}, {'use_absolute_embeddings': True}, {'qkv_bias': False}])
+def test_backbone(options):
+    ours = {
+        'use_abs_pos_embed': options.get('use_absolute_embeddings', False),
+        'pretrain_img_size': IMAGE_SIZE,
+        'qkv_bias': options.get('qkv_bias', True),
+    }
+    backbone, peer = build(1, **ours), build_peer('SwinBackbone', 2, **options)
+    report = load_checkpoint(backbone, peer.state_dict(), log=None)
+    assert report.family == 'transformers'
+    assert not report.missing
+    assert largest_difference(backbone, peer(IMAGES).feature_maps) < 1e-9
+    randomize(backbone, 3)
+    missing, unexpected = peer.load_state_dict(export_state_dict(backbone, 'transformers'), strict=False)
+    assert set(missing) == {'swin.layernorm.weight', 'swin.layernorm.bias'}
+    assert not unexpected
+    assert largest_difference(backbone, peer(IMAGES).feature_maps) < 1e-9
+
+
+@torch.no_grad()
+def test_files_have_the_older_names(tmp_path):
+    backbone, peer = build(1), build_peer('SwinForImageClassification', 2)
+    peer.save_pretrained(tmp_path)
+    assert any('attention.self.query' in key for key in load_file(tmp_path / 'model.safetensors'))
+    report = load_checkpoint(backbone, tmp_path / 'model.safetensors', final_norm=True, log=None)
+    assert report.family == 'transformers'
+    assert not report.unexpected
+    expected = peer.swin(IMAGES).last_hidden_state
+    assert (backbone(IMAGES)[-1].flatten(2).transpose(1, 2) - expected).abs().max() < 1e-9
+
+
+@torch.no_grad()
+def test_masked_image_modelling_leaves_the_decoder_out():
+    backbone, peer = build(1), build_peer('SwinForMaskedImageModeling', 2)
+    report = load_checkpoint(backbone, peer.state_dict(), final_norm=True, log=None)
+    assert report.left_out['swin.embeddings.mask_token'] == 'mask token of the pretraining'
+    assert not report.unexpected
+    expected = peer.swin(IMAGES).last_hidden_state
+    assert (backbone(IMAGES)[-1].flatten(2).transpose(1, 2) - expected).abs().max() < 1e-9

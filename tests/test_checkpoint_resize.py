@@ -1,0 +1,173 @@
+"""Fitting tables, positions and image channels; brute force and SciPy's surface fitting are the oracles."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.interpolate import RectBivariateSpline
+
+from swin_dense import SwinBackbone
+from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
+from swin_dense.checkpoint.resize import adapt_channels, resize_table, window_of_index
+
+ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
+TABLE = 'layers.1.blocks.0.attn.relative_position_bias_table'
+
+
+def cubic_convolution(values, size):
+    """Resample along the first axis, sample by sample: Keys' kernel with a = -0.75, edges repeated."""
+
+    def kernel(x):
+        x, a = abs(x), -0.75
+        if x <= 1:
+            return (a + 2) * x**3 - (a + 3) * x**2 + 1
+        return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+
+    out = np.zeros((size, *values.shape[1:]))
+    for index in range(size):
+        position = (index + 0.5) * len(values) / size - 0.5
+        for neighbour in range(math.floor(position) - 1, math.floor(position) + 3):
+            out[index] += kernel(position - neighbour) * values[min(max(neighbour, 0), len(values) - 1)]
+    return out
+
+
+def bicubic(image, size):
+    return np.moveaxis(cubic_convolution(np.moveaxis(cubic_convolution(image, size[0]), 1, 0), size[1]), 0, 1)
+
+
+def geometric(table, source, target):
+    """The official way, head by head, with the surface fitting that interp2d stood for."""
+    source, target = 2 * source - 1, 2 * target - 1
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        reach = sum(ratio**step for step in range(source // 2))
+        low, high = (low, ratio) if reach > target // 2 else (ratio, high)
+    distances = np.cumsum([ratio**step for step in range(source // 2)])
+    positions = np.concatenate([-distances[::-1], [0], distances])
+    wanted = np.arange(-(target // 2), target // 2 + 1)
+    heads = [
+        RectBivariateSpline(positions, positions, head.reshape(source, source), kx=3, ky=3)(wanted, wanted)
+        for head in table.T.numpy()
+    ]
+    return np.stack(heads, -1).reshape(-1, len(heads))
+
+
+@pytest.mark.parametrize(
+    ('source', 'target'), [((7, 7), (12, 12)), ((12, 12), (7, 7)), ((7, 7), (4, 9)), ((3, 5), (5, 3))]
+)
+def test_bicubic_equals_brute_force(source, target):
+    table = torch.randn((2 * source[0] - 1) * (2 * source[1] - 1), 3, dtype=torch.float64)
+    resized = resize_table(table, source, target)
+    image = table.reshape(2 * source[0] - 1, 2 * source[1] - 1, 3).numpy()
+    np.testing.assert_allclose(
+        resized.numpy(), bicubic(image, (2 * target[0] - 1, 2 * target[1] - 1)).reshape(-1, 3), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(('source', 'target'), [(7, 12), (6, 14), (12, 7), (7, 8)])
+def test_geometric_equals_surface_fitting(source, target):
+    table = torch.randn((2 * source - 1) ** 2, 3, dtype=torch.float64)
+    resized = resize_table(table, (source,) * 2, (target,) * 2, 'geometric')
+    np.testing.assert_allclose(resized.numpy(), geometric(table, source, target), atol=1e-9)
+
+
+def test_geometric_leaves_an_axis_of_the_same_length_alone():
+    table = torch.randn(13 * 13, 1, dtype=torch.float64)
+    resized = resize_table(table, (7, 7), (7, 12), 'geometric')
+    middle = resized.reshape(13, 23)[:, 11]
+    torch.testing.assert_close(middle, table.reshape(13, 13)[:, 6], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize('method', ['bicubic', 'geometric'])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_single(method, dtype):
+    table = torch.randn(9, 2).to(dtype)
+    resized = resize_table(table, (2, 2), (4, 4), method)
+    assert resized.dtype == dtype
+    assert torch.equal(resized, resize_table(table.float(), (2, 2), (4, 4), method).to(dtype))
+
+
+@pytest.mark.parametrize('window', [(7, 7), (3, 5), (5, 3), (1, 4), (1, 1)])
+def test_the_window_is_read_off_an_index_buffer(window):
+    height, width = window
+    tokens = [(row, column) for row in range(height) for column in range(width)]
+    index = torch.tensor(
+        [[(q[0] - k[0] + height - 1) * (2 * width - 1) + q[1] - k[1] + width - 1 for k in tokens] for q in tokens]
+    )
+    assert window_of_index(index, (2 * height - 1) * (2 * width - 1)) == window
+    assert window_of_index(index.flatten(), (2 * height - 1) * (2 * width - 1)) == window
+    assert window_of_index(index, 1000) is None
+
+
+def test_loading_resizes_to_any_window_and_says_so():
+    source, model = SwinBackbone(**ARCH, window_size=7), SwinBackbone(**ARCH, window_size=(4, 9))
+    report = load_checkpoint(model, source.state_dict(), log=None)
+    assert report.resized[TABLE] == 'window 7x7 to 4x9, bicubic'
+    expected = bicubic(source.state_dict()[TABLE].reshape(13, 13, 4).numpy(), (7, 17)).reshape(-1, 4)
+    np.testing.assert_allclose(model.state_dict()[TABLE].numpy(), expected, atol=1e-6)
+    report = load_checkpoint(model, source.state_dict(), table_resize='geometric', log=None)
+    assert 'geometric' in report.resized[TABLE]
+    assert not np.allclose(model.state_dict()[TABLE].numpy(), expected, atol=1e-3)
+    with pytest.raises(ValueError, match='table_resize must be one of'):
+        load_checkpoint(model, source.state_dict(), table_resize='nearest')
+
+
+def test_a_window_that_is_not_square_must_be_known():
+    source, model = SwinBackbone(**ARCH, window_size=(3, 5)), SwinBackbone(**ARCH, window_size=7)
+    with pytest.raises(CheckpointError, match=r'pass window_size=\(height, width\)'):
+        load_checkpoint(model, source.state_dict())
+    load_checkpoint(model, source.state_dict(), window_size=(3, 5), log=None)
+    expected = bicubic(source.state_dict()[TABLE].reshape(5, 9, 4).numpy(), (13, 13)).reshape(-1, 4)
+    np.testing.assert_allclose(model.state_dict()[TABLE].numpy(), expected, atol=1e-6)
+    # Files of mmdet tell by their index buffers, even where the numbers of offsets agree.
+    turned = SwinBackbone(**ARCH, window_size=(5, 3))
+    report = load_checkpoint(turned, export_state_dict(source, 'mmdet'), log=None)
+    assert report.resized[TABLE] == 'window 3x5 to 5x3, bicubic'
+
+
+def test_position_is_resized_from_either_layout():
+    source = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=32)
+    model = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=(48, 40))
+    expected = bicubic(source.absolute_pos_embed.detach()[0].permute(1, 2, 0).numpy(), (12, 10)).transpose(2, 0, 1)
+    for state in (source.state_dict(), export_state_dict(source, 'mmdet')):
+        model.reset_parameters()
+        report = load_checkpoint(model, state, log=None)
+        assert report.resized == {'absolute_pos_embed': 'grid 8x8 to 12x10, bicubic'}
+        np.testing.assert_allclose(model.absolute_pos_embed.detach()[0].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('channels', [1, 2, 4, 6, 7])
+@pytest.mark.parametrize('policy', ['repeat', 'mean'])
+def test_a_grey_image_keeps_its_response(channels, policy):
+    weight, grey = torch.randn(5, 3, 4, 4, dtype=torch.float64), torch.randn(1, 1, 4, 4, dtype=torch.float64)
+    adapted = adapt_channels(weight, channels, policy)
+    response = torch.nn.functional.conv2d(grey.expand(-1, 3, -1, -1), weight)
+    adapted_response = torch.nn.functional.conv2d(grey.expand(-1, channels, -1, -1), adapted)
+    if policy == 'mean' or channels in (1, 6):  # 'repeat' keeps it exactly where it takes all channels equally often
+        torch.testing.assert_close(adapted_response, response)
+    expected = weight.mean(1) if policy == 'mean' or channels == 1 else weight[:, (channels - 1) % 3]
+    torch.testing.assert_close(adapted[:, -1], expected * 3 / channels)
+
+
+def test_zero_adds_channels_that_change_nothing():
+    weight, image = torch.randn(5, 3, 4, 4), torch.randn(1, 6, 4, 4)
+    adapted = adapt_channels(weight, 6, 'zero')
+    torch.testing.assert_close(
+        torch.nn.functional.conv2d(image, adapted), torch.nn.functional.conv2d(image[:, :3], weight)
+    )
+
+
+def test_loading_adapts_image_channels_by_the_policy():
+    source, model = SwinBackbone(**ARCH), SwinBackbone(**ARCH, in_channels=4)
+    weight = source.patch_embed.proj.weight
+    report = load_checkpoint(model, source.state_dict(), log=None)
+    assert report.resized == {'patch_embed.proj.weight': "image channels 3 to 4, in_channels='repeat'"}
+    torch.testing.assert_close(model.patch_embed.proj.weight, weight[:, [0, 1, 2, 0]] * 0.75)
+    load_checkpoint(model, source.state_dict(), in_channels='zero', log=None)
+    assert not model.patch_embed.proj.weight[:, 3].any()
+    with pytest.raises(ValueError, match='use in_channels="mean"'):
+        load_checkpoint(SwinBackbone(**ARCH, in_channels=1), source.state_dict(), in_channels='zero')
+    with pytest.raises(ValueError, match='in_channels must be one of'):
+        load_checkpoint(model, source.state_dict(), in_channels='drop')
