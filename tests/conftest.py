@@ -1,5 +1,6 @@
 """Fixtures and helpers that the tests share."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 from mmengine.config import Config
+from mmengine.config import utils as config_utils
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +36,14 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope='session')
+def _parse_metafiles_once():
+    """mmengine parses all metafiles of mmdet or mmseg for every base that a config takes from there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config_utils, 'load', functools.cache(config_utils.load))
+        yield
 
 
 @pytest.fixture(scope='session')

@@ -6,7 +6,9 @@ model = dict(
     roi_head=dict(
         bbox_head=[
             dict(
-                type='Shared4Conv1FCBBoxHead',
+                type='ConvFCBBoxHead',
+                num_shared_convs=4,
+                num_shared_fcs=1,
                 in_channels=256,
                 conv_out_channels=256,
                 fc_out_channels=1024,
