@@ -131,7 +131,7 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
     figure, axes = _panels(len(kinds), (1, 1), side=3.2, margin=0.8)
     for ax, (name, window) in zip(axes, kinds.items(), strict=True):
         ax.set_axis_on()
-        ax.imshow(window[:, None] == window[None, :], cmap='gray', vmin=0, vmax=1, interpolation='nearest')
+        ax.imshow((window[:, None] == window[None, :]).numpy(), cmap='gray', vmin=0, vmax=1, interpolation='nearest')
         ax.set_title(f'window {name}')
         ax.set_xlabel('key token')
     axes[0].set_ylabel('query token')

@@ -219,13 +219,13 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize('options', [('--format', 'safetensors'), ('--format', 'zarr'), ('--tile', '224')])
 def test_a_full_disk_ends_the_run_and_loses_nothing(run, small_disk, tmp_path, capsys, options):
-    # A small pyramid of the toy takes about 35 KiB, one of 225 x 225 pixels about 420 KiB.
+    # A small pyramid of the toy takes about 20 KiB, one of 225 x 225 pixels about 420 KiB.
     if options[0] == '--tile':
         for index in range(2):
             Image.fromarray(PHOTOGRAPH[index : 225 + index, :225]).save(tmp_path / f'{index}.png')
         sources = sorted(tmp_path.glob('*.png'))
     else:
-        sources = make_images(tmp_path / 'photos', 22, broken=False)
+        sources = make_images(tmp_path / 'photos', 45, broken=False)
     assert run(*sources, *options, '--batch-size', 1) == 3
     assert 'No space left' in capsys.readouterr().err
     folder = FeatureFolder(small_disk, 'zarr' if 'zarr' in options else 'safetensors')
