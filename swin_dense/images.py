@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _OVERSHOOT = 0.5
 _ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
 _FULL_SCALE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
+
+# What PIL, tifffile and their codecs raise for damaged content.
+_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, RuntimeError, struct.error, zlib.error)
 
 
 class ImageError(ValueError):
@@ -192,7 +197,7 @@ def _decode(content: bytes, name: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Turn whatever PIL's decoders raise into an ImageError that names the image."""
+    """Turn whatever decoders raise into an ImageError that names the image."""
     try:
         yield
     except ImageError:
@@ -203,8 +208,8 @@ def decoding(name: str) -> Iterator[None]:
         raise ImageError(
             f'{name}: {error}; use tile= for a large image, and set PIL.Image.MAX_IMAGE_PIXELS if you trust it'
         ) from error
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
-        raise ImageError(f'{name}: the file is damaged or cut off: {error}') from error
+    except _DECODER_ERRORS as error:
+        raise ImageError(f'{name}: it cannot be decoded, so it may be damaged or cut off: {error}') from error
 
 
 def pil_pixels(image: Image.Image, name: str) -> np.ndarray:

@@ -67,7 +67,7 @@ def run_batch(
     mode = contextlib.nullcontext() if gradients else torch.inference_mode()
     with evaluation_mode(backbone), mode:
         batch = batch.to(parameter.device, parameter.dtype)
-        with torch.autocast(parameter.device.type, autocast, enabled=autocast is not None):
+        with contextlib.nullcontext() if autocast is None else torch.autocast(parameter.device.type, autocast):
             outs = backbone(batch)
     maps = dict(zip(backbone.out_strides, outs, strict=True))
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,21 +114,27 @@ def _open_tiff(path: Path, name: str, stack: contextlib.ExitStack) -> LargeImage
         return None
     try:
         page: Any = stack.enter_context(tifffile.TiffFile(path)).pages[0]
-    except (tifffile.TiffFileError, IndexError):
+    except (tifffile.TiffFileError, IndexError, struct.error):
         return None
     orientation = page.tags.get('Orientation')
     is_upright = orientation is None or orientation.value == 1
     if not is_upright or page.axes not in ('YX', 'YXS', 'SYX') or page.photometric.name not in ('MINISBLACK', 'RGB'):
         return None
-    store = stack.enter_context(page.aszarr())
-    array = zarr.open_array(store, mode='r')
-    if page.axes != 'SYX':
-        return _array_image(array, name, bgr=False)
+    try:
+        tifffile.TIFF.DECOMPRESSORS[page.compression]
+    except KeyError:  # it needs the package imagecodecs; PIL decodes some of these
+        return None
+    array: Any = zarr.open_array(stack.enter_context(page.aszarr()), mode='r')
+    is_planar = page.axes == 'SYX'
 
     def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
-        return np.moveaxis(np.asarray(array[:, top:bottom, left:right]), 0, 2)
+        with decoding(name):
+            if is_planar:
+                return np.moveaxis(np.asarray(array[:, top:bottom, left:right]), 0, 2)
+            return np.asarray(array[top:bottom, left:right])
 
-    return LargeImage(name, (array.shape[1], array.shape[2]), read)
+    height, width = array.shape[1:] if is_planar else array.shape[:2]
+    return LargeImage(name, (height, width), read)
 
 
 def _pil_image(image: Image.Image, name: str) -> LargeImage:

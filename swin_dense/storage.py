@@ -58,7 +58,7 @@ class FeatureFolder:
 
     def save(self, image: str | os.PathLike, maps: Mapping[int, Tensor], image_size: Pair) -> None:
         """Write the features of an image, {stride: any shape}."""
-        with self._replacing(self.path_of(image)) as temporary:
+        with self.replacing(self.path_of(image)) as temporary:
             _WRITERS[self.file_format](temporary, {str(stride): level for stride, level in maps.items()}, image_size)
 
     @contextmanager
@@ -75,7 +75,7 @@ class FeatureFolder:
             tile: (height, width) in pixels.
         """
         shapes = {stride: (count, *level_size(image_size, stride)) for stride, count in channels.items()}
-        with self._replacing(self.path_of(image)) as temporary:
+        with self.replacing(self.path_of(image)) as temporary:
             yield _PIECEWISE_WRITERS[self.file_format](temporary, shapes, image_size, dtype, tile)
 
     def image_size(self, image: str | os.PathLike) -> Pair:
@@ -84,7 +84,7 @@ class FeatureFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file into the folder, whole or not at all."""
-        with self._replacing(self.root / name) as temporary:
+        with self.replacing(self.root / name) as temporary:
             temporary.write_text(text, encoding='utf-8', errors='surrogateescape')
 
     def remove_leftovers(self) -> None:
@@ -92,7 +92,7 @@ class FeatureFolder:
         shutil.rmtree(self.root / _PARTIAL, ignore_errors=True)
 
     @contextmanager
-    def _replacing(self, path: Path) -> Iterator[Path]:
+    def replacing(self, path: Path) -> Iterator[Path]:
         """Give a temporary path, and move what is written there to ``path`` if the block ends well."""
         temporary = self.root / _PARTIAL / f'{os.getpid()}-{path.name}'
         temporary.parent.mkdir(exist_ok=True)
@@ -124,8 +124,12 @@ def write_index(folder: FeatureFolder, images: Iterable[str]) -> int:
         import pyarrow  # noqa: F401  (what pandas writes parquet with)
     except ImportError:
         return len(rows)
-    with folder._replacing(folder.root / 'index.parquet') as temporary:
-        pandas.DataFrame(rows, columns=list(columns)).to_parquet(temporary)
+    with folder.replacing(folder.root / 'index.parquet') as temporary:
+        # Parquet holds UTF-8 alone; a byte of a path that is not is spelt out.
+        readable = [
+            (image.encode(errors='surrogateescape').decode(errors='backslashreplace'), *row) for image, *row in rows
+        ]
+        pandas.DataFrame(readable, columns=list(columns)).to_parquet(temporary)
     return len(rows)
 
 

@@ -128,10 +128,10 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
         kinds = {'right column': ids[0, -1], **kinds}
     if rows > 1 and columns > 1:
         kinds = {'inside': ids[0, 0], **kinds}
-    figure, axes = _panels(len(kinds), (1, 1), side=3.2, margin=1.0)
+    figure, axes = _panels(len(kinds), (1, 1), side=3.2, margin=0.8)
     for ax, (name, window) in zip(axes, kinds.items(), strict=True):
         ax.set_axis_on()
-        ax.imshow(window[:, None] == window[None, :], cmap='gray', vmin=0, vmax=1, interpolation='nearest')
+        ax.imshow((window[:, None] == window[None, :]).numpy(), cmap='gray', vmin=0, vmax=1, interpolation='nearest')
         ax.set_title(f'window {name}')
         ax.set_xlabel('key token')
     axes[0].set_ylabel('query token')
@@ -160,7 +160,7 @@ def pca_rgb(level: Tensor) -> np.ndarray:
 
 
 def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of the proportions of ``size`` (height, width), ``side`` inches wide and ``margin`` apart."""
+    """Return panels of the proportions of ``size`` (height, width), ``side`` inches wide and ``margin`` apart."""
     columns = min(count, 5)
     rows = -(-count // columns)
     height, width = size

@@ -133,9 +133,10 @@ def run(args: argparse.Namespace, rank: int, world_size: int) -> int:
         dist.all_gather_object(everyones, failures)
         failures = {path: error for share in everyones for path, error in share.items()}
     if rank == 0:
-        folder.remove_leftovers()
         write_failures(folder, failures)
         count = write_index(folder, paths)
+        if world_size == 1 or not received:  # after a signal, other ranks may still be finishing an image
+            folder.remove_leftovers()
         console.print(f'{count} of {len(paths)} images are in {args.out}, {len(failures)} failed')
     if received:
         return 128 + received[0]

@@ -1,0 +1,107 @@
+"""A region of a large image is that part of the image, whatever holds it."""
+
+import numpy as np
+import pytest
+import skimage.data
+import tifffile
+import torch
+import zarr
+from PIL import Image
+
+from swin_dense.images import ImageError, read_image, to_tensor
+from swin_dense.regions import open_large_image
+
+RGB = skimage.data.astronaut()[:150, :131]
+
+
+def save_tiff(path, **options):
+    tifffile.imwrite(path, RGB, photometric='rgb', **options)
+    return path
+
+
+def save_planar_tiff(path):
+    tifffile.imwrite(path, np.ascontiguousarray(RGB.transpose(2, 0, 1)), photometric='rgb', planarconfig='separate')
+    return path
+
+
+def save_zarr(path):
+    zarr.create_array(path, data=RGB, chunks=(64, 64, 3))
+    return path
+
+
+def save_memmap(path):
+    np.save(path, RGB)
+    return np.load(path.with_name(path.name + '.npy'), mmap_mode='r')
+
+
+def save_with_pil(path, **options):
+    Image.fromarray(RGB).save(path, **options)
+    return path
+
+
+SOURCES = {
+    'tiled tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48)),
+    'striped tiff': lambda path: save_tiff(path / 'x.tif', rowsperstrip=16),
+    'compressed tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48), compression='zlib'),
+    'big tiff': lambda path: save_tiff(path / 'x.tif', bigtiff=True, tile=(32, 48)),
+    'planar tiff': lambda path: save_planar_tiff(path / 'x.tif'),
+    'rotated tiff': lambda path: save_tiff(path / 'x.tif', extratags=[(274, 'H', 1, 6, True)]),
+    'zarr folder': lambda path: save_zarr(path / 'x.zarr'),
+    'zarr array': lambda path: zarr.open_array(save_zarr(path / 'x.zarr'), mode='r'),
+    'memory-mapped array': lambda path: save_memmap(path / 'x'),
+    'array': lambda path: RGB,
+    'tensor': lambda path: torch.from_numpy(RGB.copy()).permute(2, 0, 1),
+    'png': lambda path: save_with_pil(path / 'x.png'),
+    'lzw tiff': lambda path: save_with_pil(path / 'x.tif', compression='tiff_lzw'),
+    'bytes': lambda path: save_with_pil(path / 'x.png').read_bytes(),
+    'PIL': lambda path: Image.fromarray(RGB),
+}
+
+
+@pytest.mark.parametrize('form', SOURCES)
+def test_regions(form, tmp_path):
+    source = SOURCES[form](tmp_path)
+    expected = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
+    if form == 'rotated tiff':
+        expected = expected.rot90(-1, (1, 2))
+    with open_large_image(source) as image:
+        assert image.size == tuple(expected.shape[1:])
+        for top, left, bottom, right in ((0, 0, *image.size), (17, 20, 100, 99), (120, 3, 121, 4)):
+            region = to_tensor(image.read(top, left, bottom, right), 3, image.name)
+            assert torch.equal(region, expected[:, top:bottom, left:right])
+
+
+def test_bgr_arrays():
+    with open_large_image(RGB[:, :, ::-1], bgr=True) as image:
+        assert np.array_equal(image.read(3, 4, 50, 60), RGB[3:50, 4:60])
+
+
+def test_without_tifffile(tmp_path, monkeypatch):
+    path = save_tiff(tmp_path / 'x.tif', tile=(32, 48))
+    monkeypatch.setitem(__import__('sys').modules, 'tifffile', None)
+    with open_large_image(path) as image:
+        assert torch.equal(to_tensor(image.read(3, 4, 50, 60), 3, ''), read_image(RGB)[:, 3:50, 4:60])
+
+
+def test_what_is_no_image(tmp_path):
+    with pytest.raises(FileNotFoundError, match='missing'), open_large_image(tmp_path / 'missing.tif'):
+        pass
+    for name, content in (('text.png', b'text'), ('empty.png', b''), ('cut.tif', b'II*\0cut')):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ImageError, match=name.split('.')[0]), open_large_image(tmp_path / name):
+            pass
+    with pytest.raises(ImageError, match='without a zarr array'), open_large_image(tmp_path):
+        pass
+    with pytest.raises(ImageError, match=r'\(H, W\)'), open_large_image(np.zeros(5)):
+        pass
+    with pytest.raises(TypeError, match='a path, bytes'), open_large_image(3):
+        pass
+
+
+def test_a_damaged_tiff_names_the_file(tmp_path):
+    path = save_tiff(tmp_path / 'x.tif', tile=(32, 48), compression='zlib')
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 4000] = bytes(4000)
+    path.write_bytes(content)
+    with pytest.raises(ImageError, match=r'x\.tif'), open_large_image(path) as image:
+        image.read(0, 0, *image.size)
