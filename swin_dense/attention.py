@@ -54,7 +54,7 @@ class WindowAttention(nn.Module):
             offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shift: Pair | None = None) -> Tensor:
         table = self.relative_position_bias_table
         out = window_attention(
             self.qkv(x),
@@ -62,7 +62,7 @@ class WindowAttention(nn.Module):
             pad_kv=None if self.qkv.bias is None else self.qkv.bias[x.shape[-1] :],
             num_heads=self.num_heads,
             window_size=self.window_size,
-            shift=self.shift,
+            shift=self.shift if shift is None else shift,
             scale=self.qk_scale,
             dropout_p=self.attn_drop_rate if self.training else 0.0,
             backend=self.backend,

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense import checks
+from swin_dense.ops.recompute import recompute_cheap
 
 _ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
 _NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
@@ -84,24 +85,31 @@ class MLP(nn.Module):
         self.drop = nn.Dropout(drop_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+        hidden = self.fc1(x)
+        return self.drop(recompute_cheap(lambda hidden: self.fc2(self.drop(self.act(hidden))), hidden, self.training and self.drop.p > 0))
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``."""
+    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``.
+
+    What is kept is drawn apart from being applied, because a map may be worked through in parts.
+    """
 
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
         self.drop_prob = drop_prob
 
-    def forward(self, x: Tensor) -> Tensor:
+    def draw(self, x: Tensor, branches: int) -> Tensor | None:
+        """Draw the factor of every image of x, (B, ...), on every branch: (B, branches), or None for all ones."""
         if not self.training or self.drop_prob == 0.0:
-            return x
+            return None
+        keep = x.new_zeros(x.shape[0], branches)
         keep_prob = 1.0 - self.drop_prob
-        if keep_prob == 0.0:
-            return x * 0.0
-        keep = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep_prob)
-        return x * (keep / keep_prob)
+        return keep.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else keep
+
+    def forward(self, x: Tensor, keep: Tensor | None) -> Tensor:
+        """Scale the branch x, (B, ...), by ``keep``, (B,)."""
+        return x if keep is None else x * keep.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'

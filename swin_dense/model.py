@@ -24,6 +24,8 @@ from swin_dense.attention import WindowAttention
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_norm
 from swin_dense.ops import BACKENDS
+from swin_dense.ops.bands import in_bands
+from swin_dense.windows import Pair
 
 # What other Swins call an option, and what it is called here.
 _FOREIGN_OPTIONS = {
@@ -52,8 +54,13 @@ class SwinBlock(nn.Module):
         self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        keep = self.drop_path.draw(x, branches=2)
+        return in_bands(self._forward_windows, x, self.attn.window_size, self.attn.shift, keep)
+
+    def _forward_windows(self, x: Tensor, shift: Pair, keep: Tensor | None) -> Tensor:
+        keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
+        x = x + self.drop_path(self.attn(self.norm1(x), shift), keep_attn)
+        return x + self.drop_path(self.mlp(self.norm2(x)), keep_mlp)
 
 
 class SwinStage(nn.Module):
