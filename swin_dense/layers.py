@@ -63,6 +63,9 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        return recompute_cheap(x, self._join, self.norm, self.reduction)
+
+    def _join(self, x: Tensor) -> Tensor:
         stride = self.stride
         height, width = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
         bottom = max((height - 1) * stride + 2 - x.shape[1], 0)
@@ -70,12 +73,11 @@ class PatchMerging(nn.Module):
         x = F.pad(x, (0, 0, 0, right, 0, bottom))
         rows = [slice(offset, offset + (height - 1) * stride + 1, stride) for offset in (0, 1)]
         columns = [slice(offset, offset + (width - 1) * stride + 1, stride) for offset in (0, 1)]
-        neighbours = [x[:, row, column] for column in columns for row in rows]
-        return self.reduction(self.norm(torch.cat(neighbours, -1)))
+        return torch.cat([x[:, row, column] for column in columns for row in rows], -1)
 
 
 class MLP(nn.Module):
-    """Two linear layers with an activation between, along the last axis."""
+    """A norm, then two linear layers with an activation between, along the last axis. The norm belongs to the block."""
 
     def __init__(self, channels: int, hidden_channels: int, act_cfg: Mapping[str, Any], drop_rate: float) -> None:
         super().__init__()
@@ -84,9 +86,9 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden_channels, channels)
         self.drop = nn.Dropout(drop_rate)
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.fc1(x)
-        return self.drop(recompute_cheap(lambda hidden: self.fc2(self.drop(self.act(hidden))), hidden, self.training and self.drop.p > 0))
+    def forward(self, x: Tensor, norm: nn.Module) -> Tensor:
+        hidden = recompute_cheap(x, norm, self.fc1)
+        return self.drop(recompute_cheap(hidden, self.act, self.drop, self.fc2))
 
 
 class DropPath(nn.Module):

@@ -40,14 +40,15 @@ def in_bands(block: Block, x: Tensor, window: Pair, shift: Pair, per_image: Tens
         return _bands_of_group(block, x, window, shift, per_image)
     groups = x.split(images)
     extras = [None] * len(groups) if per_image is None else per_image.split(images)
-    return torch.cat([_bands_of_group(block, group, window, shift, extra) for group, extra in zip(groups, extras)])
+    pairs = zip(groups, extras, strict=True)
+    return torch.cat([_bands_of_group(block, group, window, shift, extra) for group, extra in pairs])
 
 
 def _bands_of_group(block: Block, x: Tensor, window: Pair, shift: Pair, per_image: Tensor | None) -> Tensor:
     height, width = x.shape[1], x.shape[2]
     rows = max(1, round(BAND_TOKENS / (width * window[0]))) * window[0]
     full = (height - shift[0]) // rows
-    if full * rows == 0 or full * rows == height == rows:
+    if full < 1 or rows == height:
         return block(x, shift, per_image)
     # The roll brings the first rows to the last windows, so these rows make up the last band with the rows that
     # the full bands leave over. Only there do the windows of a shifted map cross its edge.

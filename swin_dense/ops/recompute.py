@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
-def recompute_cheap(function: Callable[[Tensor], Tensor], x: Tensor, is_random: bool) -> Tensor:
-    """Return ``function(x)``, of which the backward pass keeps x alone.
+def recompute_cheap(x: Tensor, *functions: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply ``functions`` to x one after the other, and keep x alone for the backward pass.
 
-    Meant for a cheap function followed by a matrix product, such as the second half of an MLP. Recomputation stops
-    as soon as all that was saved is there again, which is before the product is done a second time.
-
-    Args:
-        function: what to compute.
-        x: its argument.
-        is_random: whether the function draws random numbers, which the second time must be the same.
+    Meant for cheap functions followed by one matrix product: norm and linear, or activation and linear. Recomputation
+    stops as soon as the input of the product is there again, so the product is not done twice.
     """
+
+    def chain(x: Tensor) -> Tensor:
+        for function in functions:
+            x = function(x)
+        return x
+
     # torch.compile decides by itself what to recompute, and a trace records no backward pass.
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return function(x)
-    return checkpoint(function, x, use_reentrant=False, preserve_rng_state=is_random)
+        return chain(x)
+    draws = any(isinstance(function, nn.Dropout) and function.training and function.p > 0 for function in functions)
+    return checkpoint(chain, x, use_reentrant=False, preserve_rng_state=draws)

@@ -38,9 +38,7 @@ def window_attention(
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
     if not _has_values(qkv):
-        return reference.window_attention(
-            qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p
-        )
+        return reference.window_attention(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p)
     bias = None if relative_bias is None else relative_bias.to(qkv.dtype)
     pad = None if pad_kv is None else pad_kv.to(qkv.dtype)
     wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, bias, pad))
@@ -88,6 +86,8 @@ def _operator(
     shift: Sequence[int],
     scale: float,
 ) -> Tensor:
+    if bias is not None:
+        bias = bias.detach()  # or torch would take its slow kernel, the only one with a gradient for the bias
     return _attend(qkv, bias, pad, num_heads, window, shift, scale, dropout_p=0.0)
 
 
