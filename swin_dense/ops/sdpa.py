@@ -122,7 +122,7 @@ def _backward_operator(
         mask = _score_bias(bias, group.mask, exact)
         grad_qkv, grad_scores = _backward_of_windows(heads.contiguous(), grad_heads.contiguous(), mask, scale)
         grad_bias += grad_scores.sum(0)
-        grad = grad_qkv.permute(1, 3, 0, 2, 4).reshape(batch, -1, 3 * channels)
+        grad = grad_qkv.permute(1, 3, 0, 2, 4).reshape(batch, len(group.tokens), 3 * channels)
         if len(group.padding):
             grad_pad += grad.index_select(1, group.padding)[:, :, channels:].sum((0, 1))
         grads.append(grad)
