@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.ops import window_attention
+from swin_dense.ops.recompute import recompute_cheap
 from swin_dense.windows import Pair, relative_position_bias
 
 
@@ -54,15 +55,16 @@ class WindowAttention(nn.Module):
             offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, norm: nn.Module, shift: Pair | None = None) -> Tensor:
+        """Attend among norm(x); ``shift`` stands in for the module's own where x is a band of a map."""
         table = self.relative_position_bias_table
         out = window_attention(
-            self.qkv(x),
+            recompute_cheap(x, norm, self.qkv),
             relative_bias=None if table is None else relative_position_bias(table, self.window_size),
             pad_kv=None if self.qkv.bias is None else self.qkv.bias[x.shape[-1] :],
             num_heads=self.num_heads,
             window_size=self.window_size,
-            shift=self.shift,
+            shift=self.shift if shift is None else shift,
             scale=self.qk_scale,
             dropout_p=self.attn_drop_rate if self.training else 0.0,
             backend=self.backend,

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense import checks
+from swin_dense.ops.recompute import recompute_cheap
 
 _ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
 _NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
@@ -62,6 +63,9 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        return recompute_cheap(x, self._join, self.norm, self.reduction)
+
+    def _join(self, x: Tensor) -> Tensor:
         stride = self.stride
         height, width = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
         bottom = max((height - 1) * stride + 2 - x.shape[1], 0)
@@ -69,12 +73,11 @@ class PatchMerging(nn.Module):
         x = F.pad(x, (0, 0, 0, right, 0, bottom))
         rows = [slice(offset, offset + (height - 1) * stride + 1, stride) for offset in (0, 1)]
         columns = [slice(offset, offset + (width - 1) * stride + 1, stride) for offset in (0, 1)]
-        neighbours = [x[:, row, column] for column in columns for row in rows]
-        return self.reduction(self.norm(torch.cat(neighbours, -1)))
+        return torch.cat([x[:, row, column] for column in columns for row in rows], -1)
 
 
 class MLP(nn.Module):
-    """Two linear layers with an activation between, along the last axis."""
+    """A norm, then two linear layers with an activation between, along the last axis. The norm belongs to the block."""
 
     def __init__(self, channels: int, hidden_channels: int, act_cfg: Mapping[str, Any], drop_rate: float) -> None:
         super().__init__()
@@ -83,25 +86,32 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden_channels, channels)
         self.drop = nn.Dropout(drop_rate)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+    def forward(self, x: Tensor, norm: nn.Module) -> Tensor:
+        hidden = recompute_cheap(x, norm, self.fc1)
+        return self.drop(recompute_cheap(hidden, self.act, self.drop, self.fc2))
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``."""
+    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``.
+
+    What is kept is drawn apart from being applied, because a map may be worked through in parts.
+    """
 
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
         self.drop_prob = drop_prob
 
-    def forward(self, x: Tensor) -> Tensor:
+    def draw(self, x: Tensor, branches: int) -> Tensor | None:
+        """Draw the factor of every image of x, (B, ...), on every branch: (B, branches), or None for all ones."""
         if not self.training or self.drop_prob == 0.0:
-            return x
+            return None
+        keep = x.new_zeros(x.shape[0], branches)
         keep_prob = 1.0 - self.drop_prob
-        if keep_prob == 0.0:
-            return x * 0.0
-        keep = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep_prob)
-        return x * (keep / keep_prob)
+        return keep.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else keep
+
+    def forward(self, x: Tensor, keep: Tensor | None) -> Tensor:
+        """Scale the branch x, (B, ...), by ``keep``, (B,)."""
+        return x if keep is None else x * keep.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'

@@ -24,6 +24,8 @@ from swin_dense.attention import WindowAttention
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_norm
 from swin_dense.ops import BACKENDS
+from swin_dense.ops.bands import in_bands
+from swin_dense.windows import Pair
 
 # What other Swins call an option, and what it is called here.
 _FOREIGN_OPTIONS = {
@@ -42,7 +44,9 @@ _FOREIGN_OPTIONS = {
 class SwinBlock(nn.Module):
     """Window attention and an MLP, each after a LayerNorm and on a residual branch: (B, H, W, C) to the same."""
 
-    def __init__(self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float) -> None:
+    def __init__(
+        self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float, with_cp: bool
+    ) -> None:
         super().__init__()
         channels = attn.proj.out_features
         self.norm1 = build_norm(norm_cfg, channels)
@@ -50,27 +54,32 @@ class SwinBlock(nn.Module):
         self.norm2 = build_norm(norm_cfg, channels)
         self.mlp = mlp
         self.drop_path = DropPath(drop_path_rate)
+        self.with_cp = with_cp
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        keep = self.drop_path.draw(x, branches=2)
+        forward_windows = self._forward_windows
+        if self.with_cp and torch.is_grad_enabled():
+            forward_windows = functools.partial(checkpoint, forward_windows, use_reentrant=False)
+        return in_bands(forward_windows, x, self.attn.window_size, self.attn.shift, keep)
+
+    def _forward_windows(self, x: Tensor, shift: Pair, keep: Tensor | None) -> Tensor:
+        keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
+        x = x + self.drop_path(self.attn(x, self.norm1, shift), keep_attn)
+        return x + self.drop_path(self.mlp(x, self.norm2), keep_mlp)
 
 
 class SwinStage(nn.Module):
     """The blocks that work at one resolution; ``downsample`` leads to the next stage and is called by the backbone."""
 
-    def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None, with_cp: bool) -> None:
+    def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.downsample = downsample
-        self.with_cp = with_cp
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            if self.with_cp and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
+            x = block(x)
         return x
 
 
@@ -202,10 +211,10 @@ class SwinBackbone(nn.Module):
                 block_shift = shift if use_shift and block % 2 else (0, 0)
                 attn = make_attention(channels, self.arch.num_heads[stage], shift=block_shift)
                 mlp = MLP(channels, hidden_channels, act_cfg, drop_rate)
-                blocks.append(SwinBlock(attn, mlp, norm_cfg, drop_path))
+                blocks.append(SwinBlock(attn, mlp, norm_cfg, drop_path, with_cp[stage]))
             is_last = stage + 1 == built
             downsample = None if is_last else PatchMerging(channels, self.strides[stage + 1], stage_norm_cfg)
-            self.layers.append(SwinStage(blocks, downsample, with_cp[stage]))
+            self.layers.append(SwinStage(blocks, downsample))
         for stage, channels in zip(self.out_indices, self.out_channels, strict=True):
             self.add_module(f'norm{stage}', build_norm(norm_cfg, channels))
 
