@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from swin_dense.ops.reference import REGION_PENALTY
 from swin_dense.windows import Pair, window_grid
@@ -24,12 +25,13 @@ try:
 
     from swin_dense.ops import triton_kernels as kernels
 except ImportError as error:
-    _import_error: str | None = str(error)
+    _unusable: str | None = f'triton cannot be imported ({error})'
     IS_INTERPRETED = False
 else:
-    _import_error = None
-    # Whether TRITON_INTERPRET was set when triton decorated the kernels: it asks only then.
-    IS_INTERPRETED = not isinstance(kernels.forward, triton.JITFunction)
+    # Older ones take no tuples as constants of a kernel.
+    is_old = TorchVersion(triton.__version__) < (3, 6)
+    _unusable = f'triton {triton.__version__} is older than 3.6' if is_old else None
+    IS_INTERPRETED = kernels.IS_INTERPRETED.value
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (16, 32, 64)
@@ -41,8 +43,8 @@ _PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
 def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int, dropout_p: float) -> str | None:
-    if _import_error is not None:
-        return f'triton cannot be imported ({_import_error})'
+    if _unusable is not None:
+        return _unusable
     if not (qkv.is_cuda or IS_INTERPRETED):
         return f'qkv is on {qkv.device}, not on a CUDA device (for tests without one, set TRITON_INTERPRET=1)'
     if qkv.is_cuda and torch.cuda.get_device_properties(qkv.device).major < 8:

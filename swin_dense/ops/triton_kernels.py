@@ -20,6 +20,18 @@ _VARYING = ['windows', 'height', 'width', 'shift_y', 'shift_x', 'heads', 'strips
 
 
 @triton.jit
+def _dot(a, b):
+    """Multiply matrices; float32 as such, not cut to TF32."""
+    if IS_INTERPRETED:  # the interpreter would multiply the bit patterns of bfloat16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision='ieee')
+
+
+# Whether TRITON_INTERPRET was set when triton decorated the kernels: it asks only then.
+IS_INTERPRETED = tl.constexpr(not isinstance(_dot, triton.JITFunction))
+
+
+@triton.jit
 def _place(window, canvas, WINDOW: tl.constexpr):
     """Return which image a window lies in, its row and column of windows, and how many of those an image has.
 
@@ -112,7 +124,7 @@ def _add_to_tile(matrix, tile, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl
 @triton.jit
 def _scores(q, k, bias, scale, window, query, key, canvas, WINDOW: tl.constexpr, PENALTY: tl.constexpr):
     """Return the scores of a tile of queries and keys, in units of log 2."""
-    scores = tl.dot(q, tl.trans(k), input_precision='ieee') * (scale * _LOG2E) + bias
+    scores = _dot(q, tl.trans(k)) * (scale * _LOG2E) + bias
     _, row, column, rows, columns = _place(window, canvas, WINDOW)
     wrapped_y, wrapped_x = tl.where(row == rows - 1, canvas[2], 0), tl.where(column == columns - 1, canvas[3], 0)
     if (wrapped_y > 0) | (wrapped_x > 0):
@@ -170,11 +182,11 @@ def forward(
             weights = tl.exp2(scores - new_top[:, None])
             fade = tl.exp2(top - new_top)
             total = total * fade + tl.sum(weights, 1)
-            result = result * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision='ieee')
+            result = result * fade[:, None] + _dot(weights.to(v.dtype), v)
             top = new_top
         _store(out, token, is_real, channels, channel, result / total[:, None])
         first = (window * heads + head).to(tl.int64) * TOKENS
-        tl.store(lse + first + query, top + tl.log2(total), mask=is_real)
+        tl.store(lse + first + query, top + tl.log2(total), mask=query < TOKENS)
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -229,9 +241,9 @@ def backward_queries(
             k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             weights = tl.exp2(scores - q_lse[:, None])
-            d_weights = tl.dot(d_out, tl.trans(v), input_precision='ieee')
+            d_weights = _dot(d_out, tl.trans(v))
             d_scores = weights * (d_weights - q_delta[:, None])
-            d_q += tl.dot(d_scores.to(k.dtype), k, input_precision='ieee')
+            d_q += _dot(d_scores.to(k.dtype), k)
         _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
 
 
@@ -295,7 +307,7 @@ def backward_keys(
             q_lse = tl.load(lse + first + query, mask=is_real, other=float('inf'))
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             weights = tl.exp2(scores - q_lse[:, None])
-            d_weights = tl.dot(d_out, tl.trans(v), input_precision='ieee')
+            d_weights = _dot(d_out, tl.trans(v))
             if TILES == 1:
                 q_delta = tl.sum(weights * d_weights, 1)
             else:
@@ -305,11 +317,11 @@ def backward_keys(
                 d_bias += d_scores
             else:
                 _add_to_tile(grad_bias, d_scores, q_start, k_start, TOKENS, BLOCK)
-            d_v += tl.dot(tl.trans(weights.to(d_out.dtype)), d_out, input_precision='ieee')
+            d_v += _dot(tl.trans(weights.to(d_out.dtype)), d_out)
             d_scores = d_scores.to(q.dtype)
-            d_k += tl.dot(tl.trans(d_scores), q, input_precision='ieee')
+            d_k += _dot(tl.trans(d_scores), q)
             if TILES == 1:
-                d_q = tl.dot(d_scores, k, input_precision='ieee')
+                d_q = _dot(d_scores, k)
                 _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
         d_k *= scale
         token, is_real = _locate(window, key, canvas, WINDOW)
