@@ -29,7 +29,7 @@ except ImportError as error:
     IS_INTERPRETED = False
 else:
     # Older ones take no tuples as constants of a kernel.
-    is_old = TorchVersion(triton.__version__) < (3, 6)
+    is_old = TorchVersion(triton.__version__) < '3.6'
     _unusable = f'triton {triton.__version__} is older than 3.6' if is_old else None
     IS_INTERPRETED = kernels.IS_INTERPRETED.value
 
