@@ -14,13 +14,14 @@ from types import ModuleType
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.ops import reference, sdpa
+from swin_dense.ops import reference, sdpa, triton
 
 _logger = logging.getLogger(__name__)
 
-# In the order in which 'auto' tries them; reference is the oracle of the tests and never chosen by itself.
-_AUTOMATIC: dict[str, ModuleType] = {'sdpa': sdpa}
-_BACKENDS: dict[str, ModuleType] = {**_AUTOMATIC, 'reference': reference}
+_BACKENDS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'reference': reference}
+# What 'auto' tries, in this order; reference is the oracle of the tests and never chosen by itself.
+_AUTOMATIC = ('sdpa',)
+_AUTOMATIC_ON_CUDA = ('triton', 'sdpa')
 
 BACKENDS = ('auto', *_BACKENDS)
 
@@ -74,7 +75,8 @@ def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: 
             raise RuntimeError(f'backend {backend!r} cannot run here: {reason}; use backend="auto"')
         return _BACKENDS[backend]
     refused: list[str] = []
-    for name, module in _AUTOMATIC.items():
+    for name in _AUTOMATIC_ON_CUDA if qkv.is_cuda else _AUTOMATIC:
+        module = _BACKENDS[name]
         reason = module.reason_not_to_run(qkv, window_size, num_heads, dropout_p)
         if reason is None:
             _log_once(name, tuple(refused))
