@@ -15,13 +15,7 @@ metainfo = dict(
 crop_size = (128, 128)
 max_iters = 600
 
-# Most pixels are background, and a short training would call every pixel so.
-class_weight = [0.3, 1.0, 1.0, 1.0, 1.0, 1.0]
-head = dict(
-    num_classes=6,
-    norm_cfg=dict(type='BN', requires_grad=True),
-    loss_decode=dict(class_weight=class_weight),
-)
+head = dict(num_classes=6, norm_cfg=dict(type='BN', requires_grad=True))
 model = dict(
     data_preprocessor=dict(size=crop_size),
     backbone=_base_.swin,

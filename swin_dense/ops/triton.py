@@ -80,7 +80,7 @@ def window_attention(
     return _forward(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale)[0]
 
 
-@torch.library.custom_op('swin_dense::window_attention', mutates_args=())
+@torch.library.custom_op('swin_dense::triton_window_attention', mutates_args=())
 def _forward(
     qkv: Tensor,
     relative_bias: Tensor,
@@ -115,7 +115,7 @@ def _forward_fake(
     return out, qkv.new_empty(batch * rows * columns, num_heads, tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op('swin_dense::window_attention_backward', mutates_args=())
+@torch.library.custom_op('swin_dense::triton_window_attention_backward', mutates_args=())
 def _backward(
     grad_out: Tensor,
     qkv: Tensor,
