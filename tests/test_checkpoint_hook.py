@@ -223,3 +223,16 @@ class TestWrappers:
             model.load_state_dict(state)
             loaded = model.state_dict()
             assert all(torch.equal(loaded[name], tensor) for name, tensor in source.state_dict().items())
+
+    def test_fully_sharded_by_tensors(self, one_process_group):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+        from torch.distributed.fsdp import fully_shard
+
+        source, model = Detector(1), Detector(2)
+        fully_shard(model.backbone.layers[0])
+        fully_shard(model)
+        set_model_state_dict(model, source.state_dict(), options=StateDictOptions(full_state_dict=True))
+        loaded = model.state_dict()
+        assert all(torch.equal(loaded[name].full_tensor(), tensor) for name, tensor in source.state_dict().items())
+        with pytest.raises(CheckpointError, match=r'before fully_shard'):
+            load_checkpoint(model.backbone, source.backbone.state_dict())

@@ -107,7 +107,7 @@ def test_loading_resizes_to_any_window_and_says_so():
     assert report.resized[TABLE] == 'window 7x7 to 4x9, bicubic'
     expected = bicubic(source.state_dict()[TABLE].reshape(13, 13, 4).numpy(), (7, 17)).reshape(-1, 4)
     np.testing.assert_allclose(model.state_dict()[TABLE].numpy(), expected, atol=1e-6)
-    report = load_checkpoint(model, source.state_dict(), table_resize='geometric', log=None)
+    report = load_checkpoint(model, dict(source.named_parameters()), table_resize='geometric', log=None)
     assert 'geometric' in report.resized[TABLE]
     assert not np.allclose(model.state_dict()[TABLE].numpy(), expected, atol=1e-3)
     with pytest.raises(ValueError, match='table_resize must be one of'):

@@ -62,8 +62,11 @@ def load_checkpoint(
         FileNotFoundError: there is no such file.
     """
     backbone = _unwrap(backbone)
-    if any(parameter.is_meta for parameter in backbone.parameters()):
-        raise CheckpointError('the backbone is on the meta device and cannot hold weights; call to_empty(...) first')
+    for parameter in backbone.parameters():
+        if parameter.is_meta:
+            raise CheckpointError('the backbone is on the meta device and holds no weights; call to_empty(...) first')
+        if hasattr(parameter, 'device_mesh'):
+            raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
     window = None if window_size is None else checks.pair('window_size', window_size)
     options = Options(allow_partial, final_norm, table_resize, in_channels, window)
     target = Target.of(backbone)

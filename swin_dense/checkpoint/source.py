@@ -61,7 +61,7 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
         if isinstance(value, nn.Module):
             value = value.state_dict()
         if isinstance(value, Tensor):
-            tensors[str(key)] = value
+            tensors[str(key)] = value.detach()
         elif isinstance(value, Mapping) and isinstance(key, str) and key != 'optimizer':
             tensors.update({f'{key}.{name}': tensor for name, tensor in flatten(value).items()})
     return tensors
