@@ -73,7 +73,12 @@ def count(model: nn.Module, height: int, width: int) -> Count:
         model: on the meta device. A detector of mmdet, a segmentor of mmseg, or a module that takes an image.
         height: of the image, in pixels.
         width: of the image, in pixels.
+
+    Raises:
+        ValueError: the model is on another device.
     """
+    if not all(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("the model must be on the meta device; build it there, or pass model.to('meta')")
     channels = next(module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
     height, width = checks.integer('height', height), checks.integer('width', width)
     meter = _Meter()

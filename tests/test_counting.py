@@ -127,6 +127,11 @@ def test_modules_add_up_and_the_model_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules())
 
 
+def test_a_model_with_memory_is_refused():
+    with pytest.raises(ValueError, match='must be on the meta device'):
+        count(SwinBackbone(TINY), 64, 96)
+
+
 def run_tool(monkeypatch, capsys, *args):
     monkeypatch.setattr(sys, 'argv', ['get_flops.py', *args])
     runpy.run_path(str(REPOSITORY / 'tools/get_flops.py'), run_name='__main__')

@@ -1,0 +1,46 @@
+"""The tool that shows what windows save."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+
+TOOL = str(Path(__file__).parent.parent / 'tools/complexity.py')
+
+
+def run(monkeypatch, capsys, *args):
+    monkeypatch.setattr(sys, 'argv', ['complexity.py', *args])
+    runpy.run_path(TOOL, run_name='__main__')
+    return capsys.readouterr().out
+
+
+def test_worked_example(monkeypatch, capsys):
+    printed = run(monkeypatch, capsys, '--map', '112', '112', '--channels', '128', '--window', '7')
+    assert '40,124,743,680' in printed
+    assert printed == run(monkeypatch, capsys)  # the default
+
+
+def test_table_of_a_backbone_adds_up(monkeypatch, capsys):
+    lines = run(monkeypatch, capsys, '--arch', 't', '--image', '800', '1280').splitlines()
+    rows = {line[:16].strip(): [float(cell) for cell in line[16:].split()] for line in lines[3:11]}
+    totals = rows.pop('all')
+    for column, value in enumerate(totals):
+        assert sum(row[column] for row in rows.values()) == pytest.approx(value, abs=0.05)
+    # Attention within windows: 2 M^2 C FLOPs per padded token, two blocks in stage 1 of 203 x 322 tokens.
+    assert rows['attention'][0] == pytest.approx(2 * 2 * 49 * 203 * 322 * 96 / 1e9, abs=0.005)
+    assert '27,520,698 parameters' in lines
+
+
+def test_plot_is_a_picture(monkeypatch, capsys, tmp_path):
+    path = tmp_path / 'complexity.png'
+    assert str(path) in run(monkeypatch, capsys, '--arch', 'b', '--plot', str(path))
+    pixels = image.imread(path)
+    assert pixels.shape[0] > 500
+    assert pixels.shape[1] > 800
+    red = (pixels[..., 0] > 0.7) & (pixels[..., 1] < 0.3)
+    blue = (pixels[..., 2] > 0.6) & (pixels[..., 0] < 0.3)
+    # Both curves are there, and at the right edge that of global attention is far above the other.
+    rows_of_red, rows_of_blue = (mask[:, -200:].nonzero()[0] for mask in (red, blue))
+    assert rows_of_red.mean() + 100 < rows_of_blue.mean()
