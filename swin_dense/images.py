@@ -22,6 +22,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Resampling a float image overshoots its range a little; a 0-255 image is far outside.
 _OVERSHOOT = 0.5
+TIFF_MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 _ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
 _FULL_SCALE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
@@ -189,10 +190,16 @@ def _read_bytes(path: Path) -> bytes:
 def _decode(content: bytes, name: str) -> np.ndarray:
     if not content:
         raise ImageError(f'{name}: the file is empty')
-    with decoding(name), Image.open(io.BytesIO(content)) as image:
+    with decoding(name):
+        try:
+            image = Image.open(io.BytesIO(content))
+        except UnidentifiedImageError:
+            pixels = _tiff_pixels(content)  # PIL knows no TIFF of more than four channels
+            if pixels is None:
+                raise
+            return pixels
         deep = _decode_deep_colour(image, content)
-        pixels = pil_pixels(image, name) if deep is None else deep
-        return _upright(pixels, orientation_of(image))
+        return _upright(pil_pixels(image, name) if deep is None else deep, orientation_of(image))
 
 
 @contextlib.contextmanager
@@ -238,11 +245,7 @@ def orientation_of(image: Image.Image) -> int:
 def _decode_deep_colour(image: Image.Image, content: bytes) -> np.ndarray | None:
     """Decode what PIL would cut to 8 bits, 16-bit colour, where a package that keeps the depth is installed."""
     if image.format == 'TIFF' and image.mode in ('RGB', 'RGBA') and image.tag_v2.get(_BITS_PER_SAMPLE_TAG)[0] == 16:  # type: ignore[attr-defined]
-        try:
-            import tifffile
-        except ImportError:
-            return None
-        return tifffile.imread(io.BytesIO(content), key=0)
+        return _tiff_pixels(content)
     if image.format == 'PNG' and image.mode in ('RGB', 'RGBA') and content[24] == 16:  # the header's bit depth
         try:
             import cv2
@@ -251,6 +254,20 @@ def _decode_deep_colour(image: Image.Image, content: bytes) -> np.ndarray | None
         pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
         return None if pixels is None else reverse_colours(pixels)
     return None
+
+
+def _tiff_pixels(content: bytes) -> np.ndarray | None:
+    """Decode the first page of a TIFF by tifffile, or return None where it is none or tifffile is not installed."""
+    if not content.startswith(TIFF_MAGIC):
+        return None
+    try:
+        import tifffile
+    except ImportError:
+        return None
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        page: Any = file.pages[0]
+        pixels = page.asarray()
+        return np.moveaxis(pixels, 0, 2) if page.axes == 'SYX' else pixels
 
 
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

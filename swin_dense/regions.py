@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from swin_dense.images import (
+    TIFF_MAGIC,
     ImageError,
     array_pixels,
     decoding,
@@ -24,8 +25,6 @@ from swin_dense.images import (
     read_image,
     reverse_colours,
 )
-
-_TIFF_MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _open_file(path: Path, name: str) -> Iterator[LargeImage]:
 
 def _is_tiff(path: Path) -> bool:
     with path.open('rb') as file:
-        return file.read(4) in _TIFF_MAGIC
+        return file.read(4) in TIFF_MAGIC
 
 
 def _open_zarr(path: Path, name: str) -> Any:

@@ -160,6 +160,18 @@ def test_many_channels_for_a_backbone_that_takes_them():
     assert torch.equal(read_image(pixels, channels=7), torch.from_numpy(pixels.transpose(2, 0, 1)))
 
 
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+@pytest.mark.parametrize('planar', ['contig', 'separate'])
+def test_tiff_of_many_channels(dtype, planar):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 11, 5)).astype(dtype)
+    stored = pixels if planar == 'contig' else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    content = encode_tiff(stored, photometric='minisblack', planarconfig=planar)
+    expected = torch.from_numpy((pixels / np.iinfo(dtype).max).astype(np.float32).transpose(2, 0, 1))
+    torch.testing.assert_close(read_image(content, channels=5), expected)
+    with pytest.raises(ImageError, match='5 channels'):
+        read_image(content)
+
+
 @pytest.mark.parametrize(
     ('source', 'message'),
     [

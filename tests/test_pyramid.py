@@ -64,6 +64,12 @@ def test_features_do_not_depend_on_the_batch(backbone, data):
         assert_same(pyramid, alone(backbone, image))
 
 
+@pytest.mark.parametrize('size', [(1, 1), (1, 10000), (3, 2)])
+def test_extreme_sizes(backbone, size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    assert_same(extract_pyramid(backbone, image), alone(backbone, image))
+
+
 def test_equal_sizes_run_as_one_batch(backbone):
     sizes = []
     handle = backbone.register_forward_pre_hook(lambda module, args: sizes.append(tuple(args[0].shape)))

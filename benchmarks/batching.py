@@ -1,0 +1,54 @@
+"""Measure what running images together saves over running each alone.
+
+    python benchmarks/batching.py --arch swin_t --side 224 --images 8
+
+Images of different sizes could be packed into one batch as ragged lists of windows. That can save no more than a
+batch of equal sizes does, since it adds the packing; so this is the upper bound of its worth. Rounds alternate in one
+process, and the CPU time of a single thread is taken, which other load on the machine disturbs least.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+
+from swin_dense import create_backbone
+from swin_dense.inference import run_batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--arch', default='swin_t')
+    parser.add_argument('--side', type=int, default=224, help='of an image in pixels')
+    parser.add_argument('--images', type=int, default=8)
+    parser.add_argument('--rounds', type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    backbone = create_backbone(args.arch)
+    images = torch.rand(args.images, 3, args.side, args.side)
+    ways = {
+        'together': lambda: run_batch(backbone, images, backbone.out_strides),
+        'alone': lambda: [run_batch(backbone, image[None], backbone.out_strides) for image in images],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for name, way in [*ways.items()] * (args.rounds + 1):
+        start = time.process_time()
+        way()
+        seconds[name].append(time.process_time() - start)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}  # the first warms up
+    print(
+        json.dumps(
+            {
+                **vars(args),
+                'torch': torch.__version__,
+                'cpu_seconds': {name: round(value, 4) for name, value in medians.items()},
+                'alone_over_together': round(medians['alone'] / medians['together'], 3),
+            }
+        )
+    )
+
+
+if __name__ == '__main__':
+    main()
