@@ -14,13 +14,13 @@ from types import ModuleType
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.ops import reference, sdpa
+from swin_dense.ops import cpp, reference, sdpa
 
 _logger = logging.getLogger(__name__)
 
 # In the order in which 'auto' tries them; reference is the oracle of the tests and never chosen by itself.
 _AUTOMATIC: dict[str, ModuleType] = {'sdpa': sdpa}
-_BACKENDS: dict[str, ModuleType] = {**_AUTOMATIC, 'reference': reference}
+_BACKENDS: dict[str, ModuleType] = {**_AUTOMATIC, 'cpp': cpp, 'reference': reference}
 
 BACKENDS = ('auto', *_BACKENDS)
 
