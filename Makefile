@@ -6,6 +6,9 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/ready
+# Other people's Swins, as oracles: torchvision, timm, transformers, mmpretrain. They do not get on with mmseg.
+PEERS := .venv-peers/bin/python
+PEERS_READY := .venv-peers/ready
 
 .PHONY: setup demo test lint
 setup: $(READY)
@@ -14,11 +17,16 @@ $(READY): requirements/torch.txt requirements/mm.txt requirements/dev.txt pyproj
 	tools/setup.sh "$(PYTHON)" .venv
 	touch $@
 
+$(PEERS_READY): requirements/torch.txt requirements/peers.txt requirements/peers-no-deps.txt tools/setup_peers.sh
+	tools/setup_peers.sh "$(PYTHON)" .venv-peers
+	touch $@
+
 demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo
 
-test: $(READY)
+test: $(READY) $(PEERS_READY)
 	$(PY) -m pytest -n 2
+	$(PEERS) -m pytest tests/peers
 
 lint: $(READY)
 	$(PY) -m ruff check .

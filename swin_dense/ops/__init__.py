@@ -14,11 +14,11 @@ from types import ModuleType
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.ops import reference, sdpa, triton
+from swin_dense.ops import cpp, reference, sdpa, triton
 
 _logger = logging.getLogger(__name__)
 
-_BACKENDS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'reference': reference}
+_BACKENDS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'cpp': cpp, 'reference': reference}
 # What 'auto' tries, in this order; reference is the oracle of the tests and never chosen by itself.
 _AUTOMATIC = ('sdpa',)
 _AUTOMATIC_ON_CUDA = ('triton', 'sdpa')

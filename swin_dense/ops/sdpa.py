@@ -37,7 +37,7 @@ def window_attention(
     dropout_p: float,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
-    if not _has_values(qkv):
+    if not has_values(qkv):
         return reference.window_attention(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p)
     bias = None if relative_bias is None else relative_bias.to(qkv.dtype)
     pad = None if pad_kv is None else pad_kv.to(qkv.dtype)
@@ -47,7 +47,7 @@ def window_attention(
     return _attend(qkv, bias, pad, num_heads, window_size, shift, scale, dropout_p)
 
 
-def _has_values(qkv: Tensor) -> bool:
+def has_values(qkv: Tensor) -> bool:
     """Tell whether plans can be used: not while a graph is recorded that must hold for other sizes and machines."""
     if torch.jit.is_tracing() or torch.compiler.is_exporting():
         return False

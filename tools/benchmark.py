@@ -1,0 +1,315 @@
+"""Time our backbone against other people's Swins, side by side in one process, and against what the machine allows.
+
+    python tools/benchmark.py --arch t --size 800 1344 --mode infer --json benchmarks/infer.json
+    python tools/benchmark.py --size 512 512 --batch 2 --mode train --ours auto auto+cp --peers mmdet timm
+    python tools/benchmark.py --sweep --rounds 3 --peers --plot cost.png
+
+Every model gets the same weights and image. Models take turns, round by round, so that a busy machine slows all of
+them. Memory is the peak above what the process held after a pass over a small image, of one process per model.
+A training step is a forward and a backward pass; the update of the weights is nobody's own and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from bench_limits import elapsed, matrix_products, roofline, summary
+from bench_models import PEERS, build_ours, build_peer, must_agree
+from torch import Tensor, nn
+
+from swin_dense import SwinBackbone
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+SMALL_SIDE = 64
+# Relative to the largest output; products of another order in float32, or of 8 bits.
+TOLERANCE = {'float32': 1e-3, 'bfloat16': 1e-1, 'float16': 2e-2}
+
+
+def main() -> None:
+    args = parse_args()
+    if args.memory_of:
+        print(json.dumps({'peak_mib': peak_memory(args)}))
+        return
+    report = sweep(args) if args.sweep else compare(args)
+    report = {'command': 'python tools/benchmark.py ' + ' '.join(sys.argv[1:]), 'machine': machine(args), **report}
+    print(sweep_table(report) if args.sweep else table(report))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + '\n')
+    if args.plot:
+        plot(report, args.plot)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--arch', default='t', help="'t', 's', 'b' or 'l'")
+    parser.add_argument('--size', nargs=2, type=int, default=(800, 1344), metavar=('HEIGHT', 'WIDTH'), help='in pixels')
+    parser.add_argument('--batch', type=int, default=1)
+    parser.add_argument('--window', type=int, default=7, help='side of a window in tokens')
+    parser.add_argument('--mode', choices=('infer', 'train'), default='infer')
+    parser.add_argument('--dtype', choices=DTYPES, default='float32', help='other than float32 through autocast')
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
+    parser.add_argument('--compile', action='store_true', help='put every model through torch.compile')
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--threads', type=int, help="of torch, in place of torch's own choice")
+    parser.add_argument('--ours', nargs='+', default=['auto'], help='backends; "+cp" behind one adds with_cp')
+    parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS), metavar='PEER', help=' '.join(PEERS))
+    parser.add_argument('--no-memory', action='store_true', help='save the time of one more process per model')
+    parser.add_argument('--sweep', action='store_true', help='measure how the time grows with area, batch and window')
+    parser.add_argument('--json', type=Path, help='write the report into this file')
+    parser.add_argument('--plot', type=Path, help='draw the report into this file')
+    parser.add_argument('--memory-of', help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rounds < 1 or args.batch < 1 or min(args.size) < 1:
+        parser.error('--rounds, --batch and --size must be at least 1')
+    if args.device == 'cuda' and not torch.cuda.is_available():
+        parser.error('--device cuda: this torch sees no CUDA device')
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return args
+
+
+def build(name: str, args: argparse.Namespace) -> nn.Module:
+    """Build the model of a row of the table, on its device and in its mode."""
+    if name in PEERS:
+        ours = build_ours(args.arch, args.window, 'auto')
+        if not isinstance(ours, SwinBackbone):
+            raise TypeError('weights come from a SwinBackbone')
+        model = build_peer(name, ours, tuple(args.size))
+    else:
+        model = build_ours(args.arch, args.window, name)
+    model = model.to(args.device)
+    model.train(args.mode == 'train')  # mmdet's and mmseg's train() return None
+    return torch.compile(model) if args.compile else model
+
+
+def step(model: nn.Module, img: Tensor, args: argparse.Namespace) -> tuple[Tensor, ...]:
+    """Run one inference or one training step, without the update."""
+    is_training = args.mode == 'train'
+    dtype = DTYPES[args.dtype]
+    with torch.set_grad_enabled(is_training):
+        with torch.autocast(args.device, dtype, enabled=dtype != torch.float32):
+            outs = model(img)
+        if is_training:
+            model.zero_grad(set_to_none=True)
+            torch.stack([out.float().square().mean() for out in outs]).sum().backward()
+    return outs
+
+
+def make_image(args: argparse.Namespace, size: tuple[int, int] | None = None) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(args.batch, 3, *(size or args.size), generator=generator).to(args.device)
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    img = make_image(args)
+    models, absent = {}, {}
+    for name in [*args.ours, *args.peers]:
+        try:
+            models[name] = build(name, args)
+        except (ImportError, RuntimeError, AssertionError) as error:
+            absent[name] = f'{type(error).__name__}: {str(error).splitlines()[0]}'
+            print(f'{name} is left out: {absent[name]}', file=sys.stderr)
+    agreement = check_outputs(models, img, args)
+
+    reference = build_ours(args.arch, args.window, 'auto')
+    shape = (reference, tuple(args.size), args.batch, args.mode, DTYPES[args.dtype], args.device)
+    runs: dict[str, Callable[[], object]] = {
+        name: lambda model=model: step(model, img, args) for name, model in models.items()
+    }
+    runs['matrix products'] = matrix_products(*shape)
+    first = {name: elapsed(run, args.device) for name, run in runs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(args.rounds):
+        for name, run in runs.items():
+            seconds[name].append(elapsed(run, args.device))
+            if name in models:
+                models[name].zero_grad(set_to_none=True)
+    rows = {name: summary(times, args.batch) | {'first_call_ms': 1e3 * first[name]} for name, times in seconds.items()}
+    for name in models if not args.no_memory else ():
+        rows[name]['peak_mib'] = memory_in_a_process(name)
+    limit = roofline(*shape)
+    return {
+        'options': {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()},
+        'rows': rows,
+        'seconds': seconds,
+        'roofline': limit,
+        'agreement': agreement,
+        'absent': absent,
+    }
+
+
+def check_outputs(models: dict[str, nn.Module], img: Tensor, args: argparse.Namespace) -> dict[str, float]:
+    """Return each model's largest difference from the first, relative to its largest output.
+
+    Raises:
+        RuntimeError: a model differs that computes the same function at this size.
+    """
+    first, *_ = models
+    differences = {}
+    with torch.no_grad():
+        expected = None
+        for name, model in models.items():
+            model.eval()
+            with torch.autocast(args.device, DTYPES[args.dtype], enabled=args.dtype != 'float32'):
+                outs = model(img)
+            model.train(args.mode == 'train')
+            expected = expected or outs
+            pairs = zip(outs, expected, strict=True)
+            differences[name] = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    for name, difference in differences.items():
+        is_expected = name not in PEERS or must_agree(name, tuple(args.size), args.window)
+        if is_expected and not difference < TOLERANCE[args.dtype]:
+            raise RuntimeError(f'{name} differs from {first} by {difference:.2g}, so their times cannot be compared')
+    return differences
+
+
+def memory_in_a_process(name: str) -> float | None:
+    """Return the peak memory in MiB of a model that has a process to itself, or None where that fails."""
+    command = [sys.executable, '-W', 'ignore', __file__, *sys.argv[1:], '--memory-of', name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f'memory of {name} is not known: {done.stderr.strip().splitlines()[-1]}', file=sys.stderr)
+        return None
+    return json.loads(done.stdout.splitlines()[-1])['peak_mib']
+
+
+def peak_memory(args: argparse.Namespace) -> float:
+    """Return the peak in MiB of two steps above the memory held before, libraries and weights included in the latter."""
+    model = build(args.memory_of, args)
+    img = make_image(args)
+    # timm accepts no other size than the one it is built for, so it has no small pass.
+    if args.memory_of != 'timm':
+        step(model, make_image(args, (SMALL_SIDE, SMALL_SIDE)), args)
+        model.zero_grad(set_to_none=True)
+    if args.device == 'cuda':
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        for _ in range(2):
+            step(model, img, args)
+        return (torch.cuda.max_memory_allocated() - start) / 2**20
+    process, done = psutil.Process(), threading.Event()
+    start = peak = process.memory_info().rss
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.is_set():
+            peak = max(peak, process.memory_info().rss)
+            time.sleep(1e-3)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(2):
+        step(model, img, args)
+    done.set()
+    watcher.join()
+    return (peak - start) / 2**20
+
+
+def sweep(args: argparse.Namespace) -> dict[str, Any]:
+    """Time our first backend and the peers as one of area, batch and window grows."""
+    sides = (224, 320, 448, 640, 896, 1280, 2048)
+    cases = [{'size': (side, side)} for side in sides]
+    cases += [{'size': (224, 224), 'batch': batch} for batch in (1, 2, 4, 8)]
+    cases += [{'size': (672, 672), 'window': window} for window in (4, 7, 12, 16)]
+    rows = []
+    for case in cases:
+        options = argparse.Namespace(**{**vars(args), **case, 'no_memory': True})
+        img = make_image(options)
+        models = {name: build(name, options) for name in [args.ours[0], *args.peers]}
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        for round_ in range(args.rounds + 1):
+            for name, model in models.items():
+                taken = elapsed(lambda model=model, img=img, options=options: step(model, img, options), args.device)
+                if round_:
+                    seconds[name].append(taken)
+        for name, times in seconds.items():
+            setting = {'model': name, 'size': options.size, 'batch': options.batch, 'window': options.window}
+            rows.append({**setting, **summary(times, options.batch)})
+    return {'sweep': rows}
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    is_cuda = args.device == 'cuda'
+    return {
+        'device': torch.cuda.get_device_name() if is_cuda else f'CPU, {torch.backends.cpu.get_cpu_capability()}',
+        'threads': torch.get_num_threads(),
+        'torch': torch.__version__,
+        'python': platform.python_version(),
+        'load_average': psutil.getloadavg(),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """Return the comparison as a Markdown table; ratios are how many times as long as our first row a row takes."""
+    rows, agreement = report['rows'], report['agreement']
+    ours = next(iter(rows))
+    head = ['model', 'median ms', 'p10', 'p90', 'images/s', f'time / {ours}', 'peak MiB', 'difference']
+    lines = ['| ' + ' | '.join(head) + ' |', '|' + ' --- |' * len(head)]
+    for name, row in rows.items():
+        peak = row.get('peak_mib')
+        cells = [
+            name,
+            *(f'{row[key]:.1f}' for key in ('median_ms', 'p10_ms', 'p90_ms')),
+            f'{row["images_per_s"]:.2f}',
+            f'{row["median_ms"] / rows[ours]["median_ms"]:.2f}',
+            '' if peak is None else f'{peak:.0f}',
+            f'{agreement[name]:.1e}' if name in agreement else '',
+        ]
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    limit = report['roofline']
+    lines.append(
+        f'\nroofline {1e3 * limit["seconds"]:.1f} ms, {1e3 * limit["seconds"] / rows[ours]["median_ms"]:.2f} of {ours} '
+        f'({limit["peak_gflops_per_s"]:.0f} GFLOP/s, {limit["bandwidth_gb_per_s"]:.0f} GB/s)'
+    )
+    return '\n'.join([*lines, *(f'left out: {name}: {reason}' for name, reason in report['absent'].items())])
+
+
+def sweep_table(report: dict[str, Any]) -> str:
+    lines = ['| model | size | batch | window | median ms | ns per pixel |', '|' + ' --- |' * 6]
+    for row in report['sweep']:
+        height, width = row['size']
+        per_pixel = 1e6 * row['median_ms'] / (height * width * row['batch'])
+        lines.append(
+            f'| {row["model"]} | {height} x {width} | {row["batch"]} | {row["window"]} '
+            f'| {row["median_ms"]:.1f} | {per_pixel:.0f} |'
+        )
+    return '\n'.join(lines)
+
+
+def plot(report: dict[str, Any], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout='constrained')
+    axes = figure.subplots()
+    if 'sweep' in report:
+        areas = [row for row in report['sweep'] if row['batch'] == 1 and row['window'] == 7]
+        for model in dict.fromkeys(row['model'] for row in areas):
+            points = sorted(
+                (row['size'][0] * row['size'][1] / 1e6, row['median_ms']) for row in areas if row['model'] == model
+            )
+            axes.plot(*zip(*points, strict=True), marker='o', label=model)
+        axes.set(xlabel='image area (megapixels)', ylabel='median time (ms)', xlim=(0, None), ylim=(0, None))
+        axes.legend()
+    else:
+        rows = report['rows']
+        names = list(rows)[::-1]
+        axes.barh(names, [rows[name]['median_ms'] for name in names])
+        axes.axvline(1e3 * report['roofline']['seconds'], color='black', linestyle=':', label='roofline')
+        axes.set(xlabel='median time (ms)')
+        axes.legend()
+    figure.savefig(path)
+
+
+if __name__ == '__main__':
+    main()
