@@ -12,6 +12,7 @@ import torch
 from conftest import TINY, randomize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from swin_dense import SwinBackbone, ops
 from swin_dense.ops import triton as backend
@@ -198,21 +199,21 @@ def test_operators_keep_the_rules_of_torch(window, device):
 
 @device
 def test_compiles_without_a_break_and_once_for_all_sizes(device):
-    graphs = []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
     def function(qkv, bias, pad_kv):
         return 2 * ops.window_attention(qkv + 1, bias, pad_kv, 1, (7, 7), (3, 3), backend='triton')
 
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend=count, fullgraph=True)
+    counter = CompileCounterWithBackend('aot_eager')
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
     for size in ((8, 9), (10, 11), (13, 7), (20, 6)):
-        tensors, _ = inputs(Case(size, (7, 7), (3, 3)), device=device)
-        assert torch.equal(compiled(*tensors), function(*tensors))
-    assert len(graphs) <= 2  # the first size, then any size
+        tensors, grad = inputs(Case(size, (7, 7), (3, 3)), device=device)
+        leaves = [x.requires_grad_() for x in tensors]
+        results = []
+        for run in (compiled, function):
+            out = run(*leaves)
+            results.append([out, *torch.autograd.grad(out, leaves, grad)])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert counter.frame_count <= 2  # the first size, then any size
 
 
 @device
@@ -225,7 +226,7 @@ def test_exports_as_one_operator(device):
     tensors, _ = inputs(Case((8, 9), (7, 7), (3, 3)), device=device)
     program = torch.export.export(Module(), tuple(tensors), dynamic_shapes=(sizes, None, None))
     targets = [str(node.target) for node in program.graph.nodes if node.op == 'call_function']
-    assert targets[0] == 'swin_dense.window_attention.default'
+    assert targets[0] == 'swin_dense.triton_window_attention.default'
     tensors, _ = inputs(Case((15, 6), (7, 7), (3, 3)), device=device)
     assert torch.equal(program.module()(*tensors), Module()(*tensors))
 
