@@ -122,6 +122,18 @@ def test_regions_are_penalised_not_cut_apart(device):
 
 
 @device
+def test_scores_of_hundreds_overflow_nowhere(device):
+    """Padding has queries too; their weights are computed and thrown away, and must not become infinite on the way."""
+    case = Case((9, 5), (7, 7), (3, 3))
+    (qkv, bias, pad_kv), grad = inputs(case, device=device)
+    tensors = [qkv, 300 * bias, pad_kv]
+    expected = output_and_gradients(case, tensors, grad, 'reference', torch.float64)
+    actual = output_and_gradients(case, tensors, grad, 'triton')
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=1e-3, atol=1e-3)
+
+
+@device
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     'case', [Case((9, 13), (7, 7), (3, 3), heads=2, head_dim=32), Case((14, 8), (9, 9), (4, 4))], ids=str
