@@ -28,9 +28,9 @@ except ImportError as error:
     _unusable: str | None = f'triton cannot be imported ({error})'
     IS_INTERPRETED = False
 else:
-    # Older ones take no tuples as constants of a kernel.
-    is_old = TorchVersion(triton.__version__) < '3.6'
-    _unusable = f'triton {triton.__version__} is older than 3.6' if is_old else None
+    _unusable = None
+    if TorchVersion(triton.__version__) < '3.6':
+        _unusable = f'triton {triton.__version__} is older than 3.6, the first to take all that the kernels use'
     IS_INTERPRETED = kernels.IS_INTERPRETED.value
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -80,7 +80,14 @@ def window_attention(
     return _forward(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale)[0]
 
 
-@torch.library.custom_op('swin_dense::triton_window_attention', mutates_args=())
+_GEOMETRY = 'int num_heads, int[] window_size, int[] shift, float scale'
+
+
+@torch.library.custom_op(
+    'swin_dense::triton_window_attention',
+    mutates_args=(),
+    schema=f'(Tensor qkv, Tensor relative_bias, Tensor pad_kv, {_GEOMETRY}) -> (Tensor, Tensor)',
+)
 def _forward(
     qkv: Tensor,
     relative_bias: Tensor,
@@ -115,7 +122,12 @@ def _forward_fake(
     return out, qkv.new_empty(batch * rows * columns, num_heads, tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op('swin_dense::triton_window_attention_backward', mutates_args=())
+@torch.library.custom_op(
+    'swin_dense::triton_window_attention_backward',
+    mutates_args=(),
+    schema='(Tensor grad_out, Tensor qkv, Tensor relative_bias, Tensor pad_kv, Tensor out, Tensor lse, '
+    f'{_GEOMETRY}) -> (Tensor, Tensor, Tensor)',
+)
 def _backward(
     grad_out: Tensor,
     qkv: Tensor,
