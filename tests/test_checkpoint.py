@@ -351,6 +351,8 @@ def test_a_damaged_checkpoint_loads_rightly_or_not_at_all(data):
     for _ in range(data.draw(st.integers(0, 3))):
         index = data.draw(st.integers(0, len(items) - 1))
         key, tensor = items[index]
+        if not isinstance(tensor, torch.Tensor):
+            continue
         match data.draw(st.sampled_from(['drop', 'rename', 'flatten', 'wrap', 'grow', 'type', 'copy'])):
             case 'drop':
                 del items[index]
@@ -374,6 +376,7 @@ def test_a_damaged_checkpoint_loads_rightly_or_not_at_all(data):
         expected = before
     else:
         # Without any trace of it in the checkpoint, the norm of the first output is one that a classifier lacks.
-        assert not any('norm0' in key for key in dict(items)) or not report.new
+        kept = [key for key, value in dict(items).items() if isinstance(value, torch.Tensor)]
+        assert not report.new or not any(key.startswith(('norm0', 'hidden_states_norms.stage1')) for key in kept)
         expected = {**expected, **{name: before[name] for name in report.new}}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in backbone.state_dict().items())
