@@ -136,9 +136,9 @@ class Family:
         return re.compile(rf'((?:.+\.)?)(?:{names})')
 
     @property
-    def stem(self) -> str:
-        """What the names of everything in a stage begin with."""
-        return self._templates['norm1'][0].stem
+    def stems(self) -> tuple[str, ...]:
+        """What the names of everything in a stage and of the output norms begin with."""
+        return tuple(self._templates[role][0].stem for role in ('norm1', 'out_norm'))
 
     def prefix_of(self, key: str) -> str | None:
         """Return what stands before a telling name of this family, or None if ``key`` does not end in one."""
@@ -167,7 +167,7 @@ class Family:
             parts: its tensors.
             grid: (H, W) of our absolute position embedding, where there is one.
         """
-        tensor = torch.cat([part.reshape(-1, *part.shape[1:]) for part in parts]) if len(parts) > 1 else parts[0]
+        tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
         if self.unfold_order and name.role in ('merge', 'merge_norm') and tensor.shape[-1:].numel() % 4 == 0:
             # (C, 2x2 row by row) to (2x2 column by column, C)
             tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)

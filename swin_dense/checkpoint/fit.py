@@ -64,7 +64,10 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
         tensor, how = (tensor, None) if shape is None else _adapt(name, tensor, shape, source, target, options)
         if shape is not None and tuple(tensor.shape) != shape:
             report.mismatched[name] = f'{tuple(tensor.shape)} in the checkpoint, {shape} in the model'
-            if name.endswith('.relative_position_bias_table') and resize.square_window(len(tensor)) is None:
+            if (
+                name.endswith('.relative_position_bias_table')
+                and resize.square_window(tensor.shape[:1].numel()) is None
+            ):
                 report.mismatched[name] += '; its window is not square, so pass window_size=(height, width) of it'
             report.missing.append(name)
             continue

@@ -42,7 +42,8 @@ def load_checkpoint(
         source: a path, an address, a state dict, or a whole checkpoint dict.
         prefix: where the backbone is in the checkpoint if it holds several, as in 'teacher.backbone'; the end of it
             is enough.
-        ema: take the running average of the weights that the checkpoint holds beside the weights.
+        ema: take the running average of the weights that the checkpoint holds beside the weights. Without, the
+            weights; in files of mmengine's EMAHook these are the average already.
         allow_partial: accept parameters that are missing, have wrong shapes or have no place in the model.
         final_norm: give a classifier's final norm to the output of the last stage.
         table_resize: how relative position tables get to another window: 'bicubic', or 'geometric', the way of the

@@ -42,11 +42,6 @@ class Report:
     left_out: dict[str, str] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every parameter arrived as it was and nothing else was there."""
-        return not (self.resized or self.missing or self.left_out or self.unexpected)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain lists and dicts, ready for JSON."""
         return dict(vars(self))

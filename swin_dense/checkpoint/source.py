@@ -39,7 +39,7 @@ class Source:
         keys: our name to the keys of the checkpoint that hold it, all of them or only some.
         windows: our name of a relative position table to its window, where the checkpoint tells.
         left_out: keys left out on purpose, with the reason.
-        foreign: keys within the stages that no Swin of this package has.
+        foreign: keys within the stages, or like output norms, that are not understood.
         unexpected: other keys under the prefix.
     """
 
@@ -83,6 +83,8 @@ def read_source(
         CheckpointError: there is no Swin backbone, or there are several.
     """
     plain_names = {key: plain_name(key) for key in tensors}
+    # mmengine swaps the two when it saves: its state_dict is the average, its ema_state_dict the last weights.
+    ema = ema and 'ema_state_dict.steps' not in tensors
     try:
         spelling, prefix = _choose(plain_names.values(), prefix, ema)
     except CheckpointError as error:
@@ -104,7 +106,7 @@ def read_source(
             found[name.part] = key
         elif reason is not None:
             source.left_out[key] = reason
-        elif plain.startswith(family.stem):
+        elif plain.startswith(family.stems):
             source.foreign.append(key)
         else:
             source.unexpected.append(key)
@@ -113,8 +115,8 @@ def read_source(
         if len(found) == len(family.write(name)) and len({tensors[key].shape for key in keys}) == 1:
             source.parameters[name.ours] = family.decode(name, [tensors[key] for key in keys], grid)
         index = tensors.get(keys[0].replace('relative_position_bias_table', 'relative_position_index'))
-        if name.role == 'table' and index is not None and index is not tensors[keys[0]]:
-            window = window_of_index(index, len(tensors[keys[0]]))
+        if name.role == 'table' and index is not None:
+            window = window_of_index(index, tensors[keys[0]].shape[:1].numel())
             if window is not None:
                 source.windows[name.ours] = window
     return source
@@ -128,24 +130,25 @@ def _choose(keys: Collection[str], prefix: str | None, ema: bool) -> tuple[Famil
             f'no parameters of a Swin Transformer were found; the checkpoint holds {listed(keys) or "no tensors"}. '
             f'Families that are understood: {known}'
         )
-    if prefix is None:
+    if prefix is not None:
+        wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
+        chosen = {
+            choice: count
+            for choice, count in found.items()
+            if choice[1] == wanted or (wanted and choice[1].endswith(f'.{wanted}'))
+        }
+        if not chosen:
+            raise CheckpointError(f'no backbone under prefix={prefix!r}, only under {_prefixes(found)}')
+    else:
         chosen = {
             choice: count
             for choice, count in found.items()
             if _is_average(choice[1]) == ema and not _MOMENTUM_BRANCHES & set(choice[1].split('.'))
         }
+        if not chosen and ema:
+            raise CheckpointError('the checkpoint holds no running average of the weights; leave out ema=True')
         if not chosen:
-            raise CheckpointError(
-                'the checkpoint holds no running average of the weights; leave out ema=True'
-                if ema
-                else f'the checkpoint holds only a running average of the weights, under {_prefixes(found)}; '
-                'pass ema=True to load it'
-            )
-    else:
-        wanted = f'.{prefix.rstrip(".")}.'
-        chosen = {choice: count for choice, count in found.items() if f'.{choice[1]}'.endswith(wanted)}
-        if not chosen:
-            raise CheckpointError(f'no backbone under prefix={prefix!r}, only under {_prefixes(found)}')
+            raise CheckpointError(f'there are only running averages, under {_prefixes(found)}; ema=True loads them')
     most = max(chosen.values())
     # A stray name may look like a backbone; two real ones have about as many parameters.
     rivals = [choice for choice, count in chosen.items() if 2 * count > most]
