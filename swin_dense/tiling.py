@@ -181,28 +181,22 @@ def _stage_strides(backbone: Any) -> list[int]:
 def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
     """Return how many pixels from a cut the maps of the given levels feel it.
 
-    Followed from block to block is the number of cells next to the cut whose values differ from the whole image's:
-    ``near`` at the cut before a tile, ``far`` at the cut behind it. A window with one such cell has only such cells.
+    Followed from block to block is the number of cells before the cut whose values differ from the whole image's. A
+    window with one such cell has only such cells. Behind the cut they are never more: of the window that it goes
+    through, as many cells lie before it as the window has beyond its shift, and behind it only the shift.
     """
-    near = far = reach = 0
+    cells = reach = 0
     window = backbone.window_size[axis]
     for stage, stride in zip(backbone.layers, _stage_strides(backbone), strict=True):
         if stride > max(levels):
             break
         for block in stage.blocks:
             shift = block.attn.shift[axis]
-            if shift == 0:
-                near, far = _up(near, window), _up(far, window)
-            else:  # the window that a cut goes through has ``shift`` cells behind the cut and the others before it
-                near = shift + _up(max(near - shift, 0), window)
-                far = window - shift + _up(max(far - (window - shift), 0), window)
+            inside = window - shift if shift else 0
+            cells = inside + -(-max(cells - inside, 0) // window) * window
         if stride in levels:
-            reach = max(reach, near * stride, far * stride)
+            reach = max(reach, cells * stride)
         if stage.downsample is not None:
             # A merged cell starts at a multiple of the stride and always joins two cells.
-            near, far = -(-near // stage.downsample.stride), (far + 1) // stage.downsample.stride
+            cells = (cells + 1) // stage.downsample.stride
     return reach
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step

@@ -71,6 +71,7 @@ def test_four_stages_with_window_seven():
         {**SMALL, 'depths': (4, 4)},
         {**SMALL, 'patch_size': 2, 'strides': (2, 3)},
         {**SMALL, 'strides': (4, 1), 'out_indices': (1,)},
+        {**SMALL, 'depths': (1, 2), 'strides': (4, 1), 'out_indices': (1,)},
         {**SMALL, 'window_size': (3, 5)},
         {**SMALL, 'use_shift': False},
     ],
