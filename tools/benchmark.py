@@ -185,7 +185,7 @@ def memory_in_a_process(name: str) -> float | None:
 
 
 def peak_memory(args: argparse.Namespace) -> float:
-    """Return the peak in MiB of two steps above the memory held before, libraries and weights included in the latter."""
+    """Return the peak in MiB of two steps above what was held before, libraries and weights included."""
     model = build(args.memory_of, args)
     img = make_image(args)
     # timm accepts no other size than the one it is built for, so it has no small pass.

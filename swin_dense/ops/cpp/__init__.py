@@ -48,9 +48,7 @@ def window_attention(
     wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     is_recorded = torch.compiler.is_compiling() or not sdpa.has_values(qkv)
     if wants_grad or not fits or is_recorded or not is_available():
-        return sdpa.window_attention(
-            qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p
-        )
+        return sdpa.window_attention(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p)
     bias, pad = (None if tensor is None else tensor.float() for tensor in (relative_bias, pad_kv))
     return torch.ops.swin_dense.cpp_window_attention(qkv, bias, pad, num_heads, window_size, shift, scale)
 

@@ -132,6 +132,22 @@ void score(const Shape& s, const float* q, const float* k_t, float* scores) {
     for (int n = 0; n < Count; ++n) store(scores + r * s.padded + n * kLanes, sum[r][n]);
 }
 
+// target[r] = scores[r] . v / sum for Count registers of channels from d on; padding has no target.
+template <int Count>
+void combine(const Shape& s, const Scratch& m, int d, const float* inverse, float* const* targets) {
+  Vec sum[kRows][Count] = {};
+  for (int j = 0; j < s.tokens; ++j) {
+    for (int n = 0; n < Count; ++n) {
+      const Vec value = load(&m.v[j * s.dim + d + n * kLanes]);
+      for (int r = 0; r < kRows; ++r) sum[r][n] += m.scores[r * s.padded + j] * value;
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    if (!targets[r]) continue;
+    for (int n = 0; n < Count; ++n) store(targets[r] + d + n * kLanes, sum[r][n] * inverse[r]);
+  }
+}
+
 void attend(const Shape& s, const float* bias, bool masked, int head, float* out, Scratch& m) {
   for (int first = 0; first < s.tokens; first += kRows) {
     const float* q = &m.q[first * s.dim];
@@ -140,7 +156,7 @@ void attend(const Shape& s, const float* bias, bool masked, int head, float* out
     for (; done < s.padded; done += kLanes) score<1>(s, q, &m.k_t[done], &m.scores[done]);
 
     const int rows = std::min(kRows, s.tokens - first);
-    float inverse[kRows];
+    float inverse[kRows] = {};
     for (int r = 0; r < rows; ++r) {
       float* line = &m.scores[r * s.padded];
       const float* extra = bias + (static_cast<int64_t>(head) * s.tokens + first + r) * s.padded;
@@ -161,17 +177,14 @@ void attend(const Shape& s, const float* bias, bool masked, int head, float* out
       for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];
       inverse[r] = 1.0f / sum;
     }
-    for (int d = 0; d < s.dim; d += kLanes) {
-      Vec sum[kRows] = {};
-      for (int j = 0; j < s.tokens; ++j) {
-        const Vec value = load(&m.v[j * s.dim + d]);
-        for (int r = 0; r < kRows; ++r) sum[r] += m.scores[r * s.padded + j] * value;
-      }
-      for (int r = 0; r < rows; ++r) {
-        const int64_t target = m.raster[first + r];
-        if (target >= 0) store(out + target * s.channels + head * s.dim + d, sum[r] * inverse[r]);
-      }
+    float* targets[kRows] = {};
+    for (int r = 0; r < rows; ++r) {
+      const int64_t token = m.raster[first + r];
+      if (token >= 0) targets[r] = out + token * s.channels + head * s.dim;
     }
+    int d = 0;
+    for (; d + 2 * kLanes <= s.dim; d += 2 * kLanes) combine<2>(s, m, d, inverse, targets);
+    for (; d < s.dim; d += kLanes) combine<1>(s, m, d, inverse, targets);
   }
 }
 

@@ -1,0 +1,213 @@
+"""Every backend against the textbook: forward, all gradients, precision, caches, threads, and who is chosen."""
+
+import logging
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_dense import SwinBackbone
+from swin_dense.ops import BACKENDS, cpp, plan, window_attention
+
+SIDES = st.integers(1, 30)
+HEADS = 2
+
+
+@st.composite
+def cases(draw):
+    window = (draw(st.integers(2, 16)), draw(st.integers(2, 16)))
+    shift = tuple(draw(st.integers(0, side - 1)) for side in window)
+    return draw(st.integers(0, 3)), draw(SIDES), draw(SIDES), window, shift, draw(st.booleans()), draw(st.booleans())
+
+
+def make_inputs(case, dtype, head_dim=16):
+    batch, height, width, window, shift, with_bias, with_pad = case
+    channels, tokens = HEADS * head_dim, window[0] * window[1]
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
+
+    qkv = draw(batch, height, width, 3 * channels)
+    bias = draw(HEADS, tokens, tokens) if with_bias else None
+    pad = draw(2 * channels) if with_pad else None
+    return (qkv, bias, pad), {'num_heads': HEADS, 'window_size': window, 'shift': shift}
+
+
+def run(inputs, options, backend):
+    """Return the output and the gradients of all inputs."""
+    out = window_attention(*inputs, **options, backend=backend)
+    wanted = [tensor for tensor in inputs if tensor is not None]
+    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype)
+    gradients = torch.autograd.grad((out * weights).sum(), wanted, allow_unused=True, materialize_grads=True)
+    return [out.detach(), *gradients]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_default_backend_is_the_textbook_forward_and_backward(case):
+    inputs, options = make_inputs(case, torch.float64, head_dim=4)
+    pairs = zip(run(inputs, options, 'sdpa'), run(inputs, options, 'reference'), strict=True)
+    for ours, expected in pairs:
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases())
+def test_default_backend_without_gradients_is_the_textbook(case):
+    inputs, options = make_inputs(case, torch.float64, head_dim=4)
+    with torch.no_grad():
+        ours, expected = (window_attention(*inputs, **options, backend=name) for name in ('sdpa', 'reference'))
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.sampled_from([16, 32, 64, 48]))
+def test_cpp_backend_is_the_textbook(case, head_dim):
+    if not cpp.is_available():
+        pytest.skip('no compiler')
+    inputs, options = make_inputs(case, torch.float32, head_dim)
+    with torch.no_grad():
+        ours = window_attention(*inputs, **options, backend='cpp')
+    exact = [None if tensor is None else tensor.detach().double() for tensor in inputs]
+    expected = window_attention(*exact, **options, backend='reference')
+    torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_cpp_backend_works_in_a_model_also_where_the_kernel_does_not():
+    torch.manual_seed(0)
+    ours, expected = (SwinBackbone(embed_dims=32, depths=(2, 2), num_heads=(2, 2), strides=(4, 2),
+                                   attn_backend=name).eval() for name in ('cpp', 'reference'))  # fmt: skip
+    ours.load_state_dict(expected.state_dict())
+    img = torch.randn(2, 3, 90, 110)
+    for a, b in zip(ours(img), expected(img), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        for a, b in zip(ours(img), expected(img), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        for a, b in zip(ours.double()(img.double()), expected.double()(img.double()), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_without_a_compiler_the_default_stands_in_and_says_so(monkeypatch, caplog):
+    from torch.utils import cpp_extension
+
+    def fail(**_):
+        raise RuntimeError('no compiler here')
+
+    monkeypatch.setattr(cpp_extension, 'load', fail)
+    cpp._load.cache_clear()
+    inputs, options = make_inputs((1, 9, 8, (3, 4), (1, 2), True, True), torch.float32)
+    with torch.no_grad(), caplog.at_level(logging.WARNING):
+        window_attention(*inputs, **options, backend='cpp')
+        ours = window_attention(*inputs, **options, backend='cpp')
+        assert torch.equal(ours, window_attention(*inputs, **options, backend='sdpa'))
+    cpp._load.cache_clear()
+    assert [record.message.count('no compiler here') for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize('case', [(1, 4, 3, (3, 2), (1, 1), True, True), (2, 2, 2, (2, 2), (0, 0), True, False)])
+def test_gradcheck(case):
+    inputs, options = make_inputs(case, torch.float64, head_dim=2)
+    given = [tensor for tensor in inputs if tensor is not None]
+
+    def attend(qkv, bias, pad=None):
+        return window_attention(qkv, bias, pad, **options, backend='sdpa')
+
+    assert torch.autograd.gradcheck(attend, given)
+
+
+@pytest.mark.slow
+def test_opcheck():
+    inputs, options = make_inputs((2, 5, 7, (3, 3), (1, 1), True, True), torch.float32)
+    geometry = (HEADS, options['window_size'], options['shift'], 0.25)
+    torch.library.opcheck(torch.ops.swin_dense.window_attention.default, (*inputs, *geometry))
+    detached = [tensor.detach() for tensor in inputs]
+    grad_out = torch.randn(2, 5, 7, HEADS * 16)
+    torch.library.opcheck(torch.ops.swin_dense.window_attention_backward.default, (grad_out, *detached, *geometry))
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_low_precision_is_at_most_twice_as_far_off_as_plain_torch(dtype):
+    case = (2, 20, 23, (7, 7), (3, 3), True, True)
+    inputs, options = make_inputs(case, dtype)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = run(exact, options, 'reference')
+    for ours, plain, truth in zip(
+        run(inputs, options, 'sdpa'), run(inputs, options, 'reference'), expected, strict=True
+    ):
+        allowed = 2 * (plain.double() - truth).abs().max()
+        assert (ours.double() - truth).abs().max() <= allowed
+
+
+def test_a_thousand_sizes_do_not_grow_the_cache():
+    for size in range(1000):
+        plan.plan_windows(1 + size % 97, 300 + size, (7, 7), (3, 3), torch.device('cpu'))
+        assert 0 < plan._cache.bytes <= plan.CACHE_BYTES
+    assert plan._cache.bytes == sum(kept.bytes for kept in plan._cache._plans.values())
+
+
+def test_a_plan_larger_than_the_cache_replaces_all_others():
+    cache = plan._Cache(capacity=1000)
+    device = torch.device('cpu')
+    first = cache.get(40, 40, (7, 7), (3, 3), device)
+    assert cache.get(40, 40, (7, 7), (3, 3), device) is first
+    second = cache.get(41, 40, (7, 7), (3, 3), device)
+    assert list(cache._plans.values()) == [second]
+
+
+def test_threads_with_different_sizes_get_right_answers():
+    sizes = [(9 + i, 20 - i) for i in range(8)]
+    cases_ = [make_inputs((1, *size, (4, 4), (2, 2), True, True), torch.float32) for size in sizes]
+    expected = [window_attention(*inputs, **options, backend='reference').detach() for inputs, options in cases_]
+    wrong = []
+
+    def work(start):
+        for i in range(40):
+            index = (start + i) % len(sizes)
+            inputs, options = cases_[index]
+            with torch.no_grad():
+                out = window_attention(*inputs, **options, backend='sdpa')
+            if not torch.allclose(out, expected[index], atol=1e-5):
+                wrong.append(sizes[index])
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_inference_mode_first_and_training_later():
+    inputs, options = make_inputs((1, 11, 13, (5, 5), (2, 2), True, True), torch.float64)
+    with torch.inference_mode():
+        window_attention(*inputs, **options, backend='sdpa')
+    run(inputs, options, 'sdpa')
+
+
+@pytest.mark.parametrize('backend', [name for name in BACKENDS if name != 'triton'])
+def test_backend_is_an_option_of_the_backbone(backend):
+    torch.manual_seed(0)
+    options = {'embed_dims': 8, 'depths': (2,), 'num_heads': (2,), 'strides': (4,)}
+    backbone = SwinBackbone(**options, attn_backend=backend).eval()
+    expected = SwinBackbone(**options, attn_backend='reference').eval()
+    expected.load_state_dict(backbone.state_dict())
+    img = torch.randn(1, 3, 41, 33)
+    torch.testing.assert_close(backbone(img)[0], expected(img)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_automatic_choice_is_logged_once(caplog):
+    from swin_dense import ops
+
+    ops._log_once.cache_clear()
+    inputs, options = make_inputs((1, 4, 4, (2, 2), (0, 0), True, True), torch.float32)
+    with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
+        for _ in range(3):
+            window_attention(*inputs, **options)
+    assert [record.levelname for record in caplog.records] == ['INFO']
+    assert 'sdpa' in caplog.text
