@@ -13,7 +13,7 @@ metainfo = dict(
     palette=[(90, 90, 90), (220, 20, 60), (250, 170, 30), (60, 179, 113), (30, 144, 255), (199, 21, 133)],
 )
 crop_size = (128, 128)
-max_iters = 600
+max_iters = 1100
 
 head = dict(num_classes=6, norm_cfg=dict(type='BN', requires_grad=True))
 model = dict(
@@ -36,7 +36,7 @@ test_pipeline = [
     dict(type='PackSegInputs'),
 ]
 train_dataloader = dict(
-    batch_size=8,
+    batch_size=4,
     num_workers=0,
     persistent_workers=False,
     dataset=dict(data_root=data_root, metainfo=metainfo, pipeline=train_pipeline),
@@ -55,5 +55,5 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=30),
     dict(type='CosineAnnealingLR', begin=30, end=max_iters, by_epoch=False),
 ]
-auto_scale_lr = dict(base_batch_size=8)
+auto_scale_lr = dict(base_batch_size=4)
 default_hooks = dict(logger=dict(interval=50), checkpoint=dict(interval=max_iters))
