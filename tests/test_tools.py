@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
+from PIL import Image
 
 import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints of mmengine
 
@@ -140,6 +141,20 @@ def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(losses(done.stdout)) == 1
+
+
+@pytest.mark.slow
+def test_the_demo_in_small_leaves_a_summary_and_pictures(tmp_path):
+    out = tmp_path / 'demo of mine'
+    done = run('tools/demo.py', out, '--quick')
+    summary = json.loads((out / 'summary.json').read_text())
+    assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50', 'mIoU', 'seconds', 'versions'} <= set(summary)
+    assert set(summary['seconds']) >= {'data', 'mask_rcnn/train', 'mask_rcnn/test', 'upernet/train', 'pyramid'}
+    assert summary['versions']['torch'].startswith('2.')
+    for name in ('mask_rcnn.png', 'upernet.png', 'pyramid.png'):
+        with Image.open(out / name) as picture:
+            assert min(picture.size) > 100
+    assert re.search(r'4/4, loss [\d.]+, \S+ left', done.stdout)  # progress was shown
 
 
 @pytest.mark.parametrize(

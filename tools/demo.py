@@ -28,6 +28,15 @@ MODELS = {
     'mask_rcnn': ('Mask R-CNN', 'configs/demo/mask-rcnn_swin-demo_fpn.py'),
     'upernet': ('UPerNet', 'configs/demo/upernet_swin-demo.py'),
 }
+QUICK = {
+    'mask_rcnn': ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'default_hooks.checkpoint.interval=1'],
+    'upernet': [
+        'train_cfg.max_iters=4',
+        'train_cfg.val_interval=4',
+        'default_hooks.checkpoint.interval=4',
+        'default_hooks.logger.interval=2',
+    ],
+}
 METRICS = ('coco/bbox_mAP', 'coco/bbox_mAP_50', 'coco/segm_mAP', 'coco/segm_mAP_50', 'mIoU', 'aAcc')
 PACKAGES = ('torch', 'mmcv', 'mmengine', 'mmdet', 'mmsegmentation', 'numpy', 'swin-dense')
 PICTURES = 6
@@ -38,9 +47,7 @@ console = Console()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('out', type=Path, metavar='OUT', help='folder to write to; data that is there is used again')
-    parser.add_argument(
-        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='override entries of both configs'
-    )
+    parser.add_argument('--quick', action='store_true', help='a few images and iterations, to see that everything runs')
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
@@ -48,12 +55,19 @@ def main() -> None:
 
     if not (args.out / 'data').exists():
         with timed('data', 'Making the data set', seconds):
-            run('make_demo_data.py', [str(args.out / 'data')], args.out / 'data.log')
+            few = ['--train', '8', '--val', '4'] if args.quick else []
+            run('make_demo_data.py', [str(args.out / 'data'), *few], args.out / 'data.log')
     for key, (name, config) in MODELS.items():
         folder = args.out / key
         data = args.out / 'data' / ('coco/' if key == 'mask_rcnn' else 'ADEChallengeData2016')
         config = str(ROOT / config)
-        common = ['--work-dir', str(folder), '--cfg-options', *data_options(key, data), *args.cfg_options]
+        common = [
+            '--work-dir',
+            str(folder),
+            '--cfg-options',
+            *data_options(key, data),
+            *(QUICK[key] if args.quick else []),
+        ]
         with timed(f'{key}/train', f'Training {name} from scratch', seconds):
             run('train.py', [config, *common], folder / 'train.log')
         checkpoint = (folder / 'last_checkpoint').read_text().strip()
