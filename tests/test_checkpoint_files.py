@@ -117,6 +117,19 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, named
     assert arrived(backbone, source)
 
 
+class Allowed:
+    pass
+
+
+def test_what_the_user_allows_is_read(tmp_path, source, backbone):
+    torch.save({'model': source.state_dict(), 'mine': Allowed()}, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match='Allowed'):
+        load(backbone, tmp_path / 'a.pth')
+    with torch.serialization.safe_globals([Allowed]):
+        load(backbone, tmp_path / 'a.pth')
+    assert arrived(backbone, source)
+
+
 def test_stand_ins_do_not_outlive_the_load(tmp_path, source, backbone):
     torch.save({'model': source.state_dict(), 'args': argparse.Namespace()}, tmp_path / 'a.pth')
     before = set(map(str, torch.serialization.get_safe_globals()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,24 @@ _HASH_SUFFIX = re.compile(r'-([0-9a-f]{8,64})$')
 _DATE = re.compile(r'(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])')
 
 
-def _stand_ins() -> list[Any]:
-    """Return what ``torch.serialization.safe_globals`` takes: (stand-in, name), a class of its own for each name."""
-    allowed = {
-        entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__qualname__}'
-        for entry in torch.serialization.get_safe_globals()
-    }
-    inert = [(type(name, (_Inert,), {}), name) for name in _INERT_NAMES if name not in allowed]
-    return [*inert, *((OrderedDict, name) for name in _DICT_NAMES if name not in allowed)]
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Make torch's unpickler take stand-ins for the names above, and what the user allows for others."""
+    before = torch.serialization.get_safe_globals()
+    names = {*_INERT_NAMES, *_DICT_NAMES}
+    others = [entry for entry in before if _name_of(entry) not in names]
+    inert = [(type(name, (_Inert,), {}), name) for name in _INERT_NAMES]  # torch looks names up by class
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals([*others, *inert, *((OrderedDict, name) for name in _DICT_NAMES)])
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
+
+
+def _name_of(entry: Any) -> str:
+    return entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__qualname__}'
 
 
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
@@ -134,7 +145,7 @@ def _read_pickle(path: Path, trust: bool) -> Any:
     try:
         if trust:
             return torch.load(path, map_location='cpu', weights_only=False)
-        with torch.serialization.safe_globals(_stand_ins()):
+        with _stand_ins():
             return torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:  # damaged files raise nearly anything
         raise CheckpointError(_why_unreadable(path, error)) from error
