@@ -39,6 +39,12 @@ def save_with_pil(path, **options):
     return path
 
 
+def save_rotated_png(path):
+    exif = Image.Exif()
+    exif[274] = 6
+    return save_with_pil(path, exif=exif)
+
+
 SOURCES = {
     'tiled tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48)),
     'striped tiff': lambda path: save_tiff(path / 'x.tif', rowsperstrip=16),
@@ -46,6 +52,7 @@ SOURCES = {
     'big tiff': lambda path: save_tiff(path / 'x.tif', bigtiff=True, tile=(32, 48)),
     'planar tiff': lambda path: save_planar_tiff(path / 'x.tif'),
     'rotated tiff': lambda path: save_tiff(path / 'x.tif', extratags=[(274, 'H', 1, 6, True)]),
+    'rotated png': lambda path: save_rotated_png(path / 'x.png'),
     'zarr folder': lambda path: save_zarr(path / 'x.zarr'),
     'zarr array': lambda path: zarr.open_array(save_zarr(path / 'x.zarr'), mode='r'),
     'memory-mapped array': lambda path: save_memmap(path / 'x'),
@@ -62,7 +69,7 @@ SOURCES = {
 def test_regions(form, tmp_path):
     source = SOURCES[form](tmp_path)
     expected = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
-    if form == 'rotated tiff':
+    if form.startswith('rotated'):
         expected = expected.rot90(-1, (1, 2))
     with open_large_image(source) as image:
         assert image.size == tuple(expected.shape[1:])

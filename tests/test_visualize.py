@@ -95,18 +95,25 @@ def test_grad_cam_panels():
     assert (figure.axes[2].images[1].get_array()[:, :, 3] == 0).all()
 
 
+def borders(ax):
+    """Return where lines were drawn: (rows, columns) in pixels."""
+    rows, columns = set(), set()
+    for lines in ax.collections:
+        for (x0, y0), (x1, y1) in lines.get_segments():
+            (rows if y0 == y1 else columns).add(y0 if y0 == y1 else x0)
+            assert (y0 == y1) != (x0 == x1)
+    return sorted(rows), sorted(columns)
+
+
+def test_borders_within_the_only_window_of_a_small_map():
+    plain, shifted = draw_windows(PHOTOGRAPH[:20, :24], 4, (7, 7)).axes
+    assert borders(plain) == ([], [])
+    assert borders(shifted) == ([12], [12])
+
+
 def test_window_borders_are_where_windows_meet():
     figure = draw_windows(PHOTOGRAPH, 4, (7, 7))  # 19 x 27 cells, padded to 21 x 28
     plain, shifted = figure.axes
-
-    def borders(ax):
-        rows, columns = set(), set()
-        for lines in ax.collections:
-            for (x0, y0), (x1, y1) in lines.get_segments():
-                (rows if y0 == y1 else columns).add(y0 if y0 == y1 else x0)
-                assert (y0 == y1) != (x0 == x1)
-        return sorted(rows), sorted(columns)
-
     assert borders(plain) == ([28, 56], [28, 56, 84])
     assert borders(shifted) == ([12, 40, 68], [12, 40, 68, 96])
     assert (plain.get_xlim(), plain.get_ylim()) == ((0, 112), (84, 0))

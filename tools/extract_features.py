@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run(args, rank, world_size)
     except (ValueError, TypeError, FileNotFoundError) as error:
-        console.print(f'error: {error}', style='red', markup=False, highlight=False)
+        console.print(f'error: {error}', style='red', markup=False, highlight=False, soft_wrap=True)
         return 2
     except OSError as error:
         console.print(
@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
             style='red',
             markup=False,
             highlight=False,
+            soft_wrap=True,
         )
         return 3
     finally:
