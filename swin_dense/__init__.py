@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
+from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.model import SwinBackbone, create_backbone
 from swin_dense.pyramid import extract_pyramid
 
@@ -10,6 +10,7 @@ __version__ = '0.1.0'
 __all__ = [
     'CheckpointError',
     'SwinBackbone',
+    'allow_partial_loading',
     'create_backbone',
     'export_state_dict',
     'extract_pyramid',

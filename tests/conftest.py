@@ -1,6 +1,7 @@
 """Fixtures and helpers that the tests share."""
 
 import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ import torch
 from hypothesis import settings
 from mmengine.config import Config
 from mmengine.config import utils as config_utils
+
+# Triton reads this when it is imported. Without a GPU its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault('TRITON_INTERPRET', '1')
 
 ROOT = Path(__file__).parent.parent
 

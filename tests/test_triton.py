@@ -277,26 +277,26 @@ def test_says_what_it_cannot_do(case, dtype, dropout_p, said):
         attend(case, tensors, 'triton', dropout_p=dropout_p)
 
 
-def test_is_never_chosen_for_a_cpu(caplog):
+@pytest.mark.parametrize(
+    'device',
+    [
+        'cpu',
+        pytest.param(
+            'cuda',
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+            ],
+        ),
+    ],
+)
+def test_nobody_gets_it_unasked(caplog, device):
     ops._log_once.cache_clear()
     case = Case((8, 8), (7, 7), (3, 3))
     with caplog.at_level(logging.INFO):
-        attend(case, inputs(case)[0], 'auto')
+        attend(case, inputs(case, device=device)[0], 'auto')
     assert 'uses backend' in caplog.text
     assert 'triton' not in caplog.text
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
-def test_is_chosen_for_a_gpu_and_gives_way_to_dropout(caplog):
-    ops._log_once.cache_clear()
-    case = Case((8, 8), (7, 7), (3, 3))
-    tensors, _ = inputs(case, device='cuda')
-    with caplog.at_level(logging.INFO):
-        attend(case, tensors, 'auto')
-        attend(case, tensors, 'auto', dropout_p=0.1)
-    assert "uses backend 'triton'" in caplog.text
-    assert "uses backend 'sdpa' (triton: " in caplog.text
 
 
 def run_python(code, **environment):
