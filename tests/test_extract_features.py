@@ -303,7 +303,7 @@ def test_killed_at_random_moments(tmp_path, file_format):
     moments = random.Random(file_format)
     for _ in range(3):
         process = start(*args, '--out', out)
-        wait_for_files(process, out, finished_files(out) + moments.randrange(1, 40))
+        wait_for_files(process, out, finished_files(out) + moments.randrange(1, 30))
         time.sleep(moments.random() * 0.02)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
