@@ -225,7 +225,8 @@ def test_no_qk_term_means_that_the_image_cannot_move_the_attention():
     attn = backbone.layers[0].blocks[0].attn
     x = torch.randn(1, 4, 4, 16)
     values = attn.qkv(x)[..., 32:]
-    assert torch.allclose(attn(x, torch.nn.Identity()), attn.proj(values.mean((1, 2), keepdim=True)).expand(1, 4, 4, 16), atol=1e-6)
+    expected = attn.proj(values.mean((1, 2), keepdim=True)).expand(1, 4, 4, 16)
+    assert torch.allclose(attn(x, torch.nn.Identity()), expected, atol=1e-6)
 
 
 def test_copies_and_pickles():

@@ -112,7 +112,7 @@ def _nothing_given(prefix: str) -> str:
         f'the checkpoint holds nothing for the backbone: no key begins with {prefix!r}. If it is a backbone or a '
         "classifier on its own, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of "
         'the backbone in a config, or with load_checkpoint(model.backbone, ...). If it is meant to leave the '
-        'backbone alone, load it inside "with swin_dense.checkpoint.allow_partial_loading():"'
+        'backbone alone, load it inside "with swin_dense.allow_partial_loading():"'
     )
 
 
