@@ -20,8 +20,9 @@ say '1/4 torch and the build tools (1 to 5 minutes, mostly downloads)'
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip install --quiet -r requirements/torch.txt
 say '2/4 mmcv: compiled once, 12 to 35 minutes on 2 cores; pip keeps the wheel, so the next environment takes seconds'
-# torch has made the environment; an isolated build would fetch another torch to compile against.
-pip install --no-build-isolation "$(grep '^mmcv==' requirements/mm.txt)"
+mmcv=$(grep '^mmcv==' requirements/mm.txt)
+# Without isolation, as an isolated build would fetch another torch to compile against.
+"$venv/bin/python" -m pip show --quiet mmcv 2>/dev/null || pip install --no-build-isolation "$mmcv"
 say '3/4 mmengine, mmdet, mmsegmentation, and what the tools and tests use (1 to 3 minutes)'
 pip install --quiet -r requirements/torch.txt -r requirements/mm.txt -r requirements/dev.txt
 say '4/4 swin_dense itself'
