@@ -26,7 +26,9 @@ def main() -> None:
 
 def with_tables(text: str) -> str:
     """Return the README with every table as the raw results have it."""
-    return replace_block(text, 'demo', demo_table(json.loads((ROOT / 'benchmarks' / 'demo.json').read_text())))
+    for name, (source, table) in TABLES.items():
+        text = replace_block(text, name, table(json.loads((ROOT / 'benchmarks' / source).read_text())))
+    return text
 
 
 def replace_block(text: str, name: str, block: str) -> str:
@@ -48,6 +50,25 @@ def demo_table(summary: dict[str, Any]) -> str:
     rows = [f'| {label} | {summary[name]:.3f} |' for name, label in DEMO_METRICS.items()]
     minutes = sum(summary['seconds'].values()) / 60
     return '\n'.join(['| validation images | |', '| --- | --- |', *rows, f'| minutes in all | {minutes:.1f} |', ''])
+
+
+def tile_overlap_table(report: dict[str, Any]) -> str:
+    """Return what benchmarks/tile_overlap.py measured on a photograph, as a table."""
+    errors = report['errors']['photograph']
+    strides = list(next(iter(errors.values())))
+    rows = [
+        f'| {overlap} | ' + ' | '.join(f'{row[s]:.0e}' if row[s] else '0' for s in strides) + ' |'
+        for overlap, row in errors.items()
+    ]
+    header = '| overlap | ' + ' | '.join(f'stride {stride}' for stride in strides) + ' |'
+    return '\n'.join([header, '|' + ' --- |' * (len(strides) + 1), *rows, ''])
+
+
+# Per marker in the README, the file below benchmarks/ and what makes a table of it.
+TABLES = {
+    'tile overlap': ('tile_overlap.json', tile_overlap_table),
+    'demo': ('demo.json', demo_table),
+}
 
 
 if __name__ == '__main__':
