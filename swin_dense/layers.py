@@ -66,14 +66,16 @@ class PatchMerging(nn.Module):
         return recompute_cheap(x, self._join, self.norm, self.reduction)
 
     def _join(self, x: Tensor) -> Tensor:
+        # Lengths are written so that torch.compile can see that all four neighbours have the same.
         stride = self.stride
         height, width = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
-        bottom = max((height - 1) * stride + 2 - x.shape[1], 0)
-        right = max((width - 1) * stride + 2 - x.shape[2], 0)
-        x = F.pad(x, (0, 0, 0, right, 0, bottom))
-        rows = [slice(offset, offset + (height - 1) * stride + 1, stride) for offset in (0, 1)]
-        columns = [slice(offset, offset + (width - 1) * stride + 1, stride) for offset in (0, 1)]
-        return torch.cat([x[:, row, column] for column in columns for row in rows], -1)
+        x = F.pad(x, (0, 0, 0, width * stride + 1 - x.shape[2], 0, height * stride + 1 - x.shape[1]))
+
+        def neighbour(row: int, column: int) -> Tensor:
+            cells = x.narrow(1, row, height * stride).narrow(2, column, width * stride)
+            return cells.unflatten(2, (width, stride)).unflatten(1, (height, stride))[:, :, 0, :, 0]
+
+        return torch.cat([neighbour(row, column) for column in (0, 1) for row in (0, 1)], -1)
 
 
 class MLP(nn.Module):

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounter
 
 from swin_dense import SwinBackbone
 
-TINY = {'embed_dims': 16, 'depths': (2, 2, 2), 'num_heads': (1, 2, 4), 'strides': (4, 2, 2), 'drop_path_rate': 0.0}
+TINY = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2), 'drop_path_rate': 0.0}
 # Odd and even, landscape and portrait, multiples of the window and not.
 SIZES = ((64, 96), (120, 70), (224, 224), (199, 301))
 
@@ -20,9 +20,8 @@ def _fresh():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('is_training', [False, True])
-@pytest.mark.parametrize('window_size', [7, 4])
-def test_sizes_after_the_first_cost_one_recompilation(is_training, window_size):
-    model = SwinBackbone(**TINY, window_size=window_size).train(is_training)
+def test_sizes_after_the_first_cost_one_recompilation(is_training):
+    model = SwinBackbone(**TINY).train(is_training)
     counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     graphs = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from swin_dense.ops import BACKENDS
 DROP_PATH_RATE = 0.2
 
 
-def build_ours(arch: str, window: int, name: str) -> nn.Module:
+def build_ours(arch: str, window: int, name: str) -> SwinBackbone:
     """Build our backbone; ``name`` is a backend, with '+cp' behind it for recomputation in training."""
     backend, _, extra = name.partition('+')
     if backend not in BACKENDS or extra not in ('', 'cp'):
@@ -43,7 +44,7 @@ class _Normed(_Maps):
 
     def __init__(self, model: nn.Module, run: Callable, channels: Sequence[int]) -> None:
         super().__init__(model, run)
-        self.norms = nn.ModuleList(nn.LayerNorm(count) for count in channels)
+        self.norms: Any = nn.ModuleList(nn.LayerNorm(count) for count in channels)
 
     def forward(self, img: Tensor) -> tuple[Tensor, ...]:
         maps = self.run(self.model, img)
@@ -57,6 +58,7 @@ def build_peer(name: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Modul
     Raises:
         ImportError: the peer is not installed or cannot be imported.
     """
+    _stand_in_for_torchvision_operators()
     return _BUILDERS[name](ours, size)
 
 
@@ -88,7 +90,6 @@ def _mm(package: str) -> Callable[[SwinBackbone, tuple[int, int]], nn.Module]:
 
 
 def _timm(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
-    _stand_in_for_torchvision_operators()
     import timm
 
     peer = timm.create_model(
@@ -103,14 +104,13 @@ def _timm(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
     )
     _load(peer, ours, 'timm')
 
-    def run(model: nn.Module, img: Tensor) -> list[Tensor]:
+    def run(model: Any, img: Tensor) -> list[Tensor]:
         return [x.permute(0, 2, 3, 1) for x in model.forward_intermediates(img, intermediates_only=True)]
 
     return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
 
 
 def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
-    _stand_in_for_torchvision_operators()
     from torchvision.models.swin_transformer import SwinTransformer
 
     window = list(ours.window_size)
@@ -118,7 +118,7 @@ def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
     peer = SwinTransformer([4, 4], ours.arch.embed_dims, depths, heads, window, stochastic_depth_prob=DROP_PATH_RATE)
     _load(peer, ours, 'torchvision')
 
-    def run(model: nn.Module, img: Tensor) -> list[Tensor]:
+    def run(model: Any, img: Tensor) -> list[Tensor]:
         maps = []
         for index, layer in enumerate(model.features):
             img = layer(img)
@@ -130,7 +130,6 @@ def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
 
 
 def _transformers(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
-    _stand_in_for_torchvision_operators()
     from transformers import SwinConfig
     from transformers.models.swin.modeling_swin import SwinBackbone as Peer
 

@@ -2,6 +2,7 @@
 
     python tools/benchmark.py --arch t --size 800 1344 --mode infer --json benchmarks/infer.json
     python tools/benchmark.py --size 512 512 --batch 2 --mode train --ours auto auto+cp --peers mmdet timm
+    python tools/benchmark.py --packages .venv-peers/lib/python3.11/site-packages  # all five peers in one process
     python tools/benchmark.py --sweep --rounds 3 --peers --plot cost.png
 
 Every model gets the same weights and image. Models take turns, round by round, so that a busy machine slows all of
@@ -12,6 +13,7 @@ A training step is a forward and a backward pass; the update of the weights is n
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import subprocess
@@ -27,8 +29,6 @@ import torch
 from bench_limits import elapsed, matrix_products, roofline, summary
 from bench_models import PEERS, build_ours, build_peer, must_agree
 from torch import Tensor, nn
-
-from swin_dense import SwinBackbone
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 SMALL_SIDE = 64
@@ -64,6 +64,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--threads', type=int, help="of torch, in place of torch's own choice")
     parser.add_argument('--ours', nargs='+', default=['auto'], help='backends; "+cp" behind one adds with_cp')
     parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS), metavar='PEER', help=' '.join(PEERS))
+    parser.add_argument(
+        '--packages',
+        type=Path,
+        help='site-packages of another environment with the same torch, for the peers that this one lacks',
+    )
     parser.add_argument('--no-memory', action='store_true', help='save the time of one more process per model')
     parser.add_argument('--sweep', action='store_true', help='measure how the time grows with area, batch and window')
     parser.add_argument('--json', type=Path, help='write the report into this file')
@@ -74,17 +79,19 @@ def parse_args() -> argparse.Namespace:
         parser.error('--rounds, --batch and --size must be at least 1')
     if args.device == 'cuda' and not torch.cuda.is_available():
         parser.error('--device cuda: this torch sees no CUDA device')
+    if args.packages:
+        sys.path.append(str(args.packages.resolve()))
+        # mmdet imports mmpretrain where there is one, and with it much that may not fit together.
+        sys.modules['mmpretrain'] = None  # type: ignore[assignment]
     if args.threads:
         torch.set_num_threads(args.threads)
     return args
 
 
-def build(name: str, args: argparse.Namespace) -> nn.Module:
+def build(name: str, args: argparse.Namespace) -> Any:
     """Build the model of a row of the table, on its device and in its mode."""
     if name in PEERS:
         ours = build_ours(args.arch, args.window, 'auto')
-        if not isinstance(ours, SwinBackbone):
-            raise TypeError('weights come from a SwinBackbone')
         model = build_peer(name, ours, tuple(args.size))
     else:
         model = build_ours(args.arch, args.window, name)
@@ -123,9 +130,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     agreement = check_outputs(models, img, args)
 
     reference = build_ours(args.arch, args.window, 'auto')
-    shape = (reference, tuple(args.size), args.batch, args.mode, DTYPES[args.dtype], args.device)
+    shape: Any = (reference, tuple(args.size), args.batch, args.mode, DTYPES[args.dtype], args.device)
     runs: dict[str, Callable[[], object]] = {
-        name: lambda model=model: step(model, img, args) for name, model in models.items()
+        name: functools.partial(step, model, img, args) for name, model in models.items()
     }
     runs['matrix products'] = matrix_products(*shape)
     first = {name: elapsed(run, args.device) for name, run in runs.items()}
@@ -135,7 +142,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             seconds[name].append(elapsed(run, args.device))
             if name in models:
                 models[name].zero_grad(set_to_none=True)
-    rows = {name: summary(times, args.batch) | {'first_call_ms': 1e3 * first[name]} for name, times in seconds.items()}
+    rows: dict[str, dict[str, Any]] = {
+        name: summary(times, args.batch) | {'first_call_ms': 1e3 * first[name]} for name, times in seconds.items()
+    }
     for name in models if not args.no_memory else ():
         rows[name]['peak_mib'] = memory_in_a_process(name)
     limit = roofline(*shape)
@@ -219,7 +228,7 @@ def peak_memory(args: argparse.Namespace) -> float:
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
     """Time our first backend and the peers as one of area, batch and window grows."""
     sides = (224, 320, 448, 640, 896, 1280, 2048)
-    cases = [{'size': (side, side)} for side in sides]
+    cases: list[dict[str, Any]] = [{'size': (side, side)} for side in sides]
     cases += [{'size': (224, 224), 'batch': batch} for batch in (1, 2, 4, 8)]
     cases += [{'size': (672, 672), 'window': window} for window in (4, 7, 12, 16)]
     rows = []
@@ -230,7 +239,7 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
         seconds: dict[str, list[float]] = {name: [] for name in models}
         for round_ in range(args.rounds + 1):
             for name, model in models.items():
-                taken = elapsed(lambda model=model, img=img, options=options: step(model, img, options), args.device)
+                taken = elapsed(functools.partial(step, model, img, options), args.device)
                 if round_:
                     seconds[name].append(taken)
         for name, times in seconds.items():

@@ -11,6 +11,7 @@ import functools
 import logging
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from swin_dense import checks
@@ -79,7 +80,8 @@ def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: 
         module = _BACKENDS[name]
         reason = module.reason_not_to_run(qkv, window_size, num_heads, dropout_p)
         if reason is None:
-            _log_once(name, tuple(refused))
+            if not torch.compiler.is_compiling():  # a log line would break the graph
+                _log_once(name, tuple(refused))
             return module
         refused.append(f'{name}: {reason}')
     raise RuntimeError(f'no backend can run: {"; ".join(refused)}')

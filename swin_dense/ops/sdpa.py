@@ -65,7 +65,7 @@ def _attend(
     dropout_p: float,
 ) -> Tensor:
     batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
-    plan = plan_windows(height, width, tuple(window), tuple(shift), qkv.device)
+    plan = plan_windows(height, width, (window[0], window[1]), (shift[0], shift[1]), qkv.device)
     outs = []
     for group in plan.groups:
         windows = _gather(qkv, group, pad)
@@ -109,7 +109,7 @@ def _backward_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of qkv, bias and pad; those of the last two are zeros where they are None."""
     batch, height, width, channels = grad_out.shape
-    plan = plan_windows(height, width, tuple(window), tuple(shift), qkv.device)
+    plan = plan_windows(height, width, (window[0], window[1]), (shift[0], shift[1]), qkv.device)
     exact = torch.promote_types(qkv.dtype, torch.float32)
     tokens, head_dim = window[0] * window[1], channels // num_heads
     grad_bias = qkv.new_zeros(num_heads, tokens, tokens, dtype=exact)
