@@ -35,7 +35,7 @@ class SwinDense(SwinBackbone, BaseModule):
 
     Raises:
         ValueError: both ``pretrained`` and ``init_cfg`` are given, or see :class:`SwinBackbone`.
-        TypeError: ``pretrained`` is not a path or address, or see :class:`SwinBackbone`.
+        TypeError: ``pretrained`` or ``init_cfg`` is of another form, or see :class:`SwinBackbone`.
     """
 
     def __init__(
@@ -54,6 +54,12 @@ class SwinDense(SwinBackbone, BaseModule):
             if init_cfg:
                 raise ValueError('pretrained and init_cfg are two ways to say the same; give only init_cfg')
             init_cfg = {'type': 'Pretrained', 'checkpoint': pretrained}
+        for config in [init_cfg] if isinstance(init_cfg, (Mapping, str)) else init_cfg or []:
+            if not isinstance(config, Mapping) or 'type' not in config:
+                raise TypeError(
+                    f'init_cfg must be a dict with the key "type", or a list of them, got {init_cfg!r}; '
+                    "for a checkpoint: dict(type='Pretrained', checkpoint=...)"
+                )
         self.init_cfg = copy.deepcopy(init_cfg)
 
     def init_weights(self) -> None:

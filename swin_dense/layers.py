@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +19,14 @@ _NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
 def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
     """Build an activation from a config like ``dict(type='GELU')``; the other keys are its arguments."""
     options = _config('act_cfg', act_cfg, _ACTIVATIONS)
-    return getattr(nn, options.pop('type'))(**options)
+    return _build('act_cfg', getattr(nn, options.pop('type')), options)
 
 
 def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
     """Build a norm over the last axis from a config like ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
     options = _config('norm_cfg', norm_cfg, _NORMS)
     requires_grad = options.pop('requires_grad', True)
-    return _NORMS[options.pop('type')](channels, **options).requires_grad_(requires_grad)
+    return _build('norm_cfg', _NORMS[options.pop('type')], options, channels).requires_grad_(requires_grad)
 
 
 def _config(name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[str, Any]:
@@ -34,6 +34,13 @@ def _config(name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[
         raise TypeError(f'{name} must be a dict with the key "type", got {config!r}')
     checks.one_of(f'{name}["type"]', config['type'], types)
     return dict(config)
+
+
+def _build(name: str, module: Callable[..., nn.Module], options: dict[str, Any], *args: Any) -> nn.Module:
+    try:
+        return module(*args, **options)
+    except TypeError as error:
+        raise TypeError(f'{name} has an argument that does not fit: {error}') from None
 
 
 class PatchEmbed(nn.Module):

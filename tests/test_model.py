@@ -295,6 +295,8 @@ def test_create_backbone_is_ready_for_inference():
         ({'act_cfg': {'type': 'Gelu'}}, ValueError, ['act_cfg', "did you mean 'GELU'"]),
         ({'norm_cfg': {'type': 'BN'}}, ValueError, ['norm_cfg', 'BN', 'LN']),
         ({'norm_cfg': None}, TypeError, ['norm_cfg', 'None']),
+        ({'norm_cfg': {'type': 'LN', 'epsilon': 1}}, TypeError, ['norm_cfg', 'epsilon']),
+        ({'act_cfg': {'type': 'GELU', 'slope': 1}}, TypeError, ['act_cfg', 'slope']),
         ({'attn_backend': 'flash'}, ValueError, ['attn_backend', 'flash', 'sdpa']),
     ],
     ids=str,

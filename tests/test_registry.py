@@ -62,6 +62,12 @@ def test_pretrained_is_the_old_way_to_say_init_cfg():
         SwinDense(pretrained=3)
 
 
+@pytest.mark.parametrize('init_cfg', ['a.pth', {'checkpoint': 'a.pth'}, [{'type': 'Pretrained'}, 'a.pth']])
+def test_init_cfg_of_another_form_is_refused(init_cfg):
+    with pytest.raises(TypeError, match=r"got .*a\.pth.*type='Pretrained'"):
+        SwinDense(**TINY, init_cfg=init_cfg)
+
+
 def test_other_initialisers_work_from_a_plain_dict():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Constant', 'layer': 'Linear', 'val': 0.5, 'bias': 2.0})
     backbone.init_weights()
