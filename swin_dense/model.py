@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from swin_dense import checks
+from swin_dense import checks, options
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
@@ -26,19 +25,6 @@ from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_nor
 from swin_dense.ops import BACKENDS
 from swin_dense.ops.bands import in_bands
 from swin_dense.windows import Pair
-
-# What other Swins call an option, and what it is called here.
-_FOREIGN_OPTIONS = {
-    'embed_dim': 'embed_dims',
-    'in_chans': 'in_channels',
-    'num_channels': 'in_channels',
-    'img_size': 'pretrain_img_size',
-    'ape': 'use_abs_pos_embed',
-    'use_checkpoint': 'with_cp',
-    'norm_layer': 'norm_cfg',
-    'act_layer': 'act_cfg',
-    'stochastic_depth_prob': 'drop_path_rate',
-}
 
 
 class SwinBlock(nn.Module):
@@ -157,7 +143,7 @@ class SwinBackbone(nn.Module):
         **unknown: Any,
     ) -> None:
         super().__init__()
-        _reject(unknown)
+        options.reject_unknown(unknown, list(inspect.signature(SwinBackbone).parameters)[:-1])
         base = resolve_arch(arch)
         self.arch = Arch(
             base.embed_dims if embed_dims is None else embed_dims,
@@ -167,8 +153,8 @@ class SwinBackbone(nn.Module):
         stages = len(self.arch.depths)
         self.in_channels = checks.integer('in_channels', in_channels)
         self.window_size = checks.pair('window_size', window_size)
-        self.strides = _check_strides(strides, checks.integer('patch_size', patch_size), stages)
-        self.out_indices = _check_out_indices(out_indices, stages)
+        self.strides = options.strides_of_stages(strides, checks.integer('patch_size', patch_size), stages)
+        self.out_indices = options.output_stages(out_indices, stages)
         built = self.out_indices[-1] + 1
         self.frozen_stages = checks.integer('frozen_stages', frozen_stages, minimum=-1)
         if self.frozen_stages > built:
@@ -188,8 +174,8 @@ class SwinBackbone(nn.Module):
 
         shift = (self.window_size[0] // 2, self.window_size[1] // 2)
         use_shift = checks.boolean('use_shift', use_shift)
-        drop_path_rates = _drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
-        with_cp = _check_with_cp(with_cp, stages)
+        drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
+        with_cp = options.flag_per_stage('with_cp', with_cp, stages)
         make_attention = functools.partial(
             WindowAttention,
             window_size=self.window_size,
@@ -302,18 +288,18 @@ class SwinBackbone(nn.Module):
                 _freeze_module(getattr(self, f'norm{stage}'))
 
 
-def create_backbone(name: str, checkpoint: Any = None, **options: Any) -> SwinBackbone:
+def create_backbone(name: str, checkpoint: Any = None, **backbone_options: Any) -> SwinBackbone:
     """Build a backbone by name, with the weights of a checkpoint if one is given, ready for inference.
 
     Args:
         name: 'swin_t', 'swin_s', 'swin_b' or 'swin_l'.
         checkpoint: anything that :func:`swin_dense.load_checkpoint` takes.
-        **options: options of :class:`SwinBackbone`.
+        **backbone_options: options of :class:`SwinBackbone`.
 
     Returns:
         The backbone in evaluation mode.
     """
-    backbone = SwinBackbone(name, **options)
+    backbone = SwinBackbone(name, **backbone_options)
     if checkpoint is not None:
         load_checkpoint(backbone, checkpoint)
     return backbone.eval()
@@ -326,56 +312,3 @@ def _freeze_module(module: nn.Module) -> None:
 
 def _at_least_float32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
-    """Return the rate of each block per stage, rising linearly from 0 to ``last``."""
-    steps = max(sum(depths) - 1, 1)
-    starts = itertools.accumulate(depths, initial=0)
-    return [
-        [last * block / steps for block in range(start, start + depth)]
-        for start, depth in zip(starts, depths, strict=False)
-    ]
-
-
-def _check_strides(strides: Sequence[int] | None, patch_size: int, stages: int) -> tuple[int, ...]:
-    if strides is None:
-        return (patch_size,) + (2,) * (stages - 1)
-    checked = checks.integers('strides', strides, stages)
-    if checked[0] != patch_size:
-        raise ValueError(
-            f'strides[0] must equal patch_size, as patches do not overlap; got {checked[0]} and {patch_size}'
-        )
-    return checked
-
-
-def _check_out_indices(out_indices: Sequence[int] | None, stages: int) -> tuple[int, ...]:
-    if out_indices is None:
-        return tuple(range(stages))
-    checked = checks.integers('out_indices', out_indices, minimum=0)
-    if len(set(checked)) < len(checked) or max(checked) >= stages:
-        raise ValueError(f'out_indices must be different stages from 0 to {stages - 1}, got {out_indices!r}')
-    return tuple(sorted(checked))
-
-
-def _check_with_cp(with_cp: bool | Sequence[bool], stages: int) -> tuple[bool, ...]:
-    if isinstance(with_cp, bool):
-        return (with_cp,) * stages
-    if not isinstance(with_cp, Sequence) or isinstance(with_cp, str):
-        raise TypeError(f'with_cp must be True, False or one of them per stage, got {with_cp!r}')
-    if len(with_cp) != stages:
-        raise ValueError(f'with_cp must have one entry per stage, that is {stages}, got {len(with_cp)}: {with_cp!r}')
-    return tuple(checks.boolean('every entry of with_cp', flag) for flag in with_cp)
-
-
-def _reject(unknown: Mapping[str, Any]) -> None:
-    for name in unknown:
-        if name in _FOREIGN_OPTIONS:
-            raise TypeError(f'unknown option {name!r}: it is called {_FOREIGN_OPTIONS[name]!r} here')
-        if name in ('pretrained', 'init_cfg', 'convert_weights'):
-            raise TypeError(
-                f'{name!r} is an option of SwinDense, in mmengine configs; '
-                'for SwinBackbone use load_checkpoint or create_backbone(..., checkpoint=...)'
-            )
-        allowed = [key for key in inspect.signature(SwinBackbone).parameters if key != 'unknown']
-        raise TypeError(f'unknown option {name!r}{checks.closest(name, allowed)}; the options are {allowed}')
