@@ -1,6 +1,7 @@
 # make demo   train and test both models on a small data set made here, and show what came out
 # make test   run the whole test suite
 # make lint   ruff and mypy
+# make setup  only what the others need
 # Each sets up what it needs first; a second run sets up nothing. PYTHON=python3.11 chooses the interpreter.
 
 PYTHON ?= python3
@@ -17,7 +18,8 @@ $(READY): requirements/torch.txt requirements/mm.txt requirements/dev.txt pyproj
 	tools/setup.sh "$(PYTHON)" .venv
 	touch $@
 
-$(PEERS_READY): requirements/torch.txt requirements/peers.txt requirements/peers-no-deps.txt tools/setup_peers.sh
+$(PEERS_READY): requirements/torch.txt requirements/peers.txt requirements/peers-no-deps.txt pyproject.toml \
+    tools/setup_peers.sh
 	tools/setup_peers.sh "$(PYTHON)" .venv-peers
 	touch $@
 

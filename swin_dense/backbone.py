@@ -55,7 +55,8 @@ class SwinDense(SwinBackbone, BaseModule):
                 raise ValueError('pretrained and init_cfg are two ways to say the same; give only init_cfg')
             init_cfg = {'type': 'Pretrained', 'checkpoint': pretrained}
         for config in [init_cfg] if isinstance(init_cfg, (Mapping, str)) else init_cfg or []:
-            if not isinstance(config, Mapping) or 'type' not in config:
+            is_complete = isinstance(config, Mapping) and 'type' in config
+            if not is_complete or (_is_pretrained(config) and 'checkpoint' not in config):
                 raise TypeError(
                     f'init_cfg must be a dict with the key "type", or a list of them, got {init_cfg!r}; '
                     "for a checkpoint: dict(type='Pretrained', checkpoint=...)"
@@ -65,11 +66,15 @@ class SwinDense(SwinBackbone, BaseModule):
     def init_weights(self) -> None:
         """Initialise as ``init_cfg`` says; without one, keep the official random initialisation."""
         configs = [self.init_cfg] if isinstance(self.init_cfg, Mapping) else list(self.init_cfg or [])
-        pretrained = [config for config in configs if config['type'] in ('Pretrained', PretrainedInit)]
+        pretrained = [config for config in configs if _is_pretrained(config)]
         initialize(self, [config for config in configs if config not in pretrained])
         for config in pretrained:
             load_checkpoint(self, config['checkpoint'], prefix=config.get('prefix'), log=_log)
         self.is_init = True
+
+
+def _is_pretrained(config: Mapping[str, Any]) -> bool:
+    return config['type'] in ('Pretrained', PretrainedInit)
 
 
 def _log(text: str) -> None:

@@ -53,13 +53,14 @@ def main() -> None:
     seconds: dict[str, float] = {}
     summary: dict[str, object] = {}
 
-    if not (args.out / 'data').exists():
+    data_folder = args.out / ('data-quick' if args.quick else 'data')
+    if not data_folder.exists():
         with timed('data', 'Making the data set', seconds):
             few = ['--train', '8', '--val', '4'] if args.quick else []
-            run('make_demo_data.py', [str(args.out / 'data'), *few], args.out / 'data.log')
+            run('make_demo_data.py', [str(data_folder), *few], args.out / 'data.log')
     for key, (name, config) in MODELS.items():
         folder = args.out / key
-        data = args.out / 'data' / ('coco/' if key == 'mask_rcnn' else 'ADEChallengeData2016')
+        data = data_folder / ('coco/' if key == 'mask_rcnn' else 'ADEChallengeData2016')
         config = str(ROOT / config)
         common = [
             '--work-dir',
