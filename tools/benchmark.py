@@ -30,6 +30,8 @@ from bench_limits import elapsed, matrix_products, roofline, summary
 from bench_models import PEERS, build_ours, build_peer, must_agree
 from torch import Tensor, nn
 
+from swin_dense.ops import BACKENDS
+
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 SMALL_SIDE = 64
 # Relative to the largest output; products of another order in float32, or of 8 bits.
@@ -77,6 +79,11 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.rounds < 1 or args.batch < 1 or min(args.size) < 1:
         parser.error('--rounds, --batch and --size must be at least 1')
+    unknown = {name.removesuffix('+cp') for name in args.ours} - set(BACKENDS)
+    if unknown:
+        parser.error(
+            f'--ours takes {", ".join(BACKENDS)}, each also with "+cp" behind it; got {", ".join(sorted(unknown))}'
+        )
     if args.device == 'cuda' and not torch.cuda.is_available():
         parser.error('--device cuda: this torch sees no CUDA device')
     if args.packages:
@@ -123,10 +130,16 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     models, absent = {}, {}
     for name in [*args.ours, *args.peers]:
         try:
-            models[name] = build(name, args)
+            model = build(name, args)
+            if name not in PEERS:  # a backend says that it cannot run here when it is first used
+                with torch.no_grad():
+                    model(make_image(args, (SMALL_SIDE, SMALL_SIDE)))
+            models[name] = model
         except (ImportError, RuntimeError, AssertionError) as error:
             absent[name] = f'{type(error).__name__}: {str(error).splitlines()[0]}'
             print(f'{name} is left out: {absent[name]}', file=sys.stderr)
+    if not models:
+        sys.exit('none of the models can run here')
     agreement = check_outputs(models, img, args)
 
     reference = build_ours(args.arch, args.window, 'auto')
@@ -188,7 +201,8 @@ def memory_in_a_process(name: str) -> float | None:
     command = [sys.executable, '-W', 'ignore', __file__, *sys.argv[1:], '--memory-of', name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f'memory of {name} is not known: {done.stderr.strip().splitlines()[-1]}', file=sys.stderr)
+        said = done.stderr.strip().splitlines() or [f'it ended with status {done.returncode}']
+        print(f'memory of {name} is not known: {said[-1]}', file=sys.stderr)
         return None
     return json.loads(done.stdout.splitlines()[-1])['peak_mib']
 
