@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import shlex
 import threading
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -66,12 +68,14 @@ def _load() -> bool:
         from torch.utils import cpp_extension
 
         _logger.info('compiling the C++ window attention for %s unless it is in the cache', capability)
-        cpp_extension.load(
-            name=f'swin_dense_cpp_{capability.lower().replace(" ", "_")}',
-            sources=[str(Path(__file__).parent / 'window_attention.cpp')],
-            extra_cflags=['-O3', '-fopenmp', *_FLAGS.get(capability, [])],
-            is_python_module=False,
-        )
+        # The loader quotes every path in the commands that it writes but this one, which may hold a space.
+        with mock.patch.object(cpp_extension, 'TORCH_LIB_PATH', shlex.quote(cpp_extension.TORCH_LIB_PATH)):
+            cpp_extension.load(
+                name=f'swin_dense_cpp_{capability.lower().replace(" ", "_")}',
+                sources=[str(Path(__file__).parent / 'window_attention.cpp')],
+                extra_cflags=['-O3', '-fopenmp', *_FLAGS.get(capability, [])],
+                is_python_module=False,
+            )
     except (ImportError, OSError, RuntimeError) as error:  # no compiler, no ninja, no place to write, ...
         _logger.warning('the C++ window attention cannot be compiled, "sdpa" stands in for it: %s', error)
         return False
