@@ -51,6 +51,22 @@ ARCHS = {
 ALIASES = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
 
 
+def arch_letter(name: str) -> str:
+    """Return the letter of the architecture that a name stands for: 't' for 't', 'tiny', 'swin_t' and 'swin_tiny'.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    short = name.lower().removeprefix('swin_').removeprefix('swin-')
+    letter = ALIASES.get(short, short)
+    if letter not in ARCHS:
+        names = [*ARCHS, *ALIASES]
+        raise ValueError(
+            f"arch must be one of {names}, with or without 'swin_' in front, got {name!r}{checks.closest(short, names)}"
+        )
+    return letter
+
+
 def resolve_arch(arch: str | Mapping[str, Any] | Arch) -> Arch:
     """Return the architecture that ``arch`` names or describes.
 
@@ -65,10 +81,7 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch) -> Arch:
     if isinstance(arch, Arch):
         return arch
     if isinstance(arch, str):
-        name = arch.lower().removeprefix('swin_').removeprefix('swin-')
-        name = ALIASES.get(name, name)
-        checks.one_of('arch', name, ARCHS)
-        return ARCHS[name]
+        return ARCHS[arch_letter(arch)]
     if isinstance(arch, Mapping):
         expected = [field.name for field in fields(Arch)]
         if sorted(arch) != sorted(expected):

@@ -75,11 +75,15 @@ def count(model: nn.Module, height: int, width: int) -> Count:
         width: of the image, in pixels.
 
     Raises:
-        ValueError: the model is on another device.
+        ValueError: the model is on another device, or has no convolution that tells the channels of its image.
     """
     if not all(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model must be on the meta device; build it there, or pass model.to('meta')")
-    channels = next(module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if channels is None:
+        raise ValueError(
+            'the model has no Conv2d, which tells how many channels its image has; give a model that takes an image'
+        )
     height, width = checks.integer('height', height), checks.integer('width', width)
     meter = _Meter()
     with _reference_attention(model), meter.attached_to(model), torch.no_grad(), torch.device('meta'):
@@ -144,7 +148,7 @@ class _Meter:
 
 @contextmanager
 def _reference_attention(model: nn.Module) -> Iterator[None]:
-    """Compute attention by the textbook: other backends look up window plans by value, which meta tensors lack."""
+    """Compute attention by the textbook: triton, if the model asks for it, does not run on the meta device."""
     attentions = [module for module in model.modules() if isinstance(module, WindowAttention)]
     backends = [module.backend for module in attentions]
     try:

@@ -124,6 +124,9 @@ def test_json_report(tmp_path, file, capsys):
 def test_failures_say_why_and_write_nothing(tmp_path, file, capsys):
     for arguments, message in [
         ([file, tmp_path / 'a.pth', '--arch', 't'], 'the model is a Swin-T'),
+        ([file, tmp_path / 'a.pth', '--arch', 'swin_tiny'], 'the model is a Swin-T'),
+        ([tmp_path / 'none.pth', tmp_path / 'a.pth', '--arch', 'swin_x'], "got 'swin_x'"),
+        ([file, tmp_path / 'a.pth', '--in-channels', 0], 'in_channels must be at least 1, got 0'),
         ([tmp_path / 'none.pth', tmp_path / 'a.pth'], 'no checkpoint file'),
         ([file, tmp_path / 'no folder' / 'a.pth'], 'there is no folder'),
         ([file, tmp_path / 'a.pth', '--ema'], 'no running average'),

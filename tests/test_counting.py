@@ -132,6 +132,11 @@ def test_a_model_with_memory_is_refused():
         count(SwinBackbone(TINY), 64, 96)
 
 
+def test_a_model_without_an_image_is_refused():
+    with pytest.raises(ValueError, match='the model has no Conv2d'):
+        count(torch.nn.Linear(3, 4, device='meta'), 64, 96)
+
+
 def run_tool(monkeypatch, capsys, *args):
     monkeypatch.setattr(sys, 'argv', ['get_flops.py', *args])
     runpy.run_path(str(REPOSITORY / 'tools/get_flops.py'), run_name='__main__')
@@ -158,3 +163,16 @@ def test_tool_prints_a_table_in_the_order_of_the_model(monkeypatch, capsys):
     names = [line.split()[0] for line in printed.splitlines()[:6]]
     assert names == ['module', 'model', 'backbone', 'neck', 'rpn_head', 'roi_head']
     assert 'For one image of 800 x 1280 pixels' in printed
+
+
+def test_tool_names_what_is_wrong_with_a_config(monkeypatch, capsys, tmp_path):
+    nameless = tmp_path / 'model.py'
+    nameless.write_text(f'_base_ = {str(CONFIGS / PUBLISHED[0][0])!r}\ndefault_scope = None\n')
+    for arguments, message in [
+        ([str(tmp_path / 'none.py')], 'there is no config file'),
+        ([str(nameless)], 'has no default_scope'),
+    ]:
+        with pytest.raises(SystemExit) as stopped:
+            run_tool(monkeypatch, capsys, *arguments)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err

@@ -38,6 +38,12 @@ def test_an_architecture_has_several_names(name):
         assert SwinBackbone(name).arch == SwinBackbone('t').arch
 
 
+@pytest.mark.parametrize(('name', 'hint'), [('swin_x', ''), ('swin_lrge', "; did you mean 'large'")])
+def test_an_unknown_architecture_is_told_as_it_was_given(name, hint):
+    with pytest.raises(ValueError, match=f"'large'], with or without 'swin_' in front, got '{name}'{hint}"):
+        create_backbone(name)
+
+
 @pytest.mark.parametrize('backend', ['sdpa', 'reference'])
 @pytest.mark.parametrize('size', [(1, 1), (1, 40), (3, 5), (31, 33), (64, 64), (97, 130)])
 def test_every_size_gives_ceilings(size, backend):

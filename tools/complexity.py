@@ -1,8 +1,8 @@
 """Show why Swin attends within windows: what attention costs, globally and in windows, and how it grows.
 
     python tools/complexity.py --map 112 112 --channels 128 --window 7     # one attention on one map
-    python tools/complexity.py --arch t --image 800 1280                   # a backbone, stage by stage
-    python tools/complexity.py --arch t --plot complexity.png              # cost against image size
+    python tools/complexity.py --arch swin_t --image 800 1280              # a backbone, stage by stage
+    python tools/complexity.py --arch swin_t --plot complexity.png         # cost against image size
 
 A FLOP is one multiply-add.
 """
@@ -12,7 +12,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from swin_dense import checks
 from swin_dense.analysis import PARTS, Cost, backbone_costs, msa_flops, total, window_msa_flops
+from swin_dense.archs import arch_letter
+from swin_dense.windows import window_grid
 
 PLOT_SIDES = range(112, 1793, 28)
 PLOT_TICKS = (112, 224, 448, 896, 1792)
@@ -31,28 +34,52 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', default='t', help="'t', 's', 'b' or 'l'")
+    parser.add_argument('--arch', help='of the backbone: swin_t, swin_s, swin_b or swin_l (default: swin_t)')
     parser.add_argument('--window', type=int, default=7, help='side of a window in tokens')
-    parser.add_argument('--channels', type=int, default=128, help='of the map')
+    parser.add_argument('--channels', type=int, help='of the map (default: 128)')
     what = parser.add_mutually_exclusive_group()
     size = ('HEIGHT', 'WIDTH')
-    what.add_argument('--map', nargs=2, type=int, metavar=size, default=(112, 112), help='a map, size in tokens')
+    what.add_argument('--map', nargs=2, type=int, metavar=size, help='a map, size in tokens (default: 112 112)')
     what.add_argument('--image', nargs=2, type=int, metavar=size, help='a whole backbone, size in pixels')
     what.add_argument('--plot', type=Path, help='draw cost against image size into this file')
-    return parser.parse_args()
+    args = parser.parse_args()
+    try:
+        complete(args)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def complete(args: argparse.Namespace) -> None:
+    """Check the options together and fill in what was left out."""
+    checks.integer('--window', args.window)
+    if args.image or args.plot:
+        if args.channels is not None:
+            raise ValueError('--channels is that of a map; leave it out with --image and --plot, or give --map')
+        args.arch = arch_letter('swin_t' if args.arch is None else args.arch)
+        if args.image:
+            checks.integers('--image', args.image)
+        return
+    if args.arch is not None:
+        raise ValueError('--arch is that of a backbone; give --image HEIGHT WIDTH or --plot FILE, or leave it out')
+    args.map = checks.integers('--map', args.map or (112, 112))
+    args.channels = checks.integer('--channels', 128 if args.channels is None else args.channels)
 
 
 def attention_table(height: int, width: int, channels: int, window: int) -> str:
     everywhere = msa_flops(height, width, channels)
-    windowed = window_msa_flops(height, width, channels, window)
-    return '\n'.join(
-        [
-            f'attention on a map of {height} x {width} tokens with {channels} channels',
-            f'  global:                 {everywhere:20,} FLOPs',
-            f'  in windows of {window:2} x {window:2}:   {windowed:20,} FLOPs, {everywhere / windowed:.1f} times less',
-            f'  saved by the windows:   {everywhere - windowed:20,} FLOPs',
-        ]
-    )
+    rows, columns = window_grid(height, width, (window, window))
+    padded = (rows * window, columns * window)
+    windowed = window_msa_flops(padded[0], padded[1], channels, window)
+    lines = [
+        f'attention on a map of {height} x {width} tokens with {channels} channels',
+        f'  global:                 {everywhere:20,} FLOPs',
+        f'  in windows of {window:2} x {window:2}:   {windowed:20,} FLOPs, {everywhere / windowed:.1f} times less',
+        f'  saved by the windows:   {everywhere - windowed:20,} FLOPs',
+    ]
+    if padded != (height, width):
+        lines.append(f'  The windows do not tile the map: it is padded to {padded[0]} x {padded[1]} tokens for them.')
+    return '\n'.join(lines)
 
 
 def backbone_table(arch: str, height: int, width: int, window: int) -> str:

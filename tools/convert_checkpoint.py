@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from swin_dense import SwinBackbone, checks
-from swin_dense.archs import ALIASES, ARCHS
+from swin_dense.archs import resolve_arch
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.explain import describe
 from swin_dense.checkpoint.export import as_checkpoint, export_parameters
@@ -28,8 +28,13 @@ def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('source', help='checkpoint: a file, or an address of http, https, hf or file')
     parser.add_argument('destination', type=Path, help='file to write, .safetensors or a file of torch.save')
-    parser.add_argument('--to', choices=EXPORTED, default='official', help='family to write (default: %(default)s)')
-    parser.add_argument('--arch', choices=[*ARCHS, *ALIASES], help='refuse a checkpoint of another architecture')
+    parser.add_argument(
+        '--to',
+        choices=EXPORTED,
+        default='official',
+        help='family to write (default: %(default)s; that of export_state_dict in Python is mmdet)',
+    )
+    parser.add_argument('--arch', help='swin_t, swin_s, swin_b or swin_l: refuse a checkpoint of another architecture')
     parser.add_argument(
         '--window-size', type=int, nargs='+', metavar='N', help='side, or height and width, to resize to'
     )
@@ -60,11 +65,13 @@ def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
     """Build the backbone that the checkpoint is of, without memory for weights."""
     options: dict[str, Any] = describe({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
     try:
-        arch: Any = args.arch or {
-            'embed_dims': options['embed_dims'],
-            'depths': options['depths'],
-            'num_heads': options.get('num_heads', (1,) * len(options['depths'])),
-        }
+        arch: Any = args.arch
+        if arch is None:
+            arch = {
+                'embed_dims': options['embed_dims'],
+                'depths': options['depths'],
+                'num_heads': options.get('num_heads', (1,) * len(options['depths'])),
+            }
     except KeyError as error:
         raise CheckpointError(f'{found.described}: the patch embedding is missing, so {error} is not known') from None
     table = 'layers.0.blocks.0.attn.relative_position_bias_table'
@@ -77,7 +84,7 @@ def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
         return SwinBackbone(
             arch,
             window_size=args.window_size or window or 7,
-            in_channels=args.in_channels or options['in_channels'],
+            in_channels=options['in_channels'] if args.in_channels is None else args.in_channels,
             pretrain_img_size=224
             if position is None
             else [side * options['patch_size'] for side in position.shape[2:]],
@@ -88,6 +95,8 @@ def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
 def convert(args: argparse.Namespace) -> dict[str, Any]:
     """Convert, and return the report with the file that was written."""
     check_destination(args.destination, args.force)  # before the work, not only after
+    if args.arch is not None:
+        resolve_arch(args.arch)
     found = find_backbone(args.source, None, args.prefix, args.ema, args.trust)
     target = Target.of(build_for(found, args))
     options = Options(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
@@ -16,9 +17,7 @@ from swin_dense.counting import Count, build_on_meta, count, published_shape
 
 
 def main() -> None:
-    args = parse_args()
-    config = Config.fromfile(args.config)
-    config.merge_from_dict(args.cfg_options or {})
+    args, config = parse_args()
     height, width = args.shape or published_shape(config)
     result = count(build_on_meta(config), height, width)
     if args.json:
@@ -27,7 +26,7 @@ def main() -> None:
         print(table(result, height, width, args.depth))
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args() -> tuple[argparse.Namespace, Config]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('config', help='config of mmdet or mmsegmentation')
     parser.add_argument(
@@ -43,7 +42,17 @@ def parse_args() -> argparse.Namespace:
     parser.epilog = (
         'Published figures are those for 800 x 1280 (detection) and for the crop, four times as wide (segmentation).'
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not Path(args.config).is_file():
+        parser.error(f'there is no config file {args.config!r}')
+    config = Config.fromfile(args.config)
+    config.merge_from_dict(args.cfg_options or {})
+    if config.get('default_scope') is None:
+        parser.error(
+            f'{args.config} has no default_scope, which says in which framework its model is; '
+            'give --cfg-options default_scope=mmdet, or mmseg'
+        )
+    return args, config
 
 
 def summary(result: Count, height: int, width: int, depth: int) -> dict:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from swin_dense import checks
 from swin_dense.checkpoint.families import EXPORTED, OFFICIAL
-from swin_dense.checkpoint.resize import Pair
 from swin_dense.checkpoint.target import Target
+from swin_dense.windows import Pair
 
 # Where the files of a family keep the backbone: the key of the state dict, if any, and the prefix of its names.
 _PLACES = {

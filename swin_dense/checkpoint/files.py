@@ -172,7 +172,8 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     if refused and isinstance(error, pickle.UnpicklingError):
         return (
             f'{path} asks for {refused[1] or refused[2]}, which weights do not need and which could run any code; '
-            'nothing was run. Pass trust=True (--trust) only if you know who made the file'
+            'nothing was run. Only if you know who made the file, load it with load_checkpoint(..., trust=True), or '
+            'convert it with tools/convert_checkpoint.py --trust and load the result'
         )
     with path.open('rb') as file:
         start = file.read(64)
@@ -184,7 +185,10 @@ def _why_unreadable(path: Path, error: Exception) -> str:
         return f'{path} is a web page, not a checkpoint; the download went wrong'
     damage = f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short'
     # Of pickles PyTorch says at this point that it might well load without its safety check, which helps nobody.
-    return damage if isinstance(error, pickle.UnpicklingError) else f'{damage}: {str(error).strip().splitlines()[:1]}'
+    if isinstance(error, pickle.UnpicklingError):
+        return damage
+    first_line = str(error).strip().partition('\n')[0]
+    return f'{damage}: {first_line or type(error).__name__}'
 
 
 def _check_hash(path: Path) -> None:

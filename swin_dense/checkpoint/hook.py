@@ -32,7 +32,7 @@ def allow_partial_loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def loading_converted() -> Iterator[None]:
-    """Let ``load_state_dict`` take what :func:`swin_dense.checkpoint.fit_checkpoint` returned as it is."""
+    """Let ``load_state_dict`` take what :func:`swin_dense.checkpoint.fit.fit` returned as it is."""
     with _demanding('nothing'):
         yield
 

@@ -14,9 +14,9 @@ from swin_dense.checkpoint.files import read_file
 from swin_dense.checkpoint.fit import Options, fit
 from swin_dense.checkpoint.hook import loading_converted
 from swin_dense.checkpoint.report import CheckpointError, Report
-from swin_dense.checkpoint.resize import Pair
 from swin_dense.checkpoint.source import Source, flatten, read_source
 from swin_dense.checkpoint.target import Target
+from swin_dense.windows import Pair
 
 Checkpoint = str | os.PathLike[str] | Mapping[str, Any]
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Pair = tuple[int, int]
+from swin_dense.windows import Pair
+
 TABLE_METHODS = ('bicubic', 'geometric')
 CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
 

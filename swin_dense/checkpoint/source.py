@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint.families import EXPORTED, MMDET, OFFICIAL, Family, Name, find_backbones, plain_name, settle
 from swin_dense.checkpoint.report import CheckpointError, listed
-from swin_dense.checkpoint.resize import Pair, window_of_index
+from swin_dense.checkpoint.resize import window_of_index
+from swin_dense.windows import Pair
 
 # Components of names that mark a running average of the weights.
 _AVERAGES = {'ema', 'ema_state_dict', 'model_ema', 'state_dict_ema', 'ema_model', 'module_ema'}

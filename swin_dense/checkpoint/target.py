@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from swin_dense.checkpoint.families import plain_name
-from swin_dense.checkpoint.resize import Pair
+from swin_dense.windows import Pair
 
 Shape = tuple[int, ...]
 STAGE = re.compile(r'layers\.(\d+)\.')
