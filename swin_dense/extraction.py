@@ -23,7 +23,8 @@ from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, ImageError
 from swin_dense.inference import run_batch
 from swin_dense.regions import open_large_image
 from swin_dense.storage import FeatureFolder
-from swin_dense.tiling import Pair, check_tiling, plan_tiles, run_tiles
+from swin_dense.tiling import check_tiling, plan_tiles, run_tiles
+from swin_dense.windows import Pair
 
 IMAGE_SUFFIXES = frozenset(
     {'.bmp', '.gif', '.jpeg', '.jpg', '.jp2', '.pgm', '.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp', '.zarr'}
