@@ -198,6 +198,15 @@ def test_options_that_contradict(run, args, capsys):
     assert error.value.code == 2
 
 
+def test_a_missing_package_is_one_line(run, tmp_path, monkeypatch, capsys):
+    def create_backbone(*args, **options):
+        raise ImportError('install huggingface_hub')
+
+    monkeypatch.setattr(extract_features, 'create_backbone', create_backbone)
+    assert run(*make_images(tmp_path / 'photos', 1, broken=False)) == 2
+    assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')
+
+
 def test_an_output_folder_that_cannot_be(run, tmp_path, capsys):
     (path,) = make_images(tmp_path / 'photos', 1, broken=False)
     (tmp_path / 'out').write_text('a file is in the way')
