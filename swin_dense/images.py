@@ -23,6 +23,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # Resampling a float image overshoots its range a little; a 0-255 image is far outside.
 _OVERSHOOT = 0.5
 TIFF_MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
+HEADER_LENGTH = 25  # of a PNG, up to its bit depth; more than TIFF needs
 _ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
 _FULL_SCALE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
@@ -58,7 +59,7 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
     """
     name = describe(source)
     if isinstance(source, (str, os.PathLike)):
-        pixels = _decode(_read_bytes(Path(source)), name)
+        pixels = read_file(Path(source))
     elif isinstance(source, (bytes, bytearray, memoryview)):
         pixels = _decode(bytes(source), name)
     elif isinstance(source, Image.Image):
@@ -119,7 +120,7 @@ def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = 
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
     pixels = _fit_channels(pixels, channels, name)
-    scale = _FULL_SCALE.get(pixels.dtype)
+    scale = _FULL_SCALE.get(pixels.dtype.newbyteorder('='))
     if scale is not None:
         values = pixels.astype(np.float32) / np.float32(scale)
     elif pixels.dtype.kind == 'f':
@@ -178,13 +179,25 @@ def reverse_colours(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_file(path: Path) -> np.ndarray:
+    """Decode a whole file, upright and at its full depth, to (H, W) or (H, W, C)."""
+    with reading(path):
+        content = path.read_bytes()
+    return _decode(content, describe(path))
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the file system raises into an error that names the image; a missing file stays FileNotFoundError."""
+    name = describe(path)
     try:
-        return path.read_bytes()
+        yield
     except FileNotFoundError:
-        raise FileNotFoundError(f'image {str(path)!r} does not exist') from None
+        raise FileNotFoundError(f'{name} does not exist') from None
+    except IsADirectoryError:
+        raise ImageError(f'{name} is a folder; a zarr folder is read by tiles: give tile= (--tile)') from None
     except OSError as error:
-        raise ImageError(f'image {str(path)!r} cannot be read: {error.strerror}') from error
+        raise ImageError(f'{name} cannot be read: {error.strerror or error}') from error
 
 
 def _decode(content: bytes, name: str) -> np.ndarray:
@@ -198,13 +211,21 @@ def _decode(content: bytes, name: str) -> np.ndarray:
             if pixels is None:
                 raise
             return pixels
-        deep = _decode_deep_colour(image, content)
-        return _upright(pil_pixels(image, name) if deep is None else deep, orientation_of(image))
+        if is_deep_colour(image, content):
+            pixels = _decode_deep_colour(image, content, name)
+        else:
+            pixels = pil_pixels(image, name)
+        return _upright(pixels, orientation_of(image))
 
 
 @contextlib.contextmanager
-def decoding(name: str) -> Iterator[None]:
-    """Turn whatever decoders raise into an ImageError that names the image."""
+def decoding(name: str, if_too_large: str = 'use tile= for a large image') -> Iterator[None]:
+    """Turn whatever decoders raise into an ImageError that names the image.
+
+    Args:
+        name: of the image.
+        if_too_large: what to do about an image beyond PIL's limit.
+    """
     try:
         yield
     except ImageError:
@@ -213,7 +234,7 @@ def decoding(name: str) -> Iterator[None]:
         raise ImageError(f'{name}: the content is not an image of a known format') from None
     except Image.DecompressionBombError as error:
         raise ImageError(
-            f'{name}: {error}; use tile= for a large image, and set PIL.Image.MAX_IMAGE_PIXELS if you trust it'
+            f'{name}: {error}; {if_too_large}, and set PIL.Image.MAX_IMAGE_PIXELS if you trust it'
         ) from error
     except _DECODER_ERRORS as error:
         raise ImageError(f'{name}: it cannot be decoded, so it may be damaged or cut off: {error}') from error
@@ -242,18 +263,42 @@ def orientation_of(image: Image.Image) -> int:
     return image.getexif().get(_ORIENTATION_TAG, 1)
 
 
-def _decode_deep_colour(image: Image.Image, content: bytes) -> np.ndarray | None:
-    """Decode what PIL would cut to 8 bits, 16-bit colour, where a package that keeps the depth is installed."""
-    if image.format == 'TIFF' and image.mode in ('RGB', 'RGBA') and image.tag_v2.get(_BITS_PER_SAMPLE_TAG)[0] == 16:  # type: ignore[attr-defined]
-        return _tiff_pixels(content)
-    if image.format == 'PNG' and image.mode in ('RGB', 'RGBA') and content[24] == 16:  # the header's bit depth
-        try:
-            import cv2
-        except ImportError:
-            return None
-        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-        return None if pixels is None else reverse_colours(pixels)
-    return None
+def is_deep_colour(image: Image.Image, header: bytes) -> bool:
+    """Return whether PIL would cut an image, opened and not yet decoded, to 8 bits: 16-bit colour.
+
+    Args:
+        image: that PIL opened.
+        header: the first bytes of its file, at least ``HEADER_LENGTH``.
+    """
+    if image.mode not in ('RGB', 'RGBA'):
+        return False
+    if image.format == 'TIFF':
+        return image.tag_v2.get(_BITS_PER_SAMPLE_TAG)[0] == 16  # type: ignore[attr-defined]
+    return image.format == 'PNG' and header[HEADER_LENGTH - 1] == 16  # its bit depth
+
+
+def _decode_deep_colour(image: Image.Image, content: bytes, name: str) -> np.ndarray:
+    if image.format == 'TIFF':
+        pixels = _tiff_pixels(content)
+        package = 'tifffile'
+    else:
+        pixels = _png_pixels(content)
+        package = 'opencv-python'
+    if pixels is None:
+        raise ImageError(f'{name}: to read 16-bit colours at their full depth, install {package}')
+    return pixels
+
+
+def _png_pixels(content: bytes) -> np.ndarray | None:
+    """Decode a PNG by OpenCV, or return None where it is not installed."""
+    try:
+        import cv2
+    except ImportError:
+        return None
+    pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    if pixels is None:
+        raise ValueError('OpenCV does not decode it')
+    return reverse_colours(pixels)
 
 
 def _tiff_pixels(content: bytes) -> np.ndarray | None:
