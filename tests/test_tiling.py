@@ -154,7 +154,7 @@ def test_written_to_memory_mapped_files(small, tmp_path, dtype):
 @pytest.mark.parametrize('option', ['dtype', 'autocast'])
 def test_files_cannot_hold_bfloat16(tmp_path, option):
     backbone = SwinBackbone(**SMALL)
-    with pytest.raises(ValueError, match='give dtype=torch.float32'):
+    with pytest.raises(ValueError, match='give dtype='):
         extract_pyramid(backbone, np.zeros((30, 30, 3)), tile=24, out=tmp_path / 'maps', **{option: torch.bfloat16})
     assert not (tmp_path / 'maps').exists()
 
