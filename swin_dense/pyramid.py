@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, describe, normalize, read_image
+from swin_dense.decode import describe
+from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
 from swin_dense.inference import check_levels, group_by_size, run_batch
 from swin_dense.regions import open_large_image
 from swin_dense.tiling import FileStore, MemoryStore, check_tiling, plan_tiles, run_tiles

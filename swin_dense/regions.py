@@ -14,21 +14,20 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from swin_dense.images import (
+from swin_dense.decode import (
     HEADER_LENGTH,
     TIFF_MAGIC,
     ImageError,
-    array_pixels,
     decoding,
     describe,
     is_deep_colour,
     orientation_of,
     pil_pixels,
     read_file,
-    read_image,
     reading,
     reverse_colours,
 )
+from swin_dense.images import array_pixels, read_image
 
 _LAZY_PACKAGES = (
     'to read a TIFF by parts install tifffile, zarr and imagecodecs, or for other files convert them to TIFF'
