@@ -39,6 +39,7 @@ def integers(name: str, value: Any, length: int | None = None, minimum: int = 1)
 
 
 def boolean(name: str, value: Any) -> bool:
+    """Return ``value``, which must be True or False."""
     if not isinstance(value, bool):
         raise TypeError(f'{name} must be True or False, got {value!r}')
     return value
@@ -53,12 +54,14 @@ def rate(name: str, value: Any) -> float:
 
 
 def number(name: str, value: Any) -> float:
+    """Return ``value``, an int or a float, as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f'{name} must be a number, got {value!r} of type {type(value).__name__}')
     return float(value)
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Refuse a value that is not among those allowed, and say which one looks like it."""
     allowed = list(allowed)
     if value not in allowed:
         raise ValueError(f'{name} must be one of {allowed}, got {value!r}{closest(value, allowed)}')

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from swin_dense import checks
-from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, normalize, read_image
+from swin_dense.decode import ImageError
+from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
 from swin_dense.inference import group_by_size
 
 

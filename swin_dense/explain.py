@@ -125,9 +125,13 @@ def grad_cam(backbone: Any, image: Any, stage: int, target: Target | None = None
         score = (target or strongest_channel)(maps)
         if not isinstance(score, Tensor) or score.numel() != 1:
             raise ValueError(f'target must return one number as a tensor, got {score!r}')
-        (gradient,) = torch.autograd.grad(score, recorded[0], allow_unused=True)
+        # A score without a graph depends on nothing.
+        (gradient,) = torch.autograd.grad(score, recorded[0], allow_unused=True) if score.requires_grad else (None,)
     if gradient is None:
-        raise ValueError(f'the target does not depend on stage {stage}; choose an earlier stage')
+        raise ValueError(
+            f'the target does not depend on stage {stage}; choose an earlier stage, '
+            'and make the target of the maps without detach() or no_grad()'
+        )
     weights = gradient.mean((1, 2), keepdim=True)
     return (recorded[0].detach() * weights).sum(-1)[0].clamp(min=0)
 

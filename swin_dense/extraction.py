@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader
 
 from swin_dense import checks
 from swin_dense.dataset import ChunkSampler, Collate, ImageDataset
-from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, ImageError
+from swin_dense.decode import ImageError
+from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.inference import run_batch
 from swin_dense.regions import open_large_image
 from swin_dense.storage import FeatureFolder
-from swin_dense.tiling import Pair, check_tiling, plan_tiles, run_tiles
+from swin_dense.tiling import check_tiling, plan_tiles, run_tiles
+from swin_dense.windows import Pair
 
 IMAGE_SUFFIXES = frozenset(
     {'.bmp', '.gif', '.jpeg', '.jpg', '.jp2', '.pgm', '.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp', '.zarr'}

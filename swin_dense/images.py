@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import struct
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
+
+from swin_dense.decode import (
+    ImageError,
+    decode,
+    decoding,
+    describe,
+    orientation_of,
+    pil_pixels,
+    read_file,
+    reverse_colours,
+    upright,
+)
 
 # Of ImageNet in RGB, on the scale 0 to 1: what every published Swin was trained with.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -22,16 +30,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Resampling a float image overshoots its range a little; a 0-255 image is far outside.
 _OVERSHOOT = 0.5
-TIFF_MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
-_ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
 _FULL_SCALE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
-
-# What PIL, tifffile and their codecs raise for damaged content.
-_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, RuntimeError, struct.error, zlib.error)
-
-
-class ImageError(ValueError):
-    """An image cannot be read, or is not an image that the backbone can take."""
 
 
 def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True) -> Tensor:
@@ -58,12 +57,12 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
     """
     name = describe(source)
     if isinstance(source, (str, os.PathLike)):
-        pixels = _decode(_read_bytes(Path(source)), name)
+        pixels = read_file(Path(source))
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        pixels = _decode(bytes(source), name)
+        pixels = decode(bytes(source), name)
     elif isinstance(source, Image.Image):
         with decoding(name):
-            pixels = _upright(pil_pixels(source, name), orientation_of(source))
+            pixels = upright(pil_pixels(source, name), orientation_of(source))
     elif isinstance(source, (np.ndarray, Tensor)):
         pixels = array_pixels(source, name)
         pixels = reverse_colours(pixels) if bgr else pixels
@@ -99,19 +98,6 @@ def normalize(image: Tensor, mean: Sequence[float] | None, std: Sequence[float] 
     return (image - image.new_tensor(mean).view(shape)) / image.new_tensor(std).view(shape)
 
 
-def describe(source: Any) -> str:
-    """Return a short name of an image for messages."""
-    if isinstance(source, (str, os.PathLike)):
-        return f'image {os.fspath(source)!r}'
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return f'image of {len(source)} bytes'
-    if isinstance(source, Image.Image):
-        return f'PIL image of mode {source.mode} and size {source.size}'
-    if isinstance(source, (np.ndarray, Tensor)):
-        return f'image of shape {tuple(source.shape)} and type {source.dtype}'
-    return f'image of type {type(source).__name__}'
-
-
 def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = True) -> Tensor:
     """Turn decoded pixels, (H, W) or (H, W, C), into a (channels, H, W) float32 tensor in [0, 1]."""
     if pixels.ndim == 2:
@@ -119,7 +105,7 @@ def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = 
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
     pixels = _fit_channels(pixels, channels, name)
-    scale = _FULL_SCALE.get(pixels.dtype)
+    scale = _FULL_SCALE.get(pixels.dtype.newbyteorder('='))
     if scale is not None:
         values = pixels.astype(np.float32) / np.float32(scale)
     elif pixels.dtype.kind == 'f':
@@ -169,113 +155,3 @@ def _check_floats(values: np.ndarray, name: str, check_range: bool) -> None:
             f'{name}: floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; divide by the largest value, '
             'or give mean=None and std=None if the image is normalised already'
         )
-
-
-def reverse_colours(pixels: np.ndarray) -> np.ndarray:
-    """Turn blue, green, red into red, green, blue; an alpha channel stays last and grey stays grey."""
-    if pixels.ndim == 3 and pixels.shape[2] in (3, 4):
-        return np.concatenate([pixels[:, :, 2::-1], pixels[:, :, 3:]], 2)
-    return pixels
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f'image {str(path)!r} does not exist') from None
-    except OSError as error:
-        raise ImageError(f'image {str(path)!r} cannot be read: {error.strerror}') from error
-
-
-def _decode(content: bytes, name: str) -> np.ndarray:
-    if not content:
-        raise ImageError(f'{name}: the file is empty')
-    with decoding(name):
-        try:
-            image = Image.open(io.BytesIO(content))
-        except UnidentifiedImageError:
-            pixels = _tiff_pixels(content)  # PIL knows no TIFF of more than four channels
-            if pixels is None:
-                raise
-            return pixels
-        deep = _decode_deep_colour(image, content)
-        return _upright(pil_pixels(image, name) if deep is None else deep, orientation_of(image))
-
-
-@contextlib.contextmanager
-def decoding(name: str) -> Iterator[None]:
-    """Turn whatever decoders raise into an ImageError that names the image."""
-    try:
-        yield
-    except ImageError:
-        raise
-    except UnidentifiedImageError:
-        raise ImageError(f'{name}: the content is not an image of a known format') from None
-    except Image.DecompressionBombError as error:
-        raise ImageError(
-            f'{name}: {error}; use tile= for a large image, and set PIL.Image.MAX_IMAGE_PIXELS if you trust it'
-        ) from error
-    except _DECODER_ERRORS as error:
-        raise ImageError(f'{name}: it cannot be decoded, so it may be damaged or cut off: {error}') from error
-
-
-def pil_pixels(image: Image.Image, name: str) -> np.ndarray:
-    """Return the pixels as stored, (H, W) or (H, W, C); palettes, CMYK and the like become RGB."""
-    if image.mode == '1':
-        image = image.convert('L')
-    elif image.mode == 'P':
-        image = image.convert('RGB')
-    elif image.mode == 'PA':
-        image = image.convert('RGBA')
-    elif image.mode not in ('L', 'LA', 'RGB', 'RGBA', 'F', 'I') and not image.mode.startswith('I;16'):
-        image = image.convert('RGB')
-    pixels = np.asarray(image)
-    if image.mode == 'I' or pixels.dtype.byteorder == '>':  # some 16-bit files come as 32-bit or big-endian
-        if pixels.min() < 0 or pixels.max() > 65535:
-            raise ImageError(f'{name}: its pixels exceed 16 bits; scale them and pass an array')
-        pixels = pixels.astype(np.uint16)
-    return pixels
-
-
-def orientation_of(image: Image.Image) -> int:
-    """Return how the camera was held, as the EXIF orientation 1 (upright) to 8."""
-    return image.getexif().get(_ORIENTATION_TAG, 1)
-
-
-def _decode_deep_colour(image: Image.Image, content: bytes) -> np.ndarray | None:
-    """Decode what PIL would cut to 8 bits, 16-bit colour, where a package that keeps the depth is installed."""
-    if image.format == 'TIFF' and image.mode in ('RGB', 'RGBA') and image.tag_v2.get(_BITS_PER_SAMPLE_TAG)[0] == 16:  # type: ignore[attr-defined]
-        return _tiff_pixels(content)
-    if image.format == 'PNG' and image.mode in ('RGB', 'RGBA') and content[24] == 16:  # the header's bit depth
-        try:
-            import cv2
-        except ImportError:
-            return None
-        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-        return None if pixels is None else reverse_colours(pixels)
-    return None
-
-
-def _tiff_pixels(content: bytes) -> np.ndarray | None:
-    """Decode the first page of a TIFF by tifffile, or return None where it is none or tifffile is not installed."""
-    if not content.startswith(TIFF_MAGIC):
-        return None
-    try:
-        import tifffile
-    except ImportError:
-        return None
-    with tifffile.TiffFile(io.BytesIO(content)) as file:
-        page: Any = file.pages[0]
-        pixels = page.asarray()
-        return np.moveaxis(pixels, 0, 2) if page.axes == 'SYX' else pixels
-
-
-def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Undo the camera's rotation, given as the EXIF orientation 1 to 8."""
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return pixels

@@ -61,7 +61,7 @@ def run_batch(
         gradients: record the graph.
 
     Returns:
-        Per image, {stride: (C, H / stride, W / stride)}.
+        Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}.
     """
     parameter = next(backbone.parameters())
     mode = contextlib.nullcontext() if gradients else torch.inference_mode()

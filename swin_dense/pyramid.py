@@ -1,4 +1,4 @@
-"""Images in, feature pyramids out: each image's features are those it has alone, whatever is in the batch."""
+"""Images in, feature pyramids out: but for rounding, an image has the same features alone and in any batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, describe, normalize, read_image
+from swin_dense.decode import describe
+from swin_dense.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
 from swin_dense.inference import check_levels, group_by_size, run_batch
 from swin_dense.regions import open_large_image
 from swin_dense.tiling import FileStore, MemoryStore, check_tiling, plan_tiles, run_tiles
@@ -58,6 +59,7 @@ class Pyramid(Mapping[int, Tensor]):
 
     def cell_at(self, stride: int, y: int, x: int) -> tuple[int, int]:
         """Return the (row, column) of the cell that starts from the pixel in row y and column x."""
+        self[stride]  # is there such a map?
         height, width = self.image_size
         if not (0 <= y < height and 0 <= x < width):
             raise IndexError(f'the image is {height} x {width} pixels, got the pixel ({y}, {x})')
@@ -119,7 +121,8 @@ def extract_pyramid(
     batch_size = checks.integer('batch_size', batch_size)
     strides = check_levels(backbone, levels)
     sources, is_single = _list_images(images)
-    _check_tile_options(tile, overlap, out, gradients, is_single)
+    map_dtype = dtype or autocast or next(backbone.parameters()).dtype
+    _check_tile_options(tile, overlap, out, gradients, is_single, map_dtype)
     if device is not None:
         backbone.to(device)
     if tile is not None:
@@ -140,7 +143,9 @@ def extract_pyramid(
     return pyramids[0] if is_single else pyramids
 
 
-def _check_tile_options(tile: Any, overlap: Any, out: Any, gradients: bool, is_single: bool) -> None:
+def _check_tile_options(
+    tile: Any, overlap: Any, out: Any, gradients: bool, is_single: bool, map_dtype: torch.dtype
+) -> None:
     if tile is None:
         if overlap is not None or out is not None:
             raise ValueError('overlap= and out= belong to tile=; give tile= too, or leave them out')
@@ -149,6 +154,10 @@ def _check_tile_options(tile: Any, overlap: Any, out: Any, gradients: bool, is_s
         raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
     if out is not None and not is_single:
         raise ValueError('out= holds the maps of one image; call extract_pyramid once per image')
+    if out is not None and map_dtype == torch.bfloat16:
+        raise ValueError(
+            'out= writes .npy files, which cannot hold bfloat16; give dtype=torch.float32 or torch.float16'
+        )
 
 
 def _extract_tiled(

@@ -11,19 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from swin_dense.images import (
+from swin_dense.decode import (
+    HEADER_LENGTH,
     TIFF_MAGIC,
     ImageError,
-    array_pixels,
     decoding,
     describe,
+    is_deep_colour,
     orientation_of,
     pil_pixels,
-    read_image,
+    read_file,
+    reading,
     reverse_colours,
+)
+from swin_dense.images import array_pixels, read_image
+
+_LAZY_PACKAGES = (
+    'to read a TIFF by parts install tifffile, zarr and imagecodecs, or for other files convert them to TIFF'
 )
 
 
@@ -46,8 +53,9 @@ class LargeImage:
 def open_large_image(source: Any, bgr: bool = False) -> Iterator[LargeImage]:
     """Open an image for reading by regions, and close it at the end of the block.
 
-    Truly lazy are arrays (also memory-mapped and zarr arrays), zarr folders, and TIFF files where tifffile and zarr
-    are installed. Other files are decoded as a whole by PIL and kept at their own depth: 3 or 4 bytes a pixel.
+    Truly lazy are arrays (also memory-mapped and zarr arrays), zarr folders, and TIFF files: these need the packages
+    tifffile and zarr, and for LZW or JPEG compression imagecodecs. Other files are decoded as a whole and kept at
+    their own depth: 3 or 4 bytes a pixel, or twice that for 16-bit colour.
 
     Args:
         source: what :func:`swin_dense.images.read_image` takes, a zarr array, or the path of a zarr folder.
@@ -75,22 +83,32 @@ def open_large_image(source: Any, bgr: bool = False) -> Iterator[LargeImage]:
 
 @contextlib.contextmanager
 def _open_file(path: Path, name: str) -> Iterator[LargeImage]:
-    if not path.exists():
-        raise FileNotFoundError(f'{name} does not exist')
-    if path.is_dir():
+    with reading(path):
+        is_folder = path.is_dir()
+        header = b'' if is_folder else _read_header(path)
+    if is_folder:
         yield _array_image(_open_zarr(path, name), name, bgr=False)
         return
     with contextlib.ExitStack() as stack:
-        image = _open_tiff(path, name, stack) if _is_tiff(path) else None
-        if image is None:
-            with decoding(name):
-                image = _pil_image(stack.enter_context(Image.open(path)), name)
-        yield image
+        image = _open_tiff(path, name, stack) if header.startswith(TIFF_MAGIC) else None
+        yield image or _open_whole(path, name, header, stack)
 
 
-def _is_tiff(path: Path) -> bool:
+def _read_header(path: Path) -> bytes:
     with path.open('rb') as file:
-        return file.read(4) in TIFF_MAGIC
+        return file.read(HEADER_LENGTH)
+
+
+def _open_whole(path: Path, name: str, header: bytes, stack: contextlib.ExitStack) -> LargeImage:
+    """Open a file that has to be decoded as a whole, by PIL wherever it keeps the depth: that takes least memory."""
+    with decoding(name, if_too_large=_LAZY_PACKAGES):
+        try:
+            image = stack.enter_context(Image.open(path))
+        except UnidentifiedImageError:
+            image = None
+        if image is None or is_deep_colour(image, header):
+            return _array_image(read_file(path), name, bgr=False)
+        return _pil_image(image, name)
 
 
 def _open_zarr(path: Path, name: str) -> Any:
@@ -98,32 +116,32 @@ def _open_zarr(path: Path, name: str) -> Any:
         import zarr
     except ImportError:
         raise ImageError(f'{name} is a folder; to read it as a zarr array install zarr') from None
-    try:
-        return zarr.open_array(path, mode='r')
-    except (FileNotFoundError, ValueError, KeyError) as error:
-        raise ImageError(f'{name} is a folder without a zarr array in it') from error
+    with decoding(name):
+        try:
+            return zarr.open_array(path, mode='r')
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise ImageError(f'{name} is a folder without a zarr array in it') from error
 
 
 def _open_tiff(path: Path, name: str, stack: contextlib.ExitStack) -> LargeImage | None:
-    """Open the first page of a TIFF lazily, or return None where PIL has to read it."""
+    """Open the first page of a TIFF lazily, or return None where it has to be decoded as a whole."""
     try:
         import tifffile
         import zarr
     except ImportError:
         return None
-    try:
-        page: Any = stack.enter_context(tifffile.TiffFile(path)).pages[0]
-    except (tifffile.TiffFileError, IndexError, struct.error):
-        return None
-    orientation = page.tags.get('Orientation')
-    is_upright = orientation is None or orientation.value == 1
-    if not is_upright or page.axes not in ('YX', 'YXS', 'SYX') or page.photometric.name not in ('MINISBLACK', 'RGB'):
-        return None
-    try:
-        tifffile.TIFF.DECOMPRESSORS[page.compression]
-    except KeyError:  # it needs the package imagecodecs; PIL decodes some of these
-        return None
-    array: Any = zarr.open_array(stack.enter_context(page.aszarr()), mode='r')
+    with decoding(name):
+        try:
+            page: Any = stack.enter_context(tifffile.TiffFile(path)).pages[0]
+        except (tifffile.TiffFileError, IndexError, struct.error):
+            return None
+        if not _holds_plain_pixels(page):
+            return None
+        try:
+            tifffile.TIFF.DECOMPRESSORS[page.compression]
+        except KeyError:  # it needs the package imagecodecs; PIL decodes some of these
+            return None
+        array: Any = zarr.open_array(stack.enter_context(page.aszarr()), mode='r')
     is_planar = page.axes == 'SYX'
 
     def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
@@ -134,6 +152,19 @@ def _open_tiff(path: Path, name: str, stack: contextlib.ExitStack) -> LargeImage
 
     height, width = array.shape[1:] if is_planar else array.shape[:2]
     return LargeImage(name, (height, width), read)
+
+
+def _holds_plain_pixels(page: Any) -> bool:
+    """Return whether the values that tifffile gives are the pixels as they are shown, upright and at full scale."""
+    orientation = page.tags.get('Orientation')
+    photometric = getattr(page.photometric, 'name', '')  # a number where the standard has no name for it
+    return (
+        (orientation is None or orientation.value == 1)
+        and page.axes in ('YX', 'YXS', 'SYX')
+        and photometric in ('MINISBLACK', 'RGB')
+        and page.dtype is not None
+        and (page.dtype.kind == 'f' or (page.dtype.kind == 'u' and page.bitspersample in (8, 16)))
+    )
 
 
 def _pil_image(image: Image.Image, name: str) -> LargeImage:
@@ -152,7 +183,8 @@ def _array_image(array: Any, name: str, bgr: bool) -> LargeImage:
         raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
 
     def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
-        pixels = np.asarray(array[top:bottom, left:right])
+        with decoding(name):  # of a zarr array, or a mapped file
+            pixels = np.asarray(array[top:bottom, left:right])
         return reverse_colours(pixels) if bgr else pixels
 
     return LargeImage(name, (array.shape[0], array.shape[1]), read)

@@ -20,13 +20,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from swin_dense.tiling import Blocks, level_size
+from swin_dense.windows import Pair
 
 # Beside the features, so that a rename never crosses file systems; removed at the end of a run.
 _PARTIAL = '.partial'
 _SIZE_KEY = 'image_size'
 _SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
-
-Pair = tuple[int, int]
 
 
 class FeatureFolder:
@@ -54,6 +53,7 @@ class FeatureFolder:
         return self.root / 'features' / digest[:2] / f'{stem}-{digest}.{self.file_format}'
 
     def is_finished(self, image: str | os.PathLike) -> bool:
+        """Return whether the features of an image are there."""
         return self.path_of(image).exists()
 
     def save(self, image: str | os.PathLike, maps: Mapping[int, Tensor], image_size: Pair) -> None:

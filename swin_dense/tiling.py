@@ -21,8 +21,8 @@ from swin_dense import checks
 from swin_dense.images import normalize, to_tensor
 from swin_dense.inference import run_batch
 from swin_dense.regions import LargeImage
+from swin_dense.windows import Pair
 
-Pair = tuple[int, int]
 Box = tuple[int, int, int, int]
 # Per stride, the rows and columns of the level that a tile fills, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
@@ -139,12 +139,14 @@ class MemoryStore:
         self._maps: dict[int, Tensor] = {}
 
     def write(self, blocks: Blocks) -> None:
+        """Put the blocks of one tile where they belong."""
         for stride, (rows, columns, values) in blocks.items():
             if stride not in self._maps:
                 self._maps[stride] = values.new_empty(len(values), *level_size(self._image_size, stride))
             self._maps[stride][:, rows, columns] = values
 
     def maps(self) -> dict[int, Tensor]:
+        """Return {stride: (C, rows, columns)}."""
         return self._maps
 
 
@@ -158,6 +160,7 @@ class FileStore:
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, blocks: Blocks) -> None:
+        """Write the blocks of one tile into the files, which the first tile makes."""
         for stride, (rows, columns, values) in blocks.items():
             block = values.cpu().numpy()
             if stride not in self._strides:
@@ -168,6 +171,7 @@ class FileStore:
             open_memmap(self._path(stride), 'r+')[:, rows, columns] = block
 
     def maps(self) -> dict[int, Tensor]:
+        """Return {stride: (C, rows, columns)}, views of the files: what is written to a map changes its file."""
         return {stride: torch.from_numpy(open_memmap(self._path(stride), 'r+')) for stride in self._strides}
 
     def _path(self, stride: int) -> Path:

@@ -95,6 +95,7 @@ def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) 
         window_size: (height, width) in cells.
         bgr: an array or tensor holds blue first.
     """
+    window_size = checks.pair('window_size', window_size)
     pixels = read_image(image, bgr=bgr)
     image_size = (pixels.shape[1], pixels.shape[2])
     rows, columns = window_grid(*level_size(image_size, stride), window_size)
@@ -118,6 +119,7 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
         grid: (height, width) of the map in tokens.
         window_size: (height, width) in tokens.
     """
+    grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
     shift = (window_size[0] // 2, window_size[1] // 2)
     rows, columns = window_grid(*grid, window_size)
     ids = region_ids(*grid, window_size, shift).reshape(rows, columns, -1)

@@ -173,6 +173,8 @@ def test_grad_cam_refuses():
     backbone = SwinBackbone(**TINY)
     with pytest.raises(ValueError, match='does not depend on stage 3'):
         grad_cam(backbone, PHOTOGRAPH, 3, lambda maps: maps[4].mean())
+    with pytest.raises(ValueError, match=r'does not depend on stage 3.*detach'):
+        grad_cam(backbone, PHOTOGRAPH, 3, lambda maps: maps[32].detach().mean())
     with pytest.raises(ValueError, match='one number'):
         grad_cam(backbone, PHOTOGRAPH, 3, lambda maps: maps[4])
     with pytest.raises(ValueError, match='stage must lie'):

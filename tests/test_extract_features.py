@@ -1,6 +1,7 @@
 """tools/extract_features.py: what it writes, what it survives, and how it shares the work."""
 
 import csv
+import errno
 import os
 import random
 import signal
@@ -142,6 +143,21 @@ def test_a_second_run_does_only_what_is_missing(run, backbone, tmp_path):
     assert kept.stat().st_mtime == 1
 
 
+def test_an_image_that_cannot_be_read_does_not_end_a_tiled_run(run, tmp_path, monkeypatch, capsys):
+    paths = make_images(tmp_path / 'photos', 3, broken=False)
+    really_open = Path.open
+
+    def fail_for_one(path, *args, **options):
+        if path == paths[1]:
+            raise OSError(errno.EIO, 'Input/output error')
+        return really_open(path, *args, **options)
+
+    monkeypatch.setattr(Path, 'open', fail_for_one)
+    assert run(tmp_path / 'photos', '--tile', 224) == 1
+    assert failures_in(tmp_path / 'out') == [paths[1].name]
+    assert '2 of 3 images' in capsys.readouterr().err.replace('\n', ' ')
+
+
 def test_a_repaired_image_leaves_the_failures(run, tmp_path):
     make_images(tmp_path / 'photos', 1)
     assert run(tmp_path / 'photos') == 1
@@ -196,6 +212,15 @@ def test_options_that_contradict(run, args, capsys):
     with pytest.raises(SystemExit) as error:
         run('x.jpg', *args)
     assert error.value.code == 2
+
+
+def test_a_missing_package_is_one_line(run, tmp_path, monkeypatch, capsys):
+    def create_backbone(*args, **options):
+        raise ImportError('install huggingface_hub')
+
+    monkeypatch.setattr(extract_features, 'create_backbone', create_backbone)
+    assert run(*make_images(tmp_path / 'photos', 1, broken=False)) == 2
+    assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')
 
 
 def test_an_output_folder_that_cannot_be(run, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Every form of an image gives the pixels that it was made of, and what is no image is refused with a reason."""
 
 import io
+import sys
 
 import cv2
 import numpy as np
@@ -200,7 +201,7 @@ def test_what_is_no_image_is_refused(source, message):
 def test_wrong_types_and_paths(tmp_path):
     with pytest.raises(FileNotFoundError, match=r'missing\.jpg'):
         read_image(tmp_path / 'missing.jpg')
-    with pytest.raises(ImageError, match='cannot be read'):
+    with pytest.raises(ImageError, match='a zarr folder is read by tiles: give tile='):
         read_image(tmp_path)
     with pytest.raises(TypeError, match='a path, bytes'):
         read_image(3)
@@ -213,6 +214,23 @@ def test_decompression_bomb_says_what_to_do(monkeypatch):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)
     with pytest.raises(ImageError, match='MAX_IMAGE_PIXELS'):
         read_image(encode(RGB, 'png'))
+
+
+@pytest.mark.parametrize(('package', 'to_install'), [('cv2', 'opencv-python'), ('tifffile', 'tifffile')])
+def test_depth_is_not_lost_where_a_package_is_missing(package, to_install, monkeypatch):
+    deep = RGB.astype(np.uint16) * 257
+    content = cv2.imencode('.png', deep)[1].tobytes() if package == 'cv2' else encode_tiff(deep, photometric='rgb')
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImageError, match=f'install {to_install}'):
+        read_image(content)
+    assert torch.equal(read_image(encode(RGB, 'png')), EXPECTED)
+
+
+@pytest.mark.parametrize('dtype', ['>u2', '>f4'])
+def test_byte_order_does_not_matter(dtype):
+    pixels = np.linspace(0, 1, RGB.size).reshape(RGB.shape)
+    pixels = (pixels * 65535 if dtype == '>u2' else pixels).astype(dtype[1:])
+    assert torch.equal(read_image(pixels.astype(dtype)), read_image(pixels))
 
 
 @pytest.mark.parametrize('size', [(1, 1), (1, 10000), (3, 1)])

@@ -13,7 +13,7 @@ ADAPTER = {'backbone', 'resume'}
 # The layers, lowest first; a module may import its own layer and those below.
 LAYERS = [
     {'checks'},
-    {'archs', 'windows', 'options'},
+    {'archs', 'windows', 'options', 'decode'},
     {'ops', 'checkpoint', 'images'},
     {'attention', 'layers'},
     {'model'},

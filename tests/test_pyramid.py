@@ -219,6 +219,8 @@ def test_cells_and_pixels(backbone):
         pyramid.cell_at(4, 97, 0)
     with pytest.raises(KeyError, match='the strides are'):
         pyramid[5]
+    with pytest.raises(KeyError, match='the strides are'):
+        pyramid.cell_at(5, 0, 0)
     assert '4: (16, 25, 33)' in repr(pyramid)
 
 

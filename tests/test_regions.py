@@ -1,5 +1,9 @@
 """A region of a large image is that part of the image, whatever holds it."""
 
+import errno
+from pathlib import Path
+
+import cv2
 import numpy as np
 import pytest
 import skimage.data
@@ -12,10 +16,11 @@ from swin_dense.images import ImageError, read_image, to_tensor
 from swin_dense.regions import open_large_image
 
 RGB = skimage.data.astronaut()[:150, :131]
+DEEP = RGB.astype(np.uint16) * 200 + np.arange(131, dtype=np.uint16)[:, None]
 
 
-def save_tiff(path, **options):
-    tifffile.imwrite(path, RGB, photometric='rgb', **options)
+def save_tiff(path, pixels=RGB, photometric='rgb', **options):
+    tifffile.imwrite(path, pixels, photometric=photometric, **options)
     return path
 
 
@@ -34,8 +39,18 @@ def save_memmap(path):
     return np.load(path.with_name(path.name + '.npy'), mmap_mode='r')
 
 
-def save_with_pil(path, **options):
-    Image.fromarray(RGB).save(path, **options)
+def save_with_pil(path, mode='RGB', **options):
+    Image.fromarray(RGB).convert(mode).save(path, **options)
+    return path
+
+
+def save_four_bit_tiff(path):
+    """A grey TIFF whose pixels, two to a byte, reach from 0 to 15."""
+    packed = np.ascontiguousarray(RGB[:, :130, 0])
+    with tifffile.TiffFile(save_tiff(path, packed, 'minisblack'), mode='r+') as file:
+        tags = file.pages[0].tags
+        tags['ImageWidth'].overwrite(260)
+        tags['BitsPerSample'].overwrite(4)
     return path
 
 
@@ -78,6 +93,36 @@ def test_regions(form, tmp_path):
             assert torch.equal(region, expected[:, top:bottom, left:right])
 
 
+def save_deep_png(path):
+    cv2.imwrite(str(path), DEEP)
+    return path
+
+
+def save_with_unknown_colours(path):
+    with tifffile.TiffFile(save_tiff(path), mode='r+') as file:
+        file.pages[0].tags['PhotometricInterpretation'].overwrite(51111)
+    return path
+
+
+UNUSUAL = {
+    '16-bit colour png': lambda path: save_deep_png(path / 'x.png'),
+    'rotated 16-bit colour tiff': lambda path: save_tiff(path / 'x.tif', DEEP, extratags=[(274, 'H', 1, 6, True)]),
+    'tiff of unknown colours': lambda path: save_with_unknown_colours(path / 'x.tif'),
+    '1-bit tiff': lambda path: save_with_pil(path / 'x.tif', mode='1'),
+    '4-bit tiff': lambda path: save_four_bit_tiff(path / 'x.tif'),
+    '32-bit tiff': lambda path: save_tiff(path / 'x.tif', DEEP[:, :, 0].astype(np.uint32), 'minisblack'),
+}
+
+
+@pytest.mark.parametrize('form', UNUSUAL)
+def test_regions_are_of_what_is_read_as_a_whole(form, tmp_path):
+    path = UNUSUAL[form](tmp_path)
+    whole = read_image(path)
+    with open_large_image(path) as image:
+        assert image.size == tuple(whole.shape[1:])
+        assert torch.equal(to_tensor(image.read(17, 20, 100, 99), 3, image.name), whole[:, 17:100, 20:99])
+
+
 def test_bgr_arrays():
     with open_large_image(RGB[:, :, ::-1], bgr=True) as image:
         assert np.array_equal(image.read(3, 4, 50, 60), RGB[3:50, 4:60])
@@ -103,6 +148,35 @@ def test_what_is_no_image(tmp_path):
         pass
     with pytest.raises(TypeError, match='a path, bytes'), open_large_image(3):
         pass
+
+
+@pytest.mark.parametrize('number', [errno.EIO, errno.EACCES])
+def test_what_the_file_system_refuses_is_an_error_of_the_image(tmp_path, monkeypatch, number):
+    path = save_with_pil(tmp_path / 'x.png')
+
+    def fail(*args, **options):
+        raise OSError(number, 'refused')
+
+    monkeypatch.setattr(Path, 'open', fail)
+    with pytest.raises(ImageError, match=r'x\.png.* cannot be read: refused'), open_large_image(path):
+        pass
+
+
+def test_a_damaged_zarr_array_names_the_folder(tmp_path):
+    path = save_zarr(tmp_path / 'x.zarr')
+    for chunk in (path / 'c').rglob('*'):
+        if chunk.is_file():
+            chunk.write_bytes(b'damaged')
+    with pytest.raises(ImageError, match=r'x\.zarr'), open_large_image(path) as image:
+        image.read(0, 0, *image.size)
+
+
+def test_beyond_the_limit_of_pil(tmp_path, monkeypatch):
+    path = save_with_pil(tmp_path / 'x.png')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
+    with pytest.raises(ImageError, match='install tifffile, zarr and imagecodecs') as error, open_large_image(path):
+        pass
+    assert 'tile=' not in str(error.value)
 
 
 def test_a_damaged_tiff_names_the_file(tmp_path):

@@ -151,6 +151,14 @@ def test_written_to_memory_mapped_files(small, tmp_path, dtype):
         assert np.array_equal(np.load(tmp_path / 'new' / 'folder' / f'stride_{stride}.npy'), level.numpy())
 
 
+@pytest.mark.parametrize('option', ['dtype', 'autocast'])
+def test_files_cannot_hold_bfloat16(tmp_path, option):
+    backbone = SwinBackbone(**SMALL)
+    with pytest.raises(ValueError, match='give dtype='):
+        extract_pyramid(backbone, np.zeros((30, 30, 3)), tile=24, out=tmp_path / 'maps', **{option: torch.bfloat16})
+    assert not (tmp_path / 'maps').exists()
+
+
 def test_several_images_and_float32(tmp_path):
     backbone = randomize(SwinBackbone(**SMALL)).eval()
     images = [np.random.default_rng(i).random((50 + i, 60, 3)) for i in range(2)]

@@ -175,9 +175,12 @@ def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
     ('args', 'message'),
     [
         (('pyramid', 'missing.png', '--out', 'x.png'), 'does not exist'),
-        (('attention', '{image}', '--stage', '9', '--pixel', '0', '0', '--out', 'x.png'), 'stage must lie'),
+        (('attention', '{image}', '--block', '9', '--pixel', '0', '0', '--out', 'x.png'), 'block must lie'),
         (('grad-cam', '{image}', '--channel', '999', '--out', 'x.png'), 'channel must lie'),
         (('windows', '{image}', '--out', '/missing/folder/x.png'), 'No such file'),
+        (('windows', '{image}', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
+        (('masks', '--grid', '5', '5', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
+        (('masks', '--grid', '0', '0', '--out', 'x.png'), 'grid must be at least 1'),
     ],
 )
 def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, message):
@@ -188,6 +191,26 @@ def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, mes
     assert message in capsys.readouterr().err
 
 
-def test_other_suffixes_are_refused():
-    with pytest.raises(SystemExit):
-        visualize.main(['masks', '--grid', '5', '5', '--out', 'x.gif'])
+@pytest.mark.parametrize(
+    'args',
+    [
+        ('masks', '--grid', '5', '5', '--out', 'x.gif'),
+        ('attention', 'x.png', '--stage', '9', '--pixel', '0', '0', '--out', 'x.png'),
+        ('grad-cam', 'x.png', '--stages', '1', '9', '--out', 'x.png'),
+        ('windows', 'x.png', '--stage', '-1', '--out', 'x.png'),
+        ('windows', 'x.png', '--stage', '9', '--out', 'x.png'),
+    ],
+)
+def test_wrong_usage(args):
+    with pytest.raises(SystemExit) as error:
+        visualize.main(args)
+    assert error.value.code == 2
+
+
+def test_a_missing_package_is_one_line(monkeypatch, capsys):
+    def create_backbone(*args, **options):
+        raise ImportError('install huggingface_hub')
+
+    monkeypatch.setattr(visualize, 'create_backbone', create_backbone)
+    assert visualize.main(['pyramid', 'x.png', '--out', 'x.png']) == 2
+    assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')

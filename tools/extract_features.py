@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         dist.init_process_group('gloo', timeout=datetime.timedelta(days=30))
     try:
         return run(args, rank, world_size)
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except (ValueError, TypeError, FileNotFoundError, ImportError) as error:
         console.print(f'error: {error}', style='red', markup=False, highlight=False, soft_wrap=True)
         return 2
     except OSError as error:

@@ -26,6 +26,8 @@ from swin_dense.explain import grad_cam, token_attention
 from swin_dense.pyramid import extract_pyramid
 from swin_dense.visualize import draw_attention, draw_grad_cam, draw_pyramid, draw_shift_masks, draw_windows
 
+STAGES = range(4)  # of every published size
+
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     output = argparse.ArgumentParser(add_help=False)
@@ -41,16 +43,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     kinds = parser.add_subparsers(dest='kind', required=True)
     kinds.add_parser('pyramid', parents=[model, output], help='every level, PCA to RGB, beside the image')
     attention = kinds.add_parser('attention', parents=[model, output], help='where a token looks')
-    attention.add_argument('--stage', type=int, default=2, help='(default: %(default)s)')
+    attention.add_argument('--stage', type=int, choices=STAGES, default=2, help='(default: %(default)s)')
     attention.add_argument('--block', type=int, default=0, help='(default: %(default)s)')
     attention.add_argument('--pixel', type=int, nargs=2, metavar=('ROW', 'COLUMN'), required=True)
     attention.add_argument('--heads', type=int, nargs='*', default=[], help='drawn beside the mean of all heads')
     cam = kinds.add_parser('grad-cam', parents=[model, output], help='which cells raise a channel of the coarsest map')
-    cam.add_argument('--stages', type=int, nargs='+', help='(default: all)')
+    cam.add_argument('--stages', type=int, choices=STAGES, nargs='+', help='(default: all)')
     cam.add_argument('--channel', type=int, help='of the coarsest map (default: the one with the largest mean)')
     windows = kinds.add_parser('windows', parents=[output], help='window grid and shifted regions over the image')
     windows.add_argument('image', help='path')
-    windows.add_argument('--stage', type=int, default=1, help='(default: %(default)s)')
+    windows.add_argument('--stage', type=int, choices=STAGES, default=1, help='(default: %(default)s)')
     masks = kinds.add_parser('masks', parents=[output], help='shift masks as matrices')
     masks.add_argument('--grid', type=int, nargs=2, metavar=('H', 'W'), required=True, help='size of the map in tokens')
     args = parser.parse_args(argv)
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         figure = draw(args)
         figure.savefig(args.out, dpi=args.dpi)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         Console(stderr=True).print(f'error: {error}', style='red', markup=False, highlight=False, soft_wrap=True)
         return 2
     return 0
