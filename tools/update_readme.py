@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ def main() -> None:
 
 def with_tables(text: str) -> str:
     """Return the README with every table as the raw results have it."""
-    for name, (source, table) in TABLES.items():
-        text = replace_block(text, name, table(json.loads((ROOT / 'benchmarks' / source).read_text())))
+    for name, (sources, table) in TABLES.items():
+        reports = [json.loads((ROOT / 'benchmarks' / source).read_text()) for source in sources]
+        text = replace_block(text, name, table(*reports))
     return text
 
 
@@ -64,10 +66,53 @@ def tile_overlap_table(report: dict[str, Any]) -> str:
     return '\n'.join([header, '|' + ' --- |' * (len(strides) + 1), *rows, ''])
 
 
-# Per marker in the README, the file below benchmarks/ and what makes a table of it.
-TABLES = {
-    'tile overlap': ('tile_overlap.json', tile_overlap_table),
-    'demo': ('demo.json', demo_table),
+def speed_table(*reports: dict[str, Any]) -> str:
+    """Return what tools/benchmark.py measured, case by case: our time, and how many times as long others took."""
+    lines = ['| Swin-T, float32, CPU | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
+    lines.append('|' + ' --- |' * (len(SPEED_COLUMNS) + 2))
+    for report in reports:
+        ours = report['rows']['auto']['median_ms']
+        ratios = [_ratio(report, name, 'median_ms', ours) for name in SPEED_COLUMNS]
+        lines.append(f'| {_case(report)} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def memory_table(report: dict[str, Any]) -> str:
+    """Return the peak memory of a training step, in MiB above start."""
+    named = {name: row['peak_mib'] for name, row in report['rows'].items() if row.get('peak_mib')}
+    lines = [f'| {_case(report)} | ' + ' | '.join(MEMORY_NAMES.get(name, name) for name in named) + ' |']
+    lines.append('|' + ' --- |' * (len(named) + 1))
+    lines.append('| peak memory, MiB | ' + ' | '.join(f'{peak:.0f}' for peak in named.values()) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def _case(report: dict[str, Any]) -> str:
+    options = report['options']
+    kind = {'infer': 'inference', 'train': 'training step'}[options['mode']]
+    return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}'
+
+
+def _ratio(report: dict[str, Any], name: str, key: str, ours: float) -> str:
+    row = report['rows'].get(name)
+    return f'{row[key] / ours:.2f}' if row else ''
+
+
+SPEED_COLUMNS = {
+    'mmdet': 'mmdet',
+    'mmseg': 'mmseg',
+    'timm': 'timm',
+    'transformers': 'transformers',
+    'torchvision': 'torchvision',
+    'cpp': "ours, `'cpp'`",
+    'matrix products': 'matrix products alone',
+}
+MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
+# Per marker in the README, the files below benchmarks/ and what makes a table of them.
+TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
+    'tile overlap': (['tile_overlap.json'], tile_overlap_table),
+    'speed': (['cpu_infer_512.json', 'cpu_infer_800x1344.json', 'cpu_train_512.json'], speed_table),
+    'memory': (['cpu_train_512.json'], memory_table),
+    'demo': (['demo.json'], demo_table),
 }
 
 
