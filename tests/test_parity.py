@@ -38,36 +38,37 @@ def gradients_in_our_names(theirs, ours):
     return dict(carrier.named_parameters())
 
 
+def assert_equal(theirs, ours, img):
+    """Compare the outputs and the gradients of all parameters."""
+    expected, outs = theirs(img), ours(img)
+    weights = [torch.randn_like(out) for out in outs]
+    for out, exact in zip(outs, expected, strict=True):
+        assert (out - exact).abs().max() < TOLERANCE, img.shape
+    for model, maps in ((theirs, expected), (ours, outs)):
+        model.zero_grad()
+        sum((out * weight).sum() for out, weight in zip(maps, weights, strict=True)).backward()
+    exact_gradients = gradients_in_our_names(theirs, ours)
+    for name, parameter in ours.named_parameters():
+        exact = exact_gradients[name]
+        assert (parameter.grad - exact).abs().max() <= TOLERANCE * max(1.0, exact.abs().max()), (img.shape, name)
+
+
 @pytest.mark.parametrize('backend', ['sdpa', 'reference'])
 @pytest.mark.parametrize('window_size', [7, 12])
 @pytest.mark.parametrize('peer', PEERS)
 def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
     theirs, ours = pair(peer, backend, window_size=window_size)
     for size in SIZES:
-        img = torch.randn(2, 3, *size, dtype=torch.float64)
-        expected, outs = theirs(img), ours(img)
-        weights = [torch.randn_like(out) for out in outs]
-        for out, exact in zip(outs, expected, strict=True):
-            assert (out - exact).abs().max() < TOLERANCE, size
-        for model, maps in ((theirs, expected), (ours, outs)):
-            model.zero_grad()
-            sum((out * weight).sum() for out, weight in zip(maps, weights, strict=True)).backward()
-        exact_gradients = gradients_in_our_names(theirs, ours)
-        for name, parameter in ours.named_parameters():
-            exact = exact_gradients[name]
-            assert (parameter.grad - exact).abs().max() <= TOLERANCE * max(1.0, exact.abs().max()), (size, name)
+        assert_equal(theirs, ours, torch.randn(2, 3, *size, dtype=torch.float64))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('backend', ['sdpa', 'reference'])
 @pytest.mark.parametrize('window_size', [7, 12])
 @pytest.mark.parametrize('size', LARGE_SIZES)
-def test_outputs_equal_at_detection_sizes(size, window_size, backend):
+def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backend):
     theirs, ours = pair('mmdet', backend, window_size=window_size)
-    img = torch.randn(1, 3, *size, dtype=torch.float64)
-    with torch.no_grad():
-        for out, exact in zip(ours(img), theirs(img), strict=True):
-            assert (out - exact).abs().max() < TOLERANCE
+    assert_equal(theirs, ours, torch.randn(1, 3, *size, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
