@@ -273,7 +273,7 @@ def test_create_backbone_is_ready_for_inference():
         ({'in_chans': 4}, TypeError, ['in_channels']),
         ({'window_sise': 7}, TypeError, ['window_sise', "did you mean 'window_size'"]),
         ({'pretrained': 'x.pth'}, TypeError, ['SwinDense', 'create_backbone']),
-        ({'arch': 'xl'}, ValueError, ['xl', "['t', 's', 'b', 'l']"]),
+        ({'arch': 'xl'}, ValueError, ['xl', "'t', 's', 'b', 'l', 'tiny'"]),
         ({'arch': 3}, TypeError, ['arch', 'int']),
         ({'arch': {'embed_dims': 96}}, ValueError, ['depths', 'num_heads']),
         ({'embed_dims': 100}, ValueError, ['num_heads[0] = 3', '100']),
