@@ -54,7 +54,7 @@ class SwinDense(SwinBackbone, BaseModule):
             if init_cfg:
                 raise ValueError('pretrained and init_cfg are two ways to say the same; give only init_cfg')
             init_cfg = {'type': 'Pretrained', 'checkpoint': pretrained}
-        for config in [init_cfg] if isinstance(init_cfg, (Mapping, str)) else init_cfg or []:
+        for config in _listed(init_cfg):
             is_complete = isinstance(config, Mapping) and 'type' in config
             if not is_complete or (_is_pretrained(config) and 'checkpoint' not in config):
                 raise TypeError(
@@ -65,12 +65,16 @@ class SwinDense(SwinBackbone, BaseModule):
 
     def init_weights(self) -> None:
         """Initialise as ``init_cfg`` says; without one, keep the official random initialisation."""
-        configs = [self.init_cfg] if isinstance(self.init_cfg, Mapping) else list(self.init_cfg or [])
+        configs = _listed(self.init_cfg)
         pretrained = [config for config in configs if _is_pretrained(config)]
         initialize(self, [config for config in configs if config not in pretrained])
         for config in pretrained:
             load_checkpoint(self, config['checkpoint'], prefix=config.get('prefix'), log=_log)
         self.is_init = True
+
+
+def _listed(init_cfg: Any) -> list[Any]:
+    return [init_cfg] if isinstance(init_cfg, (Mapping, str)) else list(init_cfg or [])
 
 
 def _is_pretrained(config: Mapping[str, Any]) -> bool:
