@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from swin_dense.ops import window_attention
+from swin_dense.ops import branches, window_attention
 from swin_dense.ops.recompute import recompute_cheap
 from swin_dense.windows import Pair, relative_position_bias
 
@@ -70,6 +70,20 @@ class WindowAttention(nn.Module):
             backend=self.backend,
         )
         return self.proj_drop(self.proj(out))
+
+    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, recompute: bool) -> Tensor:
+        """Return x + keep * attention; see :func:`swin_dense.ops.branches.attention_branch`."""
+        scale = (x.shape[-1] // self.num_heads) ** -0.5 if self.qk_scale is None else self.qk_scale
+        return branches.attention_branch(
+            x,
+            keep,
+            branches.Norm(norm.weight, norm.bias, norm.eps),
+            branches.Linear(self.qkv.weight, self.qkv.bias),
+            branches.Linear(self.proj.weight, self.proj.bias),
+            relative_position_bias(self.relative_position_bias_table, self.window_size),
+            branches.Geometry(self.num_heads, self.window_size, self.shift, scale),
+            recompute,
+        )
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size}, shift={self.shift}'

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense import checks
+from swin_dense.ops import branches
 from swin_dense.ops.recompute import recompute_cheap
 
 _ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
@@ -98,6 +99,18 @@ class MLP(nn.Module):
     def forward(self, x: Tensor, norm: nn.Module) -> Tensor:
         hidden = recompute_cheap(x, norm, self.fc1)
         return self.drop(recompute_cheap(hidden, self.act, self.drop, self.fc2))
+
+    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, recompute: bool) -> Tensor:
+        """Return x + keep * MLP; see :func:`swin_dense.ops.branches.mlp_branch`."""
+        return branches.mlp_branch(
+            x,
+            keep,
+            branches.Norm(norm.weight, norm.bias, norm.eps),
+            branches.Linear(self.fc1.weight, self.fc1.bias),
+            branches.Linear(self.fc2.weight, self.fc2.bias),
+            self.act.approximate,
+            recompute,
+        )
 
 
 class DropPath(nn.Module):

@@ -22,9 +22,11 @@ from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_norm
-from swin_dense.ops import BACKENDS
+from swin_dense.ops import BACKENDS, branches
 from swin_dense.ops.bands import in_bands
 from swin_dense.windows import Pair
+
+_STANDARD_PARTS = {WindowAttention, MLP, DropPath, nn.LayerNorm, nn.Linear, nn.GELU, nn.Dropout}
 
 
 class SwinBlock(nn.Module):
@@ -44,15 +46,34 @@ class SwinBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         keep = self.drop_path.draw(x, branches=2)
-        forward_windows = self._forward_windows
-        if self.with_cp and torch.is_grad_enabled():
-            forward_windows = functools.partial(checkpoint, forward_windows, use_reentrant=False)
-        return in_bands(forward_windows, x, self.attn.window_size, self.attn.shift, keep)
+        if not self._wants_grad(x):
+            return in_bands(self._forward_windows, x, self.attn.window_size, self.attn.shift, keep)
+        if branches.can_run(x) and self._is_standard():
+            keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
+            x = self.attn.forward_branch(x, self.norm1, keep_attn, self.with_cp)
+            return self.mlp.forward_branch(x, self.norm2, keep_mlp, self.with_cp)
+        if self.with_cp:
+            return checkpoint(self._forward_windows, x, self.attn.shift, keep, use_reentrant=False)
+        return self._forward_windows(x, self.attn.shift, keep)
 
     def _forward_windows(self, x: Tensor, shift: Pair, keep: Tensor | None) -> Tensor:
         keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
         x = x + self.drop_path(self.attn(x, self.norm1, shift), keep_attn)
         return x + self.drop_path(self.mlp(x, self.norm2), keep_mlp)
+
+    def _wants_grad(self, x: Tensor) -> bool:
+        return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
+
+    def _is_standard(self) -> bool:
+        """Tell whether the parameters are all that it takes to compute the block: nothing replaced, nobody listening."""
+        parts = list(self.modules())[1:]
+        return (
+            all(type(part) in _STANDARD_PARTS and not _is_instrumented(part) for part in parts)
+            and all(part.bias is not None for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm)))
+            and self.attn.relative_position_bias_table is not None
+            and self.attn.backend != 'reference'
+            and not (self.training and (self.attn.attn_drop_rate or self.attn.proj_drop.p or self.mlp.drop.p))
+        )
 
 
 class SwinStage(nn.Module):
@@ -308,6 +329,12 @@ def create_backbone(name: str, checkpoint: Any = None, **backbone_options: Any) 
 def _freeze_module(module: nn.Module) -> None:
     module.eval()
     module.requires_grad_(False)
+
+
+def _is_instrumented(module: nn.Module) -> bool:
+    """Tell whether calling the module does more than its class says: hooks, or a ``forward`` of its own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or 'forward' in vars(module)
 
 
 def _at_least_float32(tensor: Tensor) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Working through a map in bands of window rows.
+"""Cutting a map into bands of window rows.
 
 A Swin block is local to its windows, so the windows of a few rows can pass through the whole block before the next
 rows begin. Temporaries, the largest four times as wide as the map, then stay in the cache and in memory that the
@@ -8,7 +8,8 @@ it unchanged, and the results are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,10 +22,59 @@ BAND_TOKENS = 2048
 Block = Callable[[Tensor, Pair, Tensor | None], Tensor]
 
 
+@dataclass(frozen=True)
+class Band:
+    """Part of a batch of maps, (B, H, W, C), that is a batch of maps by itself.
+
+    Attributes:
+        images: which images.
+        rows: which rows, one range after the other; there are two where the windows wrap around the edge of the map.
+        shift: (height, width) in tokens by which windows are displaced within the band.
+    """
+
+    images: slice
+    rows: tuple[slice, ...]
+    shift: Pair
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the band of x, (b, h, W, C), a view where it is in one piece."""
+        parts = [x[self.images, rows] for rows in self.rows]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def put(self, x: Tensor, values: Tensor) -> None:
+        """Write values, (b, h, W, C), to where the band lies in x."""
+        start = 0
+        for rows in self.rows:
+            target = x[self.images, rows]
+            target.copy_(values[:, start : start + target.shape[1]])
+            start += target.shape[1]
+
+
+def cut(images: slice, height: int, width: int, window: Pair, shift: Pair) -> Iterator[Band]:
+    """Cut ``images`` of a batch of height x width maps into bands of about ``BAND_TOKENS`` tokens."""
+    at_once = max(1, BAND_TOKENS // (height * width))
+    for first in range(images.start, images.stop, at_once):
+        group = slice(first, min(first + at_once, images.stop))
+        rows = max(1, round(BAND_TOKENS / (width * window[0]))) * window[0]
+        full = (height - shift[0]) // rows
+        if full < 1 or rows == height:
+            yield Band(group, (slice(0, height),), shift)
+            continue
+        # The roll brings the first rows to the last windows, so these rows make up the last band with the rows that
+        # the full bands leave over. Only there do the windows of a shifted map cross its edge.
+        for start in range(shift[0], shift[0] + full * rows, rows):
+            yield Band(group, (slice(start, start + rows),), (0, shift[1]))
+        ends = (slice(0, shift[0]), slice(shift[0] + full * rows, height))
+        left_over = tuple(rows for rows in ends if rows.start < rows.stop)
+        if left_over:
+            yield Band(group, left_over, shift)
+
+
 def in_bands(block: Block, x: Tensor, window: Pair, shift: Pair, per_image: Tensor | None = None) -> Tensor:
     """Return ``block(x, shift, per_image)``, computed band by band where that is faster.
 
     That is on a CPU. A graph that is being recorded gets the whole map, so that it holds for any size and batch.
+    Gradients do not pass; they have :mod:`swin_dense.ops.branches`.
 
     Args:
         block: maps (B, H, W, C), a shift and ``per_image`` to (B, H, W, C), each window by itself.
@@ -35,26 +85,7 @@ def in_bands(block: Block, x: Tensor, window: Pair, shift: Pair, per_image: Tens
     """
     if x.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing() or x.numel() == 0:
         return block(x, shift, per_image)
-    images = max(1, BAND_TOKENS // (x.shape[1] * x.shape[2]))
-    if images >= x.shape[0]:
-        return _bands_of_group(block, x, window, shift, per_image)
-    groups = x.split(images)
-    extras = [None] * len(groups) if per_image is None else per_image.split(images)
-    pairs = zip(groups, extras, strict=True)
-    return torch.cat([_bands_of_group(block, group, window, shift, extra) for group, extra in pairs])
-
-
-def _bands_of_group(block: Block, x: Tensor, window: Pair, shift: Pair, per_image: Tensor | None) -> Tensor:
-    height, width = x.shape[1], x.shape[2]
-    rows = max(1, round(BAND_TOKENS / (width * window[0]))) * window[0]
-    full = (height - shift[0]) // rows
-    if full < 1 or rows == height:
-        return block(x, shift, per_image)
-    # The roll brings the first rows to the last windows, so these rows make up the last band with the rows that
-    # the full bands leave over. Only there do the windows of a shifted map cross its edge.
-    first, *bands, last = x.split([shift[0]] + [rows] * full + [height - shift[0] - full * rows], 1)
-    outs = [block(band, (0, shift[1]), per_image) for band in bands]
-    if shift[0]:
-        out = block(torch.cat([first, last], 1), shift, per_image)
-        return torch.cat([out[:, : shift[0]], *outs, out[:, shift[0] :]], 1)
-    return torch.cat([*outs, block(last, shift, per_image)] if last.shape[1] else outs, 1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for band in cut(slice(0, x.shape[0]), x.shape[1], x.shape[2], window, shift):
+        band.put(out, block(band.of(x), band.shift, None if per_image is None else per_image[band.images]))
+    return out
