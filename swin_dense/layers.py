@@ -74,16 +74,12 @@ class PatchMerging(nn.Module):
         return recompute_cheap(x, self._join, self.norm, self.reduction)
 
     def _join(self, x: Tensor) -> Tensor:
-        # Lengths are written so that torch.compile can see that all four neighbours have the same.
-        stride = self.stride
-        height, width = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
-        x = F.pad(x, (0, 0, 0, width * stride + 1 - x.shape[2], 0, height * stride + 1 - x.shape[1]))
-
-        def neighbour(row: int, column: int) -> Tensor:
-            cells = x.narrow(1, row, height * stride).narrow(2, column, width * stride)
-            return cells.unflatten(2, (width, stride)).unflatten(1, (height, stride))[:, :, 0, :, 0]
-
-        return torch.cat([neighbour(row, column) for column in (0, 1) for row in (0, 1)], -1)
+        pads = [(-(-side // self.stride) - 1) * self.stride + 2 - side for side in x.shape[1:3]]
+        # A graph that is being recorded shall hold for other sizes too.
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or any(pads):
+            x = F.pad(x, (0, 0, 0, pads[1], 0, pads[0]))
+        neighbours = x.unfold(1, 2, self.stride).unfold(2, 2, self.stride)  # (B, H', W', C, row, column)
+        return neighbours.permute(0, 1, 2, 5, 4, 3).flatten(3)
 
 
 class MLP(nn.Module):

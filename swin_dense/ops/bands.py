@@ -36,10 +36,15 @@ class Band:
     rows: tuple[slice, ...]
     shift: Pair
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the band is in one piece, and of a contiguous map contiguous itself."""
+        return len(self.rows) == 1
+
     def of(self, x: Tensor) -> Tensor:
-        """Return the band of x, (b, h, W, C), a view where it is in one piece."""
+        """Return the band of x, (b, h, W, C), a view or a copy."""
         parts = [x[self.images, rows] for rows in self.rows]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return parts[0] if self.is_view else torch.cat(parts, 1)
 
     def put(self, x: Tensor, values: Tensor) -> None:
         """Write values, (b, h, W, C), to where the band lies in x."""

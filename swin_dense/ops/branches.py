@@ -123,9 +123,11 @@ class _AttentionBranch(torch.autograd.Function):
             normed = F.layer_norm(tokens, (channels,), norm_weight, norm_bias, eps)
             qkv = torch.addmm(qkv_bias, normed, qkv_weight.t()).view(*part.shape[:3], -1)
             attended = sdpa.attend(qkv, bias, qkv_bias[channels:], heads, window, band.shift, scale)
-            update = torch.add(tokens, proj_bias, alpha=factor)
+            target = band.of(out)
+            update = torch.add(tokens, proj_bias, alpha=factor, out=target.view_as(tokens))
             update.addmm_(attended.view_as(tokens), proj_weight.t(), alpha=factor)
-            band.put(out, update.view_as(part))
+            if not band.is_view:
+                band.put(out, target)
             if not recompute:
                 saved += [qkv, attended]
         ctx.save_for_backward(x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, bias, *saved)
@@ -161,7 +163,10 @@ class _AttentionBranch(torch.autograd.Function):
             grad_qkv = grad_qkv.view(len(tokens), -1)
             qkv_grads.add(grad_qkv, normed)
             qkv_grads.bias[channels:] += grad_pad
-            band.put(grad_x, norm.backward(grad_qkv @ qkv_weight).add_(grad_out).view_as(part))
+            target = band.of(grad_x)
+            torch.add(grad_out, norm.backward(grad_qkv @ qkv_weight), out=target.view_as(tokens))
+            if not band.is_view:
+                band.put(grad_x, target)
         return (
             grad_x, norm.weight_grad, norm.bias_grad, None, qkv_grads.weight, qkv_grads.bias,
             proj_grads.weight, proj_grads.bias, grad_bias, None, None, None,
