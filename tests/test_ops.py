@@ -154,7 +154,7 @@ def test_a_thousand_sizes_do_not_grow_the_cache():
 
 
 def test_a_plan_larger_than_the_cache_replaces_all_others():
-    cache = plan._Cache(capacity=1000)
+    cache = plan.Cache(1000, plan._build)
     device = torch.device('cpu')
     first = cache.get(40, 40, (7, 7), (3, 3), device)
     assert cache.get(40, 40, (7, 7), (3, 3), device) is first

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swin_dense.ops import bands, sdpa
+from swin_dense.ops import bands, batched
 from swin_dense.windows import Pair
 
 
@@ -121,15 +121,15 @@ class _AttentionBranch(torch.autograd.Function):
             part = band.of(x)
             tokens = part.reshape(-1, channels)
             normed = F.layer_norm(tokens, (channels,), norm_weight, norm_bias, eps)
-            qkv = torch.addmm(qkv_bias, normed, qkv_weight.t()).view(*part.shape[:3], -1)
-            attended = sdpa.attend(qkv, bias, qkv_bias[channels:], heads, window, band.shift, scale)
+            layout = batched.layout_of(part.shape[:3], window, band.shift, heads)
+            attended, packed = batched.attend(_qkv(normed, qkv_weight, qkv_bias), bias, layout, scale)
             target = band.of(out)
             update = torch.add(tokens, proj_bias, alpha=factor, out=target.view_as(tokens))
-            update.addmm_(attended.view_as(tokens), proj_weight.t(), alpha=factor)
+            update.addmm_(attended, proj_weight.t(), alpha=factor)
             if not band.is_view:
                 band.put(out, target)
             if not recompute:
-                saved += [qkv, attended]
+                saved += [packed, attended]
         ctx.save_for_backward(x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, bias, *saved)
         ctx.options = eps, runs, factor, geometry
         return out
@@ -148,19 +148,17 @@ class _AttentionBranch(torch.autograd.Function):
             part = band.of(x)
             tokens, grad_out = part.reshape(-1, channels), band.of(grad).reshape(-1, channels)
             normed = norm(tokens)
+            layout = batched.layout_of(part.shape[:3], window, band.shift, heads)
             if saved:
-                qkv, attended = saved[2 * index : 2 * index + 2]
+                packed, attended = saved[2 * index : 2 * index + 2]
             else:
-                qkv = torch.addmm(qkv_bias, normed, qkv_weight.t()).view(*part.shape[:3], -1)
-                attended = sdpa.attend(qkv, bias, qkv_bias[channels:], heads, window, band.shift, scale)
+                attended, packed = batched.attend(_qkv(normed, qkv_weight, qkv_bias), bias, layout, scale)
             grad_branch = grad_out if factor == 1.0 else grad_out * factor
-            proj_grads.add(grad_branch, attended.view_as(tokens))
-            grad_attended = (grad_branch @ proj_weight).view_as(part)
-            grad_qkv, grad_bias_of_band, grad_pad = sdpa.attend_backward(
-                grad_attended, qkv, bias, qkv_bias[channels:], heads, window, band.shift, scale
-            )
+            proj_grads.add(grad_branch, attended)
+            grad_attended = _with_one_more_row(grad_branch, proj_weight)
+            grad_attended[-1] = 0.0
+            grad_qkv, grad_bias_of_band, grad_pad = batched.attend_backward(grad_attended, packed, bias, layout, scale)
             grad_bias += grad_bias_of_band
-            grad_qkv = grad_qkv.view(len(tokens), -1)
             qkv_grads.add(grad_qkv, normed)
             qkv_grads.bias[channels:] += grad_pad
             target = band.of(grad_x)
@@ -214,6 +212,21 @@ class _MLPBranch(torch.autograd.Function):
             grad_x, norm.weight_grad, norm.bias_grad, None, fc1_grads.weight, fc1_grads.bias,
             fc2_grads.weight, fc2_grads.bias, None, None, None,
         )  # fmt: skip
+
+
+def _qkv(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return (L + 1, 3C) queries, keys and values of L tokens and of a padding token."""
+    qkv = tokens.new_empty(len(tokens) + 1, len(weight))
+    torch.addmm(bias, tokens, weight.t(), out=qkv[:-1])
+    # A linear layer maps the official code's zero padding to its bias. Nobody reads the query.
+    qkv[-1] = bias
+    return qkv
+
+
+def _with_one_more_row(left: Tensor, right: Tensor) -> Tensor:
+    out = left.new_empty(len(left) + 1, right.shape[1])
+    torch.mm(left, right, out=out[:-1])
+    return out
 
 
 class _LinearGradients:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,21 +54,30 @@ class Plan:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-class _Cache:
-    """The plans used last, up to a number of bytes, for any number of threads."""
+class _HasBytes(Protocol):
+    @property
+    def bytes(self) -> int: ...
 
-    def __init__(self, capacity: int) -> None:
+
+Built = TypeVar('Built', bound=_HasBytes)
+
+
+class Cache(Generic[Built]):
+    """What was built and used last, up to a number of bytes, for any number of threads."""
+
+    def __init__(self, capacity: int, build: Callable[..., Built]) -> None:
         self._capacity = capacity
+        self._build = build
         self._used = 0
-        self._plans: OrderedDict[tuple, Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple, Built] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, *key) -> Plan:
+    def get(self, *key) -> Built:
         with self._lock:
             if key in self._plans:
                 self._plans.move_to_end(key)
                 return self._plans[key]
-        plan = _build(*key)
+        plan = self._build(*key)
         with self._lock:
             if key not in self._plans:
                 self._plans[key] = plan
@@ -78,9 +89,6 @@ class _Cache:
     @property
     def bytes(self) -> int:
         return self._used
-
-
-_cache = _Cache(CACHE_BYTES)
 
 
 def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
@@ -112,3 +120,6 @@ def _build(height: int, width: int, window: Pair, shift: Pair, device: torch.dev
     is_real = order >= 0
     slots[order[is_real]] = torch.arange(len(order), device=device, dtype=torch.int32)[is_real]
     return Plan(tuple(groups), slots)
+
+
+_cache = Cache(CACHE_BYTES, _build)
