@@ -74,14 +74,14 @@ class WindowAttention(nn.Module):
     def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, recompute: bool) -> Tensor:
         """Return x + keep * attention; see :func:`swin_dense.ops.branches.attention_branch`."""
         scale = (x.shape[-1] // self.num_heads) ** -0.5 if self.qk_scale is None else self.qk_scale
+        bias = relative_position_bias(self.relative_position_bias_table, self.window_size)
         return branches.attention_branch(
             x,
             keep,
             branches.Norm(norm.weight, norm.bias, norm.eps),
             branches.Linear(self.qkv.weight, self.qkv.bias),
             branches.Linear(self.proj.weight, self.proj.bias),
-            relative_position_bias(self.relative_position_bias_table, self.window_size),
-            branches.Geometry(self.num_heads, self.window_size, self.shift, scale),
+            branches.Attention(bias, self.num_heads, self.window_size, self.shift, scale, self.backend == 'cpp'),
             recompute,
         )
 

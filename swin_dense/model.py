@@ -46,12 +46,12 @@ class SwinBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         keep = self.drop_path.draw(x, branches=2)
-        if not self._wants_grad(x):
-            return in_bands(self._forward_windows, x, self.attn.window_size, self.attn.shift, keep)
         if branches.can_run(x) and self._is_standard():
             keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
             x = self.attn.forward_branch(x, self.norm1, keep_attn, self.with_cp)
             return self.mlp.forward_branch(x, self.norm2, keep_mlp, self.with_cp)
+        if not self._wants_grad(x):
+            return in_bands(self._forward_windows, x, self.attn.window_size, self.attn.shift, keep)
         if self.with_cp:
             return checkpoint(self._forward_windows, x, self.attn.shift, keep, use_reentrant=False)
         return self._forward_windows(x, self.attn.shift, keep)
@@ -71,7 +71,7 @@ class SwinBlock(nn.Module):
             all(type(part) in _STANDARD_PARTS and not _is_instrumented(part) for part in parts)
             and all(part.bias is not None for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm)))
             and self.attn.relative_position_bias_table is not None
-            and self.attn.backend != 'reference'
+            and self.attn.backend in ('auto', 'cpp')
             and not (self.training and (self.attn.attn_drop_rate or self.attn.proj_drop.p or self.mlp.drop.p))
         )
 

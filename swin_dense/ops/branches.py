@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from swin_dense.ops import bands, batched
+from swin_dense.ops import bands, batched, cpp
 from swin_dense.windows import Pair
 
 
@@ -35,13 +35,24 @@ class Linear(NamedTuple):
     bias: Tensor
 
 
-class Geometry(NamedTuple):
-    """How a map is attended to; see :func:`swin_dense.ops.window_attention`."""
+class Attention(NamedTuple):
+    """How a map is attended to; see :func:`swin_dense.ops.window_attention`.
 
+    Attributes:
+        relative_bias: (A, T, T) for A heads and T tokens per window.
+        num_heads: A.
+        window: (height, width) in tokens.
+        shift: (height, width) in tokens.
+        scale: factor on the scores.
+        in_cpp: whether the C++ kernel attends where nothing is kept for a backward pass.
+    """
+
+    relative_bias: Tensor
     num_heads: int
     window: Pair
     shift: Pair
     scale: float
+    in_cpp: bool
 
 
 def can_run(x: Tensor) -> bool:
@@ -63,8 +74,7 @@ def attention_branch(
     norm: Norm,
     qkv: Linear,
     proj: Linear,
-    relative_bias: Tensor,
-    geometry: Geometry,
+    attention: Attention,
     recompute: bool,
 ) -> Tensor:
     """Return ``x + keep * proj(attention(qkv(norm(x))))``.
@@ -75,14 +85,13 @@ def attention_branch(
         norm: over C channels.
         qkv: C to 3C.
         proj: C to C.
-        relative_bias: (A, T, T) for A heads and T tokens per window.
-        geometry: of the windows.
+        attention: what is done between qkv and proj.
         recompute: whether to keep nothing but x for the backward pass.
 
     Returns:
         (B, H, W, C).
     """
-    return _AttentionBranch.apply(x, *norm, *qkv, *proj, relative_bias, keep, geometry, recompute)
+    return _AttentionBranch.apply(x, *norm, *qkv, *proj, *attention, keep, _keeps(recompute))
 
 
 def mlp_branch(
@@ -102,43 +111,47 @@ def mlp_branch(
     Returns:
         (B, H, W, C).
     """
-    return _MLPBranch.apply(x, *norm, *fc1, *fc2, keep, approximate, recompute)
+    return _MLPBranch.apply(x, *norm, *fc1, *fc2, keep, approximate, _keeps(recompute))
 
 
 class _AttentionBranch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, x, norm_weight, norm_bias, eps, qkv_weight, qkv_bias, proj_weight, proj_bias, bias, keep, geometry, recompute
-    ):
+        ctx, x, norm_weight, norm_bias, eps, qkv_weight, qkv_bias, proj_weight, proj_bias,
+        bias, heads, window, shift, scale, in_cpp, keep, keeps,
+    ):  # fmt: skip
         channels = x.shape[3]
-        heads, window, shift, scale = geometry
         runs, factor = _kept(keep, len(x))
         out = _start(x, runs)
-        bias = bias.detach()  # or torch would take its slow kernel, the only one with a gradient for the bias
         ctx.bands = [band for run in runs for band in bands.cut(run, x.shape[1], x.shape[2], window, shift)]
-        saved = []
+        saved: list[Tensor] = []
         for band in ctx.bands:
             part = band.of(x)
             tokens = part.reshape(-1, channels)
             normed = F.layer_norm(tokens, (channels,), norm_weight, norm_bias, eps)
-            layout = batched.layout_of(part.shape[:3], window, band.shift, heads)
-            attended, packed = batched.attend(_qkv(normed, qkv_weight, qkv_bias), bias, layout, scale)
+            qkv = _qkv(normed, qkv_weight, qkv_bias)
+            if in_cpp and not keeps:
+                image, pad = qkv[:-1].view(*part.shape[:3], -1), qkv_bias[channels:]
+                attended = cpp.window_attention(image, bias, pad, heads, window, band.shift, scale).view_as(tokens)
+            else:
+                layout = batched.layout_of(part.shape[:3], window, band.shift, heads)
+                attended, packed = batched.attend(qkv, bias, layout, scale)
             target = band.of(out)
             update = torch.add(tokens, proj_bias, alpha=factor, out=target.view_as(tokens))
             update.addmm_(attended, proj_weight.t(), alpha=factor)
             if not band.is_view:
                 band.put(out, target)
-            if not recompute:
+            if keeps:
                 saved += [packed, attended]
         ctx.save_for_backward(x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, bias, *saved)
-        ctx.options = eps, runs, factor, geometry
+        ctx.options = eps, runs, factor, heads, window, scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, bias, *saved = ctx.saved_tensors
-        eps, runs, factor, (heads, window, _, scale) = ctx.options
+        eps, runs, factor, heads, window, scale = ctx.options
         channels = x.shape[3]
         grad_x = _start(grad, runs)
         norm = _NormGradients(norm_weight, norm_bias, eps)
@@ -167,25 +180,25 @@ class _AttentionBranch(torch.autograd.Function):
                 band.put(grad_x, target)
         return (
             grad_x, norm.weight_grad, norm.bias_grad, None, qkv_grads.weight, qkv_grads.bias,
-            proj_grads.weight, proj_grads.bias, grad_bias, None, None, None,
+            proj_grads.weight, proj_grads.bias, grad_bias, *(None,) * 7,
         )  # fmt: skip
 
 
 class _MLPBranch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, x, norm_weight, norm_bias, eps, fc1_weight, fc1_bias, fc2_weight, fc2_bias, keep, approximate, recompute
+        ctx, x, norm_weight, norm_bias, eps, fc1_weight, fc1_bias, fc2_weight, fc2_bias, keep, approximate, keeps
     ):
         channels = x.shape[3]
         runs, factor = _kept(keep, len(x))
         out = _start(x, runs)
-        saved = []
+        saved: list[Tensor] = []
         for tokens, target in _chunks(runs, x, out):
             normed = F.layer_norm(tokens, (channels,), norm_weight, norm_bias, eps)
             hidden = torch.addmm(fc1_bias, normed, fc1_weight.t())
             torch.add(tokens, fc2_bias, alpha=factor, out=target)
             target.addmm_(F.gelu(hidden, approximate=approximate), fc2_weight.t(), alpha=factor)
-            if not recompute:
+            if keeps:
                 saved.append(hidden)
         ctx.save_for_backward(x, norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, *saved)
         ctx.options = eps, runs, factor, approximate
@@ -210,8 +223,12 @@ class _MLPBranch(torch.autograd.Function):
             torch.add(grad_out, norm.backward(grad_hidden @ fc1_weight), out=target)
         return (
             grad_x, norm.weight_grad, norm.bias_grad, None, fc1_grads.weight, fc1_grads.bias,
-            fc2_grads.weight, fc2_grads.bias, None, None, None,
+            fc2_grads.weight, fc2_grads.bias, *(None,) * 3,
         )  # fmt: skip
+
+
+def _keeps(recompute: bool) -> bool:
+    return torch.is_grad_enabled() and not recompute
 
 
 def _qkv(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

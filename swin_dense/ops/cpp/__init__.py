@@ -42,7 +42,7 @@ def window_attention(
     window_size: Pair,
     shift: Pair,
     scale: float,
-    dropout_p: float,
+    dropout_p: float = 0.0,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
     inputs = [tensor for tensor in (qkv, relative_bias, pad_kv) if tensor is not None]
