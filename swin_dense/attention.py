@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -74,16 +76,12 @@ class WindowAttention(nn.Module):
     def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, recompute: bool) -> Tensor:
         """Return x + keep * attention; see :func:`swin_dense.ops.branches.attention_branch`."""
         scale = (x.shape[-1] // self.num_heads) ** -0.5 if self.qk_scale is None else self.qk_scale
-        bias = relative_position_bias(self.relative_position_bias_table, self.window_size)
-        return branches.attention_branch(
-            x,
-            keep,
-            branches.Norm(norm.weight, norm.bias, norm.eps),
-            branches.Linear(self.qkv.weight, self.qkv.bias),
-            branches.Linear(self.proj.weight, self.proj.bias),
-            branches.Attention(bias, self.num_heads, self.window_size, self.shift, scale, self.backend == 'cpp'),
-            recompute,
+        bias = relative_position_bias(cast('Tensor', self.relative_position_bias_table), self.window_size)
+        attention = branches.Attention(
+            bias, self.num_heads, self.window_size, self.shift, scale, in_cpp=self.backend == 'cpp'
         )
+        qkv, proj = branches.Linear.of(self.qkv), branches.Linear.of(self.proj)
+        return branches.attention_branch(x, keep, branches.Norm.of(norm), qkv, proj, attention, recompute)
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size}, shift={self.shift}'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,12 @@ def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
     return _build('act_cfg', getattr(nn, options.pop('type')), options)
 
 
-def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.Module:
+def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.LayerNorm:
     """Build a norm over the last axis from a config like ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
     options = _config('norm_cfg', norm_cfg, _NORMS)
     requires_grad = options.pop('requires_grad', True)
-    return _build('norm_cfg', _NORMS[options.pop('type')], options, channels).requires_grad_(requires_grad)
+    norm = _build('norm_cfg', _NORMS[options.pop('type')], options, channels)
+    return cast('nn.LayerNorm', norm.requires_grad_(requires_grad))
 
 
 def _config(name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[str, Any]:
@@ -98,15 +99,9 @@ class MLP(nn.Module):
 
     def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, recompute: bool) -> Tensor:
         """Return x + keep * MLP; see :func:`swin_dense.ops.branches.mlp_branch`."""
-        return branches.mlp_branch(
-            x,
-            keep,
-            branches.Norm(norm.weight, norm.bias, norm.eps),
-            branches.Linear(self.fc1.weight, self.fc1.bias),
-            branches.Linear(self.fc2.weight, self.fc2.bias),
-            self.act.approximate,
-            recompute,
-        )
+        fc1, fc2 = branches.Linear.of(self.fc1), branches.Linear.of(self.fc2)
+        approximate = cast('nn.GELU', self.act).approximate
+        return branches.mlp_branch(x, keep, branches.Norm.of(norm), fc1, fc2, approximate, recompute)
 
 
 class DropPath(nn.Module):

@@ -65,7 +65,7 @@ class SwinBlock(nn.Module):
         return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
 
     def _is_standard(self) -> bool:
-        """Tell whether the parameters are all that it takes to compute the block: nothing replaced, nobody listening."""
+        """Tell whether the parameters alone say what the block computes: nothing is replaced, nobody listens."""
         parts = list(self.modules())[1:]
         return (
             all(type(part) in _STANDARD_PARTS and not _is_instrumented(part) for part in parts)

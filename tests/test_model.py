@@ -44,7 +44,7 @@ def test_an_unknown_architecture_is_told_as_it_was_given(name, hint):
         create_backbone(name)
 
 
-@pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
 @pytest.mark.parametrize('size', [(1, 1), (1, 40), (3, 5), (31, 33), (64, 64), (97, 130)])
 def test_every_size_gives_ceilings(size, backend):
     backbone = tiny(attn_backend=backend).eval()
@@ -63,7 +63,7 @@ def test_an_empty_batch_passes_forward_and_backward():
     sum(out.sum() for out in outs).backward()
 
 
-@pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
 @pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-4), (torch.bfloat16, 0.15), (torch.float16, 0.02)])
 def test_lower_precisions_follow_float64(dtype, tolerance, backend):
     backbone = tiny(attn_backend=backend, use_abs_pos_embed=True).double().eval()

@@ -53,7 +53,7 @@ def assert_equal(theirs, ours, img):
         assert (parameter.grad - exact).abs().max() <= TOLERANCE * max(1.0, exact.abs().max()), (img.shape, name)
 
 
-@pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
 @pytest.mark.parametrize('window_size', [7, 12])
 @pytest.mark.parametrize('peer', PEERS)
 def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
@@ -63,7 +63,7 @@ def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
 @pytest.mark.parametrize('window_size', [7, 12])
 @pytest.mark.parametrize('size', LARGE_SIZES)
 def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backend):
@@ -88,14 +88,14 @@ def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backe
     ids=str,
 )
 def test_options_mean_the_same(options):
-    theirs, ours = pair('mmdet', 'sdpa', **options)
+    theirs, ours = pair('mmdet', 'auto', **options)
     img = torch.randn(2, 3, 75, 61, dtype=torch.float64)
     for out, exact in zip(ours(img), theirs(img), strict=True):
         assert (out - exact).abs().max() < TOLERANCE
 
 
 def test_absolute_position_embedding_means_the_same_at_the_pretraining_size():
-    theirs, ours = pair('mmdet', 'sdpa', use_abs_pos_embed=True, pretrain_img_size=64)
+    theirs, ours = pair('mmdet', 'auto', use_abs_pos_embed=True, pretrain_img_size=64)
     img = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     for out, exact in zip(ours(img), theirs(img), strict=True):
         assert (out - exact).abs().max() < TOLERANCE

@@ -8,16 +8,20 @@ are left out of the work altogether.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from swin_dense.ops import bands, batched, cpp
 from swin_dense.windows import Pair
+
+_logger = logging.getLogger(__name__)
 
 
 class Norm(NamedTuple):
@@ -27,12 +31,20 @@ class Norm(NamedTuple):
     bias: Tensor
     eps: float
 
+    @classmethod
+    def of(cls, norm: nn.LayerNorm) -> Norm:
+        return cls(norm.weight, norm.bias, norm.eps)
+
 
 class Linear(NamedTuple):
     """What a linear layer consists of: (outputs, inputs) and (outputs,)."""
 
     weight: Tensor
     bias: Tensor
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Linear:
+        return cls(linear.weight, linear.bias)
 
 
 class Attention(NamedTuple):
@@ -91,6 +103,7 @@ def attention_branch(
     Returns:
         (B, H, W, C).
     """
+    _log_once()
     return _AttentionBranch.apply(x, *norm, *qkv, *proj, *attention, keep, _keeps(recompute))
 
 
@@ -225,6 +238,11 @@ class _MLPBranch(torch.autograd.Function):
             grad_x, norm.weight_grad, norm.bias_grad, None, fc1_grads.weight, fc1_grads.bias,
             fc2_grads.weight, fc2_grads.bias, *(None,) * 3,
         )  # fmt: skip
+
+
+@functools.cache
+def _log_once() -> None:
+    _logger.info('blocks on a CPU run as fused branches, with attention as batched matrix products')
 
 
 def _keeps(recompute: bool) -> bool:

@@ -44,7 +44,7 @@ def window_attention(
     wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, bias, pad))
     if dropout_p == 0.0 and (torch.compiler.is_compiling() or (wants_grad and qkv.device.type == 'cpu')):
         return _operator(qkv, bias, pad, num_heads, window_size, shift, scale)
-    return attend(qkv, bias, pad, num_heads, window_size, shift, scale, dropout_p)
+    return _attend(qkv, bias, pad, num_heads, window_size, shift, scale, dropout_p)
 
 
 def has_values(qkv: Tensor) -> bool:
@@ -54,7 +54,7 @@ def has_values(qkv: Tensor) -> bool:
     return torch.compiler.is_compiling() or not (qkv.is_meta or isinstance(qkv, FakeTensor))
 
 
-def attend(
+def _attend(
     qkv: Tensor,
     bias: Tensor | None,
     pad: Tensor | None,
@@ -62,9 +62,8 @@ def attend(
     window: Sequence[int],
     shift: Sequence[int],
     scale: float,
-    dropout_p: float = 0.0,
+    dropout_p: float,
 ) -> Tensor:
-    """Do the work of :func:`window_attention`, with torch's own gradients."""
     batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
     plan = plan_windows(height, width, (window[0], window[1]), (shift[0], shift[1]), qkv.device)
     outs = []
@@ -89,7 +88,7 @@ def _operator(
 ) -> Tensor:
     if bias is not None:
         bias = bias.detach()  # or torch would take its slow kernel, the only one with a gradient for the bias
-    return attend(qkv, bias, pad, num_heads, window, shift, scale)
+    return _attend(qkv, bias, pad, num_heads, window, shift, scale, dropout_p=0.0)
 
 
 @_operator.register_fake
@@ -108,19 +107,6 @@ def _backward_operator(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return attend_backward(grad_out, qkv, bias, pad, num_heads, window, shift, scale)
-
-
-def attend_backward(
-    grad_out: Tensor,
-    qkv: Tensor,
-    bias: Tensor | None,
-    pad: Tensor | None,
-    num_heads: int,
-    window: Sequence[int],
-    shift: Sequence[int],
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of qkv, bias and pad; those of the last two are zeros where they are None."""
     batch, height, width, channels = grad_out.shape
     plan = plan_windows(height, width, (window[0], window[1]), (shift[0], shift[1]), qkv.device)
@@ -128,18 +114,19 @@ def attend_backward(
     tokens, head_dim = window[0] * window[1], channels // num_heads
     grad_bias = qkv.new_zeros(num_heads, tokens, tokens, dtype=exact)
     grad_pad = qkv.new_zeros(2 * channels, dtype=exact)
-    in_window_order = qkv.new_empty(batch, sum(len(group.tokens) for group in plan.groups), 3 * channels, dtype=exact)
-    grads = in_window_order.split([len(group.tokens) for group in plan.groups], 1)
-    for group, grad in zip(plan.groups, grads, strict=True):
+    grads = []
+    for group in plan.groups:
         heads = _gather(qkv, group, pad).to(exact).view(-1, tokens, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)
         grad_windows = _gather(grad_out, group, None).to(exact)
         grad_heads = grad_windows.view(-1, tokens, num_heads, head_dim).transpose(1, 2)
         mask = _score_bias(bias, group.mask, exact)
-        parts = grad.view(batch, len(group.tokens) // tokens, tokens, 3, num_heads, head_dim).permute(3, 0, 1, 4, 2, 5)
-        grad_bias += _backward_of_windows(heads.contiguous(), grad_heads.contiguous(), mask, scale, parts)
+        grad_qkv, grad_scores = _backward_of_windows(heads.contiguous(), grad_heads.contiguous(), mask, scale)
+        grad_bias += grad_scores.sum(0)
+        grad = grad_qkv.permute(1, 3, 0, 2, 4).reshape(batch, len(group.tokens), 3 * channels)
         if len(group.padding):
             grad_pad += grad.index_select(1, group.padding)[:, :, channels:].sum((0, 1))
-    grad_qkv = in_window_order.index_select(1, plan.slots).view_as(qkv).to(qkv.dtype)
+        grads.append(grad)
+    grad_qkv = _to_raster(grads, plan).view_as(qkv).to(qkv.dtype)
     return grad_qkv, grad_bias.to(qkv.dtype), grad_pad.to(qkv.dtype)
 
 
@@ -163,29 +150,23 @@ def _backward(ctx, grad_out):
 _operator.register_autograd(_backward, setup_context=_save_inputs)
 
 
-def _backward_of_windows(qkv: Tensor, grad_out: Tensor, mask: Tensor | None, scale: float, grad_qkv: Tensor) -> Tensor:
-    """Write the gradients of qkv, (3, B, n, A, T, D), and return that of the bias, (A, T, T).
-
-    The probabilities are computed again.
-    """
+def _backward_of_windows(qkv: Tensor, grad_out: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Recompute the probabilities and return the gradients of qkv, (3, N, A, T, D), and of the scores."""
     n_windows, heads, tokens, dim = grad_out.shape
     q, k, v = qkv.view(3, n_windows * heads, tokens, dim)
     grad_out = grad_out.view(n_windows * heads, tokens, dim)
-    if mask is None:
-        scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
-    else:
-        scores = mask.repeat(n_windows, heads // mask.shape[1], 1, 1).view(-1, tokens, tokens)
-        scores.baddbmm_(q, k.transpose(1, 2), alpha=scale)
-    weights = scores.softmax(-1)
-    grad_weights = torch.bmm(grad_out, v.transpose(1, 2), out=scores)
+    scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale).view(n_windows, heads, tokens, tokens)
+    if mask is not None:
+        scores += mask
+    weights = scores.softmax(-1).view(n_windows * heads, tokens, tokens)
+    grad_weights = torch.bmm(grad_out, v.transpose(1, 2))
     grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-    scratch = torch.empty_like(grad_out)
-    grad_q, grad_k, grad_v = grad_qkv
-    shape = grad_q.shape
-    grad_v.copy_(torch.bmm(weights.transpose(1, 2), grad_out, out=scratch).view(shape))
-    grad_q.copy_(torch.baddbmm(scratch, grad_scores, k, beta=0, alpha=scale, out=scratch).view(shape))
-    grad_k.copy_(torch.baddbmm(scratch, grad_scores.transpose(1, 2), q, beta=0, alpha=scale, out=scratch).view(shape))
-    return grad_scores.view(n_windows, heads, tokens, tokens).sum(0)
+    grad_qkv = torch.empty_like(qkv)
+    grad_q, grad_k, grad_v = grad_qkv.view(3, n_windows * heads, tokens, dim)
+    torch.bmm(grad_scores, k, out=grad_q).mul_(scale)
+    torch.bmm(grad_scores.transpose(1, 2), q, out=grad_k).mul_(scale)
+    torch.bmm(weights.transpose(1, 2), grad_out, out=grad_v)
+    return grad_qkv, grad_scores.view(n_windows, heads, tokens, tokens)
 
 
 def _gather(x: Tensor, group: Group, pad: Tensor | None) -> Tensor:
