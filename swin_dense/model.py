@@ -122,7 +122,7 @@ class SwinBackbone(nn.Module):
         norm_cfg: normalisation.
         with_cp: recompute blocks in the backward pass to save memory, for all stages or one flag per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the stages 1 to k and their output norms.
-        attn_backend: one of ``swin_dense.ops.BACKENDS``.
+        attn_backend: one of ``swin_dense.ops.BACKENDS``; 'auto' also computes standard blocks whole on a CPU.
 
     Attributes:
         out_channels: channels of each returned map.

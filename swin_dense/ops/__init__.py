@@ -2,7 +2,7 @@
 
 A backend module has a ``window_attention`` with the arguments of the front door (less ``backend``), all of them
 given, and a ``reason_not_to_run(qkv, window_size, num_heads, dropout_p)`` that says why it cannot serve such an
-input here, or None.
+input here, or None. Standard blocks on a CPU do not come here: ``branches`` computes them whole.
 """
 
 from __future__ import annotations

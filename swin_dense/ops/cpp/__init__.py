@@ -2,8 +2,8 @@
 
 torch's own loader compiles it, once per torch and kind of processor, and keeps the result in its cache
 (``TORCH_EXTENSIONS_DIR``). It is never chosen by itself, since that takes 10 to 30 seconds. Where it cannot be compiled
-the default does the work, and a warning says why. The default also does what the kernel does not: gradients, other
-types than float32, head dims that 16 does not divide, and recording graphs.
+``sdpa`` does the work, and a warning says why. Others also do what the kernel does not: gradients, other types than
+float32, head dims that 16 does not divide, and recording graphs.
 """
 
 from __future__ import annotations
