@@ -221,6 +221,15 @@ def test_autocast_goes_through_the_modules():
     assert products == [torch.bfloat16]
 
 
+@pytest.mark.filterwarnings('ignore:There is a performance drop')
+def test_vmap_goes_through_the_modules():
+    block, _ = make_blocks()
+    x = torch.randn(2, 1, 9, 9, CHANNELS, dtype=torch.float64)
+    block.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.vmap(block)(x), torch.stack([block(part) for part in x]))
+
+
 def test_a_thousand_sizes_do_not_grow_the_cache():
     for size in range(1000):
         batched.layout_of((1, 1 + size % 17, 100 + size), (7, 7), (3, 3), 3)

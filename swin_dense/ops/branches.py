@@ -77,6 +77,7 @@ def can_run(x: Tensor) -> bool:
         and not torch.is_autocast_enabled('cpu')
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
     )
 
 
