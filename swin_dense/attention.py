@@ -73,7 +73,7 @@ class WindowAttention(nn.Module):
         )
         return self.proj_drop(self.proj(out))
 
-    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, recompute: bool) -> Tensor:
+    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, saves: bool) -> Tensor:
         """Return x + keep * attention; see :func:`swin_dense.ops.branches.attention_branch`."""
         scale = (x.shape[-1] // self.num_heads) ** -0.5 if self.qk_scale is None else self.qk_scale
         bias = relative_position_bias(cast('Tensor', self.relative_position_bias_table), self.window_size)
@@ -81,7 +81,7 @@ class WindowAttention(nn.Module):
             bias, self.num_heads, self.window_size, self.shift, scale, in_cpp=self.backend == 'cpp'
         )
         qkv, proj = branches.Linear.of(self.qkv), branches.Linear.of(self.proj)
-        return branches.attention_branch(x, keep, branches.Norm.of(norm), qkv, proj, attention, recompute)
+        return branches.attention_branch(x, keep, branches.Norm.of(norm), qkv, proj, attention, saves)
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size}, shift={self.shift}'

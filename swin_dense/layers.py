@@ -97,11 +97,11 @@ class MLP(nn.Module):
         hidden = recompute_cheap(x, norm, self.fc1)
         return self.drop(recompute_cheap(hidden, self.act, self.drop, self.fc2))
 
-    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, recompute: bool) -> Tensor:
+    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, saves: bool) -> Tensor:
         """Return x + keep * MLP; see :func:`swin_dense.ops.branches.mlp_branch`."""
         fc1, fc2 = branches.Linear.of(self.fc1), branches.Linear.of(self.fc2)
         approximate = cast('nn.GELU', self.act).approximate
-        return branches.mlp_branch(x, keep, branches.Norm.of(norm), fc1, fc2, approximate, recompute)
+        return branches.mlp_branch(x, keep, branches.Norm.of(norm), fc1, fc2, approximate, saves)
 
 
 class DropPath(nn.Module):

@@ -46,11 +46,13 @@ class SwinBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         keep = self.drop_path.draw(x, branches=2)
+        wants_grad = self._wants_grad(x)
         if branches.can_run(x) and self._is_standard():
             keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
-            x = self.attn.forward_branch(x, self.norm1, keep_attn, self.with_cp)
-            return self.mlp.forward_branch(x, self.norm2, keep_mlp, self.with_cp)
-        if not self._wants_grad(x):
+            saves = wants_grad and not self.with_cp
+            x = self.attn.forward_branch(x, self.norm1, keep_attn, saves)
+            return self.mlp.forward_branch(x, self.norm2, keep_mlp, saves)
+        if not wants_grad:
             return in_bands(self._forward_windows, x, self.attn.window_size, self.attn.shift, keep)
         if self.with_cp:
             return checkpoint(self._forward_windows, x, self.attn.shift, keep, use_reentrant=False)

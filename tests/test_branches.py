@@ -78,8 +78,8 @@ class Counted:
         return self.function(*args)
 
 
-@pytest.mark.parametrize('recompute', [False, True])
-def test_gradcheck(recompute):
+@pytest.mark.parametrize('saves', [False, True])
+def test_gradcheck(saves):
     x = an_input(1, 3, 4)
     norm = [torch.randn(CHANNELS, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
@@ -92,11 +92,11 @@ def test_gradcheck(recompute):
     def attend(x, w, b, wq, bq, wp, bp, bias):
         attention = branches.Attention(bias, HEADS, (2, 3), (1, 1), 0.7, in_cpp=False)
         linears = branches.Linear(wq, bq), branches.Linear(wp, bp)
-        return branches.attention_branch(x, None, branches.Norm(w, b, 1e-5), *linears, attention, recompute)
+        return branches.attention_branch(x, None, branches.Norm(w, b, 1e-5), *linears, attention, saves)
 
     def mlp(x, w, b, w1, b1, w2, b2):
         linears = branches.Linear(w1, b1), branches.Linear(w2, b2)
-        return branches.mlp_branch(x, None, branches.Norm(w, b, 1e-5), *linears, 'none', recompute)
+        return branches.mlp_branch(x, None, branches.Norm(w, b, 1e-5), *linears, 'none', saves)
 
     qkv, proj = linear(CHANNELS, 3 * CHANNELS), linear(CHANNELS, CHANNELS)
     assert torch.autograd.gradcheck(attend, (x, *norm, *qkv, *proj, bias))

@@ -1,9 +1,9 @@
-"""The residual branches of a standard Swin block with backward passes of their own, for training on a CPU.
+"""The residual branches of a standard Swin block with backward passes of their own, on a CPU.
 
 Each branch goes through the map in bands, forward and backward (see :mod:`swin_dense.ops.bands`), and keeps only what
 is dear to compute again: the results of matrix products and of attention. Norms, activations and probabilities are
-computed again; with ``recompute`` everything is, and only the input is kept. Images whose branch stochastic depth drops
-are left out of the work altogether.
+computed again; where a branch keeps its input alone, everything is. Images whose branch stochastic depth drops are
+left out of the work altogether.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def attention_branch(
     qkv: Linear,
     proj: Linear,
     attention: Attention,
-    recompute: bool,
+    saves: bool,
 ) -> Tensor:
     """Return ``x + keep * proj(attention(qkv(norm(x))))``.
 
@@ -99,17 +99,17 @@ def attention_branch(
         qkv: C to 3C.
         proj: C to C.
         attention: what is done between qkv and proj.
-        recompute: whether to keep nothing but x for the backward pass.
+        saves: whether to keep more than x for a backward pass, which computes the rest again.
 
     Returns:
         (B, H, W, C).
     """
     _log_once()
-    return _AttentionBranch.apply(x, *norm, *qkv, *proj, *attention, keep, _keeps(recompute))
+    return _AttentionBranch.apply(x, *norm, *qkv, *proj, *attention, keep, saves)
 
 
 def mlp_branch(
-    x: Tensor, keep: Tensor | None, norm: Norm, fc1: Linear, fc2: Linear, approximate: str, recompute: bool
+    x: Tensor, keep: Tensor | None, norm: Norm, fc1: Linear, fc2: Linear, approximate: str, saves: bool
 ) -> Tensor:
     """Return ``x + keep * fc2(gelu(fc1(norm(x))))``, with arguments as in :func:`attention_branch`.
 
@@ -120,19 +120,19 @@ def mlp_branch(
         fc1: C to the hidden channels.
         fc2: the hidden channels to C.
         approximate: 'none' or 'tanh', as in :class:`torch.nn.GELU`.
-        recompute: whether to keep nothing but x for the backward pass.
+        saves: whether to keep more than x for a backward pass, which computes the rest again.
 
     Returns:
         (B, H, W, C).
     """
-    return _MLPBranch.apply(x, *norm, *fc1, *fc2, keep, approximate, _keeps(recompute))
+    return _MLPBranch.apply(x, *norm, *fc1, *fc2, keep, approximate, saves)
 
 
 class _AttentionBranch(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx, x, norm_weight, norm_bias, eps, qkv_weight, qkv_bias, proj_weight, proj_bias,
-        bias, heads, window, shift, scale, in_cpp, keep, keeps,
+        bias, heads, window, shift, scale, in_cpp, keep, saves,
     ):  # fmt: skip
         channels = x.shape[3]
         runs, factor = _kept(keep, len(x))
@@ -144,7 +144,7 @@ class _AttentionBranch(torch.autograd.Function):
             tokens = part.reshape(-1, channels)
             normed = F.layer_norm(tokens, (channels,), norm_weight, norm_bias, eps)
             qkv = _qkv(normed, qkv_weight, qkv_bias)
-            if in_cpp and not keeps:
+            if in_cpp and not saves:
                 image, pad = qkv[:-1].view(*part.shape[:3], -1), qkv_bias[channels:]
                 attended = cpp.window_attention(image, bias, pad, heads, window, band.shift, scale).view_as(tokens)
             else:
@@ -155,7 +155,7 @@ class _AttentionBranch(torch.autograd.Function):
             update.addmm_(attended, proj_weight.t(), alpha=factor)
             if not band.is_view:
                 band.put(out, target)
-            if keeps:
+            if saves:
                 saved += [packed, attended]
         ctx.save_for_backward(x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, bias, *saved)
         ctx.options = eps, runs, factor, heads, window, scale
@@ -182,8 +182,7 @@ class _AttentionBranch(torch.autograd.Function):
                 attended, packed = batched.attend(_qkv(normed, qkv_weight, qkv_bias), bias, layout, scale)
             grad_branch = grad_out if factor == 1.0 else grad_out * factor
             proj_grads.add(grad_branch, attended)
-            grad_attended = _with_one_more_row(grad_branch, proj_weight)
-            grad_attended[-1] = 0.0
+            grad_attended = _through_proj(grad_branch, proj_weight)
             grad_qkv, grad_bias_of_band, grad_pad = batched.attend_backward(grad_attended, packed, bias, layout, scale)
             grad_bias += grad_bias_of_band
             qkv_grads.add(grad_qkv, normed)
@@ -201,7 +200,7 @@ class _AttentionBranch(torch.autograd.Function):
 class _MLPBranch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, x, norm_weight, norm_bias, eps, fc1_weight, fc1_bias, fc2_weight, fc2_bias, keep, approximate, keeps
+        ctx, x, norm_weight, norm_bias, eps, fc1_weight, fc1_bias, fc2_weight, fc2_bias, keep, approximate, saves
     ):
         channels = x.shape[3]
         runs, factor = _kept(keep, len(x))
@@ -212,7 +211,7 @@ class _MLPBranch(torch.autograd.Function):
             hidden = torch.addmm(fc1_bias, normed, fc1_weight.t())
             torch.add(tokens, fc2_bias, alpha=factor, out=target)
             target.addmm_(F.gelu(hidden, approximate=approximate), fc2_weight.t(), alpha=factor)
-            if keeps:
+            if saves:
                 saved.append(hidden)
         ctx.save_for_backward(x, norm_weight, norm_bias, fc1_weight, fc1_bias, fc2_weight, *saved)
         ctx.options = eps, runs, factor, approximate
@@ -246,10 +245,6 @@ def _log_once() -> None:
     _logger.info('blocks on a CPU run as fused branches, with attention as batched matrix products')
 
 
-def _keeps(recompute: bool) -> bool:
-    return torch.is_grad_enabled() and not recompute
-
-
 def _qkv(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return (L + 1, 3C) queries, keys and values of L tokens and of a padding token."""
     qkv = tokens.new_empty(len(tokens) + 1, len(weight))
@@ -259,10 +254,12 @@ def _qkv(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return qkv
 
 
-def _with_one_more_row(left: Tensor, right: Tensor) -> Tensor:
-    out = left.new_empty(len(left) + 1, right.shape[1])
-    torch.mm(left, right, out=out[:-1])
-    return out
+def _through_proj(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of what attention gave L tokens and, zero, a padding token: (L + 1, C)."""
+    grad_attended = grad.new_empty(len(grad) + 1, weight.shape[1])
+    torch.mm(grad, weight, out=grad_attended[:-1])
+    grad_attended[-1] = 0.0
+    return grad_attended
 
 
 class _LinearGradients:
