@@ -89,7 +89,8 @@ def memory_table(report: dict[str, Any]) -> str:
 def _case(report: dict[str, Any]) -> str:
     options = report['options']
     kind = {'infer': 'inference', 'train': 'training step'}[options['mode']]
-    return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}'
+    how = ', compiled' if options['compile'] else ''
+    return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}{how}'
 
 
 def _ratio(report: dict[str, Any], name: str, key: str, ours: float) -> str:
@@ -107,10 +108,11 @@ SPEED_COLUMNS = {
     'matrix products': 'matrix products alone',
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
+CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512', 'compile_512')
 # Per marker in the README, the files below benchmarks/ and what makes a table of them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
-    'speed': (['cpu_infer_512.json', 'cpu_infer_800x1344.json', 'cpu_train_512.json'], speed_table),
+    'speed': ([f'cpu_{case}.json' for case in CPU_CASES], speed_table),
     'memory': (['cpu_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),
 }
