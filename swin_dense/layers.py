@@ -56,7 +56,9 @@ class PatchEmbed(nn.Module):
     def forward(self, img: Tensor) -> Tensor:
         patch_size = self.proj.kernel_size[0]
         img = F.pad(img, (0, -img.shape[3] % patch_size, 0, -img.shape[2] % patch_size))
-        return self.norm(self.proj(img).permute(0, 2, 3, 1))
+        # In this format the convolution leaves tokens as they are wanted, and the permutation copies nothing.
+        tokens = self.proj(img.contiguous(memory_format=torch.channels_last))
+        return self.norm(tokens.permute(0, 2, 3, 1))
 
 
 class PatchMerging(nn.Module):

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from swin_dense.windows import Pair
 
-# At 96 to 384 channels the widest temporary of a band takes 3 to 12 MB; half and twice as many tokens do as well.
+# With these the widest temporary of a band takes 3 to 6 MB; half and twice as many tokens do nearly as well.
 BAND_TOKENS = 2048
+BAND_VALUES = 192 * BAND_TOKENS
 
 Block = Callable[[Tensor, Pair, Tensor | None], Tensor]
 
@@ -55,12 +56,19 @@ class Band:
             start += target.shape[1]
 
 
-def cut(images: slice, height: int, width: int, window: Pair, shift: Pair) -> Iterator[Band]:
-    """Cut ``images`` of a batch of height x width maps into bands of about ``BAND_TOKENS`` tokens."""
-    at_once = max(1, BAND_TOKENS // (height * width))
+def band_tokens(channels: int) -> int:
+    """Return how many tokens make a good band."""
+    return max(1, min(BAND_TOKENS, BAND_VALUES // channels))
+
+
+def cut(images: slice, x: Tensor, window: Pair, shift: Pair) -> Iterator[Band]:
+    """Cut some images of x, (B, H, W, C), into bands."""
+    height, width, channels = x.shape[1:]
+    tokens = band_tokens(channels)
+    at_once = max(1, tokens // (height * width))
     for first in range(images.start, images.stop, at_once):
         group = slice(first, min(first + at_once, images.stop))
-        rows = max(1, round(BAND_TOKENS / (width * window[0]))) * window[0]
+        rows = max(1, round(tokens / (width * window[0]))) * window[0]
         full = (height - shift[0]) // rows
         if full < 1 or rows == height:
             yield Band(group, (slice(0, height),), shift)
@@ -91,6 +99,6 @@ def in_bands(block: Block, x: Tensor, window: Pair, shift: Pair, per_image: Tens
     if x.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing() or x.numel() == 0:
         return block(x, shift, per_image)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for band in cut(slice(0, x.shape[0]), x.shape[1], x.shape[2], window, shift):
+    for band in cut(slice(0, x.shape[0]), x, window, shift):
         band.put(out, block(band.of(x), band.shift, None if per_image is None else per_image[band.images]))
     return out

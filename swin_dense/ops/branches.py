@@ -137,7 +137,7 @@ class _AttentionBranch(torch.autograd.Function):
         channels = x.shape[3]
         runs, factor = _kept(keep, len(x))
         out = _start(x, runs)
-        ctx.bands = [band for run in runs for band in bands.cut(run, x.shape[1], x.shape[2], window, shift)]
+        ctx.bands = [band for run in runs for band in bands.cut(run, x, window, shift)]
         saved: list[Tensor] = []
         for band in ctx.bands:
             part = band.of(x)
@@ -317,5 +317,5 @@ def _start(x: Tensor, runs: list[slice]) -> Tensor:
 def _chunks(runs: list[slice], *maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the same tokens of all maps, each time some (tokens, C) views of contiguous (B, H, W, C)."""
     for run in runs:
-        parts = (x[run].view(-1, x.shape[3]).split(bands.BAND_TOKENS) for x in maps)
+        parts = (x[run].view(-1, x.shape[3]).split(bands.band_tokens(x.shape[3])) for x in maps)
         yield from zip(*parts, strict=True)
