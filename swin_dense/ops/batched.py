@@ -52,7 +52,7 @@ def layout_of(size: tuple[int, int, int], window: Pair, shift: Pair, heads: int)
     return _cache.get(size, window, shift, heads)
 
 
-def attend(qkv: Tensor, bias: Tensor, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
+def attend(qkv: Tensor, bias: Tensor, layout: Layout, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Attend within windows.
 
     Args:
@@ -62,29 +62,30 @@ def attend(qkv: Tensor, bias: Tensor, layout: Layout, scale: float) -> tuple[Ten
         scale: factor on the scores.
 
     Returns:
-        The output, (L, C), and the heads, (3, N * A, T, D), from which :func:`attend_backward` starts.
+        The output, (L, C), and what :func:`attend_backward` starts from: the heads, (3, N * A, T, D), and the weights,
+        (N * A, T, T).
     """
     heads = qkv.view(-1, qkv.shape[1] // 3 // layout.heads).index_select(0, layout.gather)
     heads = heads.view(3, -1, layout.window_tokens, heads.shape[1])
-    out = torch.bmm(_weights(heads, bias, layout, scale), heads[2])
-    return out.view(-1, out.shape[2]).index_select(0, layout.scatter_out).view(len(qkv) - 1, -1), heads
+    weights = attention_weights(heads, bias, layout, scale)
+    out = torch.bmm(weights, heads[2])
+    return out.view(-1, out.shape[2]).index_select(0, layout.scatter_out).view(len(qkv) - 1, -1), heads, weights
 
 
 def attend_backward(
-    grad_out: Tensor, heads: Tensor, bias: Tensor, layout: Layout, scale: float
+    grad_out: Tensor, heads: Tensor, weights: Tensor, layout: Layout, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of qkv without its last row, (L, 3C), of bias and of the padding token's k and v, (2C,).
 
     Args:
         grad_out: (L + 1, C), zeros in the last row.
         heads: (3, N * A, T, D) from :func:`attend`.
-        bias: as in :func:`attend`.
+        weights: (N * A, T, T) from :func:`attend` or :func:`attention_weights`.
         layout: as in :func:`attend`.
         scale: as in :func:`attend`.
     """
     dim = heads.shape[3]
     q, k, v = heads
-    weights = _weights(heads, bias, layout, scale)
     grad_heads = grad_out.view(-1, dim).index_select(0, layout.gather_out).view_as(v)
     grad_weights = torch.bmm(grad_heads, v.transpose(1, 2))
     grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
@@ -95,10 +96,12 @@ def attend_backward(
     rows = grads.view(-1, dim)
     grad_qkv = rows.index_select(0, layout.scatter).view(len(grad_out) - 1, -1)
     grad_pad = rows[layout.padding].sum(2).flatten()
-    return grad_qkv, grad_scores.view(-1, *bias.shape).sum(0), grad_pad
+    grad_bias = grad_scores.view(-1, layout.heads, *grad_scores.shape[1:]).sum(0)
+    return grad_qkv, grad_bias, grad_pad
 
 
-def _weights(heads: Tensor, bias: Tensor, layout: Layout, scale: float) -> Tensor:
+def attention_weights(heads: Tensor, bias: Tensor, layout: Layout, scale: float) -> Tensor:
+    """Return the weights of :func:`attend` alone."""
     q, k, _ = heads
     scores = q.new_empty(len(q), layout.window_tokens, layout.window_tokens)
     groups = scores.view(-1, *bias.shape).split([windows for windows, _ in layout.masks])

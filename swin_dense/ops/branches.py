@@ -1,9 +1,9 @@
 """The residual branches of a standard Swin block with backward passes of their own, on a CPU.
 
 Each branch goes through the map in bands, forward and backward (see :mod:`swin_dense.ops.bands`), and keeps only what
-is dear to compute again: the results of matrix products and of attention. Norms, activations and probabilities are
-computed again; where a branch keeps its input alone, everything is. Images whose branch stochastic depth drops are
-left out of the work altogether.
+is dear to compute again: the results of matrix products, and attention weights where windows are small. Norms and
+activations are computed again; where a branch keeps its input alone, everything is. Images whose branch stochastic
+depth drops are left out of the work altogether.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _AttentionBranch(torch.autograd.Function):
         runs, factor = _kept(keep, len(x))
         out = _start(x, runs)
         ctx.bands = [band for run in runs for band in bands.cut(run, x, window, shift)]
-        saved: list[Tensor] = []
+        saved: list[Tensor | None] = []
         for band in ctx.bands:
             part = band.of(x)
             tokens = part.reshape(-1, channels)
@@ -149,14 +149,16 @@ class _AttentionBranch(torch.autograd.Function):
                 attended = cpp.window_attention(image, bias, pad, heads, window, band.shift, scale).view_as(tokens)
             else:
                 layout = batched.layout_of(part.shape[:3], window, band.shift, heads)
-                attended, packed = batched.attend(qkv, bias, layout, scale)
+                attended, packed, weights = batched.attend(qkv, bias, layout, scale)
             target = band.of(out)
             update = torch.add(tokens, proj_bias, alpha=factor, out=target.view_as(tokens))
             update.addmm_(attended, proj_weight.t(), alpha=factor)
             if not band.is_view:
                 band.put(out, target)
             if saves:
-                saved += [packed, attended]
+                # Weights of small windows are dearer to compute again than to keep.
+                is_small = weights.shape[2] <= 2 * packed.shape[3]
+                saved += [attended, packed, weights if is_small else None]
         ctx.save_for_backward(x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, bias, *saved)
         ctx.options = eps, runs, factor, heads, window, scale
         return out
@@ -177,13 +179,18 @@ class _AttentionBranch(torch.autograd.Function):
             normed = norm(tokens)
             layout = batched.layout_of(part.shape[:3], window, band.shift, heads)
             if saved:
-                packed, attended = saved[2 * index : 2 * index + 2]
+                attended, packed, weights = saved[3 * index : 3 * index + 3]
+                if weights is None:
+                    weights = batched.attention_weights(packed, bias, layout, scale)
             else:
-                attended, packed = batched.attend(_qkv(normed, qkv_weight, qkv_bias), bias, layout, scale)
+                qkv = _qkv(normed, qkv_weight, qkv_bias)
+                attended, packed, weights = batched.attend(qkv, bias, layout, scale)
             grad_branch = grad_out if factor == 1.0 else grad_out * factor
             proj_grads.add(grad_branch, attended)
             grad_attended = _through_proj(grad_branch, proj_weight)
-            grad_qkv, grad_bias_of_band, grad_pad = batched.attend_backward(grad_attended, packed, bias, layout, scale)
+            grad_qkv, grad_bias_of_band, grad_pad = batched.attend_backward(
+                grad_attended, packed, weights, layout, scale
+            )
             grad_bias += grad_bias_of_band
             qkv_grads.add(grad_qkv, normed)
             qkv_grads.bias[channels:] += grad_pad
