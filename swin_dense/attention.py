@@ -44,6 +44,7 @@ class WindowAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.head_dim = channels // num_heads
         self.window_size = window_size
         self.shift = shift
         self.qk_scale = qk_scale
@@ -57,6 +58,11 @@ class WindowAttention(nn.Module):
             offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
 
+    @property
+    def scale(self) -> float:
+        """The factor on the query-key product."""
+        return self.head_dim**-0.5 if self.qk_scale is None else self.qk_scale
+
     def forward(self, x: Tensor, norm: nn.Module, shift: Pair | None = None) -> Tensor:
         """Attend among norm(x); ``shift`` stands in for the module's own where x is a band of a map."""
         table = self.relative_position_bias_table
@@ -67,7 +73,7 @@ class WindowAttention(nn.Module):
             num_heads=self.num_heads,
             window_size=self.window_size,
             shift=self.shift if shift is None else shift,
-            scale=self.qk_scale,
+            scale=self.scale,
             dropout_p=self.attn_drop_rate if self.training else 0.0,
             backend=self.backend,
         )
@@ -75,10 +81,9 @@ class WindowAttention(nn.Module):
 
     def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, saves: bool) -> Tensor:
         """Return x + keep * attention; see :func:`swin_dense.ops.branches.attention_branch`."""
-        scale = (x.shape[-1] // self.num_heads) ** -0.5 if self.qk_scale is None else self.qk_scale
         bias = relative_position_bias(cast('Tensor', self.relative_position_bias_table), self.window_size)
         attention = branches.Attention(
-            bias, self.num_heads, self.window_size, self.shift, scale, in_cpp=self.backend == 'cpp'
+            bias, self.num_heads, self.window_size, self.shift, self.scale, in_cpp=self.backend == 'cpp'
         )
         qkv, proj = branches.Linear.of(self.qkv), branches.Linear.of(self.proj)
         return branches.attention_branch(x, keep, branches.Norm.of(norm), qkv, proj, attention, saves)

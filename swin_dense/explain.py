@@ -90,7 +90,7 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
             num_heads=attn.num_heads,
             window_size=attn.window_size,
             shift=attn.shift,
-            scale=attn.qk_scale,
+            scale=attn.scale,
             backend='reference',
         )
         # Heads do not mix, so the first channel of every head can be asked at once.

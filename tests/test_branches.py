@@ -234,7 +234,7 @@ def test_a_thousand_sizes_do_not_grow_the_cache():
     for size in range(1000):
         batched.layout_of((1, 1 + size % 17, 100 + size), (7, 7), (3, 3), 3)
         assert 0 < batched._cache.bytes <= batched.CACHE_BYTES
-    assert batched._cache.bytes == sum(kept.bytes for kept in batched._cache._plans.values())
+    assert batched._cache.bytes == sum(kept.bytes for kept in batched._cache._entries.values())
 
 
 def test_threads_with_different_sizes_get_right_answers():

@@ -150,7 +150,7 @@ def test_a_thousand_sizes_do_not_grow_the_cache():
     for size in range(1000):
         plan.plan_windows(1 + size % 97, 300 + size, (7, 7), (3, 3), torch.device('cpu'))
         assert 0 < plan._cache.bytes <= plan.CACHE_BYTES
-    assert plan._cache.bytes == sum(kept.bytes for kept in plan._cache._plans.values())
+    assert plan._cache.bytes == sum(kept.bytes for kept in plan._cache._entries.values())
 
 
 def test_a_plan_larger_than_the_cache_replaces_all_others():
@@ -159,7 +159,7 @@ def test_a_plan_larger_than_the_cache_replaces_all_others():
     first = cache.get(40, 40, (7, 7), (3, 3), device)
     assert cache.get(40, 40, (7, 7), (3, 3), device) is first
     second = cache.get(41, 40, (7, 7), (3, 3), device)
-    assert list(cache._plans.values()) == [second]
+    assert list(cache._entries.values()) == [second]
 
 
 def test_threads_with_different_sizes_get_right_answers():

@@ -69,22 +69,23 @@ class Cache(Generic[Built]):
         self._capacity = capacity
         self._build = build
         self._used = 0
-        self._plans: OrderedDict[tuple, Built] = OrderedDict()
+        self._entries: OrderedDict[tuple, Built] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, *key) -> Built:
+        """Return ``build(*key)``, built or kept."""
         with self._lock:
-            if key in self._plans:
-                self._plans.move_to_end(key)
-                return self._plans[key]
-        plan = self._build(*key)
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key]
+        built = self._build(*key)
         with self._lock:
-            if key not in self._plans:
-                self._plans[key] = plan
-                self._used += plan.bytes
-            while self._used > self._capacity and len(self._plans) > 1:
-                self._used -= self._plans.popitem(last=False)[1].bytes
-        return plan
+            if key not in self._entries:
+                self._entries[key] = built
+                self._used += built.bytes
+            while self._used > self._capacity and len(self._entries) > 1:
+                self._used -= self._entries.popitem(last=False)[1].bytes
+        return built
 
     @property
     def bytes(self) -> int:
