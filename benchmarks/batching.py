@@ -15,7 +15,7 @@ import time
 import torch
 
 from swin_dense import create_backbone
-from swin_dense.inference import run_batch
+from swin_dense.features.inference import run_batch
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ import tifffile
 import torch
 
 from swin_dense import create_backbone
-from swin_dense.pyramid import extract_pyramid
-from swin_dense.tiling import exact_overlap
+from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.features.tiling import exact_overlap
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 

@@ -16,8 +16,8 @@ import skimage.transform
 import torch
 
 from swin_dense import create_backbone
-from swin_dense.pyramid import extract_pyramid
-from swin_dense.tiling import exact_overlap, tile_alignment
+from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.features.tiling import exact_overlap, tile_alignment
 
 
 def sharpen(backbone: torch.nn.Module) -> None:

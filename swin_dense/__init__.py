@@ -3,8 +3,8 @@
 from importlib.util import find_spec
 
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
+from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.model import SwinBackbone, create_backbone
-from swin_dense.pyramid import extract_pyramid
 
 __version__ = '0.1.0'
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 if find_spec('mmengine') is not None:
-    from swin_dense.backbone import SwinDense  # registers it in mmengine's root registry
+    from swin_dense.mm import SwinDense  # registers it in mmengine's root registry
 
     __all__ += ['SwinDense']
 else:

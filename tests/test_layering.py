@@ -1,57 +1,83 @@
-"""Who may import whom: the core knows no mm* package, and no layer one above it."""
+"""Who may import whom: the core knows no mm* package, and no room one above it or beside it."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / 'swin_dense'
-FILES = sorted(PACKAGE.rglob('*.py'))
-MM_PACKAGES = ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain')
-ADAPTER = {'backbone', 'resume'}
+from tests.conftest import ROOT
 
-# The layers, lowest first; a module may import its own layer and those below.
+PACKAGE = ROOT / 'swin_dense'
+FILES = sorted(PACKAGE.rglob('*.py'))
+MM_PACKAGES = {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain'}
+
+# The rooms, and the modules at the root, lowest first. Each may import itself and whatever stands in a line above it.
+# ``swin_dense`` is the public names.
 LAYERS = [
     {'checks'},
-    {'archs', 'windows', 'options', 'decode'},
-    {'ops', 'checkpoint', 'images'},
+    {'archs', 'windows', 'options'},
+    {'ops', 'checkpoint', 'features'},
     {'attention', 'layers'},
-    {'model'},
-    {'backbone', 'resume', 'regions', 'storage', 'tiling', 'inference', 'analysis', 'counting'},
-    {'pyramid', 'dataset', 'explain'},
-    {'extraction', 'visualize'},
+    {'model', 'analysis'},
+    {'mm', 'export'},
+    {'swin_dense'},
+    {'commands', '__main__'},
 ]
+LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 
-def module_of(path):
-    return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+def room_of(path: Path) -> str:
+    return 'swin_dense' if path == PACKAGE / '__init__.py' else path.relative_to(PACKAGE).parts[0].removesuffix('.py')
 
 
-def layer_of(module):
-    return next((level for level, modules in enumerate(LAYERS) if module in modules), len(LAYERS))
-
-
-def imports(path, top_level_only=False):
+def imported(source: str, top_level_only: bool = False):
     """Yield the dotted names that a file imports; those inside functions only run where they are needed."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(source)
     for node in tree.body if top_level_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f'{path.name} imports relatively'
-            yield node.module
+            assert node.level == 0, 'a relative import'
+            yield from (f'{node.module}.{alias.name}' for alias in node.names)
+
+
+def not_below(room: str, source: str) -> list[str]:
+    """Return what a file of a room imports from the package that is neither of the same room nor of one below."""
+    wrong = []
+    for name in imported(source):
+        package, _, rest = name.partition('.')
+        other = rest.split('.')[0]
+        if package == 'swin_dense':
+            other = other if other in LAYER else 'swin_dense'
+            if other != room and LAYER[other] >= LAYER[room]:
+                wrong.append(name)
+    return wrong
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_the_adapter_imports_mm_packages(path):
-    used = {name.split('.')[0] for name in imports(path, top_level_only=True)} & set(MM_PACKAGES)
-    assert not used or module_of(path) in ADAPTER
+class TestFile:
+    def test_imports_only_what_lies_below(self, path):
+        assert room_of(path) in LAYER, 'a room without a place in LAYERS'
+        assert not not_below(room_of(path), path.read_text())
+
+    def test_imports_mm_packages_only_in_their_room(self, path):
+        used = {name.split('.')[0] for name in imported(path.read_text(), top_level_only=True)} & MM_PACKAGES
+        assert not used or room_of(path) == 'mm'
 
 
-@pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_import_goes_upward(path):
-    if path == PACKAGE / '__init__.py':
-        return
-    for name in imports(path):
-        if name.startswith('swin_dense.'):
-            assert layer_of(name.split('.')[1]) <= layer_of(module_of(path)), name
+@pytest.mark.parametrize(
+    'source',
+    [
+        'import swin_dense',
+        'import swin_dense.model as core',
+        'from swin_dense import model',
+        'from swin_dense import checks, model',
+        'from swin_dense import SwinBackbone',
+        'from swin_dense.model import SwinBackbone',
+        'from swin_dense.checkpoint import load_checkpoint',
+        'def late():\n    from swin_dense.mm import backbone',
+    ],
+)
+def test_every_form_of_an_import_is_seen(source):
+    assert not_below('features', source)
+    assert not not_below('commands', source)

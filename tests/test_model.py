@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from conftest import TINY, randomize
 
 from swin_dense import SwinBackbone, create_backbone
 from swin_dense.model import SwinBlock
+from tests.conftest import TINY, randomize
 
 PUBLISHED_PARAMETERS = {
     ('t', 7): 27_520_698,

@@ -177,7 +177,7 @@ def count_config(path: Path) -> dict[str, Any]:
     """Count the model of one config at the size that published figures are for."""
     from mmengine.config import Config
 
-    from swin_dense.counting import build_on_meta, count, published_shape
+    from swin_dense.analysis.counting import build_on_meta, count, published_shape
 
     config = Config.fromfile(path)
     shape = published_shape(config)

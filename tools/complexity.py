@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from swin_dense import checks
-from swin_dense.analysis import PARTS, Cost, backbone_costs, msa_flops, total, window_msa_flops
+from swin_dense.analysis.complexity import PARTS, Cost, backbone_costs, msa_flops, total, window_msa_flops
 from swin_dense.archs import arch_letter
 from swin_dense.windows import window_grid
 

@@ -13,12 +13,12 @@ import torch
 from swin_dense import SwinBackbone, checks
 from swin_dense.archs import resolve_arch
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.checkpoint.explain import describe
 from swin_dense.checkpoint.export import as_checkpoint, export_parameters
 from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.checkpoint.files import check_destination, write_file
 from swin_dense.checkpoint.fit import Options, fit
 from swin_dense.checkpoint.load import find_backbone
+from swin_dense.checkpoint.misfit import describe
 from swin_dense.checkpoint.resize import CHANNEL_POLICIES, TABLE_METHODS, square_window
 from swin_dense.checkpoint.source import Source
 from swin_dense.checkpoint.target import Target

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swin_dense import create_backbone, extract_pyramid
-from swin_dense.visualize import draw_pyramid
+from swin_dense.analysis.visualize import draw_pyramid
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = {

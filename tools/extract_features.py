@@ -27,11 +27,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from swin_dense import create_backbone
-from swin_dense.dataset import chunk_shares
-from swin_dense.extraction import POOLINGS, Extraction, extract_files, list_images, stop_signals, weights_digest
-from swin_dense.inference import check_levels
-from swin_dense.storage import FORMATS, FeatureFolder, check_settings, write_failures, write_index
-from swin_dense.tiling import check_tiling
+from swin_dense.features.dataset import chunk_shares
+from swin_dense.features.extraction import (
+    POOLINGS,
+    Extraction,
+    extract_files,
+    list_images,
+    stop_signals,
+    weights_digest,
+)
+from swin_dense.features.inference import check_levels
+from swin_dense.features.storage import FORMATS, FeatureFolder, check_settings, write_failures, write_index
+from swin_dense.features.tiling import check_tiling
 
 DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
 console = Console(stderr=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
-from swin_dense.counting import Count, build_on_meta, count, published_shape
+from swin_dense.analysis.counting import Count, build_on_meta, count, published_shape
 
 
 def main() -> None:

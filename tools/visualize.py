@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from swin_dense import create_backbone
-from swin_dense.explain import grad_cam, token_attention
-from swin_dense.pyramid import extract_pyramid
-from swin_dense.visualize import draw_attention, draw_grad_cam, draw_pyramid, draw_shift_masks, draw_windows
+from swin_dense.analysis.explain import grad_cam, token_attention
+from swin_dense.analysis.visualize import draw_attention, draw_grad_cam, draw_pyramid, draw_shift_masks, draw_windows
+from swin_dense.features.pyramid import extract_pyramid
 
 STAGES = range(4)  # of every published size
 

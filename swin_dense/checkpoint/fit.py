@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swin_dense import checks
 from swin_dense.checkpoint import resize
-from swin_dense.checkpoint.explain import explain
+from swin_dense.checkpoint.misfit import explain
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.checkpoint.source import Source
 from swin_dense.checkpoint.target import OUT_NORM, STAGE, Shape, Target

@@ -1,9 +1,9 @@
 """What the comparisons with other people's Swins share."""
 
 import torch
-from conftest import randomize
 
 from swin_dense import SwinBackbone
+from tests.conftest import randomize
 
 # Maps of 32, 16, 8 and 4 tokens are multiples of the window and larger, so that all peers follow the official rules.
 TINY = {'embed_dims': 16, 'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8), 'window_size': 2}

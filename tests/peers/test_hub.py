@@ -16,7 +16,7 @@ pytest.importorskip('huggingface_hub', reason='see requirements/peers.txt')
 PROGRAM = """
 import sys, torch
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
-from peers.peer import build
+from tests.peers.peer import build
 backbone = build(2)
 load_checkpoint(backbone, 'hf://me/swin', log=None)
 assert torch.equal(backbone.norm2.weight, build(1).norm2.weight)

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from conftest import randomize
 
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
+from tests.conftest import randomize
 
 from .peer import IMAGES, build, largest_difference, with_our_norms
 

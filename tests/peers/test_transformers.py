@@ -1,9 +1,9 @@
 import pytest
 import torch
-from conftest import randomize
 from safetensors.torch import load_file
 
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
+from tests.conftest import randomize
 
 from .peer import IMAGE_SIZE, IMAGES, build, largest_difference
 

@@ -1,0 +1,1 @@
+"""What a backbone costs and what it looks at: parameters, FLOPs, attention maps, and pictures of them."""

@@ -1,0 +1,251 @@
+"""Pictures of what the backbone sees and how it works; every function returns a matplotlib figure.
+
+Figures are made without pyplot, so no window system and no global state is involved; write one with
+``figure.savefig('picture.png')`` or ``.pdf``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from swin_dense import checks
+from swin_dense.analysis.explain import TokenAttention
+from swin_dense.features.images import read_image
+from swin_dense.features.pyramid import Pyramid
+from swin_dense.features.tiling import level_size
+from swin_dense.windows import Pair, merge, region_ids, window_grid
+
+
+def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
+    """Draw the image and beside it every level, its three main components as red, green and blue.
+
+    Args:
+        pyramid: of the image.
+        image: in any form that :func:`swin_dense.features.images.read_image` takes.
+        bgr: an array or tensor holds blue first.
+    """
+    figure, axes = _panels(1 + len(pyramid), pyramid.image_size)
+    _show_image(axes[0], image, pyramid.image_size, bgr)
+    axes[0].set_title(f'image {pyramid.image_size[0]} x {pyramid.image_size[1]}')
+    for ax, (stride, level) in zip(axes[1:], pyramid.items(), strict=True):
+        _show_cells(ax, pca_rgb(level), stride, pyramid.image_size)
+        ax.set_title(f'stride {stride}: {" x ".join(map(str, level.shape))}')
+    return figure
+
+
+def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] = (), bgr: bool = False) -> Figure:
+    """Draw where a token looks: the mean over all heads, then the chosen heads, as heat over the image.
+
+    Args:
+        attention: from :func:`swin_dense.analysis.explain.token_attention`.
+        image: that it was made of.
+        heads: from 0.
+        bgr: an array or tensor holds blue first.
+    """
+    count = len(attention.weights)
+    for head in heads:
+        checks.one_of('every entry of heads', head, range(count))
+    panels = [(f'mean of {count} heads', attention.weights.mean(0), float(attention.padding.mean()))]
+    panels += [(f'head {head}', attention.weights[head], float(attention.padding[head])) for head in heads]
+    figure, axes = _panels(1 + len(panels), attention.image_size)
+    axes[0].set_title('token')
+    for ax, (title, heat, padding) in zip(axes[1:], panels, strict=True):
+        _show_heat(ax, heat, attention.stride, attention.image_size, image, bgr)
+        ax.set_title(title if padding < 0.005 else f'{title}, {padding:.0%} on padding')
+    _show_image(axes[0], image, attention.image_size, bgr)
+    for ax in axes:
+        row, column = attention.cell
+        corner = (column * attention.stride, row * attention.stride)
+        ax.add_patch(Rectangle(corner, attention.stride, attention.stride, fill=False, edgecolor='cyan', linewidth=1.5))
+    return figure
+
+
+def draw_grad_cam(cams: Mapping[int, Tensor], image: Any, bgr: bool = False) -> Figure:
+    """Draw Grad-CAMs, {stride: (H, W)} from :func:`swin_dense.analysis.explain.grad_cam`, as heat over the image."""
+    pixels = read_image(image, bgr=bgr)
+    image_size = (pixels.shape[1], pixels.shape[2])
+    figure, axes = _panels(1 + len(cams), image_size)
+    _show_image(axes[0], image, image_size, bgr)
+    axes[0].set_title('image')
+    for ax, (stride, cam) in zip(axes[1:], cams.items(), strict=True):
+        _show_heat(ax, cam, stride, image_size, image, bgr)
+        ax.set_title(f'stride {stride}')
+    return figure
+
+
+def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) -> Figure:
+    """Draw the windows of one stage over the image, without and with shift.
+
+    The tint tells which cells attend to each other. Under the shift, the windows at the edges are made of pieces
+    from opposite sides; pieces of one window are of one bright colour, but attend only within themselves. Padding
+    cells, which are attended to as well, are hatched.
+
+    Args:
+        image: in any form that :func:`swin_dense.features.images.read_image` takes.
+        stride: of the stage, pixels per cell.
+        window_size: (height, width) in cells.
+        bgr: an array or tensor holds blue first.
+    """
+    window_size = checks.pair('window_size', window_size)
+    pixels = read_image(image, bgr=bgr)
+    image_size = (pixels.shape[1], pixels.shape[2])
+    rows, columns = window_grid(*level_size(image_size, stride), window_size)
+    padded = (rows * window_size[0] * stride, columns * window_size[1] * stride)
+    figure, axes = _panels(2, padded, side=5.2)
+    for ax, shift in zip(axes, ((0, 0), (window_size[0] // 2, window_size[1] // 2)), strict=True):
+        _show_image(ax, image, image_size, bgr)
+        cells = (rows * window_size[0], columns * window_size[1])
+        windows, regions = _window_ids(cells, window_size, shift)
+        _show_cells(ax, _tint(windows, regions, columns), stride, padded)
+        _draw_borders(ax, windows * 9 + regions, stride)
+        _hatch_padding(ax, image_size, padded, stride)
+        ax.set_title(f'stride {stride}: windows of {window_size[0]} x {window_size[1]}, shift {shift[0]}, {shift[1]}')
+    return figure
+
+
+def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
+    """Draw which pairs of tokens of a shifted window may attend to each other, for the four kinds of windows.
+
+    Args:
+        grid: (height, width) of the map in tokens.
+        window_size: (height, width) in tokens.
+    """
+    grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
+    shift = (window_size[0] // 2, window_size[1] // 2)
+    rows, columns = window_grid(*grid, window_size)
+    ids = region_ids(*grid, window_size, shift).reshape(rows, columns, -1)
+    kinds = {'bottom right': ids[-1, -1]}
+    if columns > 1:
+        kinds = {'bottom row': ids[-1, 0], **kinds}
+    if rows > 1:
+        kinds = {'right column': ids[0, -1], **kinds}
+    if rows > 1 and columns > 1:
+        kinds = {'inside': ids[0, 0], **kinds}
+    figure, axes = _panels(len(kinds), (1, 1), side=3.2, margin=0.8)
+    for ax, (name, window) in zip(axes, kinds.items(), strict=True):
+        ax.set_axis_on()
+        ax.imshow((window[:, None] == window[None, :]).numpy(), cmap='gray', vmin=0, vmax=1, interpolation='nearest')
+        ax.set_title(f'window {name}')
+        ax.set_xlabel('key token')
+    axes[0].set_ylabel('query token')
+    figure.suptitle(f'shift masks of a {grid[0]} x {grid[1]} map: white pairs attend to each other')
+    return figure
+
+
+def pca_rgb(level: Tensor) -> np.ndarray:
+    """Return a map (C, H, W) as colours (H, W, 3) in [0, 1]: its first three principal components.
+
+    Each component is stretched between its 1st and 99th percentile, and its sign chosen so that the channel that
+    weighs most counts positive, which makes the colours repeatable.
+    """
+    channels, height, width = level.shape
+    cells = level.detach().to('cpu', torch.float64).reshape(channels, -1).T
+    cells = cells - cells.mean(0)
+    _, axes = torch.linalg.eigh(cells.T @ cells)  # ascending
+    axes = axes[:, -3:].flip(1)
+    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
+    components = (cells @ axes).numpy()
+    low, high = np.percentile(components, [1, 99], axis=0)
+    spread = np.where(high > low, high - low, 1.0)
+    colours = ((components - low) / spread).clip(0, 1)
+    colours = np.pad(colours, ((0, 0), (0, 3 - colours.shape[1])))
+    return colours.reshape(height, width, 3)
+
+
+def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> tuple[Figure, list[Axes]]:
+    """Return panels of the proportions of ``size`` (height, width), ``side`` inches wide and ``margin`` apart."""
+    columns = min(count, 5)
+    rows = -(-count // columns)
+    height, width = size
+    aspect = min(max(height / width, 0.2), 5.0)
+    figure = Figure(figsize=(side * columns, (side * aspect + margin) * rows), layout='constrained')
+    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for ax in axes:
+        ax.set_axis_off()
+    return figure, axes[:count]
+
+
+def _show_image(ax: Axes, image: Any, image_size: Pair, bgr: bool, brightness: float = 1.0) -> None:
+    pixels = read_image(image, bgr=bgr)
+    if tuple(pixels.shape[1:]) != tuple(image_size):
+        raise ValueError(
+            f'the image is {tuple(pixels.shape[1:])} and the features were made of one of {tuple(image_size)} pixels; '
+            'give the same image to both'
+        )
+    ax.imshow(brightness * pixels.permute(1, 2, 0).clamp(0, 1).numpy(), extent=_extent(image_size))
+    _limit(ax, image_size)
+
+
+def _show_cells(ax: Axes, cells: np.ndarray, stride: int, image_size: Pair, **style: Any) -> Any:
+    """Show a map so that its cells lie over their pixels; cells that hang over the edge are cut."""
+    shown = ax.imshow(
+        cells,
+        extent=_extent((cells.shape[0] * stride, cells.shape[1] * stride)),
+        interpolation='nearest',
+        **style,
+    )
+    _limit(ax, image_size)
+    return shown
+
+
+def _show_heat(ax: Axes, heat: Tensor, stride: int, image_size: Pair, image: Any, bgr: bool) -> None:
+    """Show heat (H, W) over the darkened image: the hotter a cell, the less of the image shows through."""
+    _show_image(ax, image, image_size, bgr, brightness=0.55)
+    values = heat.detach().cpu().float().numpy()
+    top = values.max()
+    scaled = values / top if top > 0 else values
+    _show_cells(ax, np.dstack([colormaps['inferno'](scaled)[:, :, :3], 0.75 * np.sqrt(scaled)]), stride, image_size)
+
+
+def _window_ids(cells: Pair, window_size: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """Return (H, W) which window, and which region of it, every cell of a map belongs to."""
+    rows, columns = window_grid(*cells, window_size)
+    tokens = window_size[0] * window_size[1]
+    windows = torch.arange(rows * columns)[None, :, None, None].expand(1, -1, tokens, 1)
+    regions = region_ids(*cells, window_size, shift)[None, :, :, None]
+    merged = (merge(ids, cells, window_size, shift)[0, :, :, 0].numpy() for ids in (windows, regions))
+    windows_HW, regions_HW = merged
+    return windows_HW, regions_HW
+
+
+def _tint(windows: np.ndarray, regions: np.ndarray, columns: int) -> np.ndarray:
+    """Return colours (H, W, 4): a faint checkerboard, and a bright colour per window that is made of pieces."""
+    checkerboard = (windows // columns + windows % columns) % 2
+    colours = np.where(checkerboard[:, :, None] == 0, (1.0, 1.0, 1.0, 0.22), (0.0, 0.0, 0.0, 0.12))
+    mixed = [window for window in np.unique(windows) if len(np.unique(regions[windows == window])) > 1]
+    for index, window in enumerate(mixed):
+        colours[windows == window] = (*colormaps['tab20'](index % 20)[:3], 0.5)
+    return colours
+
+
+def _draw_borders(ax: Axes, ids: np.ndarray, stride: int) -> None:
+    """Draw lines between neighbouring cells with different ids."""
+    rows, columns = np.nonzero(ids[1:] != ids[:-1])
+    ax.hlines((rows + 1) * stride, columns * stride, (columns + 1) * stride, colors='black', linewidth=0.8)
+    rows, columns = np.nonzero(ids[:, 1:] != ids[:, :-1])
+    ax.vlines((columns + 1) * stride, rows * stride, (rows + 1) * stride, colors='black', linewidth=0.8)
+
+
+def _hatch_padding(ax: Axes, image_size: Pair, padded: Pair, stride: int) -> None:
+    height, width = (side * stride for side in level_size(image_size, stride))
+    style: dict[str, Any] = {'facecolor': 'none', 'edgecolor': 'grey', 'hatch': '////', 'linewidth': 0}
+    ax.add_patch(Rectangle((width, 0), padded[1] - width, padded[0], **style))
+    ax.add_patch(Rectangle((0, height), width, padded[0] - height, **style))
+
+
+def _extent(size: Pair) -> tuple[float, float, float, float]:
+    return 0, size[1], size[0], 0
+
+
+def _limit(ax: Axes, image_size: Pair) -> None:
+    ax.set_xlim(0, image_size[1])
+    ax.set_ylim(image_size[0], 0)

@@ -1,0 +1,1 @@
+"""Images in, feature pyramids out: reading, regions, tiles, batches, folders of images, storage."""

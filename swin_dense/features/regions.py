@@ -1,0 +1,190 @@
+"""Large images, read region by region instead of as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from swin_dense.features.decode import (
+    HEADER_LENGTH,
+    TIFF_MAGIC,
+    ImageError,
+    decoding,
+    describe,
+    is_deep_colour,
+    orientation_of,
+    pil_pixels,
+    read_file,
+    reading,
+    reverse_colours,
+)
+from swin_dense.features.images import array_pixels, read_image
+
+_LAZY_PACKAGES = (
+    'to read a TIFF by parts install tifffile, zarr and imagecodecs, or for other files convert them to TIFF'
+)
+
+
+@dataclass(frozen=True)
+class LargeImage:
+    """An image of which regions can be read.
+
+    Attributes:
+        name: for messages.
+        size: (height, width) in pixels.
+        read: (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
+    """
+
+    name: str
+    size: tuple[int, int]
+    read: Callable[[int, int, int, int], np.ndarray]
+
+
+@contextlib.contextmanager
+def open_large_image(source: Any, bgr: bool = False) -> Iterator[LargeImage]:
+    """Open an image for reading by regions, and close it at the end of the block.
+
+    Truly lazy are arrays (also memory-mapped and zarr arrays), zarr folders, and TIFF files: these need the packages
+    tifffile and zarr, and for LZW or JPEG compression imagecodecs. Other files are decoded as a whole and kept at
+    their own depth: 3 or 4 bytes a pixel, or twice that for 16-bit colour.
+
+    Args:
+        source: what :func:`swin_dense.features.images.read_image` takes, a zarr array, or the path of a zarr folder.
+        bgr: arrays hold blue first.
+
+    Raises:
+        FileNotFoundError: the path does not exist.
+        ImageError: the content is no image.
+        TypeError: the source is none of the above.
+    """
+    name = describe(source)
+    if isinstance(source, (str, os.PathLike)):
+        with _open_file(Path(source), name) as image:
+            yield image
+    elif isinstance(source, Image.Image):
+        yield _pil_image(source, name)
+    elif isinstance(source, (np.ndarray, Tensor)):
+        yield _array_image(array_pixels(source, name), name, bgr)
+    elif hasattr(source, 'shape') and hasattr(source, '__getitem__'):
+        yield _array_image(source, name, bgr)
+    else:
+        pixels = (read_image(source).permute(1, 2, 0)).numpy()
+        yield _array_image(pixels, name, bgr=False)
+
+
+@contextlib.contextmanager
+def _open_file(path: Path, name: str) -> Iterator[LargeImage]:
+    with reading(path):
+        is_folder = path.is_dir()
+        header = b'' if is_folder else _read_header(path)
+    if is_folder:
+        yield _array_image(_open_zarr(path, name), name, bgr=False)
+        return
+    with contextlib.ExitStack() as stack:
+        image = _open_tiff(path, name, stack) if header.startswith(TIFF_MAGIC) else None
+        yield image or _open_whole(path, name, header, stack)
+
+
+def _read_header(path: Path) -> bytes:
+    with path.open('rb') as file:
+        return file.read(HEADER_LENGTH)
+
+
+def _open_whole(path: Path, name: str, header: bytes, stack: contextlib.ExitStack) -> LargeImage:
+    """Open a file that has to be decoded as a whole, by PIL wherever it keeps the depth: that takes least memory."""
+    with decoding(name, if_too_large=_LAZY_PACKAGES):
+        try:
+            image = stack.enter_context(Image.open(path))
+        except UnidentifiedImageError:
+            image = None
+        if image is None or is_deep_colour(image, header):
+            return _array_image(read_file(path), name, bgr=False)
+        return _pil_image(image, name)
+
+
+def _open_zarr(path: Path, name: str) -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise ImageError(f'{name} is a folder; to read it as a zarr array install zarr') from None
+    with decoding(name):
+        try:
+            return zarr.open_array(path, mode='r')
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise ImageError(f'{name} is a folder without a zarr array in it') from error
+
+
+def _open_tiff(path: Path, name: str, stack: contextlib.ExitStack) -> LargeImage | None:
+    """Open the first page of a TIFF lazily, or return None where it has to be decoded as a whole."""
+    try:
+        import tifffile
+        import zarr
+    except ImportError:
+        return None
+    with decoding(name):
+        try:
+            page: Any = stack.enter_context(tifffile.TiffFile(path)).pages[0]
+        except (tifffile.TiffFileError, IndexError, struct.error):
+            return None
+        if not _holds_plain_pixels(page):
+            return None
+        try:
+            tifffile.TIFF.DECOMPRESSORS[page.compression]
+        except KeyError:  # it needs the package imagecodecs; PIL decodes some of these
+            return None
+        array: Any = zarr.open_array(stack.enter_context(page.aszarr()), mode='r')
+    is_planar = page.axes == 'SYX'
+
+    def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
+        with decoding(name):
+            if is_planar:
+                return np.moveaxis(np.asarray(array[:, top:bottom, left:right]), 0, 2)
+            return np.asarray(array[top:bottom, left:right])
+
+    height, width = array.shape[1:] if is_planar else array.shape[:2]
+    return LargeImage(name, (height, width), read)
+
+
+def _holds_plain_pixels(page: Any) -> bool:
+    """Return whether the values that tifffile gives are the pixels as they are shown, upright and at full scale."""
+    orientation = page.tags.get('Orientation')
+    photometric = getattr(page.photometric, 'name', '')  # a number where the standard has no name for it
+    return (
+        (orientation is None or orientation.value == 1)
+        and page.axes in ('YX', 'YXS', 'SYX')
+        and photometric in ('MINISBLACK', 'RGB')
+        and page.dtype is not None
+        and (page.dtype.kind == 'f' or (page.dtype.kind == 'u' and page.bitspersample in (8, 16)))
+    )
+
+
+def _pil_image(image: Image.Image, name: str) -> LargeImage:
+    with decoding(name):
+        image.load()
+        upright = image if orientation_of(image) == 1 else ImageOps.exif_transpose(image)
+
+    def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
+        return pil_pixels(upright.crop((left, top, right, bottom)), name)
+
+    return LargeImage(name, (upright.height, upright.width), read)
+
+
+def _array_image(array: Any, name: str, bgr: bool) -> LargeImage:
+    if len(array.shape) not in (2, 3) or 0 in array.shape:
+        raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
+
+    def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
+        with decoding(name):  # of a zarr array, or a mapped file
+            pixels = np.asarray(array[top:bottom, left:right])
+        return reverse_colours(pixels) if bgr else pixels
+
+    return LargeImage(name, (array.shape[0], array.shape[1]), read)

@@ -1,0 +1,206 @@
+"""The pyramid of an image that is too large for memory, tile by tile.
+
+Tiles start and end where windows of every stage do, so the windows of a tile are windows of the image. What is
+missing at the side of a tile is what shifted windows would have brought in from beyond it. That travels a known
+number of cells per block, so with an overlap of :func:`exact_overlap` nothing is missing; less is an approximation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from swin_dense import checks
+from swin_dense.features.images import normalize, to_tensor
+from swin_dense.features.inference import run_batch
+from swin_dense.features.regions import LargeImage
+from swin_dense.windows import Pair
+
+Box = tuple[int, int, int, int]
+# Per stride, the rows and columns of the level that a tile fills, and their values (C, rows, columns).
+Blocks = dict[int, tuple[slice, slice, Tensor]]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A part of an image, as boxes (top, left, bottom, right) in pixels.
+
+    Attributes:
+        kept: the pixels that the tile answers for; together the tiles cover the image once.
+        read: ``kept`` and the overlap around it, within the image.
+    """
+
+    kept: Box
+    read: Box
+
+
+def tile_alignment(backbone: Any) -> Pair:
+    """Return, in (vertical, horizontal) pixels, the period at which windows of all stages start together."""
+    strides = _stage_strides(backbone)
+    vertical, horizontal = (math.lcm(*(stride * side for stride in strides)) for side in backbone.window_size)
+    return vertical, horizontal
+
+
+def exact_overlap(backbone: Any, levels: Sequence[int]) -> Pair:
+    """Return the smallest overlap, in (vertical, horizontal) pixels, with which tiles give what the image gives."""
+    alignment = tile_alignment(backbone)
+    vertical, horizontal = (
+        -(-_reach(backbone, levels, axis) // alignment[axis]) * alignment[axis] for axis in range(2)
+    )
+    return vertical, horizontal
+
+
+def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) -> tuple[Pair, Pair]:
+    """Return tile and overlap as (height, width) in pixels.
+
+    Args:
+        backbone: what will run on the tiles.
+        tile: one integer or (height, width).
+        overlap: one integer, (vertical, horizontal), or None for :func:`exact_overlap`.
+        levels: strides of the maps to compute.
+
+    Raises:
+        ValueError: they are no multiples of :func:`tile_alignment`, or the backbone cannot be tiled.
+    """
+    if backbone.absolute_pos_embed is not None:
+        raise ValueError('tile= cannot be used with use_abs_pos_embed=True, which stretches over the whole image')
+    alignment = tile_alignment(backbone)
+    sides = checks.pair('tile', tile)
+    margins = exact_overlap(backbone, levels) if overlap is None else checks.pair('overlap', overlap, minimum=0)
+    for name, given in (('tile', sides), ('overlap', margins)):
+        for value, period in zip(given, alignment, strict=True):
+            if value % period:
+                below = value // period * period
+                raise ValueError(
+                    f'{name} must be a multiple of {period} pixels, where windows of all stages start together, '
+                    f'got {value}; use {below or period} or {below + period}'
+                )
+    return sides, margins
+
+
+def plan_tiles(image_size: Pair, tile: Pair, overlap: Pair) -> list[Tile]:
+    """Cut an image of (height, width) pixels into tiles, in row-major order."""
+    height, width = image_size
+    tiles = []
+    for top in range(0, height, tile[0]):
+        for left in range(0, width, tile[1]):
+            bottom, right = min(top + tile[0], height), min(left + tile[1], width)
+            read = (
+                max(top - overlap[0], 0),
+                max(left - overlap[1], 0),
+                min(bottom + overlap[0], height),
+                min(right + overlap[1], width),
+            )
+            tiles.append(Tile((top, left, bottom, right), read))
+    return tiles
+
+
+def level_size(image_size: Pair, stride: int) -> Pair:
+    """Return (height, width) in cells of a level of an image."""
+    return -(-image_size[0] // stride), -(-image_size[1] // stride)
+
+
+def run_tiles(
+    backbone: Any,
+    image: LargeImage,
+    tiles: Sequence[Tile],
+    strides: Sequence[int],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
+) -> Iterator[Blocks]:
+    """Compute the pyramid tile by tile; the arguments are those of :func:`swin_dense.extract_pyramid`."""
+    for tile in tiles:
+        pixels = to_tensor(image.read(*tile.read), backbone.in_channels, image.name, check_range=mean is not None)
+        maps = run_batch(backbone, normalize(pixels, mean, std)[None], strides, dtype, autocast)[0]
+        blocks: Blocks = {}
+        for stride, level in maps.items():
+            top, left = tile.kept[0] // stride, tile.kept[1] // stride
+            bottom, right = -(-tile.kept[2] // stride), -(-tile.kept[3] // stride)
+            above, before = tile.read[0] // stride, tile.read[1] // stride
+            values = level[:, top - above : bottom - above, left - before : right - before]
+            blocks[stride] = (slice(top, bottom), slice(left, right), values)
+        yield blocks
+
+
+class MemoryStore:
+    """Puts the blocks of tiles together in memory."""
+
+    def __init__(self, image_size: Pair) -> None:
+        self._image_size = image_size
+        self._maps: dict[int, Tensor] = {}
+
+    def write(self, blocks: Blocks) -> None:
+        """Put the blocks of one tile where they belong."""
+        for stride, (rows, columns, values) in blocks.items():
+            if stride not in self._maps:
+                self._maps[stride] = values.new_empty(len(values), *level_size(self._image_size, stride))
+            self._maps[stride][:, rows, columns] = values
+
+    def maps(self) -> dict[int, Tensor]:
+        """Return {stride: (C, rows, columns)}."""
+        return self._maps
+
+
+class FileStore:
+    """Puts the blocks of tiles together in a folder, one ``stride_<s>.npy`` per level."""
+
+    def __init__(self, image_size: Pair, folder: Path) -> None:
+        self._image_size = image_size
+        self._folder = folder
+        self._strides: list[int] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, blocks: Blocks) -> None:
+        """Write the blocks of one tile into the files, which the first tile makes."""
+        for stride, (rows, columns, values) in blocks.items():
+            block = values.cpu().numpy()
+            if stride not in self._strides:
+                self._strides.append(stride)
+                shape = (len(block), *level_size(self._image_size, stride))
+                open_memmap(self._path(stride), 'w+', block.dtype, shape)
+            # Opened anew for every block, because pages stay in memory for as long as a file is mapped.
+            open_memmap(self._path(stride), 'r+')[:, rows, columns] = block
+
+    def maps(self) -> dict[int, Tensor]:
+        """Return {stride: (C, rows, columns)}, views of the files: what is written to a map changes its file."""
+        return {stride: torch.from_numpy(open_memmap(self._path(stride), 'r+')) for stride in self._strides}
+
+    def _path(self, stride: int) -> Path:
+        return self._folder / f'stride_{stride}.npy'
+
+
+def _stage_strides(backbone: Any) -> list[int]:
+    return [math.prod(backbone.strides[: stage + 1]) for stage in range(len(backbone.layers))]
+
+
+def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
+    """Return how many pixels from a cut the maps of the given levels feel it.
+
+    Followed from block to block is the number of cells before the cut whose values differ from the whole image's. A
+    window with one such cell has only such cells. Behind the cut they are never more: of the window that it goes
+    through, as many cells lie before it as the window has beyond its shift, and behind it only the shift.
+    """
+    cells = reach = 0
+    window = backbone.window_size[axis]
+    for stage, stride in zip(backbone.layers, _stage_strides(backbone), strict=True):
+        if stride > max(levels):
+            break
+        for block in stage.blocks:
+            shift = block.attn.shift[axis]
+            inside = window - shift if shift else 0
+            cells = inside + -(-max(cells - inside, 0) // window) * window
+        if stride in levels:
+            reach = max(reach, cells * stride)
+        if stage.downsample is not None:
+            # A merged cell starts at a multiple of the stride and always joins two cells.
+            cells = (cells + 1) // stage.downsample.stride
+    return reach

@@ -1,0 +1,85 @@
+"""SwinDense: the backbone registered for mmengine, so that mmdet, mmseg and every other child registry find it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mmengine.logging import print_log
+from mmengine.model import BaseModule, PretrainedInit, initialize
+from mmengine.registry import MODELS
+
+from swin_dense.archs import Arch
+from swin_dense.checkpoint import load_checkpoint
+from swin_dense.mm.resume import allow_training_checkpoints
+from swin_dense.model import SwinBackbone
+
+allow_training_checkpoints()
+
+
+@MODELS.register_module()
+class SwinDense(SwinBackbone, BaseModule):
+    """:class:`SwinBackbone` as an mmengine module.
+
+    Takes the keyword arguments of the ``SwinTransformer`` of mmdet and mmsegmentation, with their meaning.
+
+    Args:
+        arch: see :class:`SwinBackbone`.
+        pretrained: checkpoint to start from, the older way to say ``init_cfg``.
+        convert_weights: accepted so that existing configs build; has no effect, as the layout of a checkpoint is
+            detected.
+        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a checkpoint and raises where the backbone's
+            parameters do not arrive; any other mmengine initialiser works as in every mmengine module.
+        **options: options of :class:`SwinBackbone`, which refuses any other.
+
+    Raises:
+        ValueError: both ``pretrained`` and ``init_cfg`` are given, or see :class:`SwinBackbone`.
+        TypeError: ``pretrained`` or ``init_cfg`` is of another form, or see :class:`SwinBackbone`.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Any] | Arch = 't',
+        *,
+        pretrained: str | None = None,
+        convert_weights: bool = False,
+        init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(arch, **options)
+        if pretrained is not None:
+            if not isinstance(pretrained, str):
+                raise TypeError(f'pretrained must be a path or an address, got {pretrained!r}')
+            if init_cfg:
+                raise ValueError('pretrained and init_cfg are two ways to say the same; give only init_cfg')
+            init_cfg = {'type': 'Pretrained', 'checkpoint': pretrained}
+        for config in _listed(init_cfg):
+            is_complete = isinstance(config, Mapping) and 'type' in config
+            if not is_complete or (_is_pretrained(config) and 'checkpoint' not in config):
+                raise TypeError(
+                    f'init_cfg must be a dict with the key "type", or a list of them, got {init_cfg!r}; '
+                    "for a checkpoint: dict(type='Pretrained', checkpoint=...)"
+                )
+        self.init_cfg = copy.deepcopy(init_cfg)
+
+    def init_weights(self) -> None:
+        """Initialise as ``init_cfg`` says; without one, keep the official random initialisation."""
+        configs = _listed(self.init_cfg)
+        pretrained = [config for config in configs if _is_pretrained(config)]
+        initialize(self, [config for config in configs if config not in pretrained])
+        for config in pretrained:
+            load_checkpoint(self, config['checkpoint'], prefix=config.get('prefix'), log=_log)
+        self.is_init = True
+
+
+def _listed(init_cfg: Any) -> list[Any]:
+    return [init_cfg] if isinstance(init_cfg, (Mapping, str)) else list(init_cfg or [])
+
+
+def _is_pretrained(config: Mapping[str, Any]) -> bool:
+    return config['type'] in ('Pretrained', PretrainedInit)
+
+
+def _log(text: str) -> None:
+    print_log(text, logger='current')

@@ -1,0 +1,121 @@
+"""The closed forms against counters of other people: torch's on our backbone, mmengine's on mmdet's Swin."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from swin_dense import SwinBackbone
+from swin_dense.analysis.complexity import PARTS, Cost, backbone_costs, msa_flops, total, window_msa_flops
+from tests.conftest import TINY
+
+
+def counted_multiply_adds(function, *args):
+    with torch.device('meta'), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function(*args)
+    return counter.get_total_flops() // 2
+
+
+def attend(x, channels):
+    """Single-head attention over the tokens of every row: (rows, tokens, C)."""
+    q, k, v = torch.nn.Linear(channels, 3 * channels, device='meta')(x).chunk(3, -1)
+    return torch.nn.Linear(channels, channels, device='meta')((q @ k.transpose(1, 2)).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(
+    ('height', 'width', 'channels', 'window'), [(14, 21, 8, 7), (24, 12, 16, 12), (112, 112, 128, 7)]
+)
+def test_attention_formulas_are_what_torch_counts(height, width, channels, window):
+    tokens = height * width
+    everywhere = torch.zeros(1, tokens, channels, device='meta')
+    in_windows = torch.zeros(tokens // window**2, window**2, channels, device='meta')
+    assert msa_flops(height, width, channels) == counted_multiply_adds(attend, everywhere, channels)
+    assert window_msa_flops(height, width, channels, window) == counted_multiply_adds(attend, in_windows, channels)
+
+
+def test_worked_example():
+    assert msa_flops(112, 112, 128) - window_msa_flops(112, 112, 128, 7) == 40_124_743_680
+
+
+@pytest.mark.parametrize(
+    ('arch', 'window', 'parameters'),
+    [
+        ('t', 7, 27_520_698),
+        ('s', 7, 48_838_602),
+        ('b', 7, 86_745_016),
+        ('l', 7, 194_998_164),
+        ('b', 12, 86_880_376),
+        ('l', 12, 195_201_204),
+    ],
+)
+def test_parameters_of_the_published_architectures(arch, window, parameters):
+    assert total(backbone_costs(arch, 512, 512, window)).parameters == parameters
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 9), st.integers(1, 5))
+def test_flops_without_padding_are_what_torch_counts_on_our_backbone(height, width, window, in_channels):
+    with torch.device('meta'):
+        backbone = SwinBackbone(**TINY, window_size=window, in_channels=in_channels, attn_backend='reference').eval()
+    image = torch.zeros(1, in_channels, height, width, device='meta')
+    costs = backbone_costs(TINY, height, width, window, in_channels, project_padding=False)
+    assert total(costs) == Cost(
+        counted_multiply_adds(backbone, image), sum(parameter.numel() for parameter in backbone.parameters())
+    )
+
+
+def test_global_attention_is_one_window_over_the_whole_map():
+    one_stage = {'embed_dims': 16, 'depths': (3,), 'num_heads': (2,)}
+    (parts,) = backbone_costs(one_stage, 40, 56, window_size=None)
+    attention = parts['qkv'] + parts['attention'] + parts['projection']
+    assert attention.flops == 3 * msa_flops(10, 14, 16)
+
+
+@pytest.mark.parametrize(('height', 'width'), [(64, 64), (75, 101)])
+def test_every_part_of_every_stage_is_what_mmengine_counts_on_mmdets_swin(height, width):
+    """mmdet pads before it projects, so this is the count of published figures."""
+    from mmdet.models.backbones import SwinTransformer
+    from mmengine.analysis import FlopAnalyzer
+
+    theirs = SwinTransformer(**TINY, window_size=7)
+    theirs.eval()
+    analyzer = FlopAnalyzer(theirs, torch.zeros(1, 3, height, width)).unsupported_ops_warnings(False)
+    analyzer.set_op_handle('aten::layer_norm', lambda inputs, outputs: 0)
+    flops = analyzer.by_module()
+
+    costs = backbone_costs(TINY, height, width, window_size=7)
+    for stage, parts in enumerate(costs):
+        block = f'stages.{stage}.blocks.{{}}'
+        within = {
+            'qkv': 'attn.w_msa.qkv',
+            'projection': 'attn.w_msa.proj',
+            'mlp': 'ffn',
+            'norms': 'norm1',
+        }
+        expected = {part: sum(flops[f'{block.format(b)}.{name}'] for b in (0, 1)) for part, name in within.items()}
+        whole = sum(flops[f'{block.format(b)}.attn.w_msa'] for b in (0, 1))
+        expected['attention'] = whole - expected['qkv'] - expected['projection']
+        expected['merging'] = flops.get(f'stages.{stage}.downsample', 0)
+        expected['patch embedding'] = flops['patch_embed'] if stage == 0 else 0
+        assert {part: cost.flops for part, cost in parts.items()} == expected
+        assert set(parts) == set(PARTS)
+        own_norm = getattr(theirs, f'norm{stage}')
+        parameters = sum(p.numel() for p in [*theirs.stages[stage].parameters(), *own_norm.parameters()])
+        if stage == 0:
+            parameters += sum(p.numel() for p in theirs.patch_embed.parameters())
+        assert total([parts]).parameters == parameters
+    assert total(costs).flops == flops['']
+
+
+@pytest.mark.parametrize(
+    ('options', 'error'),
+    [
+        ({'arch': 'x', 'height': 8, 'width': 8}, 'arch must be one of'),
+        ({'arch': 't', 'height': 0, 'width': 8}, 'height must be at least 1, got 0'),
+        ({'arch': 't', 'height': 8, 'width': 8, 'window_size': -7}, 'window_size must be at least 1'),
+    ],
+)
+def test_wrong_options_are_named(options, error):
+    with pytest.raises(ValueError, match=error):
+        backbone_costs(**options)

@@ -1,0 +1,261 @@
+"""Every form of an image gives the pixels that it was made of, and what is no image is refused with a reason."""
+
+import io
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import skimage.data
+import tifffile
+import torch
+from PIL import Image, ImageOps
+
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, normalize, read_image
+
+RGB = skimage.data.astronaut()[40:71, 180:227]  # odd sides, a face
+GREY = skimage.data.coins()[:30, :44]
+EXPECTED = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
+
+
+def encode(image, file_format, **options):
+    file = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def encode_tiff(pixels, **options):
+    file = io.BytesIO()
+    tifffile.imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+def opaque(pixels):
+    return np.concatenate([pixels, np.full((*pixels.shape[:2], 1), np.iinfo(pixels.dtype).max, pixels.dtype)], 2)
+
+
+FORMS = {
+    'png bytes': lambda: encode(RGB, 'png'),
+    'bytearray': lambda: bytearray(encode(RGB, 'png')),
+    'bmp': lambda: encode(RGB, 'bmp'),
+    'tiff': lambda: encode(RGB, 'tiff'),
+    'PIL': lambda: Image.fromarray(RGB),
+    'RGBA png': lambda: encode(opaque(RGB), 'png'),
+    'RGBA PIL': lambda: Image.fromarray(opaque(RGB)),
+    'uint8 array': lambda: RGB,
+    'RGBA array': lambda: opaque(RGB),
+    'array with negative strides': lambda: RGB[::-1][::-1],
+    'float32 array': lambda: RGB.astype(np.float32) / 255,
+    'float64 array': lambda: RGB / 255,
+    'uint16 array': lambda: RGB.astype(np.uint16) * 257,
+    'uint8 tensor': lambda: torch.from_numpy(RGB.copy()).permute(2, 0, 1),
+    'float tensor': lambda: torch.from_numpy(RGB / np.float32(255)).permute(2, 0, 1),
+    'uint16 tensor': lambda: torch.from_numpy(RGB.astype(np.uint16) * 257).permute(2, 0, 1),
+    '16-bit colour png': lambda: cv2.imencode('.png', RGB[:, :, ::-1].astype(np.uint16) * 257)[1].tobytes(),
+    '16-bit colour tiff': lambda: encode_tiff(RGB.astype(np.uint16) * 257, photometric='rgb'),
+}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_every_form_gives_the_same_pixels(form):
+    image = read_image(FORMS[form]())
+    assert image.dtype == torch.float32
+    assert image.is_contiguous()
+    torch.testing.assert_close(image, EXPECTED, rtol=1e-7, atol=1e-7)
+
+
+def test_paths_as_text_and_as_path(tmp_path):
+    path = tmp_path / 'ein Bild ü 图.png'
+    path.write_bytes(encode(RGB, 'png'))
+    assert torch.equal(read_image(path), EXPECTED)
+    assert torch.equal(read_image(str(path)), EXPECTED)
+
+
+GREYS = {
+    'array (H, W)': lambda: GREY,
+    'array (H, W, 1)': lambda: GREY[:, :, None],
+    'png': lambda: encode(GREY, 'png'),
+    'grey with alpha': lambda: np.stack([GREY, np.full_like(GREY, 7)], 2),
+    'LA png': lambda: encode(Image.fromarray(GREY).convert('LA'), 'png'),
+    '16-bit png': lambda: encode(GREY.astype(np.uint16) * 257, 'png'),
+    '16-bit tiff': lambda: encode(GREY.astype(np.uint16) * 257, 'tiff'),
+    '16-bit big-endian tiff': lambda: encode_tiff(GREY.astype(np.uint16) * 257, byteorder='>'),
+    '32-bit PIL': lambda: Image.fromarray(GREY.astype(np.int32) * 257),
+    'float PIL': lambda: Image.fromarray(GREY.astype(np.float32) / 255),
+    'tensor (1, H, W)': lambda: torch.from_numpy(GREY)[None],
+}
+
+
+@pytest.mark.parametrize('form', GREYS)
+def test_grey_is_repeated_for_three_channels_and_kept_for_one(form):
+    expected = torch.from_numpy(GREY / np.float32(255))
+    torch.testing.assert_close(read_image(GREYS[form]()), expected.expand(3, -1, -1), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(read_image(GREYS[form](), channels=1), expected[None], rtol=1e-7, atol=1e-7)
+
+
+def test_full_depth_of_16_bits_is_kept():
+    deep = np.random.default_rng(0).integers(0, 65536, (9, 11, 3), dtype=np.uint16)
+    expected = torch.from_numpy((deep / 65535).astype(np.float32).transpose(2, 0, 1))
+    for content in (encode_tiff(deep, photometric='rgb'), cv2.imencode('.png', deep[:, :, ::-1])[1].tobytes()):
+        torch.testing.assert_close(read_image(content), expected, rtol=1e-6, atol=1e-7)
+    grey = encode(deep[:, :, 0], 'png')
+    torch.testing.assert_close(read_image(grey)[0], expected[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize('mode', ['P', 'CMYK', '1', 'YCbCr'])
+def test_other_modes_are_what_pil_shows(mode):
+    image = Image.fromarray(RGB).convert(mode)
+    expected = torch.from_numpy(np.array(image.convert('RGB')).transpose(2, 0, 1) / np.float32(255))
+    assert torch.equal(read_image(image), expected)
+
+
+def test_palette_file_with_transparency():
+    palette = Image.fromarray(RGB).quantize(16)
+    expected = torch.from_numpy(np.array(palette.convert('RGB')).transpose(2, 0, 1) / np.float32(255))
+    assert torch.equal(read_image(encode(palette, 'png', transparency=3)), expected)
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+@pytest.mark.parametrize('file_format', ['jpeg', 'png', 'tiff', '16-bit tiff', '16-bit png'])
+def test_orientation_is_honoured(file_format, orientation):
+    exif = Image.Exif()
+    exif[274] = orientation
+    if file_format == '16-bit tiff':
+        content = encode_tiff(
+            RGB.astype(np.uint16) * 257, photometric='rgb', extratags=[(274, 'H', 1, orientation, True)]
+        )
+    elif file_format == '16-bit png':
+        content = cv2.imencode('.png', RGB[:, :, ::-1].astype(np.uint16) * 257)[1].tobytes()
+        content = add_png_exif(content, exif.tobytes())
+    else:
+        content = encode(RGB, file_format, exif=exif)
+    stored = Image.open(io.BytesIO(content))
+    upright = np.array(ImageOps.exif_transpose(stored).convert('RGB'))
+    assert torch.equal(read_image(content), torch.from_numpy(upright.transpose(2, 0, 1) / np.float32(255)))
+    assert torch.equal(read_image(Image.open(io.BytesIO(content))), read_image(content))
+
+
+def add_png_exif(content, exif):
+    """Put an eXIf chunk after the header of a PNG."""
+    import struct
+    import zlib
+
+    body = b'eXIf' + exif.removeprefix(b'Exif\0\0')
+    chunk = struct.pack('>I', len(body) - 4) + body + struct.pack('>I', zlib.crc32(body))
+    return content[:33] + chunk + content[33:]
+
+
+def test_bgr_arrays(tmp_path):
+    path = tmp_path / 'image.png'
+    path.write_bytes(encode(RGB, 'png'))
+    bgr = cv2.imread(str(path))
+    assert torch.equal(read_image(bgr, bgr=True), EXPECTED)
+    assert torch.equal(read_image(torch.from_numpy(bgr).permute(2, 0, 1), bgr=True), EXPECTED)
+    assert torch.equal(read_image(cv2.cvtColor(bgr, cv2.COLOR_BGR2BGRA), bgr=True), EXPECTED)
+    assert torch.equal(read_image(path, bgr=True), EXPECTED)  # a file knows its own order
+    assert torch.equal(read_image(GREY, bgr=True), read_image(GREY))
+
+
+def test_many_channels_for_a_backbone_that_takes_them():
+    pixels = np.random.default_rng(0).random((5, 6, 7)).astype(np.float32)
+    assert torch.equal(read_image(pixels, channels=7), torch.from_numpy(pixels.transpose(2, 0, 1)))
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+@pytest.mark.parametrize('planar', ['contig', 'separate'])
+def test_tiff_of_many_channels(dtype, planar):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 11, 5)).astype(dtype)
+    stored = pixels if planar == 'contig' else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    content = encode_tiff(stored, photometric='minisblack', planarconfig=planar)
+    expected = torch.from_numpy((pixels / np.iinfo(dtype).max).astype(np.float32).transpose(2, 0, 1))
+    torch.testing.assert_close(read_image(content, channels=5), expected)
+    with pytest.raises(ImageError, match='5 channels'):
+        read_image(content)
+
+
+@pytest.mark.parametrize(
+    ('source', 'message'),
+    [
+        (b'', 'empty'),
+        (b'this is text', 'not an image of a known format'),
+        (encode(RGB, 'jpeg')[:400], 'damaged or cut off'),
+        (encode(RGB, 'png')[:-400], 'damaged or cut off'),
+        (np.zeros((4, 5, 5), np.uint8), 'in_channels=5'),
+        (np.zeros((3, 40, 50), np.uint8), r'arrays are \(H, W, C\)'),
+        (np.zeros((0, 5, 3), np.uint8), 'at least one pixel'),
+        (np.zeros(5, np.uint8), r'\(H, W\)'),
+        (np.full((4, 5, 3), np.nan), '60 of its values are NaN'),
+        (np.full((4, 5, 3), np.inf), 'infinite'),
+        (RGB.astype(np.float32), 'between 0 and 1'),
+        (RGB.astype(np.int64), 'uint8, uint16 or floating'),
+        (np.zeros((4, 5, 3), complex), 'uint8, uint16 or floating'),
+        (torch.zeros(4, 5), r'\(C, H, W\)'),
+        (Image.fromarray(np.full((4, 5), 70000, np.int32)), 'exceed 16 bits'),
+    ],
+)
+def test_what_is_no_image_is_refused(source, message):
+    with pytest.raises(ImageError, match=message):
+        read_image(source)
+
+
+def test_wrong_types_and_paths(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r'missing\.jpg'):
+        read_image(tmp_path / 'missing.jpg')
+    with pytest.raises(ImageError, match='a zarr folder is read by tiles: give tile='):
+        read_image(tmp_path)
+    with pytest.raises(TypeError, match='a path, bytes'):
+        read_image(3)
+    (tmp_path / 'text.png').write_text('text')
+    with pytest.raises(ImageError, match=r'text\.png'):
+        read_image(tmp_path / 'text.png')
+
+
+def test_decompression_bomb_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)
+    with pytest.raises(ImageError, match='MAX_IMAGE_PIXELS'):
+        read_image(encode(RGB, 'png'))
+
+
+@pytest.mark.parametrize(('package', 'to_install'), [('cv2', 'opencv-python'), ('tifffile', 'tifffile')])
+def test_depth_is_not_lost_where_a_package_is_missing(package, to_install, monkeypatch):
+    deep = RGB.astype(np.uint16) * 257
+    content = cv2.imencode('.png', deep)[1].tobytes() if package == 'cv2' else encode_tiff(deep, photometric='rgb')
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImageError, match=f'install {to_install}'):
+        read_image(content)
+    assert torch.equal(read_image(encode(RGB, 'png')), EXPECTED)
+
+
+@pytest.mark.parametrize('dtype', ['>u2', '>f4'])
+def test_byte_order_does_not_matter(dtype):
+    pixels = np.linspace(0, 1, RGB.size).reshape(RGB.shape)
+    pixels = (pixels * 65535 if dtype == '>u2' else pixels).astype(dtype[1:])
+    assert torch.equal(read_image(pixels.astype(dtype)), read_image(pixels))
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 10000), (3, 1)])
+def test_extreme_sizes_are_images(size):
+    assert read_image(np.zeros((*size, 3), np.uint8)).shape == (3, *size)
+
+
+def test_normalize():
+    image = read_image(RGB)
+    expected = (RGB / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
+    np.testing.assert_allclose(
+        normalize(image, IMAGENET_MEAN, IMAGENET_STD).numpy(), expected.transpose(2, 0, 1), atol=1e-6
+    )
+    assert normalize(image, None, None) is image
+
+
+@pytest.mark.parametrize(
+    ('mean', 'std', 'message'),
+    [
+        ((0.5, 0.5), (1, 1), 'one value per channel'),
+        ((0.5, 0.5, 0.5), None, 'give both'),
+        ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4), 'divide values'),
+        ((0.5, 0.5, 0.5), (1, 0, 1), 'std above 0'),
+    ],
+)
+def test_normalize_refuses(mean, std, message):
+    with pytest.raises(ValueError, match=message):
+        normalize(torch.zeros(3, 2, 2), mean, std)

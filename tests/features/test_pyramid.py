@@ -1,0 +1,264 @@
+"""The pyramid of an image is what the backbone gives for it alone, in any company, from any thread."""
+
+import threading
+
+import numpy as np
+import pytest
+import skimage.data
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_dense import SwinBackbone
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
+from swin_dense.features.inference import evaluation_mode
+from swin_dense.features.pyramid import Pyramid, extract_pyramid
+from tests.conftest import TINY, randomize
+
+PHOTOGRAPH = skimage.data.chelsea()[:97, :131]
+
+
+@pytest.fixture(scope='module')
+def backbone():
+    return randomize(SwinBackbone(**TINY, drop_path_rate=0.5)).eval()
+
+
+def alone(backbone, image):
+    """The definition: normalise by hand, run the backbone on one image."""
+    x = (torch.from_numpy(image.copy()).permute(2, 0, 1) / 255 - torch.tensor(IMAGENET_MEAN)[:, None, None]) / (
+        torch.tensor(IMAGENET_STD)[:, None, None]
+    )
+    with torch.no_grad():
+        return dict(zip(backbone.out_strides, (out[0] for out in backbone(x[None])), strict=True))
+
+
+def assert_same(pyramid, expected, tolerance=1e-5):
+    assert list(pyramid) == list(expected)
+    for stride, level in expected.items():
+        torch.testing.assert_close(pyramid[stride], level, rtol=tolerance, atol=tolerance)
+
+
+def test_one_image_is_one_mapping(backbone):
+    pyramid = extract_pyramid(backbone, PHOTOGRAPH)
+    assert isinstance(pyramid, Pyramid)
+    assert pyramid.image_size == (97, 131)
+    assert {s: tuple(level.shape) for s, level in pyramid.items()} == {
+        4: (16, 25, 33),
+        8: (32, 13, 17),
+        16: (64, 7, 9),
+        32: (128, 4, 5),
+    }
+    assert_same(pyramid, alone(backbone, PHOTOGRAPH))
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_features_do_not_depend_on_the_batch(backbone, data):
+    sides = st.sampled_from([1, 3, 28, 33, 56, 61])
+    sizes = data.draw(st.lists(st.tuples(sides, sides), min_size=1, max_size=7))
+    offsets = data.draw(st.lists(st.integers(0, 36), min_size=len(sizes), max_size=len(sizes)))
+    images = [PHOTOGRAPH[o : o + h, o : o + w] for (h, w), o in zip(sizes, offsets, strict=True)]
+    pyramids = extract_pyramid(backbone, images, batch_size=data.draw(st.integers(1, 4)))
+    for image, pyramid in zip(images, pyramids, strict=True):
+        assert pyramid.image_size == image.shape[:2]
+        assert_same(pyramid, alone(backbone, image))
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 10000), (3, 2)])
+def test_extreme_sizes(backbone, size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    assert_same(extract_pyramid(backbone, image), alone(backbone, image))
+
+
+def test_equal_sizes_run_as_one_batch(backbone):
+    sizes = []
+    handle = backbone.register_forward_pre_hook(lambda module, args: sizes.append(tuple(args[0].shape)))
+    try:
+        images = [PHOTOGRAPH[:32, :32], PHOTOGRAPH[:40, :32], PHOTOGRAPH[8:40, :32], PHOTOGRAPH[32:64, :32]]
+        extract_pyramid(backbone, images, batch_size=2)
+    finally:
+        handle.remove()
+    assert sorted(sizes) == [(1, 3, 32, 32), (1, 3, 40, 32), (2, 3, 32, 32)]
+
+
+def test_ways_to_give_many_images(backbone):
+    batch = torch.from_numpy(np.stack([PHOTOGRAPH[:32, :32], PHOTOGRAPH[32:64, 32:64]])).permute(0, 3, 1, 2)
+    expected = [alone(backbone, PHOTOGRAPH[:32, :32]), alone(backbone, PHOTOGRAPH[32:64, 32:64])]
+    for images in (batch, list(batch), tuple(batch), iter(batch)):
+        pyramids = extract_pyramid(backbone, images)
+        assert len(pyramids) == 2
+        for pyramid, maps in zip(pyramids, expected, strict=True):
+            assert_same(pyramid, maps)
+    assert extract_pyramid(backbone, []) == []
+    assert len(extract_pyramid(backbone, batch[:1])) == 1
+
+
+def test_levels_mean_and_bgr(backbone):
+    assert list(extract_pyramid(backbone, PHOTOGRAPH, levels=(32, 8))) == [8, 32]
+    assert_same(extract_pyramid(backbone, PHOTOGRAPH[:, :, ::-1], bgr=True), alone(backbone, PHOTOGRAPH))
+    normalised = (PHOTOGRAPH / 255 - IMAGENET_MEAN) / IMAGENET_STD
+    assert_same(extract_pyramid(backbone, normalised, mean=None, std=None), alone(backbone, PHOTOGRAPH))
+    with pytest.raises(ValueError, match=r'every entry of levels must be one of \[4, 8, 16, 32\], got 5'):
+        extract_pyramid(backbone, PHOTOGRAPH, levels=[5])
+
+
+def test_more_channels():
+    backbone = randomize(SwinBackbone(**TINY, in_channels=5)).eval()
+    image = torch.rand(5, 40, 33)
+    with torch.no_grad():
+        expected = backbone((image[None] - 0.4) / 0.2)
+    pyramid = extract_pyramid(backbone, image, mean=[0.4] * 5, std=[0.2] * 5)
+    assert_same(pyramid, {s: out[0] for s, out in zip(backbone.out_strides, expected, strict=True)})
+    with pytest.raises(ValueError, match='one value per channel'):
+        extract_pyramid(backbone, image)
+
+
+def test_maps_are_ordinary_tensors_of_their_own(backbone):
+    first, second = extract_pyramid(backbone, [PHOTOGRAPH[:32, :32], PHOTOGRAPH[32:64, :32]])
+    level = first[32]
+    assert not level.requires_grad
+    assert level.untyped_storage().nbytes() == level.nbytes
+    head = torch.nn.Linear(128, 2)
+    head(level.mean((1, 2))).sum().backward()  # fails on an inference tensor
+    assert head.weight.grad is not None
+    before = second[4].clone()
+    first[4].zero_()
+    assert torch.equal(second[4], before)
+
+
+def test_gradients_reach_every_parameter_and_the_image(backbone):
+    image = torch.rand(3, 61, 45, requires_grad=True)
+    pyramid = extract_pyramid(backbone, image, gradients=True)
+    loss = sum(level.square().mean() for level in pyramid.values())
+    found = torch.autograd.grad(loss, [image, *backbone.parameters()])
+
+    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    outs = backbone(((image - mean) / std)[None])
+    expected = torch.autograd.grad(sum(out.square().mean() for out in outs), [image, *backbone.parameters()])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_dtype_and_autocast(backbone):
+    expected = alone(backbone, PHOTOGRAPH)
+    half = extract_pyramid(backbone, PHOTOGRAPH, dtype=torch.float16)
+    for stride, level in half.items():
+        assert torch.equal(level, extract_pyramid(backbone, PHOTOGRAPH)[stride].half())
+    mixed = extract_pyramid(backbone, PHOTOGRAPH, autocast=torch.bfloat16, dtype=torch.float32)
+    for stride, level in mixed.items():
+        error = ((level - expected[stride]).norm() / expected[stride].norm()).item()
+        assert 0 < error < 0.1  # other numbers than float32, but near
+    double = extract_pyramid(randomize(SwinBackbone(**TINY)).double(), PHOTOGRAPH)
+    assert double[4].dtype == torch.float64
+
+
+def test_training_mode_is_set_aside_and_restored():
+    backbone = randomize(SwinBackbone(**TINY, drop_path_rate=0.9, frozen_stages=1)).train()
+    modes = [module.training for module in backbone.modules()]
+    assert any(modes)
+    assert not all(modes)
+    first = extract_pyramid(backbone, PHOTOGRAPH)
+    assert [module.training for module in backbone.modules()] == modes
+    assert torch.equal(first[32], extract_pyramid(backbone, PHOTOGRAPH)[32])
+    with pytest.raises(ValueError, match='channels'):
+        extract_pyramid(backbone, np.zeros((4, 4, 5), np.uint8))
+    assert [module.training for module in backbone.modules()] == modes
+
+
+def test_evaluation_mode_lasts_until_the_last_thread_leaves():
+    module = torch.nn.Dropout().train()
+    with evaluation_mode(module):
+        with evaluation_mode(module):
+            assert not module.training
+        assert not module.training
+    assert module.training
+
+
+def test_threads():
+    backbone = randomize(SwinBackbone(**TINY, drop_path_rate=0.9)).train()
+    images = [PHOTOGRAPH[i : i + 30 + i, i : i + 45] for i in range(12)]
+    expected = [extract_pyramid(backbone, image) for image in images]
+    found = {}
+
+    def work(offset):
+        for index in range(offset, len(images), 4):
+            found[index] = extract_pyramid(backbone, images[index])
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert backbone.training
+    for index, pyramid in enumerate(expected):
+        assert_same(found[index], dict(pyramid))
+
+
+def test_compiled():
+    backbone = randomize(SwinBackbone(embed_dims=16, depths=(2,), num_heads=(2,))).eval()
+    compiled = torch.compile(backbone, backend='eager')
+    images = [PHOTOGRAPH[:32, :40], PHOTOGRAPH[32:64, :40]]
+    for image, pyramid in zip(images, extract_pyramid(compiled, images), strict=True):
+        assert_same(pyramid, alone(backbone, image))
+
+
+def test_cells_and_pixels(backbone):
+    pyramid = extract_pyramid(backbone, PHOTOGRAPH)
+    for stride, level in pyramid.items():
+        covered = np.zeros((97, 131), int)
+        for row in range(level.shape[1]):
+            for column in range(level.shape[2]):
+                top, left, bottom, right = pyramid.cell_box(stride, row, column)
+                covered[top:bottom, left:right] += 1
+                assert pyramid.cell_at(stride, top, left) == (row, column)
+                assert pyramid.cell_at(stride, bottom - 1, right - 1) == (row, column)
+        assert (covered == 1).all()
+    with pytest.raises(IndexError, match='25 x 33 cells'):
+        pyramid.cell_box(4, 25, 0)
+    with pytest.raises(IndexError, match='97 x 131 pixels'):
+        pyramid.cell_at(4, 97, 0)
+    with pytest.raises(KeyError, match='the strides are'):
+        pyramid[5]
+    with pytest.raises(KeyError, match='the strides are'):
+        pyramid.cell_at(5, 0, 0)
+    assert '4: (16, 25, 33)' in repr(pyramid)
+
+
+def test_a_cell_starts_from_its_pixels():
+    """Without attention across cells, only the pixels of its box move a cell."""
+    backbone = randomize(SwinBackbone(**TINY, window_size=1)).double().eval()
+    image = torch.rand(3, 38, 34)
+    pyramid = extract_pyramid(backbone, image)
+    for stride, row, column in ((4, 9, 3), (8, 2, 4), (16, 2, 0), (32, 1, 1)):
+        top, left, bottom, right = pyramid.cell_box(stride, row, column)
+        other = image.clone()
+        other[:, top:bottom, left:right] = 1 - other[:, top:bottom, left:right]
+        moved = (extract_pyramid(backbone, other)[stride] - pyramid[stride]).abs().amax(0) > 1e-12
+        assert moved.nonzero().tolist() == [[row, column]]
+
+
+def test_equal_strides_cannot_name_a_map():
+    backbone = SwinBackbone(**TINY, strides=(4, 2, 2, 1))
+    with pytest.raises(ValueError, match='2 of the maps have stride 16'):
+        extract_pyramid(backbone, PHOTOGRAPH)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'overlap': 224}, 'belong to tile='),
+        ({'out': 'x'}, 'belong to tile='),
+        ({'tile': 224, 'gradients': True}, 'gradients=True'),
+        ({'batch_size': 0}, 'batch_size must be at least 1'),
+    ],
+)
+def test_options_that_contradict(backbone, options, message):
+    with pytest.raises(ValueError, match=message):
+        extract_pyramid(backbone, PHOTOGRAPH, **options)
+
+
+def test_device(backbone):
+    assert extract_pyramid(backbone, PHOTOGRAPH, device='cpu')[4].device.type == 'cpu'
+    meta = extract_pyramid(SwinBackbone(**TINY, attn_backend='reference'), PHOTOGRAPH, device='meta')
+    assert meta[32].shape == (128, 4, 5)
+    assert meta[32].is_meta

@@ -1,0 +1,188 @@
+"""A region of a large image is that part of the image, whatever holds it."""
+
+import errno
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import skimage.data
+import tifffile
+import torch
+import zarr
+from PIL import Image
+
+from swin_dense.features.images import ImageError, read_image, to_tensor
+from swin_dense.features.regions import open_large_image
+
+RGB = skimage.data.astronaut()[:150, :131]
+DEEP = RGB.astype(np.uint16) * 200 + np.arange(131, dtype=np.uint16)[:, None]
+
+
+def save_tiff(path, pixels=RGB, photometric='rgb', **options):
+    tifffile.imwrite(path, pixels, photometric=photometric, **options)
+    return path
+
+
+def save_planar_tiff(path):
+    tifffile.imwrite(path, np.ascontiguousarray(RGB.transpose(2, 0, 1)), photometric='rgb', planarconfig='separate')
+    return path
+
+
+def save_zarr(path):
+    zarr.create_array(path, data=RGB, chunks=(64, 64, 3))
+    return path
+
+
+def save_memmap(path):
+    np.save(path, RGB)
+    return np.load(path.with_name(path.name + '.npy'), mmap_mode='r')
+
+
+def save_with_pil(path, mode='RGB', **options):
+    Image.fromarray(RGB).convert(mode).save(path, **options)
+    return path
+
+
+def save_four_bit_tiff(path):
+    """A grey TIFF whose pixels, two to a byte, reach from 0 to 15."""
+    packed = np.ascontiguousarray(RGB[:, :130, 0])
+    with tifffile.TiffFile(save_tiff(path, packed, 'minisblack'), mode='r+') as file:
+        tags = file.pages[0].tags
+        tags['ImageWidth'].overwrite(260)
+        tags['BitsPerSample'].overwrite(4)
+    return path
+
+
+def save_rotated_png(path):
+    exif = Image.Exif()
+    exif[274] = 6
+    return save_with_pil(path, exif=exif)
+
+
+SOURCES = {
+    'tiled tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48)),
+    'striped tiff': lambda path: save_tiff(path / 'x.tif', rowsperstrip=16),
+    'compressed tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48), compression='zlib'),
+    'big tiff': lambda path: save_tiff(path / 'x.tif', bigtiff=True, tile=(32, 48)),
+    'planar tiff': lambda path: save_planar_tiff(path / 'x.tif'),
+    'rotated tiff': lambda path: save_tiff(path / 'x.tif', extratags=[(274, 'H', 1, 6, True)]),
+    'rotated png': lambda path: save_rotated_png(path / 'x.png'),
+    'zarr folder': lambda path: save_zarr(path / 'x.zarr'),
+    'zarr array': lambda path: zarr.open_array(save_zarr(path / 'x.zarr'), mode='r'),
+    'memory-mapped array': lambda path: save_memmap(path / 'x'),
+    'array': lambda path: RGB,
+    'tensor': lambda path: torch.from_numpy(RGB.copy()).permute(2, 0, 1),
+    'png': lambda path: save_with_pil(path / 'x.png'),
+    'lzw tiff': lambda path: save_with_pil(path / 'x.tif', compression='tiff_lzw'),
+    'bytes': lambda path: save_with_pil(path / 'x.png').read_bytes(),
+    'PIL': lambda path: Image.fromarray(RGB),
+}
+
+
+@pytest.mark.parametrize('form', SOURCES)
+def test_regions(form, tmp_path):
+    source = SOURCES[form](tmp_path)
+    expected = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
+    if form.startswith('rotated'):
+        expected = expected.rot90(-1, (1, 2))
+    with open_large_image(source) as image:
+        assert image.size == tuple(expected.shape[1:])
+        for top, left, bottom, right in ((0, 0, *image.size), (17, 20, 100, 99), (120, 3, 121, 4)):
+            region = to_tensor(image.read(top, left, bottom, right), 3, image.name)
+            assert torch.equal(region, expected[:, top:bottom, left:right])
+
+
+def save_deep_png(path):
+    cv2.imwrite(str(path), DEEP)
+    return path
+
+
+def save_with_unknown_colours(path):
+    with tifffile.TiffFile(save_tiff(path), mode='r+') as file:
+        file.pages[0].tags['PhotometricInterpretation'].overwrite(51111)
+    return path
+
+
+UNUSUAL = {
+    '16-bit colour png': lambda path: save_deep_png(path / 'x.png'),
+    'rotated 16-bit colour tiff': lambda path: save_tiff(path / 'x.tif', DEEP, extratags=[(274, 'H', 1, 6, True)]),
+    'tiff of unknown colours': lambda path: save_with_unknown_colours(path / 'x.tif'),
+    '1-bit tiff': lambda path: save_with_pil(path / 'x.tif', mode='1'),
+    '4-bit tiff': lambda path: save_four_bit_tiff(path / 'x.tif'),
+    '32-bit tiff': lambda path: save_tiff(path / 'x.tif', DEEP[:, :, 0].astype(np.uint32), 'minisblack'),
+}
+
+
+@pytest.mark.parametrize('form', UNUSUAL)
+def test_regions_are_of_what_is_read_as_a_whole(form, tmp_path):
+    path = UNUSUAL[form](tmp_path)
+    whole = read_image(path)
+    with open_large_image(path) as image:
+        assert image.size == tuple(whole.shape[1:])
+        assert torch.equal(to_tensor(image.read(17, 20, 100, 99), 3, image.name), whole[:, 17:100, 20:99])
+
+
+def test_bgr_arrays():
+    with open_large_image(RGB[:, :, ::-1], bgr=True) as image:
+        assert np.array_equal(image.read(3, 4, 50, 60), RGB[3:50, 4:60])
+
+
+def test_without_tifffile(tmp_path, monkeypatch):
+    path = save_tiff(tmp_path / 'x.tif', tile=(32, 48))
+    monkeypatch.setitem(__import__('sys').modules, 'tifffile', None)
+    with open_large_image(path) as image:
+        assert torch.equal(to_tensor(image.read(3, 4, 50, 60), 3, ''), read_image(RGB)[:, 3:50, 4:60])
+
+
+def test_what_is_no_image(tmp_path):
+    with pytest.raises(FileNotFoundError, match='missing'), open_large_image(tmp_path / 'missing.tif'):
+        pass
+    for name, content in (('text.png', b'text'), ('empty.png', b''), ('cut.tif', b'II*\0cut')):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ImageError, match=name.split('.')[0]), open_large_image(tmp_path / name):
+            pass
+    with pytest.raises(ImageError, match='without a zarr array'), open_large_image(tmp_path):
+        pass
+    with pytest.raises(ImageError, match=r'\(H, W\)'), open_large_image(np.zeros(5)):
+        pass
+    with pytest.raises(TypeError, match='a path, bytes'), open_large_image(3):
+        pass
+
+
+@pytest.mark.parametrize('number', [errno.EIO, errno.EACCES])
+def test_what_the_file_system_refuses_is_an_error_of_the_image(tmp_path, monkeypatch, number):
+    path = save_with_pil(tmp_path / 'x.png')
+
+    def fail(*args, **options):
+        raise OSError(number, 'refused')
+
+    monkeypatch.setattr(Path, 'open', fail)
+    with pytest.raises(ImageError, match=r'x\.png.* cannot be read: refused'), open_large_image(path):
+        pass
+
+
+def test_a_damaged_zarr_array_names_the_folder(tmp_path):
+    path = save_zarr(tmp_path / 'x.zarr')
+    for chunk in (path / 'c').rglob('*'):
+        if chunk.is_file():
+            chunk.write_bytes(b'damaged')
+    with pytest.raises(ImageError, match=r'x\.zarr'), open_large_image(path) as image:
+        image.read(0, 0, *image.size)
+
+
+def test_beyond_the_limit_of_pil(tmp_path, monkeypatch):
+    path = save_with_pil(tmp_path / 'x.png')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
+    with pytest.raises(ImageError, match='install tifffile, zarr and imagecodecs') as error, open_large_image(path):
+        pass
+    assert 'tile=' not in str(error.value)
+
+
+def test_a_damaged_tiff_names_the_file(tmp_path):
+    path = save_tiff(tmp_path / 'x.tif', tile=(32, 48), compression='zlib')
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 4000] = bytes(4000)
+    path.write_bytes(content)
+    with pytest.raises(ImageError, match=r'x\.tif'), open_large_image(path) as image:
+        image.read(0, 0, *image.size)

@@ -1,0 +1,201 @@
+"""Tiles give what the whole image gives, if they overlap enough; how much is enough is checked by brute force."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_dense import SwinBackbone
+from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.features.tiling import exact_overlap, level_size, plan_tiles, tile_alignment
+from tests.conftest import TINY, randomize
+
+# Two stages of small windows: an alignment of 24 pixels and little to compute.
+SMALL = {'embed_dims': 8, 'depths': (2, 3), 'num_heads': (1, 2), 'window_size': 3}
+
+
+def relative_error(one, other):
+    return ((one - other).norm() / other.norm()).item()
+
+
+@pytest.fixture(scope='module')
+def small():
+    return randomize(SwinBackbone(**SMALL)).double().eval()
+
+
+def test_default_overlap_of_the_published_sizes():
+    with torch.device('meta'):
+        assert tile_alignment(SwinBackbone('t')) == (224, 224)
+        assert tile_alignment(SwinBackbone('b', window_size=12)) == (384, 384)
+        assert exact_overlap(SwinBackbone('t'), (4,)) == (224, 224)
+        assert exact_overlap(SwinBackbone('t'), (4, 8, 16, 32)) == (672, 672)
+        assert exact_overlap(SwinBackbone('l'), (4, 8, 16, 32)) == (1344, 1344)
+        assert exact_overlap(SwinBackbone('t', use_shift=False), (4, 8, 16, 32)) == (0, 0)
+
+
+@settings(max_examples=10)
+@given(
+    st.integers(1, 110),
+    st.integers(1, 60),
+    st.sampled_from([24, 48, (24, 72)]),
+    st.sampled_from([None, (4,), (8,)]),
+)
+def test_tiles_are_exact_with_the_default_overlap(small, height, width, tile, levels):
+    image = np.random.default_rng(height * 131 + width).random((height, width, 3))
+    whole = extract_pyramid(small, image, levels=levels)
+    tiled = extract_pyramid(small, image, levels=levels, tile=tile)
+    assert tiled.image_size == whole.image_size
+    for stride, level in whole.items():
+        torch.testing.assert_close(tiled[stride], level, rtol=1e-12, atol=1e-12)
+
+
+def test_four_stages_with_window_seven():
+    backbone = randomize(SwinBackbone(**TINY)).double().eval()
+    assert exact_overlap(backbone, backbone.out_strides) == (448, 448)
+    image = np.random.default_rng(0).random((500, 60, 3))
+    whole = extract_pyramid(backbone, image)
+    exact = extract_pyramid(backbone, image, tile=224)
+    rough = extract_pyramid(backbone, image, tile=224, overlap=0)
+    for stride, level in whole.items():
+        torch.testing.assert_close(exact[stride], level, rtol=1e-11, atol=1e-11)
+        assert relative_error(rough[stride], level) > 1e-3
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        SMALL,
+        {**SMALL, 'window_size': 4},
+        {**SMALL, 'depths': (1, 2)},
+        {**SMALL, 'depths': (4, 4)},
+        {**SMALL, 'patch_size': 2, 'strides': (2, 3)},
+        {**SMALL, 'strides': (4, 1), 'out_indices': (1,)},
+        {**SMALL, 'depths': (1, 2), 'strides': (4, 1), 'out_indices': (1,)},
+        {**SMALL, 'window_size': (3, 5)},
+        {**SMALL, 'use_shift': False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize('axis', [0, 1])
+def test_the_overlap_is_the_smallest_that_is_exact(options, axis):
+    """Cut a long image in the middle and count how far from the cut the features differ."""
+    backbone = randomize(SwinBackbone(**options)).double().eval()
+    period = tile_alignment(backbone)[axis]
+    long = 8 * period
+    image = torch.rand(3, long, 5, dtype=torch.float64)
+    image = image if axis == 0 else image.transpose(1, 2)
+    cut = 4 * period
+    before, behind = image.narrow(1 + axis, 0, cut), image.narrow(1 + axis, cut, long - cut)
+    reach = 0
+    with torch.no_grad():
+        for stride, whole, first, second in zip(
+            backbone.out_strides, *(backbone(x[None]) for x in (image, before, behind)), strict=True
+        ):
+            parts = torch.cat([first, second], 2 + axis)
+            differs = (parts - whole).abs().amax((0, 1)).amax(1 - axis) > 1e-11
+            cells = differs.nonzero()[:, 0]
+            if len(cells):
+                reach = max(
+                    reach, int((cut // stride - cells).max()) * stride, int((cells - cut // stride).max() + 1) * stride
+                )
+    assert exact_overlap(backbone, backbone.out_strides)[axis] == -(-reach // period) * period
+
+
+def test_error_falls_with_the_overlap():
+    backbone = randomize(SwinBackbone(embed_dims=8, depths=(2, 6), num_heads=(1, 2), window_size=3)).double().eval()
+    image = np.random.default_rng(0).random((240, 10, 3))
+    whole = extract_pyramid(backbone, image)[8]
+    overlaps = range(0, exact_overlap(backbone, (8,))[0] + 24, 24)
+    errors = [relative_error(extract_pyramid(backbone, image, tile=120, overlap=o)[8], whole) for o in overlaps]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1e-3
+    assert errors[-1] < 1e-12
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 4), st.integers(0, 3))
+def test_the_plan_covers_the_image_once(height, width, tile, overlap):
+    covered = np.zeros((height, width), int)
+    for part in plan_tiles((height, width), (24 * tile, 48 * tile), (24 * overlap, 0)):
+        top, left, bottom, right = part.kept
+        covered[top:bottom, left:right] += 1
+        assert part.read[0] == max(top - 24 * overlap, 0)
+        assert part.read[2] == min(bottom + 24 * overlap, height)
+        assert part.read[1::2] == (left, right)
+    assert (covered == 1).all()
+
+
+def test_only_regions_are_read(small):
+    class Recorder:
+        shape = (150, 130, 3)
+        largest = 0
+
+        def __getitem__(self, region):
+            rows, columns = region
+            self.largest = max(self.largest, (rows.stop - rows.start) * (columns.stop - columns.start))
+            return np.random.default_rng(0).random((rows.stop - rows.start, columns.stop - columns.start, 3))
+
+    recorder = Recorder()
+    pyramid = extract_pyramid(small, recorder, tile=48, overlap=24)
+    assert pyramid.image_size == (150, 130)
+    assert recorder.largest == 96 * 96
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float64])
+def test_written_to_memory_mapped_files(small, tmp_path, dtype):
+    image = np.random.default_rng(0).random((77, 101, 3))
+    expected = extract_pyramid(small, image, tile=72, dtype=dtype)
+    pyramid = extract_pyramid(small, image, tile=72, dtype=dtype, out=tmp_path / 'new' / 'folder')
+    for stride, level in expected.items():
+        assert torch.equal(pyramid[stride], level)
+        assert np.array_equal(np.load(tmp_path / 'new' / 'folder' / f'stride_{stride}.npy'), level.numpy())
+
+
+@pytest.mark.parametrize('option', ['dtype', 'autocast'])
+def test_files_cannot_hold_bfloat16(tmp_path, option):
+    backbone = SwinBackbone(**SMALL)
+    with pytest.raises(ValueError, match='give dtype='):
+        extract_pyramid(backbone, np.zeros((30, 30, 3)), tile=24, out=tmp_path / 'maps', **{option: torch.bfloat16})
+    assert not (tmp_path / 'maps').exists()
+
+
+def test_several_images_and_float32(tmp_path):
+    backbone = randomize(SwinBackbone(**SMALL)).eval()
+    images = [np.random.default_rng(i).random((50 + i, 60, 3)) for i in range(2)]
+    for whole, tiled in zip(extract_pyramid(backbone, images), extract_pyramid(backbone, images, tile=48), strict=True):
+        for stride, level in whole.items():
+            torch.testing.assert_close(tiled[stride], level, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match='maps of one image'):
+        extract_pyramid(backbone, images, tile=24, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'tile': 50}, 'tile must be a multiple of 24 pixels, .* got 50; use 48 or 72'),
+        ({'tile': 10}, 'use 24 or 24'),
+        ({'tile': 0}, 'at least 1'),
+        ({'tile': 24, 'overlap': 12}, 'overlap must be a multiple of 24'),
+        ({'tile': 24, 'overlap': -24}, 'at least 0'),
+    ],
+)
+def test_refused(small, options, message):
+    with pytest.raises(ValueError, match=message):
+        extract_pyramid(small, np.zeros((30, 30, 3)), **options)
+
+
+def test_absolute_position_cannot_be_tiled():
+    backbone = SwinBackbone(**SMALL, use_abs_pos_embed=True)
+    with pytest.raises(ValueError, match='use_abs_pos_embed'):
+        extract_pyramid(backbone, np.zeros((30, 30, 3)), tile=24)
+
+
+def test_a_bad_value_in_one_tile_is_found(small):
+    image = np.zeros((60, 60, 3))
+    image[50, 50] = np.nan
+    with pytest.raises(ValueError, match='NaN'):
+        extract_pyramid(small, image, tile=24)
+
+
+def test_level_size():
+    assert level_size((199, 301), 4) == (50, 76)

@@ -1,0 +1,20 @@
+"""The demo configs on a small data set."""
+
+from pathlib import Path
+
+from mmengine.config import Config
+
+from tests.conftest import ROOT
+
+
+def demo_config(framework: str, data: Path) -> Config:
+    """Return the demo config of a framework, reading ``data``."""
+    name = {'mmdet': 'mask-rcnn_swin-demo_fpn.py', 'mmseg': 'upernet_swin-demo.py'}[framework]
+    cfg = Config.fromfile(ROOT / 'configs' / 'demo' / name)
+    root = f'{data}/coco/' if framework == 'mmdet' else f'{data}/ADEChallengeData2016'
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        loader.dataset.data_root = root
+    if framework == 'mmdet':
+        for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
+            evaluator.ann_file = f'{root}annotations/instances_val2017.json'
+    return cfg

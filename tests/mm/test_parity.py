@@ -1,0 +1,121 @@
+"""SwinDense against the Swin of mmdet and of mmseg: same weights, same outputs, same gradients, in float64."""
+
+import mmdet.models.backbones
+import mmseg.models.backbones
+import pytest
+import torch
+
+from swin_dense import SwinBackbone, SwinDense
+from tests.conftest import TINY, randomize
+
+PEERS = {
+    'mmdet': mmdet.models.backbones.SwinTransformer,
+    'mmseg': mmseg.models.backbones.SwinTransformer,
+}
+SIZES = [
+    (1, 1), (1, 64), (3, 5), (4, 4), (7, 200), (16, 16), (28, 28), (29, 27), (31, 33), (32, 32), (56, 57), (63, 100),
+    (64, 64), (97, 130), (112, 112), (128, 96), (150, 61), (199, 301), (224, 224), (225, 223), (256, 192),
+]  # fmt: skip
+LARGE_SIZES = [(512, 512), (800, 1333)]
+TOLERANCE = 1e-9
+
+
+def pair(peer, backend, **options):
+    """Return a peer with random weights and our backbone with the same, both in float64 and evaluation mode."""
+    theirs = randomize(PEERS[peer](**TINY, **options)).double()
+    theirs.eval()  # returns None in both frameworks
+    ours = SwinBackbone(**TINY, attn_backend=backend, **options).double().eval()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def gradients_in_our_names(theirs, ours):
+    """Bring the peer's gradients into our names and layout: renaming and reordering are linear, so they apply."""
+    carrier = SwinBackbone(ours.arch, window_size=ours.window_size).double()
+    state = {name: value.clone() for name, value in theirs.state_dict().items()}
+    state.update({name: parameter.grad for name, parameter in theirs.named_parameters()})
+    carrier.load_state_dict(state)
+    return dict(carrier.named_parameters())
+
+
+def assert_equal(theirs, ours, img):
+    """Compare the outputs and the gradients of all parameters."""
+    expected, outs = theirs(img), ours(img)
+    weights = [torch.randn_like(out) for out in outs]
+    for out, exact in zip(outs, expected, strict=True):
+        assert (out - exact).abs().max() < TOLERANCE, img.shape
+    for model, maps in ((theirs, expected), (ours, outs)):
+        model.zero_grad()
+        sum((out * weight).sum() for out, weight in zip(maps, weights, strict=True)).backward()
+    exact_gradients = gradients_in_our_names(theirs, ours)
+    for name, parameter in ours.named_parameters():
+        exact = exact_gradients[name]
+        assert (parameter.grad - exact).abs().max() <= TOLERANCE * max(1.0, exact.abs().max()), (img.shape, name)
+
+
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
+@pytest.mark.parametrize('window_size', [7, 12])
+@pytest.mark.parametrize('peer', PEERS)
+def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
+    theirs, ours = pair(peer, backend, window_size=window_size)
+    for size in SIZES:
+        assert_equal(theirs, ours, torch.randn(2, 3, *size, dtype=torch.float64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
+@pytest.mark.parametrize('window_size', [7, 12])
+@pytest.mark.parametrize('size', LARGE_SIZES)
+def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backend):
+    theirs, ours = pair('mmdet', backend, window_size=window_size)
+    assert_equal(theirs, ours, torch.randn(1, 3, *size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'qkv_bias': False},
+        {'qk_scale': 0.3},
+        {'patch_norm': False},
+        {'mlp_ratio': 2},
+        {'out_indices': (1, 3)},
+        {'patch_size': 2, 'strides': (2, 2, 2, 2)},
+        {'strides': (4, 2, 2, 1)},
+        {'strides': (4, 2, 4, 2)},
+        {'in_channels': 3, 'window_size': 1},
+        {'act_cfg': {'type': 'ReLU'}, 'norm_cfg': {'type': 'LN', 'eps': 1e-3}},
+    ],
+    ids=str,
+)
+def test_options_mean_the_same(options):
+    theirs, ours = pair('mmdet', 'auto', **options)
+    img = torch.randn(2, 3, 75, 61, dtype=torch.float64)
+    for out, exact in zip(ours(img), theirs(img), strict=True):
+        assert (out - exact).abs().max() < TOLERANCE
+
+
+def test_absolute_position_embedding_means_the_same_at_the_pretraining_size():
+    theirs, ours = pair('mmdet', 'auto', use_abs_pos_embed=True, pretrain_img_size=64)
+    img = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    for out, exact in zip(ours(img), theirs(img), strict=True):
+        assert (out - exact).abs().max() < TOLERANCE
+
+
+def test_drop_path_and_dropout_draw_as_many_and_as_likely():
+    """Random draws differ between implementations; their rates must not."""
+    theirs = PEERS['mmdet'](**TINY, drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.3)
+    ours = SwinDense(**TINY, drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.3)
+    exact = [
+        (block.attn.drop.drop_prob, block.ffn.dropout_layer.drop_prob, block.attn.w_msa.attn_drop.p)
+        for stage in theirs.stages
+        for block in stage.blocks
+    ]
+    rates = [
+        (block.drop_path.drop_prob, block.drop_path.drop_prob, block.attn.attn_drop_rate)
+        for stage in ours.layers
+        for block in stage.blocks
+    ]
+    assert rates == [pytest.approx(entry) for entry in exact]
+    assert ours.pos_drop.p == 0.1
+    assert {block.attn.proj_drop.p for stage in ours.layers for block in stage.blocks} == {0.1}
+    assert {block.mlp.drop.p for stage in ours.layers for block in stage.blocks} == {0.1}

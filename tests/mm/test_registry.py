@@ -1,0 +1,109 @@
+"""SwinDense in mmengine's registries, and the package without mmengine."""
+
+import subprocess
+import sys
+
+import mmdet.registry
+import mmseg.registry
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+
+import swin_dense
+from swin_dense import SwinBackbone, SwinDense
+from tests.conftest import TINY
+
+
+@pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
+@pytest.mark.parametrize('name', ['SwinDense', 'swin_dense.SwinDense'])
+def test_every_registry_builds_it(registry, name):
+    backbone = registry.build({'type': name, **TINY})
+    assert type(backbone) is SwinDense
+    assert isinstance(backbone, SwinBackbone)
+    assert isinstance(backbone, BaseModule)
+
+
+@pytest.mark.parametrize('registry', [mmdet.registry.MODELS, mmseg.registry.MODELS])
+def test_its_name_is_in_the_root_alone_so_that_nothing_shadows_it(registry):
+    assert MODELS.module_dict['SwinDense'] is SwinDense
+    assert 'SwinDense' not in registry.module_dict
+    assert registry.get('SwinDense') is SwinDense
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+def test_custom_imports_of_a_config_register_it(scope, tmp_path):
+    config = tmp_path / 'config.py'
+    config.write_text(
+        "custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)\n"
+        f"model = dict(type='SwinDense', embed_dims=16, num_heads=(1, 2, 4, 8), _scope_='{scope}')\n"
+    )
+    code = (
+        'from mmengine.config import Config; from mmengine.registry import MODELS, init_default_scope\n'
+        f'cfg = Config.fromfile({str(config)!r}); init_default_scope({scope!r})\n'
+        'print(type(MODELS.build(cfg.model)).__name__)'
+    )
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == 'SwinDense'
+
+
+def test_options_reach_the_backbone_and_wrong_ones_are_refused():
+    assert MODELS.build({'type': 'SwinDense', 'arch': 's', 'out_indices': [0]}).out_channels == (96,)
+    with pytest.raises(TypeError, match='embed_dims'):
+        MODELS.build({'type': 'SwinDense', 'embed_dim': 16})
+
+
+def test_pretrained_is_the_old_way_to_say_init_cfg():
+    assert SwinDense(pretrained='a.pth').init_cfg == {'type': 'Pretrained', 'checkpoint': 'a.pth'}
+    with pytest.raises(ValueError, match='only init_cfg'):
+        SwinDense(pretrained='a.pth', init_cfg={'type': 'Pretrained', 'checkpoint': 'b.pth'})
+    with pytest.raises(TypeError, match='path or an address, got 3'):
+        SwinDense(pretrained=3)
+
+
+@pytest.mark.parametrize(
+    'init_cfg', ['a.pth', {'checkpoint': 'a.pth'}, [{'type': 'Pretrained'}], [{'type': 'Normal'}, 'a']]
+)
+def test_init_cfg_of_another_form_is_refused(init_cfg):
+    with pytest.raises(TypeError, match=r"got .*type='Pretrained', checkpoint"):
+        SwinDense(**TINY, init_cfg=init_cfg)
+
+
+def test_other_initialisers_work_from_a_plain_dict():
+    backbone = SwinDense(**TINY, init_cfg={'type': 'Constant', 'layer': 'Linear', 'val': 0.5, 'bias': 2.0})
+    backbone.init_weights()
+    assert backbone.is_init
+    assert backbone.layers[0].blocks[0].mlp.fc1.weight.unique().tolist() == [0.5]
+    assert backbone.layers[0].blocks[0].mlp.fc1.bias.unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize('wrap', [lambda cfg: cfg, lambda cfg: [cfg], lambda cfg: Config({'init_cfg': cfg}).init_cfg])
+def test_pretrained_weights_arrive_or_it_raises(wrap, tmp_path):
+    source = SwinBackbone(TINY)
+    torch.save({'model': source.state_dict()}, tmp_path / 'good.pth')
+    backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'good.pth')}))
+    backbone.init_weights()
+    assert all(torch.equal(value, source.state_dict()[name]) for name, value in backbone.state_dict().items())
+
+    torch.save({'model': {'conv1.weight': torch.zeros(3)}}, tmp_path / 'bad.pth')
+    backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'bad.pth')}))
+    with pytest.raises(swin_dense.CheckpointError, match=r'bad\.pth.*conv1\.weight'):
+        backbone.init_weights()
+
+
+def test_the_core_works_with_mmengine_absent():
+    code = (
+        'import sys\n'
+        "for name in ('mmengine', 'mmcv', 'mmdet', 'mmseg'): sys.modules[name] = None\n"
+        'import importlib.util as util; find = util.find_spec\n'
+        "util.find_spec = lambda name, *rest: None if name == 'mmengine' else find(name, *rest)\n"
+        'import torch, swin_dense\n'
+        "backbone = swin_dense.SwinBackbone({'embed_dims': 16, 'depths': (1, 1), 'num_heads': (1, 1)})\n"
+        'backbone.load_state_dict(backbone.state_dict())\n'
+        'print(len(backbone(torch.zeros(1, 3, 32, 32))))\n'
+        'try:\n    swin_dense.SwinDense\n'
+        "except ImportError as error:\n    print('pip install mmengine' in str(error))\n"
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.stdout.split() == ['2', 'True'], done.stderr

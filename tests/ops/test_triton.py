@@ -1,0 +1,394 @@
+"""The Triton kernels against the reference in float64: in triton's interpreter, or on a GPU where there is one."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from swin_dense import SwinBackbone, ops
+from swin_dense.ops import triton as backend
+from tests.conftest import TINY, randomize
+
+interpreted = pytest.param(
+    'cpu',
+    marks=pytest.mark.skipif(not backend.IS_INTERPRETED, reason='needs triton, and TRITON_INTERPRET=1 at its import'),
+)
+on_gpu = pytest.param(
+    'cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
+)
+device = pytest.mark.parametrize('device', [interpreted, on_gpu])
+needs_interpreter = pytest.mark.skipif(not backend.IS_INTERPRETED, reason=interpreted.marks[0].kwargs['reason'])
+
+
+class Case(NamedTuple):
+    """A map of (height, width), a window and a shift, all in tokens."""
+
+    size: tuple[int, int]
+    window: tuple[int, int]
+    shift: tuple[int, int]
+    batch: int = 1
+    heads: int = 1
+    head_dim: int = 16
+
+
+def inputs(case, dtype=torch.float32, device='cpu', magnitude=1.0):
+    """Return qkv, bias and pad_kv with values of that magnitude, and a gradient of the output."""
+    generator = torch.Generator().manual_seed(0)
+    channels, tokens = case.heads * case.head_dim, case.window[0] * case.window[1]
+    shapes = (case.batch, *case.size, 3 * channels), (case.heads, tokens, tokens), (2 * channels,)
+    tensors = [magnitude * torch.randn(shape, generator=generator) for shape in shapes]
+    grad = torch.randn(case.batch, *case.size, channels, generator=generator)
+    return [x.to(device, dtype) for x in tensors], grad.to(device, dtype)
+
+
+def attend(case, tensors, backend_name, **options):
+    return ops.window_attention(*tensors, case.heads, case.window, case.shift, backend=backend_name, **options)
+
+
+def output_and_gradients(case, tensors, grad, backend_name, dtype=None, **options):
+    """Return the output, then the gradient of each tensor that is not None, computed in ``dtype``."""
+    leaves = [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in tensors]
+    out = attend(case, leaves, backend_name, **options)
+    return out, *torch.autograd.grad(out, [x for x in leaves if x is not None], grad.to(out.dtype))
+
+
+def assert_like_reference(case, tensors, grad, **options):
+    expected = output_and_gradients(case, tensors, grad, 'reference', torch.float64, **options)
+    actual = output_and_gradients(case, tensors, grad, 'triton', **options)
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=2e-5, atol=2e-5)
+
+
+@device
+@pytest.mark.parametrize(
+    'case',
+    [
+        Case((9, 15), (7, 7), (3, 3), batch=2, head_dim=32),  # padding below and at the right, regions
+        Case((14, 14), (7, 7), (3, 3), heads=3, head_dim=32),  # no padding
+        Case((14, 8), (7, 7), (0, 3), head_dim=64),  # a shift along one side only
+        Case((20, 5), (7, 7), (0, 0), heads=2),
+        Case((4, 5), (7, 7), (3, 3)),  # smaller than a window
+        Case((1, 1), (2, 2), (1, 1), batch=3),
+        Case((9, 8), (4, 8), (1, 5), heads=2, head_dim=32),
+        Case((13, 7), (12, 12), (6, 6), head_dim=32),  # several tiles
+        Case((5, 5), (9, 10), (4, 5), heads=2, head_dim=64),
+        Case((16, 3), (16, 16), (8, 8)),
+    ],
+    ids=str,
+)
+def test_matches_the_reference(case, device):
+    assert_like_reference(case, *inputs(case, device=device))
+
+
+@st.composite
+def cases(draw):
+    window = draw(st.sampled_from([(2, 2), (3, 5), (7, 7), (8, 4), (6, 9)]))
+    return Case(
+        size=draw(st.tuples(st.integers(1, 2 * window[0] + 1), st.integers(1, 2 * window[1] + 1))),
+        window=window,
+        shift=tuple(draw(st.integers(0, side - 1)) for side in window),
+        batch=draw(st.integers(1, 2)),
+        heads=draw(st.integers(1, 2)),
+    )
+
+
+@device
+@settings(max_examples=10)
+@given(case=cases(), has_bias=st.booleans(), has_pad=st.booleans(), scale=st.sampled_from([None, 0.0, -0.7]))
+def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad, scale):
+    (qkv, bias, pad_kv), grad = inputs(case, device=device)
+    tensors = [qkv, bias if has_bias else None, pad_kv if has_pad else None]
+    assert_like_reference(case, tensors, grad, scale=scale)
+
+
+@device
+def test_regions_are_penalised_not_cut_apart(device):
+    """With scores beyond the penalty, tokens of other regions get through, as in the official code."""
+    case = Case((7, 7), (7, 7), (3, 3))
+    tensors, _ = inputs(case, torch.float32, device, magnitude=8.0)
+    expected = attend(case, [x.double() for x in tensors], 'reference')
+    actual = attend(case, tensors, 'triton')
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-3)
+    # The test can fail: one region in place of four gives something else.
+    assert (attend(case._replace(shift=(0, 0)), tensors, 'triton') - actual).abs().max() > 1
+
+
+@device
+def test_scores_of_hundreds_overflow_nowhere(device):
+    """Padding has queries too; their weights are computed and thrown away, and must not become infinite on the way."""
+    case = Case((9, 5), (7, 7), (3, 3))
+    (qkv, bias, pad_kv), grad = inputs(case, device=device)
+    tensors = [qkv, 300 * bias, pad_kv]
+    expected = output_and_gradients(case, tensors, grad, 'reference', torch.float64)
+    actual = output_and_gradients(case, tensors, grad, 'triton')
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=1e-3, atol=1e-3)
+
+
+@device
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    'case', [Case((9, 13), (7, 7), (3, 3), heads=2, head_dim=32), Case((14, 8), (9, 9), (4, 4))], ids=str
+)
+def test_low_precision_errs_at_most_twice_as_much_as_pytorch(case, dtype, device):
+    tensors, grad = inputs(case, dtype, device)
+    exact = output_and_gradients(case, tensors, grad, 'reference', torch.float32)
+    plain = output_and_gradients(case, tensors, grad, 'reference')
+    fused = output_and_gradients(case, tensors, grad, 'triton')
+    for e, p, f in zip(exact, plain, fused, strict=True):
+        assert f.dtype == dtype
+        assert (f - e).norm() <= 2 * (p - e).norm()
+        assert (f - e).abs().max() <= 2 * (p - e).abs().max()
+
+
+@device
+def test_parameters_keep_float32_under_autocast(device):
+    """The bias and the padding stay in float32 where autocast computes qkv in bfloat16; so do their gradients."""
+    case = Case((9, 9), (7, 7), (3, 3))
+    (qkv, bias, pad_kv), grad = inputs(case, device=device)
+    tensors = [qkv.bfloat16(), bias, pad_kv]
+    out, grad_qkv, grad_bias, grad_pad = output_and_gradients(case, tensors, grad, 'triton')
+    assert out.dtype == grad_qkv.dtype == torch.bfloat16
+    assert grad_bias.dtype == grad_pad.dtype == torch.float32
+    exact = output_and_gradients(case, tensors, grad, 'reference', torch.float64)
+    for actual, expected in zip((out, grad_qkv, grad_bias, grad_pad), exact, strict=True):
+        assert (actual.double() - expected).norm() < 0.01 * expected.norm()
+
+
+@device
+def test_strided_inputs(device):
+    case = Case((9, 8), (7, 7), (3, 3))
+    (qkv, bias, pad_kv), grad = inputs(case, device=device)
+    strided = [
+        qkv.transpose(1, 2).contiguous().transpose(1, 2),
+        bias.mT.contiguous().mT,
+        pad_kv.repeat_interleave(2)[::2],
+    ]
+    assert not any(x.is_contiguous() for x in strided)
+    assert_like_reference(case, strided, grad.mT.contiguous().mT)
+
+
+@device
+def test_empty_batch(device):
+    case = Case((9, 8), (7, 7), (3, 3), batch=0)
+    tensors, grad = inputs(case, device=device)
+    out, grad_qkv, grad_bias, grad_pad = output_and_gradients(case, tensors, grad, 'triton')
+    assert out.shape == (0, 9, 8, 16)
+    assert grad_qkv.shape == (0, 9, 8, 48)
+    assert not grad_bias.any()
+    assert not grad_pad.any()
+
+
+@device
+def test_the_same_input_gives_the_same_bits(device):
+    case = Case((9, 12), (7, 7), (3, 3), batch=2 if device == 'cpu' else 1000, heads=2, head_dim=32)
+    tensors, grad = inputs(case, torch.float16, device)
+    first = output_and_gradients(case, tensors, grad, 'triton')
+    for _ in range(1 if device == 'cpu' else 10):
+        for a, b in zip(first, output_and_gradients(case, tensors, grad, 'triton'), strict=True):
+            assert torch.equal(a, b)
+
+
+@device
+@pytest.mark.parametrize('window', [(7, 7), (9, 9)])
+def test_operators_keep_the_rules_of_torch(window, device):
+    case = Case((8, 9), window, (3, 3))
+    tensors, grad = inputs(case, device=device)
+    settings = (case.heads, window, case.shift, 0.25)
+    torch.library.opcheck(backend._forward, (*[x.requires_grad_() for x in tensors], *settings))
+    with torch.no_grad():
+        out, lse = backend._forward(*tensors, *settings)
+        torch.library.opcheck(backend._backward, (grad, *tensors, out, lse, *settings))
+
+
+@device
+def test_compiles_without_a_break_and_once_for_all_sizes(device):
+    def function(qkv, bias, pad_kv):
+        return 2 * ops.window_attention(qkv + 1, bias, pad_kv, 1, (7, 7), (3, 3), backend='triton')
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend('aot_eager')
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
+    for size in ((8, 9), (10, 11), (13, 7), (20, 6)):
+        tensors, grad = inputs(Case(size, (7, 7), (3, 3)), device=device)
+        leaves = [x.requires_grad_() for x in tensors]
+        results = []
+        for run in (compiled, function):
+            out = run(*leaves)
+            results.append([out, *torch.autograd.grad(out, leaves, grad)])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert counter.frame_count <= 2  # the first size, then any size
+
+
+@device
+def test_exports_as_one_operator(device):
+    class Module(torch.nn.Module):
+        def forward(self, qkv, bias, pad_kv):
+            return ops.window_attention(qkv, bias, pad_kv, 1, (7, 7), (3, 3), backend='triton')
+
+    sizes = {1: torch.export.Dim('height', max=64), 2: torch.export.Dim('width', max=64)}
+    tensors, _ = inputs(Case((8, 9), (7, 7), (3, 3)), device=device)
+    program = torch.export.export(Module(), tuple(tensors), dynamic_shapes=(sizes, None, None))
+    targets = [str(node.target) for node in program.graph.nodes if node.op == 'call_function']
+    assert targets[0] == 'swin_dense.triton_window_attention.default'
+    tensors, _ = inputs(Case((15, 6), (7, 7), (3, 3)), device=device)
+    assert torch.equal(program.module()(*tensors), Module()(*tensors))
+
+
+@device
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_backbone_gets_the_same_maps_and_gradients(with_cp, device):
+    models = [
+        randomize(SwinBackbone(TINY, window_size=4, attn_backend=name, with_cp=with_cp, drop_path_rate=0.0)).to(device)
+        for name in ('reference', 'triton')
+    ]
+    img = torch.randn(1, 3, 24, 20, device=device)
+    outputs = [model.train()(img) for model in models]
+    for expected, actual in zip(*outputs, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    for maps in outputs:
+        sum(x.square().mean() for x in maps).backward()
+    for (name, expected), actual in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        scale = expected.grad.abs().max()
+        assert (actual.grad - expected.grad).abs().max() <= 1e-3 * scale + 1e-6, name
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    ('case', 'dtype', 'dropout_p', 'said'),
+    [
+        (Case((8, 8), (7, 7), (3, 3)), torch.float64, 0.0, 'torch.float64'),
+        (Case((8, 8), (7, 7), (3, 3), head_dim=24), torch.float32, 0.0, 'head dimension is 24'),
+        (Case((8, 8), (17, 16), (3, 3)), torch.float32, 0.0, '17 x 16'),
+        (Case((8, 8), (7, 7), (3, 3)), torch.float32, 0.1, 'dropout'),
+    ],
+)
+def test_says_what_it_cannot_do(case, dtype, dropout_p, said):
+    tensors, _ = inputs(case, dtype)
+    with pytest.raises(RuntimeError, match=f'cannot run here: .*{said}'):
+        attend(case, tensors, 'triton', dropout_p=dropout_p)
+
+
+@pytest.mark.parametrize(
+    'device',
+    [
+        'cpu',
+        pytest.param(
+            'cuda',
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
+            ],
+        ),
+    ],
+)
+def test_nobody_gets_it_unasked(caplog, device):
+    ops._log_once.cache_clear()
+    case = Case((8, 8), (7, 7), (3, 3))
+    with caplog.at_level(logging.INFO):
+        attend(case, inputs(case, device=device)[0], 'auto')
+    assert 'uses backend' in caplog.text
+    assert 'triton' not in caplog.text
+
+
+def run_python(code, **environment):
+    result = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_package_works_where_triton_is_absent():
+    run_python("""
+        import sys
+        sys.modules['triton'] = None
+        import torch
+        from swin_dense import ops
+        qkv = torch.zeros(1, 7, 7, 48)
+        ops.window_attention(qkv, None, None, 1, (7, 7), (0, 0))
+        try:
+            ops.window_attention(qkv, None, None, 1, (7, 7), (0, 0), backend='triton')
+        except RuntimeError as error:
+            assert 'triton cannot be imported' in str(error), error
+        else:
+            raise AssertionError('ran without triton')
+    """)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(backend._unusable is not None, reason=str(backend._unusable))
+def test_kernels_compile_for_an_h200():
+    """Down to machine code, without a GPU: what triton's interpreter runs need not be what its compiler takes."""
+    stdout = run_python(
+        """
+        import itertools
+        import torch, triton
+        from triton.backends.compiler import GPUTarget
+        from swin_dense.ops import triton as backend
+
+        class Driver:
+            get_current_target = lambda self: GPUTarget('cuda', 90, 32)
+            get_current_device = lambda self: 0
+            get_current_stream = lambda self, device: 0
+
+        def compile_only(self, kernel, *tensors):
+            compiled = kernel.warmup(*tensors, grid=self._grid, **self._arguments)
+            assert compiled.asm['cubin']
+            print(compiled.metadata.name, compiled.metadata.shared)
+
+        triton.runtime.driver.set_active(Driver())
+        backend._Launch.__call__ = compile_only
+        for window, dtype in itertools.product(((7, 7), (12, 12)), backend.DTYPES):
+            tokens = window[0] * window[1]
+            leaves = [torch.zeros(1, 8, 9, 192, dtype=dtype), torch.zeros(2, tokens, tokens), torch.zeros(128)]
+            out = backend.window_attention(*[x.requires_grad_() for x in leaves], 2, window, (3, 3), 1.0, 0.0)
+            out.sum().backward()
+        """,
+        TRITON_INTERPRET='0',
+    )
+    shared = [int(line.split()[1]) for line in stdout.splitlines()]
+    assert len(shared) == 3 * 2 + 3 * 3
+    assert max(shared) <= 227 * 1024 / 2  # bytes of a multiprocessor, and two programs should fit
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+@pytest.mark.parametrize('window', [(7, 7), (12, 12)])
+def test_no_scores_in_memory(window):
+    case = Case((200, 336), window, (3, 3), batch=8, heads=3, head_dim=32)
+    tensors, grad = inputs(case, torch.bfloat16, 'cuda')
+    leaves = [x.requires_grad_() for x in tensors]
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    attend(case, leaves, 'triton').backward(grad)
+    peak = torch.cuda.max_memory_allocated() - before
+    qkv = leaves[0].nbytes
+    # The output is a third of qkv, its gradient as large as it; float32 rows of sums, and partial sums of the bias.
+    assert peak < 1.7 * qkv
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+def test_maps_of_more_than_two_to_the_31_numbers():
+    case = Case((96, 96), (7, 7), (3, 3), batch=820, heads=3, head_dim=32)
+    one = case._replace(batch=1)
+    (qkv, bias, pad_kv), grad = inputs(one, torch.bfloat16, 'cuda')
+    many = qkv.expand(case.batch, -1, -1, -1).contiguous()
+    assert many.numel() > 2**31
+    expected = output_and_gradients(one, [qkv, bias, pad_kv], grad, 'triton')
+    actual = output_and_gradients(case, [many, bias, pad_kv], grad.expand(case.batch, -1, -1, -1), 'triton')
+    for a, e in zip(actual[:2], expected[:2], strict=True):
+        assert torch.equal(a[-1:], e)

@@ -1,0 +1,98 @@
+"""The benchmark tool: it runs, refuses models that differ, and its limits are what the formulas say."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / 'tools'))
+
+import bench_limits  # noqa: E402
+import bench_models  # noqa: E402
+import benchmark  # noqa: E402
+
+from swin_dense import SwinBackbone  # noqa: E402
+
+
+def run(*options):
+    command = [sys.executable, '-W', 'ignore', str(ROOT / 'tools' / 'benchmark.py'), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['infer', 'train'])
+def test_compares_with_the_frameworks(tmp_path, mode):
+    report, picture = tmp_path / 'report.json', tmp_path / 'report.png'
+    options = ['--size', '64', '96', '--mode', mode, '--rounds', '2', '--threads', '1']
+    done = run(*options, '--ours', 'auto', 'reference+cp', '--json', str(report), '--plot', str(picture))
+    data = json.loads(report.read_text())
+    for name in ('auto', 'reference+cp', 'mmdet', 'mmseg'):
+        row = data['rows'][name]
+        assert 0 < row['p10_ms'] <= row['median_ms'] <= row['p90_ms']
+        assert row['peak_mib'] > 0
+        assert data['agreement'][name] < 1e-4
+        assert len(data['seconds'][name]) == 2
+        assert f'| {name} |' in done.stdout
+    assert {'timm', 'transformers', 'torchvision'} <= set(data['absent']) | set(data['rows'])
+    assert picture.stat().st_size > 0
+
+
+def test_models_that_differ_are_not_timed():
+    ours, other = (bench_models.build_ours('t', 7, 'auto') for _ in range(2))
+    args = argparse.Namespace(dtype='float32', device='cpu', mode='infer', size=(32, 32), window=7)
+    img = torch.randn(1, 3, 32, 32)
+    assert benchmark.check_outputs({'auto': ours, 'sdpa': other}, img, args)['sdpa'] < 1e-5
+    torch.nn.init.normal_(other.norm0.weight)
+    with pytest.raises(RuntimeError, match='sdpa differs from auto'):
+        benchmark.check_outputs({'auto': ours, 'sdpa': other}, img, args)
+
+
+def test_peers_that_must_agree():
+    assert all(bench_models.must_agree(peer, (448, 448), 7) for peer in bench_models.PEERS)
+    assert not bench_models.must_agree('timm', (512, 512), 7)
+    assert bench_models.must_agree('torchvision', (512, 512), 7)
+    assert not bench_models.must_agree('torchvision', (199, 301), 7)
+    assert bench_models.must_agree('mmdet', (199, 301), 7)
+
+
+def test_unknown_backends_are_refused():
+    with pytest.raises(ValueError, match='nonsense'):
+        bench_models.build_ours('t', 7, 'nonsense')
+
+
+def test_matrix_products_are_those_of_the_model():
+    """Count the multiply-adds of every linear layer and convolution that a forward pass calls."""
+    backbone = SwinBackbone('t').to('meta')
+    counted = []
+
+    def count(module, inputs, output):
+        counted.append(module.weight.numel() * output.numel() // module.weight.shape[0])
+
+    for module in backbone.modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)):
+            module.register_forward_hook(count)
+    backbone.eval()(torch.empty(2, 3, 199, 301, device='meta'))
+    products = bench_limits._products(backbone, (199, 301), 2)
+    assert sum(tokens * inputs * outputs * times for tokens, inputs, outputs, times in products) == sum(counted)
+
+
+def test_roofline_has_the_published_number_of_flops(monkeypatch):
+    monkeypatch.setattr(bench_limits, '_peak', lambda *_: 1e12)
+    monkeypatch.setattr(bench_limits, '_bandwidth', lambda *_: 1e30)
+    limit = bench_limits.roofline(SwinBackbone('t'), (800, 1344), 1, 'infer', torch.float32, 'cpu')
+    # Two per multiply-add, without the patch embedding.
+    assert limit['gflops_of_pass'] == pytest.approx(192.8, rel=0.01)
+    assert limit['seconds'] == pytest.approx(limit['gflops_of_pass'] / 1000)
+
+
+def test_summary():
+    row = bench_limits.summary([0.1, 0.2, 0.3], batch=2)
+    assert row['median_ms'] == pytest.approx(200)
+    assert row['images_per_s'] == pytest.approx(10)
+    assert row['p10_ms'] == pytest.approx(120)
+    assert row['p90_ms'] == pytest.approx(280)

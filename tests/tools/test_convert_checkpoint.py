@@ -1,0 +1,146 @@
+"""The command line that converts checkpoint files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import mmdet.models.backbones
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from swin_dense.checkpoint import load_checkpoint
+from swin_dense.checkpoint.families import EXPORTED
+from swin_dense.checkpoint.files import read_file
+from tests.conftest import randomize
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
+import convert_checkpoint
+
+ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
+
+
+@pytest.fixture
+def source():
+    return randomize(SwinBackbone(**ARCH), 1)
+
+
+@pytest.fixture
+def file(tmp_path, source):
+    torch.save({'model': source.state_dict()}, tmp_path / 'source.pth')
+    return str(tmp_path / 'source.pth')
+
+
+def run(*arguments):
+    return convert_checkpoint.main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
+@pytest.mark.parametrize('family', EXPORTED)
+def test_there_and_back_is_the_identity(tmp_path, source, file, family, ending):
+    assert run(file, tmp_path / f'a{ending}', '--to', family) == 0
+    assert run(tmp_path / f'a{ending}', tmp_path / 'b.pth') == 0
+    back = read_file(tmp_path / 'b.pth')['model']
+    assert back.keys() == source.state_dict().keys()
+    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in back.items())
+
+
+def test_the_precision_of_the_file_is_kept(tmp_path, source, file):
+    torch.save(source.half().state_dict(), file)
+    assert run(file, tmp_path / 'a.safetensors', '--to', 'timm') == 0
+    assert {tensor.dtype for tensor in read_file(tmp_path / 'a.safetensors').values()} == {torch.float16}
+
+
+@pytest.mark.parametrize('pretrained_on', ['classifier', 'detector'])
+def test_the_file_loads_in_mmdet_by_init_cfg(tmp_path, source, file, pretrained_on):
+    if pretrained_on == 'classifier':
+        state = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith('norm')}
+        torch.save({'model': state}, file)
+    assert run(file, tmp_path / 'mmdet.pth', '--to', 'mmdet') == 0
+    from mmengine import ConfigDict
+
+    init_cfg = ConfigDict(type='Pretrained', checkpoint=str(tmp_path / 'mmdet.pth'))
+    peer = mmdet.models.backbones.SwinTransformer(**ARCH, init_cfg=init_cfg)
+    peer.init_weights()
+    peer.eval()
+    if pretrained_on == 'classifier':
+        for stage in range(4):
+            getattr(source, f'norm{stage}').reset_parameters()
+    image = torch.randn(1, 3, 64, 80)
+    with torch.no_grad():
+        for ours, theirs in zip(source.eval()(image), peer(image), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_options_of_the_backbone_are_read_off_the_file(tmp_path):
+    options = {
+        'window_size': (3, 5),
+        'in_channels': 2,
+        'patch_size': 2,
+        'mlp_ratio': 2,
+        'qkv_bias': False,
+        'use_abs_pos_embed': True,
+        'pretrain_img_size': 32,
+    }
+    source = randomize(SwinBackbone(**ARCH, **options), 1)
+    torch.save(source.state_dict(), tmp_path / 'a.pth')
+    assert run(tmp_path / 'a.pth', tmp_path / 'b.pth', '--to', 'mmdet') == 1  # the window is not known
+    assert run(tmp_path / 'a.pth', tmp_path / 'b.pth', '--to', 'mmdet', '--source-window-size', 3, 5) == 0
+    backbone = SwinBackbone(**ARCH, **options)
+    load_checkpoint(backbone, tmp_path / 'b.pth', log=None)
+    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in backbone.state_dict().items())
+
+
+def test_resizing(tmp_path, source, file):
+    arguments = [
+        '--window-size',
+        '4',
+        '6',
+        '--table-resize',
+        'geometric',
+        '--in-channels',
+        '1',
+        '--channel-policy',
+        'mean',
+    ]
+    assert run(file, tmp_path / 'a.pth', *arguments) == 0
+    backbone = SwinBackbone(**ARCH, window_size=(4, 6), in_channels=1)
+    load_checkpoint(backbone, source.state_dict(), table_resize='geometric', in_channels='mean', log=None)
+    converted = read_file(tmp_path / 'a.pth')['model']
+    assert all(torch.equal(tensor, converted[name]) for name, tensor in backbone.state_dict().items())
+
+
+def test_json_report(tmp_path, file, capsys):
+    assert run(file, tmp_path / 'a.pth', '--to', 'mmseg', '--hash', '--json') == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report['family'] == 'official'
+    assert report['to'] == 'mmseg'
+    assert len(report['loaded']) == len(torch.load(file)['model'])
+    assert Path(report['destination']).name.startswith('a-')
+    load_checkpoint(SwinBackbone(**ARCH), report['destination'], log=None)  # verifies the hash
+
+
+def test_failures_say_why_and_write_nothing(tmp_path, file, capsys):
+    for arguments, message in [
+        ([file, tmp_path / 'a.pth', '--arch', 't'], 'the model is a Swin-T'),
+        ([file, tmp_path / 'a.pth', '--arch', 'swin_tiny'], 'the model is a Swin-T'),
+        ([tmp_path / 'none.pth', tmp_path / 'a.pth', '--arch', 'swin_x'], "got 'swin_x'"),
+        ([file, tmp_path / 'a.pth', '--in-channels', 0], 'in_channels must be at least 1, got 0'),
+        ([tmp_path / 'none.pth', tmp_path / 'a.pth'], 'no checkpoint file'),
+        ([file, tmp_path / 'no folder' / 'a.pth'], 'there is no folder'),
+        ([file, tmp_path / 'a.pth', '--ema'], 'no running average'),
+        ([file, file], 'exists already'),
+    ]:
+        assert run(*arguments) == 1
+        assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ['source.pth']
+    assert run(file, file, '--force') == 0
+
+
+def test_as_a_program(tmp_path, file):
+    tool = Path(convert_checkpoint.__file__)
+    done = subprocess.run([sys.executable, tool, file, tmp_path / 'a.pth'], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 'family: official' in done.stdout
+    assert f'Wrote {tmp_path / "a.pth"} (official)' in done.stdout

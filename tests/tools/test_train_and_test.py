@@ -1,0 +1,175 @@
+"""tools/train.py and tools/test.py, run as a user runs them, on a few images."""
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints of mmengine
+from tests.conftest import ROOT
+
+CONFIGS = {
+    'mmdet': 'configs/demo/mask-rcnn_swin-demo_fpn.py',
+    'mmseg': 'configs/demo/upernet_swin-demo.py',
+}
+SHORT = {
+    'mmdet': ['train_cfg.max_epochs=2', 'train_cfg.val_interval=2', 'default_hooks.checkpoint.interval=1'],
+    'mmseg': [
+        'train_cfg.max_iters=4', 'train_cfg.val_interval=4', 'default_hooks.checkpoint.interval=2',
+        'train_dataloader.batch_size=2',
+    ],
+}  # fmt: skip
+FIRST = {'mmdet': 'epoch_1.pth', 'mmseg': 'iter_2.pth'}
+LAST = {'mmdet': 'epoch_2.pth', 'mmseg': 'iter_4.pth'}
+
+
+def options(framework, data):
+    root = f'{data}/coco/' if framework == 'mmdet' else f'{data}/ADEChallengeData2016'
+    found = [f'{split}_dataloader.dataset.data_root={root}' for split in ('train', 'val', 'test')]
+    if framework == 'mmdet':
+        found += [f'{split}_evaluator.ann_file={root}annotations/instances_val2017.json' for split in ('val', 'test')]
+    return [*found, 'default_hooks.logger.interval=1']
+
+
+def run(*command, check=True, cwd=ROOT):
+    done = subprocess.run([sys.executable, '-W', 'ignore', *map(str, command)], capture_output=True, text=True, cwd=cwd)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def losses(log):
+    """Return the loss of every training iteration that a log tells of."""
+    return [float(loss) for loss in re.findall(r'(?:Epoch|Iter)\(train\).*? loss: ([\d.]+)', log)]
+
+
+@pytest.fixture(scope='module', params=['mmdet', 'mmseg'])
+def trained(request, demo_data, tmp_path_factory):
+    work_dir = tmp_path_factory.mktemp('work dir')
+    common = ['--work-dir', work_dir, '--cfg-options', *options(request.param, demo_data), *SHORT[request.param]]
+    log = run('tools/train.py', CONFIGS[request.param], *common).stdout
+    return request.param, work_dir, log, common
+
+
+@pytest.mark.slow
+def test_training_writes_what_plain_torch_reads_with_weights_only(trained):
+    framework, work_dir, log, _ = trained
+    assert len(losses(log)) == 4
+    assert (work_dir / LAST[framework]).is_file()
+    assert re.search(r'coco/segm_mAP_50|mIoU', log)
+    assert torch.load(work_dir / LAST[framework], weights_only=True)['meta']['experiment_name']
+
+
+@pytest.mark.slow
+def test_resume_goes_on_where_it_stopped(trained):
+    framework, work_dir, log, common = trained
+    resumed = run('tools/train.py', CONFIGS[framework], *common, '--resume', work_dir / FIRST[framework]).stdout
+    assert re.search(r'resumed epoch: \d+, iter: 2', resumed)
+    assert len(losses(resumed)) == 2
+    # Flips and proposals are drawn anew, so the losses are near, and below those of a start from scratch.
+    assert losses(resumed) == pytest.approx(losses(log)[2:], rel=0.1)
+    assert losses(resumed)[0] < losses(log)[0]
+
+
+@pytest.mark.slow
+def test_resume_finds_the_newest_checkpoint_by_itself(trained):
+    framework, work_dir, _, common = trained
+    longer = {'mmdet': 'train_cfg.max_epochs=3', 'mmseg': 'train_cfg.max_iters=5'}[framework]
+    log = run('tools/train.py', CONFIGS[framework], *common, longer, '--resume').stdout
+    assert str(work_dir / LAST[framework]) in log
+    assert len(losses(log)) == {'mmdet': 2, 'mmseg': 1}[framework]
+
+
+@pytest.mark.slow
+def test_load_from_starts_anew_with_the_weights(trained, tmp_path):
+    framework, work_dir, log, common = trained
+    load = f'load_from={work_dir / LAST[framework]}'
+    common = ['--work-dir', tmp_path, *common[2:], load]
+    started = run('tools/train.py', CONFIGS[framework], *common).stdout
+    assert 'Load checkpoint from' in started
+    assert losses(started)[0] < losses(log)[0]
+
+
+@pytest.mark.slow
+def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
+    framework, work_dir, _, common = trained
+    out = tmp_path / ('predictions.pkl' if framework == 'mmdet' else 'label maps')
+    common = ['--work-dir', tmp_path, *common[2:]]
+    run(
+        'tools/test.py',
+        CONFIGS[framework],
+        work_dir / LAST[framework],
+        '--out',
+        out,
+        '--show-dir',
+        tmp_path / 'shown',
+        *common,
+    )
+    report = json.loads(next(tmp_path.glob('*/*.json')).read_text())
+    assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50'} <= set(report) or 'mIoU' in report
+    if framework == 'mmdet':
+        assert len(pickle.loads(out.read_bytes())) == 4
+    else:
+        assert len(list(out.glob('*.png'))) == 4
+    assert len([path for path in (tmp_path / 'shown').rglob('*') if path.suffix in ('.jpg', '.png')]) == 4
+
+
+@pytest.mark.slow
+def test_test_time_augmentation(trained, tmp_path):
+    framework, work_dir, _, common = trained
+    common = ['--work-dir', tmp_path, *common[2:]]
+    run('tools/test.py', CONFIGS[framework], work_dir / LAST[framework], '--tta', *common)
+    report = json.loads(next(tmp_path.glob('*/*.json')).read_text())
+    assert 'coco/bbox_mAP_50' in report or 'mIoU' in report
+    assert 'coco/segm_mAP_50' not in report
+
+
+@pytest.mark.slow
+def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
+    common = [*options('mmdet', demo_data), *SHORT['mmdet'], 'model.backbone.frozen_stages=2', 'train_cfg.max_epochs=1']
+    command = ['bash', 'tools/dist_train.sh', CONFIGS['mmdet'], '2', '--work-dir', tmp_path, '--cfg-options', *common]
+    environment = {
+        'PATH': f'{sys.prefix}/bin:/usr/bin:/bin',
+        'PORT': '29511',
+        'OMP_NUM_THREADS': '1',
+        'HOME': str(tmp_path),
+    }
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(losses(done.stdout)) == 1
+
+
+@pytest.mark.slow
+def test_the_demo_in_small_leaves_a_summary_and_pictures(tmp_path):
+    out = tmp_path / 'demo of mine'
+    done = run('tools/demo.py', out, '--quick')
+    summary = json.loads((out / 'summary.json').read_text())
+    assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50', 'mIoU', 'seconds', 'versions'} <= set(summary)
+    assert set(summary['seconds']) >= {'data', 'mask_rcnn/train', 'mask_rcnn/test', 'upernet/train', 'pyramid'}
+    assert summary['versions']['torch'].startswith('2.')
+    for name in ('mask_rcnn.png', 'upernet.png', 'pyramid.png'):
+        with Image.open(out / name) as picture:
+            assert min(picture.size) > 100
+    assert re.search(r'4/4, loss [\d.]+, \S+ left', done.stdout)  # progress was shown
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['tools/train.py', 'nowhere.py'], "no config file 'nowhere.py'"),
+        (['tools/train.py', CONFIGS['mmdet'], '--amp'], '--amp needs a CUDA device'),
+        (['tools/train.py', CONFIGS['mmdet'], '--launcher', 'magic'], "choose from 'none', 'pytorch', 'slurm', 'mpi'"),
+        (['tools/test.py', CONFIGS['mmdet'], 'nowhere.pth'], "no checkpoint file 'nowhere.pth'"),
+        (['tools/test.py', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
+    ],
+)
+def test_wrong_arguments_get_one_clear_line(arguments, words):
+    if '--amp' in arguments and torch.cuda.is_available():
+        pytest.skip('a CUDA device is there, so --amp is right')
+    done = run(*arguments, check=False)
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -1,0 +1,178 @@
+"""The metafiles and the tables made of them: complete, current, with sources, and true of the configs."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from mmengine.config import Config
+
+from swin_dense.archs import resolve_arch
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIGS = REPOSITORY / 'configs'
+
+
+def load_tool(name):
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / f'tools/{name}.py')
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+browse_zoo = load_tool('browse_zoo')
+MODELS = {
+    model['Config']: model
+    for folder in browse_zoo.FOLDERS
+    for model in yaml.safe_load((CONFIGS / folder / 'metafile.yml').read_text())['Models']
+}
+RECIPES = {
+    str(recipe.config): recipe for folder in browse_zoo.FOLDERS for recipe in browse_zoo.read_zoo(REPOSITORY, folder)
+}
+
+# Published accuracy, typed off the sources once more: box and mask AP, or mIoU single-scale and multi-scale.
+PUBLISHED = {
+    'mask-rcnn_swin-t-p4-w7_fpn_1x_coco': (42.7, 39.3),
+    'mask-rcnn_swin-t-p4-w7_fpn_ms-crop-3x_coco': (46.0, 41.6),
+    'mask-rcnn_swin-t-p4-w7_fpn_amp-ms-crop-3x_coco': (46.0, 41.7),
+    'mask-rcnn_swin-s-p4-w7_fpn_amp-ms-crop-3x_coco': (48.2, 43.2),
+    'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-1x_coco': (43.7, 39.8),
+    'mask-rcnn_swin-t-p4-w7_fpn_official-amp-ms-crop-3x_coco': (46.0, 41.6),
+    'mask-rcnn_swin-s-p4-w7_fpn_official-amp-ms-crop-3x_coco': (48.5, 43.3),
+    'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco': (48.1, 41.7),
+    'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco': (50.4, 43.7),
+    'cascade-mask-rcnn_swin-s-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco': (51.9, 45.0),
+    'cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco': (51.9, 45.0),
+    'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512': (44.41, 45.79),
+    'swin-small-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512': (47.72, 49.24),
+    'swin-base-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512': (47.99, 49.57),
+    'swin-base-patch4-window12-in1k-384x384-pre_upernet_8xb2-160k_ade20k-512x512': (48.35, 49.65),
+    'swin-base-patch4-window7-in22k-pre_upernet_8xb2-160k_ade20k-512x512': (50.13, 51.9),
+    'swin-base-patch4-window12-in22k-384x384-pre_upernet_8xb2-160k_ade20k-512x512': (50.76, 52.4),
+    'swin-large-patch4-window7-in22k-pre_upernet_8xb2-160k_ade20k-512x512': (51.17, 52.99),
+    'swin-large-patch4-window12-in22k-384x384-pre_upernet_8xb2-160k_ade20k-512x512': (52.25, 54.12),
+    'swin-tiny-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512': (44.51, 45.81),
+    'swin-small-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512': (47.64, 49.47),
+    'swin-base-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512': (48.13, 49.72),
+    'swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640': (50.04, 51.66),
+    'swin-large-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640': (52.05, 53.53),
+}
+NOTHING_PUBLISHED = {'mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco', 'retinanet_swin-t-p4-w7_fpn_1x_coco'}
+
+
+def test_every_config_is_listed_once_and_every_entry_has_its_config():
+    listed = [str(path.relative_to(REPOSITORY)) for path in browse_zoo.zoo_configs(REPOSITORY)]
+    assert sorted(MODELS) == listed == sorted(json.loads((CONFIGS / 'complexity.json').read_text()))
+    assert all(Path(config).stem == model['Name'] for config, model in MODELS.items())
+
+
+def test_published_accuracy():
+    found = {path.stem: tuple(recipe.metrics.values()) for path, recipe in ((Path(c), r) for c, r in RECIPES.items())}
+    assert {name: values for name, values in found.items() if values} == PUBLISHED
+    assert {name for name, values in found.items() if not values} == NOTHING_PUBLISHED
+
+
+@pytest.mark.parametrize('config', MODELS, ids=lambda config: Path(config).stem)
+def test_every_published_figure_has_a_source(config):
+    model = MODELS[config]
+    published = [
+        *model.get('Results', []),
+        *([model['Published Complexity']] if 'Published Complexity' in model else []),
+    ]
+    for figures in published:
+        assert figures['Source'].startswith('https://github.com/')
+    assert all(result['Published By'] for result in model.get('Results', []))
+    assert 'Results' in model or 'published' in model['Note']
+    if 'Weights' in model:
+        host = (
+            'download.openmmlab.com' if 'open-mmlab' in model['Results'][0]['Source'] else 'github.com/SwinTransformer'
+        )
+        assert model['Weights'].startswith(f'https://{host}/')
+
+
+@pytest.mark.parametrize('config', MODELS, ids=lambda config: Path(config).stem)
+def test_metafile_says_what_the_config_says(config):
+    model, metadata = MODELS[config], MODELS[config]['Metadata']
+    resolved = Config.fromfile(REPOSITORY / config)
+    backbone = resolved.model.backbone
+    arch = resolve_arch(metadata['Backbone'].replace('Swin-', 'swin_').lower())
+    assert (backbone.embed_dims, tuple(backbone.depths), tuple(backbone.num_heads)) == (
+        arch.embed_dims,
+        arch.depths,
+        arch.num_heads,
+    )
+    assert backbone.window_size == metadata['Window']
+    pretrained = backbone.init_cfg.checkpoint
+    assert ('_22k' in pretrained) == ('ImageNet-22K' in metadata['Pretraining'])
+    assert re.search(r'_(224|384)', pretrained)[1] in metadata['Pretraining']
+    assert resolved.train_dataloader.batch_size * 8 == metadata['Batch Size']
+    if model['In Collection'] == 'UPerNet':
+        assert resolved.train_cfg.max_iters == metadata['Iterations']
+        assert metadata['Crop Size'] == '{}x{}'.format(*resolved.crop_size)
+    else:
+        assert resolved.train_cfg.max_epochs == metadata['Epochs']
+        assert metadata['Schedule'].startswith(f'{metadata["Epochs"] // 12}x')
+        assert ('AMP' in metadata['Schedule']) == (resolved.optim_wrapper.type == 'AmpOptimWrapper')
+        assert ('multi-scale crop' in metadata['Schedule']) == ('RandomChoice' in str(resolved.train_pipeline))
+    assert (metadata['Recipe'] == 'official') == ('official' in config or 'cascade' in config)
+    height, width = (int(side) for side in model.get('Published Complexity', {}).get('Image Size', '0x0').split('x'))
+    assert [height, width] in ([0, 0], RECIPES[config].counted['shape'])
+
+
+# One recipe per model; the others differ in data and schedule alone.
+DISTINCT = list({json.dumps(recipe.counted): config for config, recipe in RECIPES.items()}.values())
+
+
+@pytest.mark.parametrize('config', DISTINCT, ids=lambda config: Path(config).stem)
+def test_counted_figures_are_current(config):
+    assert browse_zoo.count_config(REPOSITORY / config) == RECIPES[config].counted
+
+
+@pytest.mark.parametrize('folder', browse_zoo.FOLDERS)
+def test_readme_tables_are_current(folder):
+    text = (CONFIGS / folder / 'README.md').read_text()
+    table = browse_zoo.markdown(browse_zoo.read_zoo(REPOSITORY, folder))
+    assert browse_zoo.replace_table(text, table) == text, 'run python tools/browse_zoo.py --update'
+
+
+def test_links_of_the_tables_lead_to_files():
+    for folder in browse_zoo.FOLDERS:
+        for link in re.findall(r'\]\(([^)]+)\)', (CONFIGS / folder / 'README.md').read_text()):
+            assert link.startswith('https://') or (CONFIGS / folder / link).is_file(), link
+
+
+def test_plain_table_has_a_line_per_recipe(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['browse_zoo.py'])
+    browse_zoo.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(RECIPES)
+    assert all(line.endswith(config) for line, config in zip(lines[1:], RECIPES, strict=True))
+    assert '43.7 box AP, 39.8 mask AP' in lines[6]
+
+
+def test_update_rewrites_what_is_between_the_markers(tmp_path, monkeypatch):
+    for folder in browse_zoo.FOLDERS:
+        (tmp_path / 'configs' / folder).mkdir(parents=True)
+        metafile = (CONFIGS / folder / 'metafile.yml').read_text()
+        (tmp_path / 'configs' / folder / 'metafile.yml').write_text(metafile)
+        (tmp_path / 'configs' / folder / 'README.md').write_text(
+            'before\n' + browse_zoo.TABLE_START + 'stale\n' + browse_zoo.TABLE_END + 'after\n'
+        )
+        for config in (CONFIGS / folder).glob('*.py'):
+            (tmp_path / 'configs' / folder / config.name).touch()
+    counted = {'shape': [1, 2], 'parameters': 3_000_000, 'flops': 4_000_000_000, 'computed_flops': 0}
+    monkeypatch.setattr(browse_zoo, 'count_config', lambda path: counted)
+    browse_zoo.update(tmp_path)
+    text = (tmp_path / 'configs/retinanet/README.md').read_text()
+    assert 'stale' not in text
+    assert text.startswith('before\n')
+    assert text.endswith('after\n')
+    assert '| 3.0M, 4G at 1x2 |' in text
+
+
+def test_a_readme_without_markers_is_refused():
+    with pytest.raises(ValueError, match='the README needs the lines'):
+        browse_zoo.replace_table('# Title\n', 'table')
