@@ -1,6 +1,7 @@
 """A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch."""
 
 from importlib.util import find_spec
+from typing import NoReturn
 
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.features.pyramid import extract_pyramid
@@ -17,13 +18,23 @@ __all__ = [
     'load_checkpoint',
 ]
 
+_why_no_mm: Exception | None = None
 if find_spec('mmengine') is not None:
-    from swin_dense.mm import SwinDense  # registers it in mmengine's root registry
+    try:
+        from swin_dense.mm import SwinDense  # registers it in mmengine's root registry
 
-    __all__ += ['SwinDense']
-else:
+        __all__ += ['SwinDense']
+    except Exception as error:  # an installed mmengine may fail in any way; the core does not need it
+        _why_no_mm = error
 
-    def __getattr__(name: str) -> None:
-        if name == 'SwinDense':
-            raise ImportError('SwinDense needs mmengine: pip install mmengine; SwinBackbone is the same without it')
+
+def __getattr__(name: str) -> NoReturn:
+    if name != 'SwinDense':
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    if _why_no_mm is None:
+        raise ImportError('SwinDense needs mmengine: pip install mmengine; SwinBackbone is the same without it')
+    raise ImportError(
+        f'SwinDense needs mmengine, which is installed but cannot be imported ({type(_why_no_mm).__name__}: '
+        f'{_why_no_mm}); repair it, for example with pip install "setuptools<81" where pkg_resources is missing. '
+        'SwinBackbone is the same without it'
+    ) from _why_no_mm

@@ -1,0 +1,60 @@
+"""The core without mmengine, and beside one that is installed and broken."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+CORE = """
+import torch, swin_dense
+backbone = swin_dense.SwinBackbone({'embed_dims': 16, 'depths': (1, 1), 'num_heads': (1, 1)})
+backbone.load_state_dict(backbone.state_dict())
+assert len(backbone(torch.zeros(1, 3, 32, 32))) == 2
+assert 'SwinDense' not in swin_dense.__all__
+assert all(hasattr(swin_dense, name) for name in swin_dense.__all__)
+try:
+    from swin_dense import SwinDense
+except ImportError as error:
+    print(error)
+try:
+    swin_dense.SwinDense
+except ImportError as error:
+    print(error)
+"""
+
+
+def run(code, path=()):
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([*map(str, path), str(ROOT)])}
+    done = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_mmengine():
+    absent = "import sys; sys.modules.update(dict.fromkeys(['mmengine', 'mmcv', 'mmdet', 'mmseg']))\n"
+    assert run(absent + CORE).count('pip install mmengine') == 2
+
+
+@pytest.mark.parametrize(
+    ('file', 'line', 'reason'),
+    [
+        ('__init__.py', 'import pkg_resources_that_is_gone', "No module named 'pkg_resources_that_is_gone'"),
+        ('registry.py', 'MODELS = int.no_such_attribute', "type object 'int' has no attribute 'no_such_attribute'"),
+        ('model.py', 'raise OSError("libgomp.so: not found")', 'libgomp.so: not found'),
+    ],
+)
+def test_an_mmengine_that_cannot_be_imported(tmp_path, file, line, reason):
+    package = tmp_path / 'mmengine'
+    package.mkdir()
+    working = {
+        '__init__.py': '',
+        'logging.py': 'class HistoryBuffer: pass\ndef print_log(*args, **kwargs): pass',
+        'registry.py': 'class MODELS: register_module = staticmethod(lambda: lambda cls: cls)',
+        'model.py': 'class BaseModule: pass\nPretrainedInit = initialize = None',
+    }
+    for name, content in {**working, file: line}.items():
+        (package / name).write_text(content)
+    assert run(CORE, [tmp_path]).count(reason) == 2
