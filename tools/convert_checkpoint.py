@@ -18,7 +18,7 @@ from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.checkpoint.files import check_destination, write_file
 from swin_dense.checkpoint.fit import Options, fit
 from swin_dense.checkpoint.load import find_backbone
-from swin_dense.checkpoint.misfit import describe
+from swin_dense.checkpoint.misfit import options_of
 from swin_dense.checkpoint.resize import CHANNEL_POLICIES, TABLE_METHODS, square_window
 from swin_dense.checkpoint.source import Source
 from swin_dense.checkpoint.target import Target
@@ -63,7 +63,7 @@ def source_window(args: argparse.Namespace) -> tuple[int, int] | None:
 
 def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
     """Build the backbone that the checkpoint is of, without memory for weights."""
-    options: dict[str, Any] = describe({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
+    options: dict[str, Any] = options_of({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
     try:
         arch: Any = args.arch
         if arch is None:

@@ -17,7 +17,7 @@ from swin_dense.features.inference import evaluation_mode
 from swin_dense.ops import window_attention
 from swin_dense.windows import relative_position_bias
 
-Target = Callable[[Mapping[int, Tensor]], Tensor]
+Score = Callable[[Mapping[int, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
     return gradient[0, :, :, ::head_dim].permute(2, 0, 1)
 
 
-def grad_cam(backbone: Any, image: Any, stage: int, target: Target | None = None, bgr: bool = False) -> Tensor:
+def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None, bgr: bool = False) -> Tensor:
     """Compute which cells of a stage raise a number that is made of the pyramid.
 
     Source: Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization,

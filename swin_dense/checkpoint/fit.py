@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swin_dense import checks
 from swin_dense.checkpoint import resize
-from swin_dense.checkpoint.misfit import explain
+from swin_dense.checkpoint.misfit import explain_misfit
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.checkpoint.source import Source
 from swin_dense.checkpoint.target import OUT_NORM, STAGE, Shape, Target
@@ -80,7 +80,7 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
     report.unexpected = excess + source.unexpected
     wrong = [name for name in report.missing if name not in report.new]
     if (wrong or excess) and not options.allow_partial:
-        raise CheckpointError(explain(source, target, report, wrong, excess))
+        raise CheckpointError(explain_misfit(source, target, report, wrong, excess))
     return fitted, report
 
 

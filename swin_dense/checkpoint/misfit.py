@@ -12,7 +12,7 @@ from swin_dense.checkpoint.source import Source
 from swin_dense.checkpoint.target import OUT_NORM, Shape, Target
 
 
-def explain(source: Source, target: Target, report: Report, wrong: list[str], excess: list[str]) -> str:
+def explain_misfit(source: Source, target: Target, report: Report, wrong: list[str], excess: list[str]) -> str:
     """Return the message of a load that failed: the likely cause first, then what exactly.
 
     Args:
@@ -22,8 +22,8 @@ def explain(source: Source, target: Target, report: Report, wrong: list[str], ex
         wrong: parameters of ours that do not arrive.
         excess: keys of the checkpoint that have no place in the model.
     """
-    given = describe({name: tuple(tensor.shape) for name, tensor in source.parameters.items()})
-    wanted = describe({name: shape for name, shape in target.shapes.items() if shape is not None})
+    given = options_of({name: tuple(tensor.shape) for name, tensor in source.parameters.items()})
+    wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
     lines = [f'{report.source} ({source.family}) does not fit the model, which keeps its weights.']
     if any('logit_scale' in key or 'cpb_mlp' in key for key in excess):
         lines.append('It is a Swin V2, another network; this one is a Swin V1.')
@@ -40,7 +40,7 @@ def explain(source: Source, target: Target, report: Report, wrong: list[str], ex
     return '\n  '.join(lines)
 
 
-def describe(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+def options_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Read the options of a backbone off the shapes of its parameters, as far as they tell.
 
     Args:

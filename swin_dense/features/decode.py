@@ -1,4 +1,4 @@
-"""Image files, decoded at their full depth; whatever goes wrong is an error that names the image."""
+"""Where the bytes of a file become pixels, at their full depth; what goes wrong is an error that names the image."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+Box = tuple[int, int, int, int]
 TIFF_MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 HEADER_LENGTH = 25  # of a PNG, up to its bit depth; more than TIFF needs
 _ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
+# What undoes each EXIF orientation, in this order: rows become columns, the rows turn round, the columns turn round.
+_TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 
 # What PIL, tifffile and their codecs raise for damaged content.
 _DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, RuntimeError, struct.error, zlib.error)
@@ -27,7 +30,7 @@ class ImageError(ValueError):
     """An image cannot be read, or is not an image that the backbone can take."""
 
 
-def describe(source: Any) -> str:
+def name_of(source: Any) -> str:
     """Return a short name of an image for messages."""
     if isinstance(source, (str, os.PathLike)):
         return f'image {os.fspath(source)!r}'
@@ -40,17 +43,17 @@ def describe(source: Any) -> str:
     return f'image of type {type(source).__name__}'
 
 
-def read_file(path: Path) -> np.ndarray:
+def decode_file(path: Path) -> np.ndarray:
     """Decode a whole file, upright and at its full depth, to (H, W) or (H, W, C)."""
     with reading(path):
         content = path.read_bytes()
-    return decode(content, describe(path))
+    return decode_bytes(content, name_of(path))
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn what the file system raises into an error that names the image; a missing file stays FileNotFoundError."""
-    name = describe(path)
+    name = name_of(path)
     try:
         yield
     except FileNotFoundError:
@@ -61,8 +64,8 @@ def reading(path: Path) -> Iterator[None]:
         raise ImageError(f'{name} cannot be read: {error.strerror or error}') from error
 
 
-def decode(content: bytes, name: str) -> np.ndarray:
-    """Decode the bytes of a file as :func:`read_file` does."""
+def decode_bytes(content: bytes, name: str) -> np.ndarray:
+    """Decode the bytes of a file as :func:`decode_file` does."""
     if not content:
         raise ImageError(f'{name}: the file is empty')
     with decoding(name):
@@ -74,10 +77,14 @@ def decode(content: bytes, name: str) -> np.ndarray:
                 raise
             return pixels
         if is_deep_colour(image, content):
-            pixels = _decode_deep_colour(image, content, name)
-        else:
-            pixels = pil_pixels(image, name)
-        return upright(pixels, orientation_of(image))
+            return upright(_decode_deep_colour(image, content, name), orientation_of(image))
+        return decode_pil(image, name)
+
+
+def decode_pil(image: Image.Image, name: str) -> np.ndarray:
+    """Return the pixels of a PIL image, upright, as :func:`decode_file` does."""
+    with decoding(name):
+        return upright(pil_pixels(image, name), orientation_of(image))
 
 
 @contextlib.contextmanager
@@ -179,13 +186,35 @@ def _tiff_pixels(content: bytes) -> np.ndarray | None:
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """Undo the camera's rotation, given as the EXIF orientation 1 to 8."""
-    if orientation in (5, 6, 7, 8):
+    if orientation in _TRANSPOSED:
         pixels = pixels.swapaxes(0, 1)
-    if orientation in (3, 4, 7, 8):
+    if orientation in _UPSIDE_DOWN:
         pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
+    if orientation in _MIRRORED:
         pixels = pixels[:, ::-1]
     return pixels
+
+
+def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Return (height, width) of what :func:`upright` makes of pixels of a size."""
+    return (size[1], size[0]) if orientation in _TRANSPOSED else size
+
+
+def as_stored(box: Box, size: tuple[int, int], orientation: int) -> Box:
+    """Return where a box of an upright image lies in the image as it is stored: the inverse of :func:`upright`.
+
+    Args:
+        box: (top, left, bottom, right) in the upright image, half open.
+        size: (height, width) of the upright image.
+        orientation: EXIF, 1 to 8.
+    """
+    top, left, bottom, right = box
+    height, width = size
+    if orientation in _MIRRORED:
+        left, right = width - right, width - left
+    if orientation in _UPSIDE_DOWN:
+        top, bottom = height - bottom, height - top
+    return (left, top, right, bottom) if orientation in _TRANSPOSED else (top, left, bottom, right)
 
 
 def reverse_colours(pixels: np.ndarray) -> np.ndarray:

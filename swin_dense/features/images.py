@@ -14,14 +14,11 @@ from torch import Tensor
 
 from swin_dense.features.decode import (
     ImageError,
-    decode,
-    decoding,
-    describe,
-    orientation_of,
-    pil_pixels,
-    read_file,
+    decode_bytes,
+    decode_file,
+    decode_pil,
+    name_of,
     reverse_colours,
-    upright,
 )
 
 # Of ImageNet in RGB, on the scale 0 to 1: what every published Swin was trained with.
@@ -55,14 +52,13 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
         ImageError: the content is no image, is cut off, or has channels or values that do not fit.
         TypeError: the source is none of the above.
     """
-    name = describe(source)
+    name = name_of(source)
     if isinstance(source, (str, os.PathLike)):
-        pixels = read_file(Path(source))
+        pixels = decode_file(Path(source))
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        pixels = decode(bytes(source), name)
+        pixels = decode_bytes(bytes(source), name)
     elif isinstance(source, Image.Image):
-        with decoding(name):
-            pixels = upright(pil_pixels(source, name), orientation_of(source))
+        pixels = decode_pil(source, name)
     elif isinstance(source, (np.ndarray, Tensor)):
         pixels = array_pixels(source, name)
         pixels = reverse_colours(pixels) if bgr else pixels

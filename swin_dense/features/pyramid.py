@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.features.decode import describe
+from swin_dense.features.decode import name_of
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
 from swin_dense.features.inference import check_levels, group_by_size, run_batch
 from swin_dense.features.regions import open_large_image
@@ -120,7 +120,7 @@ def extract_pyramid(
     """
     batch_size = checks.integer('batch_size', batch_size)
     strides = check_levels(backbone, levels)
-    sources, is_single = _list_images(images)
+    sources, is_single = _as_list(images)
     map_dtype = dtype or autocast or next(backbone.parameters()).dtype
     _check_tile_options(tile, overlap, out, gradients, is_single, map_dtype)
     if device is not None:
@@ -181,7 +181,7 @@ def _extract_tiled(
         return Pyramid(store.maps(), image.size)
 
 
-def _list_images(images: Any) -> tuple[list[Any], bool]:
+def _as_list(images: Any) -> tuple[list[Any], bool]:
     """Return the images one by one, and whether it was a single one that was given."""
     if isinstance(images, Tensor) and images.ndim == 4:
         return list(images), False
@@ -199,5 +199,5 @@ def _load(source: Any, backbone: Any, bgr: bool, mean: Sequence[float] | None, g
 def _differentiable(image: Tensor, channels: int, bgr: bool) -> Tensor:
     """Return a float tensor (C, H, W) as the backbone takes it, still connected to its graph."""
     if image.ndim != 3 or image.shape[0] != channels:
-        raise ValueError(f'{describe(image)}: to take gradients it must have the shape ({channels}, H, W)')
+        raise ValueError(f'{name_of(image)}: to take gradients it must have the shape ({channels}, H, W)')
     return image.flip(0) if bgr else image

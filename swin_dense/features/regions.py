@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from swin_dense.features.decode import (
     HEADER_LENGTH,
     TIFF_MAGIC,
     ImageError,
+    as_stored,
+    decode_file,
     decoding,
-    describe,
     is_deep_colour,
+    name_of,
     orientation_of,
     pil_pixels,
-    read_file,
     reading,
     reverse_colours,
+    upright,
+    upright_size,
 )
 from swin_dense.features.images import array_pixels, read_image
 
@@ -66,7 +69,7 @@ def open_large_image(source: Any, bgr: bool = False) -> Iterator[LargeImage]:
         ImageError: the content is no image.
         TypeError: the source is none of the above.
     """
-    name = describe(source)
+    name = name_of(source)
     if isinstance(source, (str, os.PathLike)):
         with _open_file(Path(source), name) as image:
             yield image
@@ -107,7 +110,7 @@ def _open_whole(path: Path, name: str, header: bytes, stack: contextlib.ExitStac
         except UnidentifiedImageError:
             image = None
         if image is None or is_deep_colour(image, header):
-            return _array_image(read_file(path), name, bgr=False)
+            return _array_image(decode_file(path), name, bgr=False)
         return _pil_image(image, name)
 
 
@@ -170,12 +173,14 @@ def _holds_plain_pixels(page: Any) -> bool:
 def _pil_image(image: Image.Image, name: str) -> LargeImage:
     with decoding(name):
         image.load()
-        upright = image if orientation_of(image) == 1 else ImageOps.exif_transpose(image)
+        orientation = orientation_of(image)
+    size = upright_size((image.height, image.width), orientation)
 
     def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
-        return pil_pixels(upright.crop((left, top, right, bottom)), name)
+        top, left, bottom, right = as_stored((top, left, bottom, right), size, orientation)
+        return upright(pil_pixels(image.crop((left, top, right, bottom)), name), orientation)
 
-    return LargeImage(name, (upright.height, upright.width), read)
+    return LargeImage(name, size, read)
 
 
 def _array_image(array: Any, name: str, bgr: bool) -> LargeImage:

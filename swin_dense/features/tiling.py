@@ -18,12 +18,12 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from swin_dense import checks
+from swin_dense.features.decode import Box
 from swin_dense.features.images import normalize, to_tensor
 from swin_dense.features.inference import run_batch
 from swin_dense.features.regions import LargeImage
 from swin_dense.windows import Pair
 
-Box = tuple[int, int, int, int]
 # Per stride, the rows and columns of the level that a tile fills, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
 

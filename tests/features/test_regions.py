@@ -10,7 +10,7 @@ import skimage.data
 import tifffile
 import torch
 import zarr
-from PIL import Image
+from PIL import Image, ImageOps
 
 from swin_dense.features.images import ImageError, read_image, to_tensor
 from swin_dense.features.regions import open_large_image
@@ -121,6 +121,17 @@ def test_regions_are_of_what_is_read_as_a_whole(form, tmp_path):
     with open_large_image(path) as image:
         assert image.size == tuple(whole.shape[1:])
         assert torch.equal(to_tensor(image.read(17, 20, 100, 99), 3, image.name), whole[:, 17:100, 20:99])
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+def test_regions_are_upright_however_the_camera_was_held(orientation, tmp_path):
+    exif = Image.Exif()
+    exif[274] = orientation
+    path = save_with_pil(tmp_path / 'x.png', exif=exif)
+    expected = np.array(ImageOps.exif_transpose(Image.open(path)))
+    with open_large_image(path) as image:
+        assert image.size == expected.shape[:2]
+        assert np.array_equal(image.read(17, 20, 100, 99), expected[17:100, 20:99])
 
 
 def test_bgr_arrays():
