@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import pickle
 import re
-import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_dense.atomic import written_whole
 from swin_dense.checkpoint.report import CheckpointError
 
 
@@ -126,19 +125,15 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
         FileNotFoundError: there is no such folder.
     """
     check_destination(path, force)
-    temporary = path.with_name(f'.{path.stem}-{secrets.token_hex(4)}{path.suffix}')
-    try:
+    with written_whole(path) as unfinished:
         if path.suffix == '.safetensors':
-            _safetensors().save_file(checkpoint, temporary)
+            _safetensors().save_file(checkpoint, unfinished.path)
         else:
-            torch.save(checkpoint, temporary)
+            torch.save(checkpoint, unfinished.path)
         if add_hash:
-            path = path.with_name(f'{path.stem}-{_sha256(temporary)[:8]}{path.suffix}')
-            check_destination(path, force)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+            unfinished.destination = path.with_name(f'{path.stem}-{_sha256(unfinished.path)[:8]}{path.suffix}')
+            check_destination(unfinished.destination, force)
+    return unfinished.destination
 
 
 def _read_pickle(path: Path, trust: bool) -> Any:

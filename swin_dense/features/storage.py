@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from swin_dense.atomic import written_whole
 from swin_dense.features.tiling import Blocks, level_size
 from swin_dense.windows import Pair
 
@@ -94,18 +95,11 @@ class FeatureFolder:
     @contextmanager
     def replacing(self, path: Path) -> Iterator[Path]:
         """Give a temporary path, and move what is written there to ``path`` if the block ends well."""
-        temporary = self.root / _PARTIAL / f'{os.getpid()}-{path.name}'
-        temporary.parent.mkdir(exist_ok=True)
-        try:
-            yield temporary
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(temporary, path)
-        except BaseException:
-            if temporary.is_dir():
-                shutil.rmtree(temporary, ignore_errors=True)
-            else:
-                temporary.unlink(missing_ok=True)
-            raise
+        beside = self.root / _PARTIAL
+        beside.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path, beside) as unfinished:
+            yield unfinished.path
 
 
 def write_index(folder: FeatureFolder, images: Iterable[str]) -> int:

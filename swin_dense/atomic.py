@@ -1,0 +1,66 @@
+"""Files and folders that appear under their name complete or not at all, whatever stops the program or the machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Unfinished:
+    """What is being written.
+
+    Attributes:
+        path: where to write it, a file or a folder.
+        destination: where it goes at the end; may still be changed.
+    """
+
+    path: Path
+    destination: Path
+
+
+@contextmanager
+def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unfinished]:
+    """Move what the block writes to its destination if the block ends well, and remove it if not.
+
+    Args:
+        destination: replaced if it is a file; its folder must exist.
+        beside: a folder for what is unfinished, on the same file system; None for that of ``destination``.
+    """
+    unfinished = Unfinished((beside or destination.parent) / f'.{secrets.token_hex(4)}-{destination.name}', destination)
+    try:
+        yield unfinished
+        # Without this a power cut can leave the name and not the content, as the two reach the disk in any order.
+        _flush(unfinished.path)
+        os.replace(unfinished.path, unfinished.destination)
+        _flush_names(unfinished.destination.parent)
+    finally:
+        if unfinished.path.is_dir():
+            shutil.rmtree(unfinished.path, ignore_errors=True)
+        else:
+            unfinished.path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    if not path.is_dir():
+        with path.open('rb+') as file:
+            os.fsync(file.fileno())
+        return
+    for child in path.iterdir():
+        _flush(child)
+    _flush_names(path)
+
+
+def _flush_names(folder: Path) -> None:
+    """Bring the names of a folder's entries to the disk, where the system lets one do so."""
+    if hasattr(os, 'O_DIRECTORY'):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
