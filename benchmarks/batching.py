@@ -15,7 +15,7 @@ import time
 import torch
 
 from swin_dense import create_backbone
-from swin_dense.features.inference import run_batch
+from swin_dense.features.inference import Inference, run_batch
 
 
 def main() -> None:
@@ -29,8 +29,8 @@ def main() -> None:
     backbone = create_backbone(args.arch)
     images = torch.rand(args.images, 3, args.side, args.side)
     ways = {
-        'together': lambda: run_batch(backbone, images, backbone.out_strides),
-        'alone': lambda: [run_batch(backbone, image[None], backbone.out_strides) for image in images],
+        'together': lambda: run_batch(backbone, images, Inference()),
+        'alone': lambda: [run_batch(backbone, image[None], Inference()) for image in images],
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for name, way in [*ways.items()] * (args.rounds + 1):

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense import checks
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
-from swin_dense.features.inference import evaluation_mode
+from swin_dense.features.inference import Inference, evaluation_mode
 from swin_dense.ops import window_attention
 from swin_dense.windows import relative_position_bias
 
@@ -143,7 +142,7 @@ def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
 
 def _prepare(backbone: Any, image: Any, bgr: bool) -> Tensor:
     parameter = next(backbone.parameters())
-    img = normalize(read_image(image, backbone.in_channels, bgr), IMAGENET_MEAN, IMAGENET_STD)
+    img = Inference(bgr=bgr).read(image, backbone.in_channels)
     return img[None].to(parameter.device, parameter.dtype)
 
 

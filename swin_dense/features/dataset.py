@@ -12,8 +12,7 @@ from torch.utils.data import Dataset, Sampler
 
 from swin_dense import checks
 from swin_dense.features.decode import ImageError
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
-from swin_dense.features.inference import group_by_size
+from swin_dense.features.inference import Inference, group_by_size
 
 
 @dataclass(frozen=True)
@@ -57,23 +56,20 @@ class ImageDataset(Dataset):
     Args:
         paths: of the files.
         channels: how many the backbone takes.
-        mean: see :func:`swin_dense.extract_pyramid`.
-        std: likewise.
+        inference: what the images are prepared for.
         skip_broken: give a file that cannot be read as a sample with an error, instead of raising.
     """
 
     def __init__(
         self,
         paths: Sequence[str | os.PathLike],
-        channels: int = 3,
-        mean: Sequence[float] | None = IMAGENET_MEAN,
-        std: Sequence[float] | None = IMAGENET_STD,
+        channels: int,
+        inference: Inference,
         skip_broken: bool = False,
     ) -> None:
         self.paths = list(paths)
         self.channels = channels
-        self.mean = mean
-        self.std = std
+        self.inference = inference
         self.skip_broken = skip_broken
 
     def __len__(self) -> int:
@@ -81,12 +77,11 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, index: int) -> Sample:
         try:
-            image = read_image(self.paths[index], self.channels, check_range=self.mean is not None)
+            return Sample(index, self.inference.read(self.paths[index], self.channels))
         except (ImageError, OSError) as error:
             if not self.skip_broken:
                 raise
             return Sample(index, None, str(error))
-        return Sample(index, normalize(image, self.mean, self.std))
 
 
 class Collate:

@@ -6,10 +6,10 @@ import glob
 import hashlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,10 @@ from torch.utils.data import DataLoader
 from swin_dense import checks
 from swin_dense.features.dataset import ChunkSampler, Collate, ImageDataset
 from swin_dense.features.decode import ImageError
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.features.inference import run_batch
-from swin_dense.features.regions import open_large_image
+from swin_dense.features.inference import Inference, run_batch
+from swin_dense.features.regions import LargeImage, open_large_image
 from swin_dense.features.storage import FeatureFolder
-from swin_dense.features.tiling import check_tiling, plan_tiles, run_tiles
-from swin_dense.windows import Pair
+from swin_dense.features.tiling import run_tiles
 
 IMAGE_SUFFIXES = frozenset(
     {'.bmp', '.gif', '.jpeg', '.jpg', '.jp2', '.pgm', '.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp', '.zarr'}
@@ -63,28 +61,19 @@ class Extraction:
     """How features are made.
 
     Attributes:
-        levels: strides of the maps.
+        inference: how the maps are computed. With ``tiling``, large images are read one after the other in place of
+            batches.
         pool: 'none' for maps, or a key of ``POOLINGS`` for one vector per level.
         dtype: of what is written.
         batch_size: how many images of equal size run at once.
         workers: processes that read images.
-        tile: (height, width) in pixels for large images, read one after the other in place of batches; or None.
-        overlap: (vertical, horizontal) in pixels between tiles.
-        autocast: dtype of ``torch.autocast``, None for none.
-        mean: see :func:`swin_dense.extract_pyramid`.
-        std: likewise.
     """
 
-    levels: tuple[int, ...]
+    inference: Inference
     pool: str = 'none'
     dtype: torch.dtype = torch.float32
     batch_size: int = 8
     workers: int = 0
-    tile: Pair | None = None
-    overlap: Pair | None = None
-    autocast: torch.dtype | None = None
-    mean: tuple[float, ...] | None = IMAGENET_MEAN
-    std: tuple[float, ...] | None = IMAGENET_STD
 
     def __post_init__(self) -> None:
         checks.one_of('pool', self.pool, ('none', *POOLINGS))
@@ -94,7 +83,7 @@ class Extraction:
     @property
     def chunk_size(self) -> int:
         """How many consecutive images are looked through for equal sizes; a large image is on its own."""
-        return 1 if self.tile else _BATCHES_PER_CHUNK * self.batch_size
+        return 1 if self.inference.tiling else _BATCHES_PER_CHUNK * self.batch_size
 
 
 def list_images(sources: Sequence[str | os.PathLike]) -> list[str]:
@@ -140,19 +129,14 @@ def extract_files(
     Raises:
         OSError: the folder cannot be written. What has been written stays.
     """
-    failures: dict[str, str] = {}
-
-    def report(path: str, error: str | None = None) -> None:
-        if error is not None:
-            failures[path] = error
-        on_image(path, error)
-
     pending = [not folder.is_finished(path) for path in paths]
-    if extraction.tile is None:
-        _extract_whole(backbone, paths, pending, folder, extraction, rank, world_size, report, should_stop)
+    chunks = ChunkSampler(pending, extraction.chunk_size, rank, world_size)
+    share = _Share(backbone, paths, pending, chunks, folder, extraction, on_image, should_stop)
+    if extraction.inference.tiling is None:
+        _extract_in_batches(share)
     else:
-        _extract_tiled(backbone, paths, pending, folder, extraction, rank, world_size, report, should_stop)
-    return failures
+        _extract_one_by_one(share)
+    return share.failures
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -178,97 +162,107 @@ def stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _extract_whole(
-    backbone: Any,
-    paths: Sequence[str],
-    pending: Sequence[bool],
-    folder: FeatureFolder,
-    extraction: Extraction,
-    rank: int,
-    world_size: int,
-    report: Callable[..., None],
-    should_stop: Callable[[], bool],
-) -> None:
+@dataclass
+class _Share:
+    """What one rank does.
+
+    Attributes:
+        pending: per path, whether it is still to be done.
+        chunks: of the indices of the paths that are this rank's.
+        failures: by path, why an image failed.
+    """
+
+    backbone: Any
+    paths: Sequence[str]
+    pending: Sequence[bool]
+    chunks: ChunkSampler
+    folder: FeatureFolder
+    extraction: Extraction
+    on_image: Callable[[str, str | None], None]
+    should_stop: Callable[[], bool]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def report(self, path: str, error: str | None = None) -> None:
+        if error is not None:
+            self.failures[path] = error
+        self.on_image(path, error)
+
+
+def _extract_in_batches(share: _Share) -> None:
+    inference, paths, pending = share.extraction.inference, share.paths, share.pending
     loader = DataLoader(
-        ImageDataset(paths, backbone.in_channels, extraction.mean, extraction.std, skip_broken=True),
-        batch_sampler=ChunkSampler(pending, extraction.chunk_size, rank, world_size),
-        collate_fn=Collate(extraction.batch_size),
-        num_workers=extraction.workers,
+        ImageDataset(paths, share.backbone.in_channels, inference, skip_broken=True),
+        batch_sampler=share.chunks,
+        collate_fn=Collate(share.extraction.batch_size),
+        num_workers=share.extraction.workers,
         worker_init_fn=_leave_signals_to_parent,
     )
     for batches, broken in loader:
         for sample in broken:
-            report(paths[sample.index], sample.error)
+            share.report(paths[sample.index], sample.error)
         for batch in batches:
-            if should_stop():
+            if share.should_stop():
                 return
             if not any(pending[index] for index in batch.indices):
                 continue
             size = (batch.images.shape[2], batch.images.shape[3])
-            all_maps = run_batch(backbone, batch.images, extraction.levels, None, extraction.autocast)
+            all_maps = run_batch(share.backbone, batch.images, inference)
             for index, maps in zip(batch.indices, all_maps, strict=True):
                 if pending[index]:
-                    folder.save(paths[index], _finish(maps, extraction), size)
-                    report(paths[index])
-        if should_stop():
+                    share.folder.save(paths[index], _finish(maps, share.extraction), size)
+                    share.report(paths[index])
+        if share.should_stop():
             return
 
 
-def _extract_tiled(
-    backbone: Any,
-    paths: Sequence[str],
-    pending: Sequence[bool],
-    folder: FeatureFolder,
-    extraction: Extraction,
-    rank: int,
-    world_size: int,
-    report: Callable[..., None],
-    should_stop: Callable[[], bool],
-) -> None:
-    for (index,) in ChunkSampler(pending, extraction.chunk_size, rank, world_size):
-        if should_stop():
+def _extract_one_by_one(share: _Share) -> None:
+    for (index,) in share.chunks:
+        if share.should_stop():
             return
+        path = share.paths[index]
         try:
-            _extract_large(backbone, paths[index], folder, extraction, should_stop)
+            with open_large_image(path) as image:
+                if share.extraction.pool == 'none':
+                    _save_tiles(share, path, image)
+                else:
+                    _save_pooled_tiles(share, path, image)
         except _StopError:
             return
         except (ImageError, FileNotFoundError) as error:
-            report(paths[index], str(error))
+            share.report(path, str(error))
         else:
-            report(paths[index])
+            share.report(path)
 
 
 class _StopError(Exception):
     """Leaves an unfinished image; its temporary file goes with it."""
 
 
-def _extract_large(
-    backbone: Any, path: str, folder: FeatureFolder, extraction: Extraction, should_stop: Callable[[], bool]
-) -> None:
-    levels, dtype = extraction.levels, extraction.dtype
-    tile, overlap = check_tiling(backbone, extraction.tile, extraction.overlap, levels)
-    with open_large_image(path) as image:
-        tiles = plan_tiles(image.size, tile, overlap)
-        run = partial(run_tiles, backbone, image, tiles, levels, extraction.mean, extraction.std)
-        if extraction.pool == 'none':
-            channels = {s: c for s, c in zip(backbone.out_strides, backbone.out_channels, strict=True) if s in levels}
-            with folder.save_in_pieces(path, channels, image.size, dtype, tile) as write:
-                for blocks in run(dtype=dtype, autocast=extraction.autocast):
-                    write(blocks)
-                    if should_stop():
-                        raise _StopError
-            return
-        pooling = POOLINGS[extraction.pool]
-        totals: dict[int, Tensor] = {}
-        cells = dict.fromkeys(levels, 0)
-        for blocks in run(autocast=extraction.autocast):
-            for stride, (_, _, values) in blocks.items():
-                totals[stride] = totals.get(stride, 0) + pooling.total(values)
-                cells[stride] += values[0].numel()
-            if should_stop():
+def _save_tiles(share: _Share, path: str, image: LargeImage) -> None:
+    inference = replace(share.extraction.inference, dtype=share.extraction.dtype)
+    channels = dict(zip(share.backbone.out_strides, share.backbone.out_channels, strict=True))
+    channels = {stride: channels[stride] for stride in inference.levels or channels}
+    tile = inference.tiling.tile if inference.tiling else image.size
+    with share.folder.save_in_pieces(path, channels, image.size, share.extraction.dtype, tile) as write:
+        for blocks in run_tiles(share.backbone, image, inference):
+            write(blocks)
+            if share.should_stop():
                 raise _StopError
-        pooled = {stride: pooling.after(total / cells[stride]).to(dtype) for stride, total in totals.items()}
-        folder.save(path, pooled, image.size)
+
+
+def _save_pooled_tiles(share: _Share, path: str, image: LargeImage) -> None:
+    pooling = POOLINGS[share.extraction.pool]
+    totals: dict[int, Tensor] = {}
+    cells: Counter[int] = Counter()
+    for blocks in run_tiles(share.backbone, image, share.extraction.inference):
+        for stride, (_, _, values) in blocks.items():
+            totals[stride] = totals.get(stride, 0) + pooling.total(values)
+            cells[stride] += values[0].numel()
+        if share.should_stop():
+            raise _StopError
+    dtype = share.extraction.dtype
+    pooled = {stride: pooling.after(total / cells[stride]).to(dtype) for stride, total in totals.items()}
+    share.folder.save(path, pooled, image.size)
 
 
 def _finish(maps: Mapping[int, Tensor], extraction: Extraction) -> dict[int, Tensor]:

@@ -6,12 +6,63 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from swin_dense import checks
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
+from swin_dense.windows import Pair
+
+
+class Tiling(NamedTuple):
+    """How an image is cut into tiles; made by :func:`swin_dense.features.tiling.check_tiling`.
+
+    Attributes:
+        tile: (height, width) in pixels.
+        overlap: (vertical, horizontal) in pixels that a tile sees beyond each of its sides.
+    """
+
+    tile: Pair
+    overlap: Pair
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How images become feature maps, whatever holds the images and wherever the maps go.
+
+    Attributes:
+        levels: strides of the maps, None for all that the backbone has.
+        mean: per channel, on the scale 0 to 1; None, with ``std=None``, leaves the images as they are.
+        std: per channel, on the scale 0 to 1.
+        bgr: arrays and tensors hold blue first.
+        dtype: of the maps, None for the dtype that the backbone computes in.
+        autocast: dtype of ``torch.autocast``, None for none.
+        tiling: how an image is cut, None for the image as a whole.
+    """
+
+    levels: tuple[int, ...] | None = None
+    mean: Sequence[float] | None = IMAGENET_MEAN
+    std: Sequence[float] | None = IMAGENET_STD
+    bgr: bool = False
+    dtype: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+    tiling: Tiling | None = None
+
+    @property
+    def check_range(self) -> bool:
+        """Whether floats must lie in [0, 1], as those that are normalised already do not."""
+        return self.mean is not None
+
+    def read(self, source: Any, channels: int) -> Tensor:
+        """Read an image in any form, see :func:`read_image`, as the backbone takes it: (channels, H, W)."""
+        return self.normalize(read_image(source, channels, self.bgr, self.check_range))
+
+    def normalize(self, image: Tensor) -> Tensor:
+        """Return an image (C, H, W) with ``mean`` subtracted and divided by ``std``."""
+        return normalize(image, self.mean, self.std)
 
 
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
@@ -42,34 +93,27 @@ def group_by_size(images: Iterable[Tensor], batch_size: int) -> list[list[int]]:
     ]
 
 
-def run_batch(
-    backbone: Any,
-    batch: Tensor,
-    strides: Sequence[int],
-    dtype: torch.dtype | None = None,
-    autocast: torch.dtype | None = None,
-    gradients: bool = False,
-) -> list[dict[int, Tensor]]:
+def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
     """Compute the maps of normalised images of one size.
 
     Args:
         backbone: what runs.
         batch: (B, C, H, W), on any device and of any floating dtype.
-        strides: of the maps to return.
-        dtype: of the maps, None for the dtype that the backbone computes in.
-        autocast: dtype of ``torch.autocast``, None for none.
+        inference: which maps, and how they are computed.
         gradients: record the graph.
 
     Returns:
         Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}.
     """
     parameter = next(backbone.parameters())
+    autocast, dtype = inference.autocast, inference.dtype
     mode = contextlib.nullcontext() if gradients else torch.inference_mode()
     with evaluation_mode(backbone), mode:
         batch = batch.to(parameter.device, parameter.dtype)
         with contextlib.nullcontext() if autocast is None else torch.autocast(parameter.device.type, autocast):
             outs = backbone(batch)
     maps = dict(zip(backbone.out_strides, outs, strict=True))
+    strides = inference.levels or maps
     return [
         # The copy, made outside inference mode, is an ordinary tensor that a head can be trained on, and keeps one
         # image's map from holding the whole batch in memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from swin_dense import checks
 from swin_dense.features.decode import name_of
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
-from swin_dense.features.inference import check_levels, group_by_size, run_batch
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
+from swin_dense.features.inference import Inference, check_levels, group_by_size, run_batch
 from swin_dense.features.regions import open_large_image
-from swin_dense.features.tiling import FileStore, MemoryStore, check_tiling, plan_tiles, run_tiles
+from swin_dense.features.tiling import FileStore, MemoryStore, check_tiling, run_tiles
 
 
 class Pyramid(Mapping[int, Tensor]):
@@ -125,18 +126,16 @@ def extract_pyramid(
     _check_tile_options(tile, overlap, out, gradients, is_single, map_dtype)
     if device is not None:
         backbone.to(device)
+    inference = Inference(strides, mean, std, bgr, dtype, autocast)
     if tile is not None:
-        sides, margins = check_tiling(backbone, tile, overlap, strides)
-        pyramids = [
-            _extract_tiled(backbone, source, strides, mean, std, bgr, sides, margins, out, dtype, autocast)
-            for source in sources
-        ]
+        inference = replace(inference, tiling=check_tiling(backbone, tile, overlap, strides))
+        pyramids = [_extract_in_tiles(backbone, source, inference, out) for source in sources]
     else:
-        tensors = [normalize(_load(source, backbone, bgr, mean, gradients), mean, std) for source in sources]
+        tensors = [_load(source, backbone.in_channels, inference, gradients) for source in sources]
         found: dict[int, Pyramid] = {}
         for members in group_by_size(tensors, batch_size):
             batch = torch.stack([tensors[index] for index in members])
-            all_maps = run_batch(backbone, batch, strides, dtype, autocast, gradients)
+            all_maps = run_batch(backbone, batch, inference, gradients)
             for index, maps in zip(members, all_maps, strict=True):
                 found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
         pyramids = [found[index] for index in range(len(sources))]
@@ -160,23 +159,10 @@ def _check_tile_options(
         )
 
 
-def _extract_tiled(
-    backbone: Any,
-    source: Any,
-    strides: Sequence[int],
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    bgr: bool,
-    tile: tuple[int, int],
-    overlap: tuple[int, int],
-    out: str | os.PathLike | None,
-    dtype: torch.dtype | None,
-    autocast: torch.dtype | None,
-) -> Pyramid:
-    with open_large_image(source, bgr) as image:
+def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str | os.PathLike | None) -> Pyramid:
+    with open_large_image(source, inference.bgr) as image:
         store: MemoryStore | FileStore = MemoryStore(image.size) if out is None else FileStore(image.size, Path(out))
-        tiles = plan_tiles(image.size, tile, overlap)
-        for blocks in run_tiles(backbone, image, tiles, strides, mean, std, dtype, autocast):
+        for blocks in run_tiles(backbone, image, inference):
             store.write(blocks)
         return Pyramid(store.maps(), image.size)
 
@@ -190,10 +176,10 @@ def _as_list(images: Any) -> tuple[list[Any], bool]:
     return [images], True
 
 
-def _load(source: Any, backbone: Any, bgr: bool, mean: Sequence[float] | None, gradients: bool) -> Tensor:
+def _load(source: Any, channels: int, inference: Inference, gradients: bool) -> Tensor:
     if gradients and isinstance(source, Tensor) and source.requires_grad:
-        return _differentiable(source, backbone.in_channels, bgr)
-    return read_image(source, backbone.in_channels, bgr, check_range=mean is not None)
+        return inference.normalize(_differentiable(source, channels, inference.bgr))
+    return inference.read(source, channels)
 
 
 def _differentiable(image: Tensor, channels: int, bgr: bool) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from swin_dense import checks
 from swin_dense.features.decode import Box
-from swin_dense.features.images import normalize, to_tensor
-from swin_dense.features.inference import run_batch
+from swin_dense.features.images import to_tensor
+from swin_dense.features.inference import Inference, Tiling, run_batch
 from swin_dense.features.regions import LargeImage
 from swin_dense.windows import Pair
 
@@ -57,8 +57,8 @@ def exact_overlap(backbone: Any, levels: Sequence[int]) -> Pair:
     return vertical, horizontal
 
 
-def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) -> tuple[Pair, Pair]:
-    """Return tile and overlap as (height, width) in pixels.
+def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) -> Tiling:
+    """Return tile and overlap as (height, width) in pixels, or say why they will not do.
 
     Args:
         backbone: what will run on the tiles.
@@ -82,7 +82,7 @@ def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) 
                     f'{name} must be a multiple of {period} pixels, where windows of all stages start together, '
                     f'got {value}; use {below or period} or {below + period}'
                 )
-    return sides, margins
+    return Tiling(sides, margins)
 
 
 def plan_tiles(image_size: Pair, tile: Pair, overlap: Pair) -> list[Tile]:
@@ -107,25 +107,17 @@ def level_size(image_size: Pair, stride: int) -> Pair:
     return -(-image_size[0] // stride), -(-image_size[1] // stride)
 
 
-def run_tiles(
-    backbone: Any,
-    image: LargeImage,
-    tiles: Sequence[Tile],
-    strides: Sequence[int],
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    dtype: torch.dtype | None = None,
-    autocast: torch.dtype | None = None,
-) -> Iterator[Blocks]:
-    """Compute the pyramid tile by tile; the arguments are those of :func:`swin_dense.extract_pyramid`."""
-    for tile in tiles:
-        pixels = to_tensor(image.read(*tile.read), backbone.in_channels, image.name, check_range=mean is not None)
-        maps = run_batch(backbone, normalize(pixels, mean, std)[None], strides, dtype, autocast)[0]
+def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterator[Blocks]:
+    """Compute the pyramid of an image tile by tile, in row-major order; without tiling, in one tile."""
+    tile, overlap = inference.tiling or Tiling(image.size, (0, 0))
+    for part in plan_tiles(image.size, tile, overlap):
+        pixels = to_tensor(image.read(*part.read), backbone.in_channels, image.name, inference.check_range)
+        maps = run_batch(backbone, inference.normalize(pixels)[None], inference)[0]
         blocks: Blocks = {}
         for stride, level in maps.items():
-            top, left = tile.kept[0] // stride, tile.kept[1] // stride
-            bottom, right = -(-tile.kept[2] // stride), -(-tile.kept[3] // stride)
-            above, before = tile.read[0] // stride, tile.read[1] // stride
+            top, left = part.kept[0] // stride, part.kept[1] // stride
+            bottom, right = -(-part.kept[2] // stride), -(-part.kept[3] // stride)
+            above, before = part.read[0] // stride, part.read[1] // stride
             values = level[:, top - above : bottom - above, left - before : right - before]
             blocks[stride] = (slice(top, bottom), slice(left, right), values)
         yield blocks

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from swin_dense.features.dataset import ChunkSampler, Collate, ImageDataset, chunk_shares
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, normalize, read_image
+from swin_dense.features.inference import Inference
 
 
 @pytest.fixture
@@ -28,14 +29,14 @@ def paths(tmp_path):
 
 
 def test_samples_are_ready_and_carry_their_size(paths):
-    dataset = ImageDataset(paths)
+    dataset = ImageDataset(paths, 3, Inference())
     assert len(dataset) == 8
     sample = dataset[1]
     assert sample.size == (12, 9)
     assert torch.equal(sample.image, normalize(read_image(paths[1]), IMAGENET_MEAN, IMAGENET_STD))
     with pytest.raises(ImageError, match='broken'):
         dataset[3]
-    broken = ImageDataset(paths, skip_broken=True)[3]
+    broken = ImageDataset(paths, 3, Inference(), skip_broken=True)[3]
     assert broken.image is None
     with pytest.raises(ImageError, match='broken'):
         _ = broken.size
@@ -43,7 +44,9 @@ def test_samples_are_ready_and_carry_their_size(paths):
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_batches_hold_equal_sizes(paths, workers):
-    loader = DataLoader(ImageDataset(paths, skip_broken=True), batch_size=8, collate_fn=Collate(2), num_workers=workers)
+    loader = DataLoader(
+        ImageDataset(paths, 3, Inference(), skip_broken=True), batch_size=8, collate_fn=Collate(2), num_workers=workers
+    )
     ((batches, broken),) = list(loader)
     assert [sample.index for sample in broken] == [3]
     assert [batch.indices for batch in batches] == [[0, 2], [4, 7], [1, 5], [6]]
@@ -54,7 +57,7 @@ def test_batches_hold_equal_sizes(paths, workers):
 
 def test_other_channels_and_no_normalisation(tmp_path):
     Image.fromarray(np.full((4, 5), 51, np.uint8)).save(tmp_path / 'grey.png')
-    sample = ImageDataset([tmp_path / 'grey.png'], channels=1, mean=None, std=None)[0]
+    sample = ImageDataset([tmp_path / 'grey.png'], 1, Inference(mean=None, std=None))[0]
     torch.testing.assert_close(sample.image, torch.full((1, 4, 5), 0.2))
 
 
