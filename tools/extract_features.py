@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.util
+import logging
 import os
 import sys
 from typing import Any
@@ -84,6 +85,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    logging.basicConfig(format='%(message)s')
+    logging.getLogger('swin_dense.checkpoint').setLevel(logging.INFO)
     rank, world_size = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
     if world_size > 1:
         # Ranks meet at the beginning and at the end, and the last may need much longer than the first.

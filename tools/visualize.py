@@ -12,6 +12,7 @@ Stages and blocks count from 0. Blocks with an odd number have shifted windows.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    logging.basicConfig(format='%(message)s')
+    logging.getLogger('swin_dense.checkpoint').setLevel(logging.INFO)
     try:
         figure = draw(args)
         figure.savefig(args.out, dpi=args.dpi)

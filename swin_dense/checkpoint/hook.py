@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
+import logging
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from swin_dense.checkpoint.fit import Options, fit
-from swin_dense.checkpoint.report import CheckpointError, Report
+from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.source import flatten, read_source
 from swin_dense.checkpoint.target import Target
+
+_logger = logging.getLogger(__package__)
 
 # What the hook demands: 'all' parameters must arrive, or 'some' may; 'nothing' where all is converted already.
 _demand = contextvars.ContextVar('demand', default='all')
@@ -92,7 +94,8 @@ def convert_before_load(
             parameter = own.get(target.names[name])
             if parameter is not None and not parameter.is_meta:
                 state_dict[prefix + target.names[name]] = parameter.detach()
-    _announce(report)
+    # A backbone that belongs to a framework says it in the framework's log.
+    getattr(module, 'log_load', _logger.info)(str(report))
 
 
 def _has_nothing_to_convert(given: Mapping[str, Any], target: Target) -> bool:
@@ -114,11 +117,3 @@ def _nothing_given(prefix: str) -> str:
         'the backbone in a config, or with load_checkpoint(model.backbone, ...). If it is meant to leave the '
         'backbone alone, load it inside "with swin_dense.allow_partial_loading():"'
     )
-
-
-def _announce(report: Report) -> None:
-    """Tell what the hook did: in the log of mmengine where it is in use, else on the standard output."""
-    if 'mmengine.logging' in sys.modules:
-        sys.modules['mmengine.logging'].print_log(str(report), logger='current')
-    else:
-        print(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from swin_dense.checkpoint.source import Source, flatten, read_source
 from swin_dense.checkpoint.target import Target
 from swin_dense.windows import Pair
 
+_logger = logging.getLogger(__package__)
+
 Checkpoint = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -33,7 +36,7 @@ def load_checkpoint(
     in_channels: str = 'repeat',
     window_size: int | Sequence[int] | None = None,
     trust: bool = False,
-    log: Callable[[str], Any] | None = print,
+    log: Callable[[str], Any] | None = _logger.info,
 ) -> Report:
     """Load the weights of a Swin of any family into a backbone: all of them, or none and an error that says why.
 
@@ -53,7 +56,8 @@ def load_checkpoint(
         window_size: the window that the checkpoint was made for, side or (height, width) in tokens; needed only if
             it is not square and the checkpoint does not tell.
         trust: unpickle classes that are not known to be harmless, which can run any code.
-        log: takes the text of the report; None for silence.
+        log: takes the text of the report, as ``print`` would; None for silence. Without it the text is logged as INFO
+            of the logger ``swin_dense.checkpoint``.
 
     Returns:
         The report, which has been logged.

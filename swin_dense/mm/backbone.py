@@ -69,8 +69,12 @@ class SwinDense(SwinBackbone, BaseModule):
         pretrained = [config for config in configs if _is_pretrained(config)]
         initialize(self, [config for config in configs if config not in pretrained])
         for config in pretrained:
-            load_checkpoint(self, config['checkpoint'], prefix=config.get('prefix'), log=_log)
+            load_checkpoint(self, config['checkpoint'], prefix=config.get('prefix'), log=self.log_load)
         self.is_init = True
+
+    def log_load(self, report: str) -> None:
+        """Put what a load did into the log of the run."""
+        print_log(report, logger='current')
 
 
 def _listed(init_cfg: Any) -> list[Any]:
@@ -79,7 +83,3 @@ def _listed(init_cfg: Any) -> list[Any]:
 
 def _is_pretrained(config: Mapping[str, Any]) -> bool:
     return config['type'] in ('Pretrained', PretrainedInit)
-
-
-def _log(text: str) -> None:
-    print_log(text, logger='current')

@@ -1,6 +1,7 @@
 """Loading and exporting backbones; mmdet's and mmseg's own are the oracle."""
 
 import copy
+import logging
 
 import mmdet.models.backbones
 import mmseg.models.backbones
@@ -324,12 +325,16 @@ def test_partial_loading_keeps_what_does_not_arrive():
     )
 
 
-def test_the_report_is_printed(capsys):
-    load_checkpoint(build(), build(1).state_dict())
-    assert 'family: official' in capsys.readouterr().out
-    lines = []
-    load_checkpoint(build(), build(1).state_dict(), log=lines.append)
+def test_the_report_is_logged(capsys, caplog):
+    with caplog.at_level(logging.INFO, 'swin_dense'):
+        load_checkpoint(build(), build(1).state_dict())
+        assert 'family: official' in caplog.text
+        caplog.clear()
+        lines = []
+        load_checkpoint(build(), build(1).state_dict(), log=lines.append)
+        load_checkpoint(build(), build(1).state_dict(), log=None)
     assert len(lines) == 1
+    assert not caplog.records
     assert not capsys.readouterr().out
 
 

@@ -9,6 +9,7 @@ import mmseg.registry
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
@@ -95,3 +96,13 @@ def test_pretrained_weights_arrive_or_it_raises(wrap, tmp_path):
 
 def test_models_pickled_whole_by_the_first_version_load():
     assert pickle.loads(b'cswin_dense.backbone\nSwinDense\n.') is SwinDense
+
+
+def test_what_a_load_did_stands_in_the_log_of_the_run(tmp_path):
+    name = tmp_path.name
+    MMLogger.get_instance(name, log_file=str(tmp_path / 'run.log'))
+    source, backbone = SwinBackbone(**TINY), SwinDense(**TINY)
+    torch.save({'model': source.state_dict()}, tmp_path / 'swin.pth')
+    backbone.load_state_dict(torch.load(tmp_path / 'swin.pth'))
+    SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}).init_weights()
+    assert (tmp_path / 'run.log').read_text().count('Loaded ') == 2
