@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from swin_dense.ops import branches, window_attention
-from swin_dense.ops.recompute import recompute_cheap
+from swin_dense.ops import window_attention
 from swin_dense.windows import Pair, relative_position_bias
 
 
@@ -48,9 +45,10 @@ class WindowAttention(nn.Module):
         self.window_size = window_size
         self.shift = shift
         self.qk_scale = qk_scale
-        self.attn_drop_rate = attn_drop_rate
         self.backend = backend
         self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
+        # Dropout happens inside of the attention, by this module's rate and training flag; it is not called itself.
+        self.attn_drop = nn.Dropout(attn_drop_rate)
         self.proj = nn.Linear(channels, channels)
         self.proj_drop = nn.Dropout(proj_drop_rate)
         self.relative_position_bias_table: nn.Parameter | None = None
@@ -63,30 +61,20 @@ class WindowAttention(nn.Module):
         """The factor on the query-key product."""
         return self.head_dim**-0.5 if self.qk_scale is None else self.qk_scale
 
-    def forward(self, x: Tensor, norm: nn.Module, shift: Pair | None = None) -> Tensor:
-        """Attend among norm(x); ``shift`` stands in for the module's own where x is a band of a map."""
+    def forward(self, x: Tensor) -> Tensor:
         table = self.relative_position_bias_table
         out = window_attention(
-            recompute_cheap(x, norm, self.qkv),
+            self.qkv(x),
             relative_bias=None if table is None else relative_position_bias(table, self.window_size),
             pad_kv=None if self.qkv.bias is None else self.qkv.bias[x.shape[-1] :],
             num_heads=self.num_heads,
             window_size=self.window_size,
-            shift=self.shift if shift is None else shift,
+            shift=self.shift,
             scale=self.scale,
-            dropout_p=self.attn_drop_rate if self.training else 0.0,
+            dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
             backend=self.backend,
         )
         return self.proj_drop(self.proj(out))
-
-    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, saves: bool) -> Tensor:
-        """Return x + keep * attention; see :func:`swin_dense.ops.branches.attention_branch`."""
-        bias = relative_position_bias(cast('Tensor', self.relative_position_bias_table), self.window_size)
-        attention = branches.Attention(
-            bias, self.num_heads, self.window_size, self.shift, self.scale, in_cpp=self.backend == 'cpp'
-        )
-        qkv, proj = branches.Linear.of(self.qkv), branches.Linear.of(self.proj)
-        return branches.attention_branch(x, keep, branches.Norm.of(norm), qkv, proj, attention, saves)
 
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size}, shift={self.shift}'

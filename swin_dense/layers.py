@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense import checks
-from swin_dense.ops import branches
-from swin_dense.ops.recompute import recompute_cheap
+from swin_dense.ops import surroundings
+from swin_dense.ops.recompute import computed_again
 
 _ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
 _NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
@@ -56,9 +56,10 @@ class PatchEmbed(nn.Module):
     def forward(self, img: Tensor) -> Tensor:
         patch_size = self.proj.kernel_size[0]
         img = F.pad(img, (0, -img.shape[3] % patch_size, 0, -img.shape[2] % patch_size))
-        # In this format the convolution leaves tokens as they are wanted, and the permutation copies nothing.
-        tokens = self.proj(img.contiguous(memory_format=torch.channels_last))
-        return self.norm(tokens.permute(0, 2, 3, 1))
+        if not surroundings.is_transformed():  # vmap knows no memory formats
+            # In this format the convolution leaves tokens as they are wanted, and the permutation copies nothing.
+            img = img.contiguous(memory_format=torch.channels_last)
+        return self.norm(self.proj(img).permute(0, 2, 3, 1))
 
 
 class PatchMerging(nn.Module):
@@ -74,7 +75,11 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return recompute_cheap(x, self._join, self.norm, self.reduction)
+        joined = self._join(x)
+        with computed_again(joined, x, self._join):
+            normed = self.norm(joined)
+        with computed_again(normed, x, self._join, self.norm):
+            return self.reduction(normed)
 
     def _join(self, x: Tensor) -> Tensor:
         pads = [(-(-side // self.stride) - 1) * self.stride + 2 - side for side in x.shape[1:3]]
@@ -86,7 +91,7 @@ class PatchMerging(nn.Module):
 
 
 class MLP(nn.Module):
-    """A norm, then two linear layers with an activation between, along the last axis. The norm belongs to the block."""
+    """Two linear layers with an activation between, along the last axis."""
 
     def __init__(self, channels: int, hidden_channels: int, act_cfg: Mapping[str, Any], drop_rate: float) -> None:
         super().__init__()
@@ -95,38 +100,31 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden_channels, channels)
         self.drop = nn.Dropout(drop_rate)
 
-    def forward(self, x: Tensor, norm: nn.Module) -> Tensor:
-        hidden = recompute_cheap(x, norm, self.fc1)
-        return self.drop(recompute_cheap(hidden, self.act, self.drop, self.fc2))
-
-    def forward_branch(self, x: Tensor, norm: nn.LayerNorm, keep: Tensor | None, saves: bool) -> Tensor:
-        """Return x + keep * MLP; see :func:`swin_dense.ops.branches.mlp_branch`."""
-        fc1, fc2 = branches.Linear.of(self.fc1), branches.Linear.of(self.fc2)
-        approximate = cast('nn.GELU', self.act).approximate
-        return branches.mlp_branch(x, keep, branches.Norm.of(norm), fc1, fc2, approximate, saves)
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.fc1(x)
+        active = self.act(hidden)
+        with computed_again(active, hidden, self.act):
+            return self.drop(self.fc2(self.drop(active)))
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``.
-
-    What is kept is drawn apart from being applied, because a map may be worked through in parts.
-    """
+    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``."""
 
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
         self.drop_prob = drop_prob
 
-    def draw(self, x: Tensor, branches: int) -> Tensor | None:
-        """Draw the factor of every image of x, (B, ...), on every branch: (B, branches), or None for all ones."""
+    def forward(self, x: Tensor) -> Tensor:
+        factors = self.draw(x)
+        return x if factors is None else x * factors.view(-1, *(1,) * (x.ndim - 1))
+
+    def draw(self, x: Tensor) -> Tensor | None:
+        """Draw the factor of every image of x, (B, ...): zero or the same for all, (B,); None stands for ones."""
         if not self.training or self.drop_prob == 0.0:
             return None
-        keep = x.new_zeros(x.shape[0], branches)
+        factors = x.new_zeros(x.shape[0])
         keep_prob = 1.0 - self.drop_prob
-        return keep.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else keep
-
-    def forward(self, x: Tensor, keep: Tensor | None) -> Tensor:
-        """Scale the branch x, (B, ...), by ``keep``, (B,)."""
-        return x if keep is None else x * keep.to(x.dtype).view(-1, *(1,) * (x.ndim - 1))
+        return factors.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else factors
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'

@@ -15,67 +15,14 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from swin_dense import checks, options
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
-from swin_dense.layers import MLP, DropPath, PatchEmbed, PatchMerging, build_norm
-from swin_dense.ops import BACKENDS, branches
-from swin_dense.ops.bands import in_bands
-from swin_dense.windows import Pair
-
-_STANDARD_PARTS = {WindowAttention, MLP, DropPath, nn.LayerNorm, nn.Linear, nn.GELU, nn.Dropout}
-
-
-class SwinBlock(nn.Module):
-    """Window attention and an MLP, each after a LayerNorm and on a residual branch: (B, H, W, C) to the same."""
-
-    def __init__(
-        self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float, with_cp: bool
-    ) -> None:
-        super().__init__()
-        channels = attn.proj.out_features
-        self.norm1 = build_norm(norm_cfg, channels)
-        self.attn = attn
-        self.norm2 = build_norm(norm_cfg, channels)
-        self.mlp = mlp
-        self.drop_path = DropPath(drop_path_rate)
-        self.with_cp = with_cp
-
-    def forward(self, x: Tensor) -> Tensor:
-        keep = self.drop_path.draw(x, branches=2)
-        wants_grad = self._wants_grad(x)
-        if branches.can_run(x) and self._is_standard():
-            keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
-            saves = wants_grad and not self.with_cp
-            x = self.attn.forward_branch(x, self.norm1, keep_attn, saves)
-            return self.mlp.forward_branch(x, self.norm2, keep_mlp, saves)
-        if not wants_grad:
-            return in_bands(self._forward_windows, x, self.attn.window_size, self.attn.shift, keep)
-        if self.with_cp:
-            return checkpoint(self._forward_windows, x, self.attn.shift, keep, use_reentrant=False)
-        return self._forward_windows(x, self.attn.shift, keep)
-
-    def _forward_windows(self, x: Tensor, shift: Pair, keep: Tensor | None) -> Tensor:
-        keep_attn, keep_mlp = (None, None) if keep is None else keep.unbind(1)
-        x = x + self.drop_path(self.attn(x, self.norm1, shift), keep_attn)
-        return x + self.drop_path(self.mlp(x, self.norm2), keep_mlp)
-
-    def _wants_grad(self, x: Tensor) -> bool:
-        return torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
-
-    def _is_standard(self) -> bool:
-        """Tell whether the parameters alone say what the block computes: nothing is replaced, nobody listens."""
-        parts = list(self.modules())[1:]
-        return (
-            all(type(part) in _STANDARD_PARTS and not _is_instrumented(part) for part in parts)
-            and all(part.bias is not None for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm)))
-            and self.attn.relative_position_bias_table is not None
-            and self.attn.backend in ('auto', 'cpp')
-            and not (self.training and (self.attn.attn_drop_rate or self.attn.proj_drop.p or self.mlp.drop.p))
-        )
+from swin_dense.block import SwinBlock
+from swin_dense.layers import MLP, PatchEmbed, PatchMerging, build_norm
+from swin_dense.ops import BACKENDS
 
 
 class SwinStage(nn.Module):
@@ -331,12 +278,6 @@ def create_backbone(name: str, checkpoint: Any = None, **backbone_options: Any) 
 def _freeze_module(module: nn.Module) -> None:
     module.eval()
     module.requires_grad_(False)
-
-
-def _is_instrumented(module: nn.Module) -> bool:
-    """Tell whether calling the module does more than its class says: hooks, or a ``forward`` of its own."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or 'forward' in vars(module)
 
 
 def _at_least_float32(tensor: Tensor) -> torch.dtype:

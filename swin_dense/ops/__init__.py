@@ -1,8 +1,8 @@
-"""Shifted-window attention: one front door, one module per backend.
+"""Shifted-window attention: one front door, one module per backend; and the fused block of a CPU.
 
 A backend module has a ``window_attention`` with the arguments of the front door (less ``backend``), all of them
 given, and a ``reason_not_to_run(qkv, window_size, num_heads, dropout_p)`` that says why it cannot serve such an
-input here, or None. Standard blocks on a CPU do not come here: ``branches`` computes them whole.
+input here, or None. Blocks that ``fused`` computes whole do not come here.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import functools
 import logging
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.ops import cpp, reference, sdpa, triton
+from swin_dense.ops import reference, sdpa, surroundings, triton
 
 _logger = logging.getLogger(__name__)
 
-_BACKENDS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'cpp': cpp, 'reference': reference}
-# What 'auto' tries, in this order. reference is the oracle of the tests; triton has not been run on a GPU yet, and
-# until then nobody gets it unasked.
+_BACKENDS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'reference': reference}
+# What 'auto' tries, in this order. triton has not been run on a GPU yet, and until then nobody gets it unasked.
 _AUTOMATIC = ('sdpa',)
 
 BACKENDS = ('auto', *_BACKENDS)
@@ -69,22 +67,23 @@ def window_attention(
 
 
 def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: int, dropout_p: float) -> ModuleType:
-    if backend != 'auto':
+    is_automatic = backend == 'auto'
+    if not is_automatic:
         checks.one_of('backend', backend, BACKENDS)
-        reason = _BACKENDS[backend].reason_not_to_run(qkv, window_size, num_heads, dropout_p)
-        if reason:
-            raise RuntimeError(f'backend {backend!r} cannot run here: {reason}; use backend="auto"')
-        return _BACKENDS[backend]
+    names = _AUTOMATIC if is_automatic else (backend,)
+    # What is recorded, transformed or computed without values is always served, by the textbook at worst.
+    if surroundings.is_recorded() or surroundings.is_transformed() or not surroundings.has_values(qkv):
+        names = (*names, 'reference')
     refused: list[str] = []
-    for name in _AUTOMATIC:
-        module = _BACKENDS[name]
-        reason = module.reason_not_to_run(qkv, window_size, num_heads, dropout_p)
+    for name in names:
+        reason = _BACKENDS[name].reason_not_to_run(qkv, window_size, num_heads, dropout_p)
         if reason is None:
-            if not torch.compiler.is_compiling():  # a log line would break the graph
+            if is_automatic and not surroundings.is_recorded():  # a log line would break the graph
                 _log_once(name, tuple(refused))
-            return module
+            return _BACKENDS[name]
         refused.append(f'{name}: {reason}')
-    raise RuntimeError(f'no backend can run: {"; ".join(refused)}')
+    hint = '' if is_automatic else '; use backend="auto"'
+    raise RuntimeError(f'window attention cannot run here: {"; ".join(refused)}{hint}')
 
 
 @functools.lru_cache(maxsize=32)

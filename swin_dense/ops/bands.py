@@ -8,7 +8,7 @@ it unchanged, and the results are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,6 @@ from swin_dense.windows import Pair
 # With these the widest temporary of a band takes 3 to 6 MB; half and twice as many tokens do nearly as well.
 BAND_TOKENS = 2048
 BAND_VALUES = 192 * BAND_TOKENS
-
-Block = Callable[[Tensor, Pair, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -81,24 +79,3 @@ def cut(images: slice, x: Tensor, window: Pair, shift: Pair) -> Iterator[Band]:
         left_over = tuple(rows for rows in ends if rows.start < rows.stop)
         if left_over:
             yield Band(group, left_over, shift)
-
-
-def in_bands(block: Block, x: Tensor, window: Pair, shift: Pair, per_image: Tensor | None = None) -> Tensor:
-    """Return ``block(x, shift, per_image)``, computed band by band where that is faster.
-
-    That is on a CPU. A graph that is being recorded gets the whole map, so that it holds for any size and batch.
-    Gradients do not pass; they have :mod:`swin_dense.ops.branches`.
-
-    Args:
-        block: maps (B, H, W, C), a shift and ``per_image`` to (B, H, W, C), each window by itself.
-        x: (B, H, W, C).
-        window: (height, width) in tokens.
-        shift: (height, width) in tokens by which the block displaces its windows.
-        per_image: (B, ...) whatever else the block needs to know about each image.
-    """
-    if x.device.type != 'cpu' or torch.compiler.is_compiling() or torch.jit.is_tracing() or x.numel() == 0:
-        return block(x, shift, per_image)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for band in cut(slice(0, x.shape[0]), x, window, shift):
-        band.put(out, block(band.of(x), band.shift, None if per_image is None else per_image[band.images]))
-    return out

@@ -115,7 +115,7 @@ def _build(size: tuple[int, int, int], window: Pair, shift: Pair, heads: int) ->
     batch, height, width = size
     plan = plan_windows(height, width, window, shift, torch.device('cpu'))
     window_tokens, tokens = window[0] * window[1], batch * height * width
-    first = torch.arange(batch).view(-1, 1, 1) * (height * width)
+    first = torch.arange(batch, device='cpu').view(-1, 1, 1) * (height * width)
     slots, masks = [], []
     for group in plan.groups:
         raster = group.tokens.view(1, -1, window_tokens) + first
@@ -123,8 +123,8 @@ def _build(size: tuple[int, int, int], window: Pair, shift: Pair, heads: int) ->
         slots.append(raster.flatten(0, 1))
         masks.append((len(slots[-1]), group.mask))
     slots_NT = torch.cat(slots)
-    head = torch.arange(heads).view(-1, 1)
-    part = torch.arange(3).view(-1, 1, 1, 1)
+    head = torch.arange(heads, device='cpu').view(-1, 1)
+    part = torch.arange(3, device='cpu').view(-1, 1, 1, 1)
     gather_out = slots_NT[:, None] * heads + head
     gather = (slots_NT[:, None] * 3 + part) * heads + head
     windows, inside = (slots_NT == tokens).nonzero(as_tuple=True)
@@ -142,8 +142,8 @@ def _build(size: tuple[int, int, int], window: Pair, shift: Pair, heads: int) ->
 
 
 def _inverse(gather: Tensor, rows: int) -> Tensor:
-    scatter = torch.empty(int(gather.max()) + 1, dtype=torch.int32)
-    scatter[gather] = torch.arange(len(gather), dtype=torch.int32)
+    scatter = torch.empty(int(gather.max()) + 1, dtype=torch.int32, device='cpu')
+    scatter[gather] = torch.arange(len(gather), dtype=torch.int32, device='cpu')
     return scatter[:rows].clone()
 
 

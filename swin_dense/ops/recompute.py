@@ -1,28 +1,51 @@
-"""Saving memory in training by computing again what is cheap."""
+"""Saving memory in training: what is cheap to compute again is not kept for the backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from swin_dense.ops import surroundings
 
 
-def recompute_cheap(x: Tensor, *functions: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply ``functions`` to x one after the other, and keep x alone for the backward pass.
+@contextlib.contextmanager
+def computed_again(result: Tensor, source: Tensor, *functions: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """While this context is open, whoever would keep ``result`` for a backward pass has it computed again there.
 
-    Meant for cheap functions followed by one matrix product: norm and linear, or activation and linear. Recomputation
-    stops as soon as the input of the product is there again, so the product is not done twice.
+    The source is kept in its place, so this pays where somebody keeps it anyway. It stands back where a module among
+    the functions has hooks, and where torch looks after what is kept by other means: in a graph that is recorded, under
+    torch.func, and under hooks on saved tensors, such as those of a checkpoint.
+
+    Args:
+        result: what the functions made of the source.
+        source: what the first function took.
+        functions: cheap, each the same function of its argument at any time, applied one after the other.
     """
+    is_kept = result.requires_grad and torch.is_grad_enabled()
+    has_hooks = any(isinstance(function, nn.Module) and surroundings.has_hooks(function) for function in functions)
+    if not is_kept or has_hooks or surroundings.looks_after_saved_tensors():
+        yield
+        return
+    # The hooks live as long as the graph: they must not hold the result itself.
+    source, dtype, numel, memory = source.detach(), result.dtype, result.numel(), result.untyped_storage()._cdata
 
-    def chain(x: Tensor) -> Tensor:
+    def is_result(tensor: Tensor) -> bool:
+        is_all_of_it = tensor.untyped_storage()._cdata == memory and tensor.numel() == numel
+        return is_all_of_it and tensor.dtype == dtype and tensor.is_contiguous()
+
+    def pack(tensor: Tensor) -> Tensor | torch.Size:
+        return tensor.shape if is_result(tensor) else tensor
+
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        again = source
         for function in functions:
-            x = function(x)
-        return x
+            again = function(again)
+        return again.reshape(kept)
 
-    # torch.compile decides by itself what to recompute, and a trace records no backward pass.
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return chain(x)
-    draws = any(isinstance(function, nn.Dropout) and function.training and function.p > 0 for function in functions)
-    return checkpoint(chain, x, use_reentrant=False, preserve_rng_state=draws)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

@@ -1,0 +1,144 @@
+"""One Swin block, and which of the three ways through it is taken: its modules, these under a checkpoint, or fused."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from swin_dense.attention import WindowAttention
+from swin_dense.layers import MLP, DropPath, build_norm
+from swin_dense.ops import fused, surroundings
+from swin_dense.windows import relative_position_bias
+
+_logger = logging.getLogger(__name__)
+
+
+class SwinBlock(nn.Module):
+    """Window attention and an MLP, each after a LayerNorm and on a residual branch: (B, H, W, C) to the same.
+
+    Where ``reason_not_to_fuse`` finds none, the block is computed whole, faster and with less memory. Otherwise
+    ``forward_modules`` says what is computed, under torch's checkpoint where ``with_cp`` is set.
+    """
+
+    def __init__(
+        self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float, with_cp: bool
+    ) -> None:
+        super().__init__()
+        channels = attn.proj.out_features
+        self.norm1 = build_norm(norm_cfg, channels)
+        self.attn = attn
+        self.norm2 = build_norm(norm_cfg, channels)
+        self.mlp = mlp
+        self.drop_path = DropPath(drop_path_rate)
+        self.with_cp = with_cp
+
+    def forward(self, x: Tensor) -> Tensor:
+        reason = reason_not_to_fuse(self, x)
+        if not surroundings.is_recorded():  # a log line would break the graph
+            _log_once(reason)
+        if reason is None:
+            return _forward_fused(self, x)
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(self.forward_modules, x, use_reentrant=False)
+        return self.forward_modules(x)
+
+    def forward_modules(self, x: Tensor) -> Tensor:
+        """Compute the block module by module."""
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+def reason_not_to_fuse(block: SwinBlock, x: Tensor) -> str | None:
+    """Say by what somebody could tell the fused block from its modules, or what it does not know; None is nothing.
+
+    Args:
+        block: any block.
+        x: (B, H, W, C), its input.
+    """
+    reason = fused.reason_not_to_run(x)
+    if reason is not None:
+        return reason
+    if surroundings.has_global_hooks():
+        return 'global module hooks want to see every module'
+    for name, part in block.named_modules():
+        if type(part) is not _STANDARD.get(name) or _is_changed(part) or (name and surroundings.has_hooks(part)):
+            return f'{name or "the block"} is replaced, changed or listened to'
+    attn, mlp = block.attn, block.mlp
+    if attn.backend != 'auto':
+        return f'attn_backend={attn.backend!r} was asked for'
+    if any(drop.training and drop.p for drop in (attn.attn_drop, attn.proj_drop, mlp.drop)):
+        return 'dropout is on'
+    tensors: list[Tensor | None] = [attn.relative_position_bias_table]
+    for layer in (block.norm1, attn.qkv, attn.proj, block.norm2, mlp.fc1, mlp.fc2):
+        tensors += [layer.weight, layer.bias]
+    for tensor in tensors:
+        if type(tensor) is not nn.Parameter or tensor.dtype != x.dtype or tensor.device != x.device:
+            return f'a parameter is missing or no plain one of {x.dtype} on {x.device}'
+    return None if attn.qkv.out_features == 3 * x.shape[3] else 'attention is of another width than the map'
+
+
+def _forward_fused(block: SwinBlock, x: Tensor) -> Tensor:
+    attn, mlp = block.attn, block.mlp
+    saves = torch.is_grad_enabled() and not block.with_cp
+    x = fused.attention_branch(
+        x,
+        fused.Kept.of(block.drop_path.draw(x), len(x)),
+        fused.Norm.of(block.norm1),
+        fused.Linear.of(attn.qkv),
+        fused.Linear.of(attn.proj),
+        relative_position_bias(cast('Tensor', attn.relative_position_bias_table), attn.window_size),
+        fused.Attention(attn.num_heads, attn.window_size, attn.shift, attn.scale),
+        saves,
+    )
+    return fused.mlp_branch(
+        x,
+        fused.Kept.of(block.drop_path.draw(x), len(x)),
+        fused.Norm.of(block.norm2),
+        fused.Linear.of(mlp.fc1),
+        fused.Linear.of(mlp.fc2),
+        cast('nn.GELU', mlp.act).approximate,
+        saves,
+    )
+
+
+# The parts of a block that the fused one stands for, by name.
+_STANDARD: dict[str, type[nn.Module]] = {
+    '': SwinBlock,
+    'norm1': nn.LayerNorm,
+    'attn': WindowAttention,
+    'attn.qkv': nn.Linear,
+    'attn.proj': nn.Linear,
+    'attn.attn_drop': nn.Dropout,
+    'attn.proj_drop': nn.Dropout,
+    'norm2': nn.LayerNorm,
+    'mlp': MLP,
+    'mlp.fc1': nn.Linear,
+    'mlp.act': nn.GELU,
+    'mlp.fc2': nn.Linear,
+    'mlp.drop': nn.Dropout,
+    'drop_path': DropPath,
+}
+_METHODS = {
+    kind: {name: value for name, value in vars(kind).items() if callable(value)} for kind in _STANDARD.values()
+}
+
+
+def _is_changed(part: nn.Module) -> bool:
+    """Tell whether a method of the part, or of its class, is another than at first, or the part is compiled."""
+    methods, own, kind = _METHODS[type(part)], vars(part), vars(type(part))
+    return (
+        not methods.keys().isdisjoint(own)
+        or any(kind.get(name) is not method for name, method in methods.items())
+        or own.get('_compiled_call_impl') is not None
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _log_once(reason: str | None) -> None:
+    _logger.info('blocks are computed %s', 'fused' if reason is None else f'module by module: {reason}')

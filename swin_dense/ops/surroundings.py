@@ -1,0 +1,51 @@
+"""In what surroundings an operation runs: what records it, transforms it or listens to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def is_recorded() -> bool:
+    """Tell whether a graph is being recorded that shall hold for other sizes: a trace, an export, a compilation."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.compiler.is_exporting()
+
+
+def is_transformed() -> bool:
+    """Tell whether torch.func transforms what runs: grad, vmap and the like."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def has_values(x: Tensor) -> bool:
+    """Tell whether there are numbers behind the tensor, or its shape alone."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def is_watched() -> bool:
+    """Tell whether a mode of torch sees every operation: a counter of FLOPs, say. A default device does not count."""
+    modes = _get_current_function_mode_stack()
+    return _get_current_dispatch_mode() is not None or any(not isinstance(mode, DeviceContext) for mode in modes)
+
+
+def looks_after_saved_tensors() -> bool:
+    """Tell whether what autograd keeps is somebody else's business already."""
+    return is_recorded() or is_transformed() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether somebody listens to this module, or to every module."""
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(own) or has_global_hooks()
+
+
+def has_global_hooks() -> bool:
+    """Tell whether somebody listens to every module."""
+    return any(getattr(torch_module, name) for name in _GLOBAL_HOOKS)
+
+
+_GLOBAL_HOOKS = [f'_global_{name}_hooks' for name in ('forward', 'forward_pre', 'backward', 'backward_pre')]
