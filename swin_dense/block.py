@@ -44,7 +44,7 @@ class SwinBlock(nn.Module):
             _log_once(reason)
         if reason is None:
             return _forward_fused(self, x)
-        if self.with_cp and torch.is_grad_enabled():
+        if self.with_cp and torch.is_grad_enabled() and not surroundings.is_transformed():
             return checkpoint(self.forward_modules, x, use_reentrant=False)
         return self.forward_modules(x)
 
@@ -124,9 +124,7 @@ _STANDARD: dict[str, type[nn.Module]] = {
     'mlp.drop': nn.Dropout,
     'drop_path': DropPath,
 }
-_METHODS = {
-    kind: {name: value for name, value in vars(kind).items() if callable(value)} for kind in _STANDARD.values()
-}
+_METHODS = {kind: {name: value for name, value in vars(kind).items() if callable(value)} for kind in _STANDARD.values()}
 
 
 def _is_changed(part: nn.Module) -> bool:

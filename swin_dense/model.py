@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from swin_dense import checks, options
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
-from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.block import SwinBlock
+from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.layers import MLP, PatchEmbed, PatchMerging, build_norm
 from swin_dense.ops import BACKENDS
 

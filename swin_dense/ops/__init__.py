@@ -70,9 +70,8 @@ def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: 
     is_automatic = backend == 'auto'
     if not is_automatic:
         checks.one_of('backend', backend, BACKENDS)
-    names = _AUTOMATIC if is_automatic else (backend,)
-    # What is recorded, transformed or computed without values is always served, by the textbook at worst.
-    if surroundings.is_recorded() or surroundings.is_transformed() or not surroundings.has_values(qkv):
+    names: tuple[str, ...] = _AUTOMATIC if is_automatic else (backend,)
+    if surroundings.reason_for_plain_operations(qkv):  # the textbook serves whoever the backend cannot
         names = (*names, 'reference')
     refused: list[str] = []
     for name in names:

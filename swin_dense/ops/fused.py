@@ -92,19 +92,16 @@ class Kept(NamedTuple):
 
 def reason_not_to_run(x: Tensor) -> str | None:
     """Say why the branches of x, (B, H, W, C), cannot be computed here, or return None."""
-    if torch.compiler.is_compiling() or surroundings.is_recorded():
-        return 'a graph is recorded'
+    reason = surroundings.reason_for_plain_operations(x)
+    if reason is not None:
+        return reason
     if x.device.type != 'cpu':
         return f'the map is on {x.device.type}, not on a CPU'
     if type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64):
         return f'the map is a {type(x).__name__} of {x.dtype}, not a plain one of torch.float32 or float64'
     if x.numel() == 0:
         return 'the map is empty'
-    if torch.is_autocast_enabled('cpu'):
-        return 'autocast is on'
-    if surroundings.is_transformed():
-        return 'torch.func transforms it'
-    return 'a torch mode watches every operation' if surroundings.is_watched() else None
+    return 'autocast is on' if torch.is_autocast_enabled('cpu') else None
 
 
 def attention_branch(
@@ -199,8 +196,9 @@ class _AttentionBranch(_Branch):
     @staticmethod
     def plain(kept, eps, attention, x, norm_weight, norm_bias, qkv_weight, qkv_bias, proj_weight, proj_bias, bias):
         images, channels = torch.tensor(kept.images(), dtype=torch.long, device=x.device), x.shape[3]
+        heads, window, shift, scale = attention
         qkv = F.linear(F.layer_norm(x[images], (channels,), norm_weight, norm_bias, eps), qkv_weight, qkv_bias)
-        attended = reference.window_attention(qkv, bias, qkv_bias[channels:], *attention, dropout_p=0.0)
+        attended = reference.window_attention(qkv, bias, qkv_bias[channels:], heads, window, shift, scale, 0.0)
         return x.index_add(0, images, F.linear(attended, proj_weight, proj_bias), alpha=kept.factor)
 
     @staticmethod

@@ -17,9 +17,7 @@ from swin_dense.windows import Pair
 
 
 def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int, dropout_p: float) -> str | None:
-    if surroundings.is_recorded() or surroundings.is_transformed():
-        return 'a plan of windows holds for one size of map and is not for torch.func'
-    return None if surroundings.has_values(qkv) else 'the map has no values'
+    return surroundings.reason_for_plain_operations(qkv)
 
 
 def window_attention(
@@ -45,7 +43,7 @@ def window_attention(
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         mask = _score_bias(bias, group, qkv.dtype)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale)
-        outs.append(out.transpose(1, 2).reshape(batch, -1, channels))
+        outs.append(out.transpose(1, 2).reshape(batch, len(group.tokens), channels))
     return _ToRaster.apply(plan, *outs).view(batch, height, width, channels)
 
 

@@ -32,6 +32,18 @@ def is_watched() -> bool:
     return _get_current_dispatch_mode() is not None or any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
+def reason_for_plain_operations(x: Tensor) -> str | None:
+    """Say what in the surroundings of x asks for operations that everybody knows and that hold anywhere, or nothing."""
+    if is_recorded():
+        return 'a graph is recorded, to hold for other sizes'
+    if is_transformed():
+        return 'torch.func transforms what runs'
+    if not has_values(x):
+        return 'the map has no values'
+    # FlopCounterMode does not know torch's fused attention of a CPU.
+    return 'a torch mode watches every operation' if x.device.type == 'cpu' and is_watched() else None
+
+
 def looks_after_saved_tensors() -> bool:
     """Tell whether what autograd keeps is somebody else's business already."""
     return is_recorded() or is_transformed() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
