@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
+class OptionError(ValueError, AssertionError):
+    """An option has a value that is not allowed. Also what mmdet and mmseg raise there, for whoever catches theirs."""
+
+
 def integer(name: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int of at least ``minimum``."""
     if isinstance(value, bool) or not hasattr(value, '__index__'):
@@ -21,7 +25,7 @@ def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
     """Return ``value``, one integer or (height, width), as (height, width)."""
     values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if len(values) not in (1, 2):
-        raise ValueError(f'{name} must be one integer or a (height, width) pair, got {value!r}')
+        raise OptionError(f'{name} must be one integer or a (height, width) pair, got {value!r}')
     height, width = (integer(name, item, minimum) for item in (values[0], values[-1]))
     return height, width
 

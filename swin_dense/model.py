@@ -137,8 +137,9 @@ class SwinBackbone(nn.Module):
         drop_rate = checks.rate('drop_rate', drop_rate)
         self.patch_embed = PatchEmbed(self.in_channels, self.arch.embed_dims, self.strides[0], stage_norm_cfg)
         self.absolute_pos_embed: nn.Parameter | None = None
+        pretrain_sides = checks.pair('pretrain_img_size', pretrain_img_size, minimum=self.strides[0])
         if checks.boolean('use_abs_pos_embed', use_abs_pos_embed):
-            grid = [side // self.strides[0] for side in checks.pair('pretrain_img_size', pretrain_img_size)]
+            grid = [side // self.strides[0] for side in pretrain_sides]
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, self.arch.embed_dims, *grid))
         self.pos_drop = nn.Dropout(drop_rate)
 

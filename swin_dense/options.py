@@ -27,7 +27,7 @@ def strides_of_stages(strides: Sequence[int] | None, patch_size: int, stages: in
         return (patch_size,) + (2,) * (stages - 1)
     checked = checks.integers('strides', strides, stages)
     if checked[0] != patch_size:
-        raise ValueError(
+        raise checks.OptionError(
             f'strides[0] must equal patch_size, as patches do not overlap; got {checked[0]} and {patch_size}'
         )
     return checked

@@ -18,6 +18,7 @@ LAYERS = [
     {'archs', 'windows', 'options'},
     {'ops', 'checkpoint', 'features'},
     {'attention', 'layers'},
+    {'block'},
     {'model', 'analysis'},
     {'mm', 'export'},
     {'swin_dense'},

@@ -281,6 +281,8 @@ def test_create_backbone_is_ready_for_inference():
         ({'window_size': -7}, ValueError, ['window_size', '-7', 'at least 1']),
         ({'window_size': 7.0}, TypeError, ['window_size', '7.0']),
         ({'window_size': (7, 7, 7)}, ValueError, ['window_size', '(7, 7, 7)']),
+        ({'pretrain_img_size': (112, 112, 112)}, ValueError, ['pretrain_img_size', '(112, 112, 112)']),
+        ({'pretrain_img_size': 3, 'use_abs_pos_embed': True}, ValueError, ['pretrain_img_size', 'at least 4']),
         ({'out_indices': (0, 4)}, ValueError, ['out_indices', '0 to 3', '(0, 4)']),
         ({'out_indices': (1, 1)}, ValueError, ['out_indices', '(1, 1)']),
         ({'out_indices': ()}, ValueError, ['out_indices', 'empty']),

@@ -104,7 +104,6 @@ SPEED_COLUMNS = {
     'timm': 'timm',
     'transformers': 'transformers',
     'torchvision': 'torchvision',
-    'cpp': "ours, `'cpp'`",
     'matrix products': 'matrix products alone',
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}

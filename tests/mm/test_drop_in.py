@@ -1,5 +1,6 @@
 """Every Swin config in the wheels of mmdet and mmseg builds with nothing but the backbone's type changed."""
 
+from importlib.metadata import files as files_of_distribution
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 
 from swin_dense import SwinDense
+from swin_dense.block import SwinBlock
 
 PEERS = {
     'mmdet': mmdet.models.backbones.SwinTransformer,
@@ -59,3 +61,16 @@ def test_a_config_builds_with_its_own_arguments(package, path):
         theirs = PEERS[package](**options, drop_path_rate=0.0)
         assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
         assert len(ours.out_indices) == len(theirs.out_indices)
+
+
+def test_mmsegs_own_test_of_its_swin_with_the_class_exchanged():
+    path = next(
+        (path for path in files_of_distribution('mmsegmentation') if path.match('test_backbones/test_swin.py')), None
+    )
+    source = path.locate().read_text() if path and path.locate().is_file() else ''
+    if 'from mmseg.models.backbones.swin import' not in source:
+        pytest.skip('this mmsegmentation came without its tests')
+    theirs = {}
+    exec(compile(source, 'test_swin.py', 'exec'), theirs)
+    theirs.update(SwinTransformer=SwinDense, SwinBlock=SwinBlock)
+    theirs['test_swin_transformer']()

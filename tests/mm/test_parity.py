@@ -111,7 +111,7 @@ def test_drop_path_and_dropout_draw_as_many_and_as_likely():
         for block in stage.blocks
     ]
     rates = [
-        (block.drop_path.drop_prob, block.drop_path.drop_prob, block.attn.attn_drop_rate)
+        (block.drop_path.drop_prob, block.drop_path.drop_prob, block.attn.attn_drop.p)
         for stage in ours.layers
         for block in stage.blocks
     ]
