@@ -1,9 +1,12 @@
 """Fixtures and helpers that the tests share."""
 
+import contextlib
 import functools
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,18 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(0.2 * noise + (parameter.ndim == 1))
     return module
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """Make a folder a file system of its own, of a size such as '600k', where the user may mount one."""
+    command = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)]
+    if not shutil.which('mount') or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip('mounting a tmpfs is not permitted here')
+    try:
+        yield
+    finally:
+        subprocess.run(['umount', '--lazy', str(folder)], check=True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,36 @@
-"""Turn an address into a local file."""
+"""Turn an address into a local file: whole and the one that was meant, or not there."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
+import hashlib
 import os
+import re
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
+from typing import IO
 from urllib.error import URLError
-from urllib.parse import unquote, urlparse
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.request import Request, urlopen
 
 import torch
+from torch.hub import tqdm
 
+from swin_dense.atomic import written_whole
+from swin_dense.checkpoint.files import USUAL_NAMES, check_hash, digest_of
 from swin_dense.checkpoint.report import CheckpointError
+
+_ATTEMPTS = 5
+_SILENCE = 60  # seconds without a byte after which a connection counts as lost
+_PIECE = 1 << 20
+_FRAGMENT = re.compile(r'(sha256|sha384|sha512)=([0-9a-fA-F]+)')
+# Parts of a query that say who may fetch a file and how, not which file it is.
+_ACCESS = re.compile(
+    r'download|.*token|.*signature|sig|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid|x-(amz|goog)-.*'
+    r'|response-content-.*|s[vterp]|spr|sk[tesv]|skoid|sktid'
+)
 
 
 @contextlib.contextmanager
@@ -20,48 +39,163 @@ def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         source: a path; an address of http, https or file; ``hf://owner/repository[@revision][/file]``, with
-            huggingface_hub; or any other address that mmengine's file backends read, such as ``s3://``.
+            huggingface_hub; or any other address that mmengine's file backends read, such as ``s3://``. An address
+            may end in ``#sha256=`` (or sha384, sha512) and the digest that the file must have.
 
     Raises:
-        CheckpointError: the address cannot be reached or is of an unknown kind.
+        CheckpointError: the address cannot be reached or is of an unknown kind, or the file is not the one meant.
         ImportError: a package that the kind of address needs is not installed.
     """
     address = os.fspath(source)
-    scheme, separator, rest = address.partition('://')
-    if not separator:
+    if '://' not in address:
         yield Path(address)
-    elif scheme == 'file':
-        yield Path(unquote(urlparse(address).path))
-    elif scheme in ('http', 'https'):
-        yield _download(address)
-    elif scheme == 'hf':
-        yield _download_from_hub(address, rest)
-    else:
-        with _mmengine_file(address, scheme) as path:
+        return
+    address, _, fragment = address.partition('#')
+    scheme, _, rest = address.partition('://')
+    digest = _read_fragment(address, fragment)
+    if scheme in ('http', 'https'):
+        path = _download(address, digest)
+        try:
+            _check_digest(path, digest)
             yield path
+        except CheckpointError as error:
+            raise CheckpointError(
+                f'{error}\n  It is what was downloaded from {shown(address)}; delete the file to fetch it again.'
+            ) from error
+        return
+    with contextlib.ExitStack() as stack:
+        if scheme == 'file':
+            path = Path(unquote(urlsplit(address).path))
+        elif scheme == 'hf':
+            path = _download_from_hub(address, rest)
+        else:
+            path = stack.enter_context(_mmengine_file(address, scheme))
+        _check_digest(path, digest)
+        yield path
 
 
-def _download(address: str) -> Path:
+def shown(source: str | os.PathLike[str]) -> str:
+    """Return what to call a path or an address in messages and files: without passwords, tokens and signatures."""
+    text = os.fspath(source)
+    if '://' not in text:
+        return text
+    parts = urlsplit(text)
+    return f'{parts.scheme}://{parts.netloc.rpartition("@")[2]}{parts.path}'
+
+
+def _read_fragment(address: str, fragment: str) -> tuple[str, str] | None:
+    """Return (algorithm, hexadecimal digest), or None where the address names none."""
+    if not fragment:
+        return None
+    match = _FRAGMENT.fullmatch(fragment)
+    if match is None:
+        raise CheckpointError(
+            f'{shown(address)}: after # must stand sha256=DIGEST (or sha384, sha512), got {fragment!r}'
+        )
+    return match[1], match[2].lower()
+
+
+def _check_digest(path: Path, digest: tuple[str, str] | None) -> None:
+    if digest is None:
+        return
+    algorithm, expected = digest
+    actual = digest_of(path, algorithm)
+    if actual != expected:
+        raise CheckpointError(f'{path} must have the {algorithm} digest {expected}, but has {actual}')
+
+
+def _download(address: str, digest: tuple[str, str] | None) -> Path:
     """Fetch a file into the cache that torch.hub and mmengine share, where it is called as in its address."""
     from filelock import FileLock
 
-    name = Path(unquote(urlparse(address).path)).name
+    name = Path(unquote(urlsplit(address).path)).name
+    if not name:
+        raise CheckpointError(f'{shown(address)} names no file')
     path = Path(torch.hub.get_dir(), 'checkpoints', name)
     origin = path.with_name(f'{name}.origin')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # One of several processes on a machine downloads, the others wait for it.
-    with FileLock(f'{path}.lock'):
-        if not path.exists():
-            try:
-                torch.hub.download_url_to_file(address, str(path))
-            except (URLError, OSError) as error:
-                raise CheckpointError(f'{address} cannot be fetched: {error}') from error
-            origin.write_text(address)
-        elif origin.exists() and origin.read_text() != address:
-            raise CheckpointError(
-                f'{path} holds another file of that name, from {origin.read_text()}; remove it to fetch {address}'
-            )
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One of several processes on a machine downloads, the others wait for it.
+        with FileLock(f'{path}.lock'):
+            if not path.exists():
+                _fetch(address, path, origin, digest)
+    if origin.exists() and origin.read_text() not in (address, _identity(address)):
+        raise CheckpointError(
+            f'{path} holds another file of that name, from {shown(origin.read_text())}; remove it to fetch '
+            f'{shown(address)}'
+        )
     return path
+
+
+def _identity(address: str) -> str:
+    """Return what tells one file from another: the address without secrets, and a hash of what else is asked for."""
+    query = [(key, value) for key, value in parse_qsl(urlsplit(address).query) if not _ACCESS.fullmatch(key.lower())]
+    asked = f' {hashlib.sha256(urlencode(sorted(query)).encode()).hexdigest()[:16]}' if query else ''
+    return shown(address) + asked
+
+
+def _fetch(address: str, path: Path, origin: Path, digest: tuple[str, str] | None) -> None:
+    """Download to ``path`` what is complete and has the digest that the address or the name tells, or nothing."""
+    for leftover in path.parent.glob(f'.????????-{glob.escape(path.name)}'):  # of a process that was killed
+        leftover.unlink()
+    try:
+        with written_whole(path) as unfinished:
+            with unfinished.path.open('wb') as file:
+                _receive_all(address, file, path)
+            try:
+                _check_digest(unfinished.path, digest)
+                check_hash(unfinished.path, path.name)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f'{shown(address)} sent another file than the one that was meant, which was not kept: {error}'
+                ) from error
+            origin.write_text(_identity(address))
+    except OSError as error:
+        raise CheckpointError(f'{shown(address)} cannot be kept as {path}: {error}') from error
+
+
+def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
+    """Write what an address sends, going on where a broken connection ended for as long as something arrives."""
+    print(f'Downloading {shown(address)} to {path}')
+    validator: str | None = None
+    for _ in range(_ATTEMPTS):
+        before = file.tell()
+        headers = {'User-Agent': 'swin_dense', 'Accept-Encoding': 'identity'}
+        if before and validator:  # else it starts again, as the file may have changed in between
+            headers.update({'Range': f'bytes={before}-', 'If-Range': validator})
+        lost = 'the connection ended too early'
+        total = None
+        try:
+            with urlopen(Request(address, headers=headers), timeout=_SILENCE) as response:
+                validator = response.headers.get('ETag') or response.headers.get('Last-Modified')
+                if response.status != 206:
+                    before = file.seek(0)
+                    file.truncate()
+                length = response.headers.get('Content-Length')
+                total = None if length is None else before + int(length)
+                with tqdm(total=total, initial=before, unit='B', unit_scale=True) as bar:
+                    while piece := _read(response):
+                        file.write(piece)
+                        bar.update(len(piece))
+            if total in (None, file.tell()):
+                return
+        except (URLError, HTTPException, _LostError) as error:
+            lost = str(error)
+            if file.tell() == before:
+                break
+    received = f' after {file.tell()} of {total} bytes' if total else ''
+    raise CheckpointError(f'{shown(address)} cannot be fetched{received}: {lost}; nothing was kept')
+
+
+class _LostError(Exception):
+    """The connection broke, as against the disk on which the file is written."""
+
+
+def _read(response: IO[bytes]) -> bytes:
+    try:
+        return response.read(_PIECE)
+    except OSError as error:
+        raise _LostError(str(error)) from error
 
 
 def _download_from_hub(address: str, rest: str) -> Path:
@@ -69,20 +203,20 @@ def _download_from_hub(address: str, rest: str) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
     except ImportError as error:
-        raise ImportError(f'{address} needs huggingface_hub: pip install huggingface_hub') from error
+        raise ImportError(f'{shown(address)} needs huggingface_hub: pip install huggingface_hub') from error
     owner, _, rest = rest.partition('/')
     repository, _, file = rest.partition('/')
     repository, _, revision = repository.partition('@')
     if not owner or not repository:
-        raise CheckpointError(f'{address} must be of the form hf://owner/repository[@revision][/file]')
-    for name in [file] if file else ['model.safetensors', 'pytorch_model.bin']:
+        raise CheckpointError(f'{shown(address)} must be of the form hf://owner/repository[@revision][/file]')
+    for name in [file] if file else USUAL_NAMES:
         try:
             return Path(hf_hub_download(f'{owner}/{repository}', name, revision=revision or None))
         except EntryNotFoundError:
             continue
         except Exception as error:
-            raise CheckpointError(f'{address} cannot be fetched: {error}') from error
-    raise CheckpointError(f'{address}: the repository has no file {file or "model.safetensors or pytorch_model.bin"}')
+            raise CheckpointError(f'{shown(address)} cannot be fetched: {error}') from error
+    raise CheckpointError(f'{shown(address)}: the repository has no file {file or " or ".join(USUAL_NAMES)}')
 
 
 @contextlib.contextmanager
@@ -91,12 +225,12 @@ def _mmengine_file(address: str, scheme: str) -> Iterator[Path]:
     try:
         from mmengine.fileio import get_local_path
     except ImportError as error:
-        raise ImportError(f'{address}: {scheme}:// needs mmengine; without it there are {known}') from error
+        raise ImportError(f'{shown(address)}: {scheme}:// needs mmengine; without it there are {known}') from error
     with contextlib.ExitStack() as stack:
         try:
             path = stack.enter_context(get_local_path(address))
         except Exception as error:
             raise CheckpointError(
-                f'{address} cannot be fetched through mmengine ({error}); there are also {known}'
+                f'{shown(address)} cannot be fetched through mmengine ({error}); there are also {known}'
             ) from error
         yield Path(path)

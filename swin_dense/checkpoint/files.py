@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import pickle
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from swin_dense.atomic import written_whole
 from swin_dense.checkpoint.report import CheckpointError
 
+# What a folder or repository of transformers and timm calls its weights, the first first.
+USUAL_NAMES = ('model.safetensors', 'pytorch_model.bin')
+
+# Whether this thread reads a checkpoint here. torch's list of what may be unpickled is one for all threads.
+_is_reading = contextvars.ContextVar('is_reading', default=False)
+_one_at_a_time = threading.Lock()
+
 
 class _Inert:
     """Stands in for a class that checkpoints hold beside the weights: takes anything, does nothing."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> _Inert:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not _is_reading.get():
+            raise pickle.UnpicklingError(f'{cls.__qualname__} is allowed in load_checkpoint alone')
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -31,11 +43,18 @@ class _Inert:
         pass
 
 
-# What training code is known to leave in checkpoints. Its real code never runs.
+class _AsDict(_Inert):
+    """Stands in for a class of dicts."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        super().__new__(cls)
+        return OrderedDict()
+
+
+# What training code is known to leave in checkpoints. Its real code runs only if torch.load may run it anyway.
 _INERT_NAMES = (
     'mmengine.logging.history_buffer.HistoryBuffer',
     *(f'numpy.{core}.multiarray.{name}' for core in ('core', '_core') for name in ('scalar', '_reconstruct')),
-    *(f'numpy.dtypes.{name}DType' for name in ('Float16', 'Float32', 'Float64', 'Int32', 'Int64', 'Bool', 'UInt8')),
     'numpy.ndarray',
     'numpy.dtype',
     'argparse.Namespace',
@@ -50,24 +69,31 @@ _DICT_NAMES = (
     'mmengine.config.config.ConfigDict',
     'mmcv.utils.config.ConfigDict',
 )
-_HASH_SUFFIX = re.compile(r'-([0-9a-f]{8,64})$')
-_DATE = re.compile(r'(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])')
+# Of the numbers beside the weights, where somebody, as swin_dense.mm does, lets torch make them for good.
+_NUMBER_TYPES = [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
+# The beginning of a SHA-256, as torch.hub has it. Digits alone are a date or a step far more often; 32 and 40
+# hexadecimal digits are an MD5 and a SHA-1.
+_HASH_SUFFIX = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,16}|[0-9a-f]{64})$')
 
 
 @contextlib.contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Make torch's unpickler take stand-ins for the names above, and what the user allows for others."""
-    before = torch.serialization.get_safe_globals()
-    names = {*_INERT_NAMES, *_DICT_NAMES}
-    others = [entry for entry in before if _name_of(entry) not in names]
-    inert = [(type(name, (_Inert,), {}), name) for name in _INERT_NAMES]  # torch looks names up by class
-    torch.serialization.clear_safe_globals()
-    try:
-        torch.serialization.add_safe_globals([*others, *inert, *((OrderedDict, name) for name in _DICT_NAMES)])
-        yield
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+    """Make torch's unpickler take stand-ins for those of the names above that the user does not allow anyway."""
+    with _one_at_a_time:
+        allowed = {_name_of(entry) for entry in torch.serialization.get_safe_globals()}
+        entries: list[Any] = [
+            (type(name, (kind,), {}), name)  # torch looks names up by class
+            for names, kind in ((_INERT_NAMES, _Inert), (_DICT_NAMES, _AsDict))
+            for name in names
+            if name not in allowed
+        ]
+        entries += [kind for kind in _NUMBER_TYPES if _name_of(kind) not in allowed]
+        token = _is_reading.set(True)
+        try:
+            with torch.serialization.safe_globals(entries):
+                yield
+        finally:
+            _is_reading.reset(token)
 
 
 def _name_of(entry: Any) -> str:
@@ -78,8 +104,9 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """Read a checkpoint from a file of safetensors, if it is called so, or of ``torch.save``.
 
     Args:
-        path: the file. If its name ends in ``-`` and 8 or more hexadecimal digits, as in ``swin-1cdeb081.pth``, these
-            must be the first of its SHA-256.
+        path: the file, or a folder with one that is called as ``save_pretrained`` of others calls it. If the name
+            ends in ``-`` and 8 to 16 or 64 hexadecimal digits, not all of them decimal, as in ``swin-1cdeb081.pth``,
+            these must be the first of its SHA-256.
         trust: unpickle classes that are not known to be harmless, which can run any code.
 
     Raises:
@@ -88,10 +115,15 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """
     path = path.expanduser()
     if path.is_dir():
-        raise CheckpointError(f'{path} is a folder; give the checkpoint file in it')
+        inside = [path / name for name in USUAL_NAMES if (path / name).is_file()]
+        if not inside:
+            raise CheckpointError(
+                f'{path} is a folder without a {" or ".join(USUAL_NAMES)}; give the checkpoint file in it'
+            )
+        path = inside[0]
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
-    _check_hash(path)
+    check_hash(path, path.name)
     checkpoint = _read_safetensors(path) if path.suffix == '.safetensors' else _read_pickle(path, trust)
     if isinstance(checkpoint, torch.nn.Module):
         checkpoint = checkpoint.state_dict()
@@ -131,7 +163,7 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
         else:
             torch.save(checkpoint, unfinished.path)
         if add_hash:
-            unfinished.destination = path.with_name(f'{path.stem}-{_sha256(unfinished.path)[:8]}{path.suffix}')
+            unfinished.destination = path.with_name(f'{path.stem}-{digest_of(unfinished.path)[:8]}{path.suffix}')
             check_destination(unfinished.destination, force)
     return unfinished.destination
 
@@ -163,10 +195,11 @@ def _safetensors() -> Any:
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    refused = re.search(r'GLOBAL ([\w.]+)|call reduce for unrecognized function (\S+)', str(error))
+    refused = re.search(r'GLOBAL ([\w.]+)|call reduce for unrecognized function (\S+)|may not ask for (.+)', str(error))
     if refused and isinstance(error, pickle.UnpicklingError):
         return (
-            f'{path} asks for {refused[1] or refused[2]}, which weights do not need and which could run any code; '
+            f'{path} asks for {refused[refused.lastindex or 0]}, which weights do not need and which could run any '
+            'code; '
             'nothing was run. Only if you know who made the file, load it with load_checkpoint(..., trust=True), or '
             'convert it with tools/convert_checkpoint.py --trust and load the result'
         )
@@ -186,20 +219,27 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     return f'{damage}: {first_line or type(error).__name__}'
 
 
-def _check_hash(path: Path) -> None:
-    suffix = _HASH_SUFFIX.search(path.stem)
-    if suffix is None or _DATE.fullmatch(suffix[1]):
+def check_hash(path: Path, name: str) -> None:
+    """Refuse a file if the hash in its name is not its own.
+
+    Args:
+        path: the file.
+        name: what it is, or will be, called.
+    """
+    suffix = _HASH_SUFFIX.search(Path(name).stem)
+    if suffix is None:
         return
-    actual = _sha256(path)
+    actual = digest_of(path)
     if not actual.startswith(suffix[1]):
         raise CheckpointError(
-            f'the name of {path} says that its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
+            f'the name of {name} says that its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
             'the file is damaged, or another one. Fetch it again, or rename it if you trust it'
         )
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+def digest_of(path: Path, algorithm: str = 'sha256') -> str:
+    """Return the hexadecimal digest of a file."""
+    digest = hashlib.new(algorithm)
     with path.open('rb') as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)

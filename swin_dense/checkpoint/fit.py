@@ -61,6 +61,10 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
             report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
             report.missing.append(name)
             continue
+        if not tensor.is_meta and (count := int((~tensor.isfinite()).sum())):
+            report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
+            report.missing.append(name)
+            continue
         tensor, how = (tensor, None) if shape is None else _adapt(name, tensor, shape, source, target, options)
         if shape is not None and tuple(tensor.shape) != shape:
             report.mismatched[name] = f'{tuple(tensor.shape)} in the checkpoint, {shape} in the model'

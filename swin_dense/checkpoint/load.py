@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from swin_dense import checks
-from swin_dense.checkpoint.fetch import local_file
+from swin_dense.checkpoint.fetch import local_file, shown
 from swin_dense.checkpoint.files import read_file
 from swin_dense.checkpoint.fit import Options, fit
 from swin_dense.checkpoint.hook import loading_converted
@@ -42,7 +42,8 @@ def load_checkpoint(
 
     Args:
         backbone: a SwinBackbone, bare or wrapped for data parallelism or compilation.
-        source: a path, an address, a state dict, or a whole checkpoint dict.
+        source: a path, of a file or of what ``save_pretrained`` of others wrote; an address, which may end in
+            ``#sha256=`` and the digest of the file; a state dict; or a whole checkpoint dict.
         prefix: where the backbone is in the checkpoint if it holds several, as in 'teacher.backbone'; the end of it
             is enough.
         ema: take the running average of the weights that the checkpoint holds beside the weights. Without, the
@@ -94,7 +95,7 @@ def find_backbone(source: Checkpoint, grid: Pair | None, prefix: str | None, ema
         raise TypeError(f'a checkpoint must be a path, an address or a dict, got {type(source).__name__}')
     with local_file(source) as path:
         checkpoint = read_file(path, trust)
-    return read_source(flatten(checkpoint), os.fspath(source), grid, prefix, ema)
+    return read_source(flatten(checkpoint), shown(source), grid, prefix, ema)
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

@@ -26,14 +26,21 @@ def explain_misfit(source: Source, target: Target, report: Report, wrong: list[s
     wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
     lines = [f'{report.source} ({source.family}) does not fit the model, which keeps its weights.']
     if any('logit_scale' in key or 'cpb_mlp' in key for key in excess):
-        lines.append('It is a Swin V2, another network; this one is a Swin V1.')
+        lines.append('It is a Swin V2, another network; this one is a Swin V1, which no option turns into the other.')
+        return '\n  '.join(lines)
     lines += _causes(given, wanted)
-    absent = [name for name in wrong if name not in report.mismatched]
+    absent = [name for name in wrong if name not in report.mismatched and name not in report.damaged]
     if absent:
         lines.append(f'Missing in the checkpoint: {listed(absent)}.')
     if report.mismatched:
         wrong_shapes = [f'{name} is {how}' for name, how in report.mismatched.items()]
         lines.append(f'Wrong shape: {listed(wrong_shapes, separator="; ")}.')
+    if report.damaged:
+        values = [f'{name}: {how}' for name, how in report.damaged.items()]
+        lines.append(
+            f'Damaged: {listed(values, separator="; ")}. The training that wrote them diverged, or they were converted '
+            'to a type too small for them; take an earlier checkpoint.'
+        )
     if excess:
         lines.append(f'In the checkpoint, without a place in the model: {listed(excess)}.')
     lines.append('To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True).')

@@ -27,6 +27,7 @@ class Report:
         missing: parameters of the backbone that did not arrive and keep their values.
         new: those of the missing that such a checkpoint never holds, the norms of the outputs.
         mismatched: those of the missing that the checkpoint holds in another shape, with the shapes.
+        damaged: those of the missing that the checkpoint holds with values that are NaN or infinite, with how many.
         left_out: entries of the checkpoint left out on purpose, with the reason.
         unexpected: entries of the checkpoint that the backbone has no place for.
     """
@@ -39,6 +40,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     mismatched: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
 
@@ -54,7 +56,8 @@ class Report:
         if self.new:
             lines.append(f'  new, as such checkpoints have no output norms: {listed(self.new)}')
         lines += [f'  wrong shape, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
-        rest = [name for name in self.missing if name not in self.new and name not in self.mismatched]
+        lines += [f'  damaged, not loaded: {names}: {how}' for how, names in _grouped(self.damaged)]
+        rest = [name for name in self.missing if name not in {*self.new, *self.mismatched, *self.damaged}]
         if rest:
             lines.append(f'  missing, not loaded: {listed(rest)}')
         lines += [f'  left out, {reason}: {names}' for reason, names in _grouped(self.left_out)]

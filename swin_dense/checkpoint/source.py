@@ -27,6 +27,8 @@ _LEFT_OUT = {
     re.compile(r'decoder\..*'): 'decoder of the pretraining',
 }
 
+_DEEPEST = 32  # dicts in dicts
+
 
 @dataclass
 class Source:
@@ -56,15 +58,26 @@ class Source:
 
 
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return all tensors in nested dicts by dotted name, so that containers look like prefixes."""
+    """Return all tensors in nested dicts by dotted name, so that containers look like prefixes.
+
+    A dict that holds itself brings nothing new there, nor does what is nested deeper than any training code nests.
+    """
     tensors: dict[str, Tensor] = {}
-    for key, value in checkpoint.items():
+    # Not by recursion, which a file could exhaust; the last is the next, so that the order is that of the file.
+    pending: list[tuple[str, Any, frozenset[int]]] = [('', checkpoint, frozenset())]
+    while pending:
+        name, value, around = pending.pop()
         if isinstance(value, nn.Module):
             value = value.state_dict()
         if isinstance(value, Tensor):
-            tensors[str(key)] = value.detach()
-        elif isinstance(value, Mapping) and isinstance(key, str) and key != 'optimizer':
-            tensors.update({f'{key}.{name}': tensor for name, tensor in flatten(value).items()})
+            tensors[name] = value.detach()
+        elif isinstance(value, Mapping) and id(value) not in around and len(around) < _DEEPEST:
+            prefix = f'{name}.' if around else ''
+            pending += [
+                (f'{prefix}{key}', item, around | {id(value)})
+                for key, item in reversed(list(value.items()))
+                if isinstance(item, (Tensor, nn.Module)) or (isinstance(key, str) and key != 'optimizer')
+            ]
     return tensors
 
 

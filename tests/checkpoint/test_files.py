@@ -2,8 +2,11 @@
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
+import hashlib
 import http.server
+import multiprocessing
 import operator
 import os
 import pathlib
@@ -20,7 +23,9 @@ from mmengine.logging import HistoryBuffer
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
+from swin_dense.checkpoint.fetch import local_file
 from swin_dense.checkpoint.files import read_file, write_file
+from tests.conftest import small_disk
 
 ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
 
@@ -137,6 +142,35 @@ def test_stand_ins_do_not_outlive_the_load(tmp_path, source, backbone):
     assert set(map(str, torch.serialization.get_safe_globals())) == before
 
 
+def test_loads_at_the_same_time_leave_torch_as_it_was(tmp_path, source):
+    """A later torch.load must give mmengine's history as it is, and a simultaneous one no stand-in for it."""
+    history = HistoryBuffer()
+    history.update(0.5)
+    torch.save({'model': source.state_dict(), 'h': history, 'args': argparse.Namespace()}, tmp_path / 'a.pth')
+    torch.save({'h': history}, tmp_path / 'plain.pth')
+    torch.save({'args': argparse.Namespace()}, tmp_path / 'refused.pth')
+    before = set(map(str, torch.serialization.get_safe_globals()))
+    wrong = []
+
+    def load_here():
+        for _ in range(8):
+            load(SwinBackbone(**ARCH), tmp_path / 'a.pth')
+
+    def load_by_torch():
+        for _ in range(40):
+            if torch.load(tmp_path / 'plain.pth')['h'].mean() != 0.5:
+                wrong.append('a history that is none')
+            with contextlib.suppress(pickle.UnpicklingError):
+                wrong.append(torch.load(tmp_path / 'refused.pth'))
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        for done in [*(pool.submit(load_here) for _ in range(4)), *(pool.submit(load_by_torch) for _ in range(2))]:
+            done.result()
+    assert not wrong
+    assert set(map(str, torch.serialization.get_safe_globals())) == before
+    assert torch.load(tmp_path / 'plain.pth')['h'].mean() == 0.5
+
+
 def test_a_whole_model_needs_trust(tmp_path, source, backbone):
     torch.save(source, tmp_path / 'model.pth')
     with pytest.raises(CheckpointError, match=r'asks for swin_dense\.model\.SwinBackbone'):
@@ -179,6 +213,43 @@ def test_a_truncated_file(tmp_path, source, backbone, ending, part):
     assert not str(raised.value).endswith(']')  # a line of text, not a list of lines
 
 
+def test_a_checkpoint_that_holds_itself(tmp_path, source, backbone):
+    checkpoint = {'model': source.state_dict()}
+    checkpoint['again'] = {'itself': checkpoint}
+    torch.save(checkpoint, tmp_path / 'a.pth')
+    load(backbone, tmp_path / 'a.pth')
+    assert arrived(backbone, source)
+
+
+def test_a_checkpoint_nested_deeper_than_python_recurses(source, backbone):
+    checkpoint = inner = {'model': source.state_dict()}
+    for _ in range(5000):
+        inner['deeper'] = inner = {}
+    load(backbone, checkpoint)
+    assert arrived(backbone, source)
+
+
+def test_values_that_are_not_finite(source, backbone):
+    state = source.state_dict()
+    state['layers.0.blocks.0.mlp.fc1.weight'][3, 2] = float('nan')
+    state['norm0.bias'][:2] = float('inf')
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r'Damaged: .*fc1\.weight: 1 of its 256 values are NaN'):
+        load(backbone, state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    report = load(backbone, state, allow_partial=True)
+    assert list(report.damaged) == ['layers.0.blocks.0.mlp.fc1.weight', 'norm0.bias']
+    assert 'damaged, not loaded: norm0.bias: 2 of its 8 values' in str(report)
+    assert all(tensor.isfinite().all() for tensor in backbone.state_dict().values())
+
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'pytorch_model.bin'])
+def test_a_folder_of_save_pretrained(tmp_path, source, backbone, name):
+    write_file(tmp_path / name, source.state_dict())
+    load(backbone, tmp_path)
+    assert arrived(backbone, source)
+
+
 def test_other_contents(tmp_path, backbone):
     torch.save(torch.zeros(3), tmp_path / 'a.pth')
     with pytest.raises(CheckpointError, match='holds a Tensor; a checkpoint is a dict'):
@@ -198,14 +269,22 @@ class TestHash:
         with pytest.raises(CheckpointError, match=f'begins with 0123abcd, but it begins with {hash_of(wrong)[:8]}'):
             load(backbone, wrong)
 
-    @pytest.mark.parametrize('name', ['run-20240131.pth', 'swin-tiny.pth', 'swin_12345678.pth', 'a-b1234567-x.pth'])
+    @pytest.mark.parametrize(
+        'name',
+        [
+            'run-20240131.pth',
+            'step-00012345.pth',
+            'swin-tiny.pth',
+            'swin_12345678.pth',
+            'a-b1234567-x.pth',
+            f'git-{"0a" * 20}.pth',
+        ],
+    )
     def test_other_names_are_not_taken_for_a_hash(self, tmp_path, source, backbone, name):
         load(backbone, write_file(tmp_path / name, source.state_dict()))
 
 
 def hash_of(path):
-    import hashlib
-
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -230,43 +309,195 @@ class TestWriting:
         assert not list(tmp_path.iterdir())
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """Serves a folder, and hangs up as often as it is told.
+
+    Attributes:
+        folder: what is served.
+        hang_ups: how many answers are still cut off, each after half of what it should bring.
+        understands_ranges: whether it goes on in the middle of a file when asked to.
+        announces_length: whether it says how long the file is.
+        ranges: the ranges that were asked for.
+    """
+
+    def __init__(self, folder):
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.folder = folder
+        self.hang_ups = 0
+        self.understands_ranges = True
+        self.announces_length = True
+        self.ranges = []
+        self.address = f'http://127.0.0.1:{self.server_port}'
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        path = self.server.folder / pathlib.Path(self.path.partition('?')[0]).name
+        if not path.exists():
+            return self.send_error(404)
+        content = path.read_bytes()
+        asked = self.headers['Range']
+        self.server.ranges.append(asked)
+        begin = 0
+        if asked and self.server.understands_ranges and self.headers['If-Range'] == hash_of(path):
+            begin = int(asked.removeprefix('bytes=').removesuffix('-'))
+        self.send_response(206 if begin else 200)
+        self.send_header('ETag', hash_of(path))
+        if self.server.announces_length:
+            self.send_header('Content-Length', len(content) - begin)
+        if begin:
+            self.send_header('Content-Range', f'bytes {begin}-{len(content) - 1}/{len(content)}')
+        self.end_headers()
+        rest = content[begin:]
+        if self.server.hang_ups:
+            self.server.hang_ups -= 1
+            rest = rest[: len(rest) // 2]
+        self.wfile.write(rest)
+
+    def log_message(self, *args):
+        pass
+
+
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Serve a folder over HTTP, with an empty download cache; yields the folder and its address."""
+    """A server with an empty folder, and an empty download cache."""
     (tmp_path / 'served').mkdir()
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
     monkeypatch.setenv('no_proxy', '127.0.0.1')
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args):
-            super().__init__(*args, directory=tmp_path / 'served')
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as httpd:
+    with Server(tmp_path / 'served') as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield tmp_path / 'served', f'http://127.0.0.1:{httpd.server_port}'
+        yield httpd
         httpd.shutdown()
+
+
+def cached(tmp_path):
+    """Return what a download has left in the cache."""
+    return sorted(p.name for p in (tmp_path / 'cache/hub/checkpoints').glob('*') if p.suffix != '.lock')
+
+
+class TestDownloads:
+    @pytest.mark.parametrize('understands_ranges', [True, False])
+    def test_a_connection_that_breaks_is_taken_up_again(
+        self, server, tmp_path, source, backbone, understands_ranges, capsys
+    ):
+        server.understands_ranges = understands_ranges
+        server.hang_ups = 3
+        path = write_file(server.folder / 'swin.pth', source.state_dict())
+        load(backbone, f'{server.address}/swin.pth')
+        assert arrived(backbone, source)
+        assert (tmp_path / 'cache/hub/checkpoints/swin.pth').read_bytes() == path.read_bytes()
+        assert server.ranges[0] is None
+        assert all(asked.startswith('bytes=') for asked in server.ranges[1:])
+        assert len(server.ranges) == 4
+
+    def test_half_a_file_is_not_kept(self, server, tmp_path, source, backbone):
+        server.hang_ups = 99
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        with pytest.raises(CheckpointError, match=r'cannot be fetched after \d+ of \d+ bytes: .*nothing was kept'):
+            load(backbone, f'{server.address}/swin.pth')
+        assert cached(tmp_path) == []
+        server.hang_ups = 0
+        load(backbone, f'{server.address}/swin.pth')
+        assert arrived(backbone, source)
+
+    def test_a_hash_finds_what_no_length_tells(self, server, tmp_path, source, backbone):
+        server.announces_length = False
+        server.hang_ups = 2
+        path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
+        digest = hashlib.sha384(path.read_bytes()).hexdigest()
+        for address in (f'{server.address}/{path.name}', f'{server.address}/{path.name}#sha384={digest}'):
+            with pytest.raises(CheckpointError, match='sent another file than the one that was meant'):
+                load(backbone, address)
+            assert cached(tmp_path) == []
+        load(backbone, f'{server.address}/{path.name}#sha384={digest}')
+        assert arrived(backbone, source)
+        with pytest.raises(CheckpointError, match=f'must have the sha256 digest {"0" * 64}, but has'):
+            load(backbone, f'{server.address}/{path.name}#sha256={"0" * 64}')
+        with pytest.raises(CheckpointError, match='after # must stand sha256=DIGEST'):
+            load(backbone, f'{server.address}/{path.name}#md5=0')
+
+    def test_what_others_left_in_the_cache_damaged_is_named(self, server, tmp_path, source, backbone):
+        damaged = tmp_path / 'cache/hub/checkpoints/swin.pth'
+        damaged.parent.mkdir(parents=True)
+        content = write_file(server.folder / 'swin.pth', source.state_dict()).read_bytes()
+        damaged.write_bytes(content[:1000])
+        with pytest.raises(CheckpointError, match=r'cut short.*\n.*delete the file to fetch it again'):
+            load(backbone, f'{server.address}/swin.pth')
+        damaged.unlink()
+        load(backbone, f'{server.address}/swin.pth')
+
+    def test_a_killed_download_leaves_nothing_to_the_next(self, server, tmp_path, source, backbone):
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        leftover = tmp_path / 'cache/hub/checkpoints/.0123abcd-swin.pth'
+        leftover.parent.mkdir(parents=True)
+        leftover.write_bytes(b'half')
+        load(backbone, f'{server.address}/swin.pth')
+        assert cached(tmp_path) == ['swin.pth', 'swin.pth.origin']
+
+    def test_several_processes_download_once(self, server, source):
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        processes = [
+            multiprocessing.get_context('fork').Process(target=_fetch_or_fail, args=(f'{server.address}/swin.pth',))
+            for _ in range(3)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0, 0]
+        assert len(server.ranges) == 1
+
+    def test_secrets_stay_out_of_files_and_messages(self, server, tmp_path, source, backbone, capsys):
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        report = load(backbone, f'{server.address}/swin.pth?download=true&X-Amz-Signature=SECRET')
+        load(backbone, f'{server.address}/swin.pth?token=SECRET')  # the same file, asked for in another way
+        load(backbone, f'{server.address}/swin.pth')
+        assert len(server.ranges) == 1
+        with pytest.raises(CheckpointError, match='cannot be fetched') as raised:
+            load(backbone, f'{server.address}/other.pth?token=SECRET')
+        said = f'{report}{raised.value}{capsys.readouterr()}'
+        kept = ''.join(p.read_text() for p in tmp_path.glob('cache/hub/checkpoints/*.origin'))
+        assert 'SECRET' not in said + kept
+        assert server.address in kept
+
+    def test_what_else_a_query_asks_for_makes_another_file(self, server, source, backbone):
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        load(backbone, f'{server.address}/swin.pth?version=1')
+        load(backbone, f'{server.address}/swin.pth?version=1&download=1')
+        with pytest.raises(CheckpointError, match='holds another file of that name'):
+            load(backbone, f'{server.address}/swin.pth?version=2')
+
+    def test_a_full_disk_is_said(self, server, tmp_path, source, backbone):
+        disk = tmp_path / 'cache/hub/checkpoints'
+        disk.mkdir(parents=True)
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        with small_disk(disk, '16k'):
+            with pytest.raises(CheckpointError, match=r'cannot be kept as .*No space left'):
+                load(backbone, f'{server.address}/swin.pth')
+            assert cached(tmp_path) == []
+
+
+def _fetch_or_fail(address):
+    with local_file(address) as path:
+        sys.exit(path.stat().st_size == 0)
 
 
 class TestAddresses:
     def test_http_downloads_once_to_the_cache_of_torch_hub(self, server, tmp_path, source, backbone):
-        folder, address = server
-        path = write_file(folder / 'swin.pth', source.state_dict(), add_hash=True)
-        load(backbone, f'{address}/{path.name}?download=true')
+        path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
+        load(backbone, f'{server.address}/{path.name}?download=true')
         assert arrived(backbone, source)
         assert (tmp_path / 'cache/hub/checkpoints' / path.name).exists()
         path.unlink()
         backbone.reset_parameters()
-        load(backbone, f'{address}/{path.name}?download=true')
+        load(backbone, f'{server.address}/{path.name}?download=true')
         assert arrived(backbone, source)
         with pytest.raises(CheckpointError, match='holds another file of that name'):
-            load(backbone, f'{address}/elsewhere/{path.name}')
+            load(backbone, f'{server.address}/elsewhere/{path.name}')
 
     def test_http_failure(self, server, tmp_path, backbone):
         with pytest.raises(CheckpointError, match=r'cannot be fetched: .*404'):
-            load(backbone, f'{server[1]}/none.pth')
+            load(backbone, f'{server.address}/none.pth')
         assert not list(tmp_path.glob('cache/hub/checkpoints/none.pth'))
         with pytest.raises(CheckpointError, match='cannot be fetched'):
             load(backbone, 'http://127.0.0.1:9/none.pth')

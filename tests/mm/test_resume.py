@@ -40,10 +40,12 @@ def test_a_message_hub_of_mmengine_comes_back(tmp_path):
     [
         (Asks(getattr, HistoryBuffer, '__init__'), 'may not ask for the attribute'),
         (Asks(getattr, np.ndarray, 'tofile'), 'may not ask for the attribute'),
+        (Asks(np.ndarray, (1 << 40,)), 'may not make arrays'),
+        (Asks(np._core.multiarray._reconstruct, np.matrix, (0,), b'b'), 'matrix'),
         (Asks(os.mkdir, 'made-by-a-checkpoint'), 'mkdir'),
         (Asks(eval, "open('made-by-a-checkpoint', 'w')"), 'eval'),
     ],
-    ids=['history', 'array', 'mkdir', 'eval'],
+    ids=['history', 'method', 'array', 'matrix', 'mkdir', 'eval'],
 )
 def test_nothing_else_is_allowed(call, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
