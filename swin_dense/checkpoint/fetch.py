@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from swin_dense.atomic import written_whole
 from swin_dense.checkpoint.files import USUAL_NAMES, check_hash, digest_of
 from swin_dense.checkpoint.report import CheckpointError
 
+_logger = logging.getLogger(__package__)
 _ATTEMPTS = 5
 _SILENCE = 60  # seconds without a byte after which a connection counts as lost
 _PIECE = 1 << 20
@@ -156,7 +158,7 @@ def _fetch(address: str, path: Path, origin: Path, digest: tuple[str, str] | Non
 
 def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
     """Write what an address sends, going on where a broken connection ended for as long as something arrives."""
-    print(f'Downloading {shown(address)} to {path}')
+    _logger.info('Downloading %s to %s', shown(address), path)
     validator: str | None = None
     for _ in range(_ATTEMPTS):
         before = file.tell()
@@ -173,7 +175,7 @@ def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
                     file.truncate()
                 length = response.headers.get('Content-Length')
                 total = None if length is None else before + int(length)
-                with tqdm(total=total, initial=before, unit='B', unit_scale=True) as bar:
+                with tqdm(desc=path.name, total=total, initial=before, unit='B', unit_scale=True) as bar:
                     while piece := _read(response):
                         file.write(piece)
                         bar.update(len(piece))

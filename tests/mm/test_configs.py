@@ -195,7 +195,9 @@ def test_backbone_file_is_what_its_name_says(path):
     assert config.swin.get('pretrain_img_size', 224) == {7: 224, 12: 384}[window]
     suffix = '_22k' if '22k' in path.stem else ''
     weights = f'swin_{size}_patch4_window{window}_{ {7: 224, 12: 384}[window] }{suffix}.pth'
-    assert Path(config.pretrained).name == weights
+    address, _, digest = config.pretrained.partition('#')
+    assert Path(address).name == weights
+    assert re.fullmatch(r'sha384=[0-9a-f]{96}' if path.stem == 'swin_tiny' else '', digest)
     assert config.swin.init_cfg == {'type': 'Pretrained', 'checkpoint': config.pretrained}
 
 

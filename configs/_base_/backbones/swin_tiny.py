@@ -1,9 +1,13 @@
 # Swin-T, ImageNet-1K. A config that lists this file takes `_base_.swin` as its backbone and `_base_.channels`
 # for whatever reads the four maps. The addresses of the weights here and beside are those that the README of
-# https://github.com/microsoft/Swin-Transformer gives.
+# https://github.com/microsoft/Swin-Transformer gives. After # stands the hash of the file where one is published: that
+# of this one in Intel's Open Model Zoo, models/public/swin-tiny-patch4-window7-224/model.yml; for the others none is.
 custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)
 
-pretrained = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'
+pretrained = (
+    'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'
+    '#sha384=210021216e1f205617d885836b1ac59d725b8c41dbff8dc4c513e838911436b0b75e06529737e472d3167519a7c1a6ad'
+)
 channels = [96, 192, 384, 768]
 swin = dict(
     type='SwinDense',
