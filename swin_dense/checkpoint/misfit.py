@@ -88,7 +88,7 @@ def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         wanted = {**wanted, 'num_heads': wanted.get('num_heads', ())[: len(comparable.get('num_heads', ()))]}
     different = {key for key in ('embed_dims', 'depths', 'num_heads') if comparable.get(key) != wanted.get(key)}
     if different:
-        letter = _letter(given)
+        letter = published_letter(given)
         advice = f'arch={letter!r}' if letter else ', '.join(f'{key}={given[key]}' for key in given if key in different)
         shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
         lines.append(
@@ -108,12 +108,12 @@ def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def _architecture(options: dict[str, Any], keys: Sequence[str]) -> str:
-    letter = _letter(options)
+    letter = published_letter(options)
     shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
     return f'a Swin-{letter.upper()} with {shown}' if letter else f'a Swin with {shown}'
 
 
-def _letter(options: dict[str, Any]) -> str | None:
+def published_letter(options: dict[str, Any]) -> str | None:
     """Return the published architecture that the options are of."""
     for letter, arch in ARCHS.items():
         if all(options.get(key, value) == value for key, value in vars(arch).items()):

@@ -1,0 +1,67 @@
+"""The command line ``swin-dense``: finds the subcommand, and gives every outcome its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import swin_dense
+
+EXIT_STATUS = 'Exit status: 0 done, 1 some of it failed, 2 wrong usage; above 128 stopped by a signal.'
+_FOLDER = Path(__file__).with_name('commands')
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Only the chosen command is imported: what the others need may not be installed.
+    name = _overview().parse_args(arguments[:1]).command
+    try:
+        command = importlib.import_module(f'swin_dense.commands.{name}')
+        parser = argparse.ArgumentParser(
+            prog=f'swin-dense {name}',
+            description=command.__doc__,
+            epilog=EXIT_STATUS,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(parser)
+        status = command.run(parser.parse_args(arguments[1:]))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read the output has seen enough, as in `swin-dense zoo | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f'swin-dense {name}: error: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def command_names() -> list[str]:
+    """Return the names of the subcommands, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob('[!_]*.py'))
+
+
+def _overview() -> argparse.ArgumentParser:
+    """Return the parser of the first argument, which knows what every command says of itself."""
+    parser = argparse.ArgumentParser(
+        prog='swin-dense',
+        description=swin_dense.__doc__,
+        epilog='`swin-dense COMMAND --help` explains each. ' + EXIT_STATUS,
+    )
+    parser.add_argument('--version', action='version', version=f'swin-dense {swin_dense.__version__}')
+    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    for name in command_names():
+        explanation = ast.get_docstring(ast.parse((_FOLDER / f'{name}.py').read_text())) or ''
+        commands.add_parser(name, help=explanation.partition('\n')[0], add_help=False)
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Write the feature pyramids of many images into a folder.
+
+    swin-dense features photos/ --out features --checkpoint swin_tiny.pth
+    torchrun --nproc-per-node 8 -m swin_dense features photos/ --out features --checkpoint swin_tiny.pth
+
+Run the same command again to go on where it stopped. ``index.csv`` in the folder lists image, feature file and size,
+``failures.csv`` the images that could not be read.
+What was finished before a signal (exit status 130 or 143) or before the disk was full (1) is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.util
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
+from swin_dense.features.dataset import chunk_shares
+from swin_dense.features.extraction import (
+    POOLINGS,
+    Extraction,
+    extract_files,
+    list_images,
+    stop_signals,
+    weights_digest,
+)
+from swin_dense.features.inference import check_levels
+from swin_dense.features.storage import FORMATS, FeatureFolder, check_settings, write_failures, write_index
+from swin_dense.features.tiling import check_tiling
+
+DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
+console = Console(stderr=True)
+
+
+class RateColumn(ProgressColumn):
+    """Images per second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f'{task.speed:.1f} images/s' if task.speed else '')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        'sources', nargs='+', metavar='SRC', help='image, folder, quoted pattern, or .txt list of paths'
+    )
+    parser.add_argument('--out', required=True, metavar='DIR', help='folder for the features; made where missing')
+    add_backbone_arguments(parser)
+    parser.add_argument('--levels', type=int, nargs='+', metavar='STRIDE', help='e.g. 4 8 16 32 (default: all)')
+    parser.add_argument('--pool', choices=('none', *POOLINGS), default='none', help='one vector per level')
+    parser.add_argument('--format', choices=FORMATS, default='safetensors', help='(default: %(default)s)')
+    parser.add_argument('--dtype', choices=DTYPES, default='float32', help='of the files (default: %(default)s)')
+    parser.add_argument('--autocast', choices=('float16', 'bfloat16'), help='compute in lower precision')
+    parser.add_argument('--batch-size', type=int, default=8, help='images of equal size (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=2, help='reading processes per rank (default: %(default)s)')
+    parser.add_argument('--tile', type=int, metavar='PIXELS', help='read large images in tiles of this size')
+    parser.add_argument('--overlap', type=int, metavar='PIXELS', help='between tiles (default: as exact results need)')
+    parser.add_argument('--device', help='(default: cuda where there is one, else cpu)')
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Refuse options that contradict each other."""
+    if args.dtype == 'bfloat16' and args.format != 'safetensors':
+        raise ValueError(f'--format {args.format} cannot hold bfloat16; use --format safetensors or another --dtype')
+    if args.tile is not None and args.pool == 'none' and args.format == 'npz':
+        raise ValueError('--format npz cannot be written piece by piece; use safetensors or zarr with --tile')
+    if args.overlap is not None and args.tile is None:
+        raise ValueError('--overlap belongs to --tile')
+    if args.format == 'zarr' and importlib.util.find_spec('zarr') is None:
+        raise ValueError('--format zarr needs the package zarr; install it with: pip install zarr')
+
+
+def run(args: argparse.Namespace) -> int:
+    check_together(args)
+    rank, world_size = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
+    if world_size > 1:
+        # Ranks meet at the beginning and at the end, and the last may need much longer than the first.
+        dist.init_process_group('gloo', timeout=datetime.timedelta(days=30))
+    try:
+        return extract(args, rank, world_size)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        print(
+            f'swin-dense features: error: cannot write to {args.out}: {error.strerror or error}. Finished images are '
+            'kept; make room or permit writing, and run the same command again.',
+            file=sys.stderr,
+        )
+        return 1
+    finally:
+        if world_size > 1:
+            dist.destroy_process_group()
+
+
+def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
+    paths = list_images(args.sources)
+    if not paths:
+        raise ValueError(f'no images found in {args.sources}')
+    backbone = build_backbone(args).to(device_of(args))
+    extraction = build_extraction(args, backbone)
+    folder = FeatureFolder(args.out, args.format)
+    if rank == 0:
+        folder.remove_leftovers()
+        check_settings(folder, describe_settings(args, extraction, backbone))
+    if world_size > 1:
+        dist.barrier()
+
+    with stop_signals() as received, progress_bar(rank, world_size) as progress:
+        mine = [index for chunk in chunk_shares(len(paths), extraction.chunk_size, rank, world_size) for index in chunk]
+        finished = sum(folder.is_finished(paths[index]) for index in mine)
+        task = progress.add_task('', total=len(mine), completed=finished)
+
+        def on_image(path: str, error: str | None) -> None:
+            progress.advance(task)
+            if error is not None:
+                progress.console.print(
+                    f'skipped: {error}', style='yellow', markup=False, highlight=False, soft_wrap=True
+                )
+
+        failures = extract_files(
+            backbone, paths, folder, extraction, rank, world_size, on_image, should_stop=lambda: bool(received)
+        )
+    if world_size > 1 and not received:
+        everyones: list[Any] = [None] * world_size
+        dist.all_gather_object(everyones, failures)
+        failures = {path: error for share in everyones for path, error in share.items()}
+    if rank == 0:
+        write_failures(folder, failures)
+        count = write_index(folder, paths)
+        if world_size == 1 or not received:  # after a signal, other ranks may still be finishing an image
+            folder.remove_leftovers()
+        console.print(f'{count} of {len(paths)} images are in {args.out}, {len(failures)} failed')
+    if received:
+        return 128 + received[0]
+    return 1 if failures else 0
+
+
+def device_of(args: argparse.Namespace) -> str:
+    if args.device is not None:
+        return args.device
+    return f'cuda:{os.environ.get("LOCAL_RANK", 0)}' if torch.cuda.is_available() else 'cpu'
+
+
+def build_extraction(args: argparse.Namespace, backbone: Any) -> Extraction:
+    levels = check_levels(backbone, args.levels)
+    tile = overlap = None
+    if args.tile is not None:
+        tile, overlap = check_tiling(backbone, args.tile, args.overlap, levels)
+        # Whoever asks for tiles expects images beyond PIL's guard against small files that unpack to huge ones.
+        Image.MAX_IMAGE_PIXELS = None
+    return Extraction(
+        levels=levels,
+        pool=args.pool,
+        dtype=DTYPES[args.dtype],
+        batch_size=args.batch_size,
+        workers=args.workers,
+        tile=tile,
+        overlap=overlap,
+        autocast=DTYPES[args.autocast] if args.autocast else None,
+    )
+
+
+def describe_settings(args: argparse.Namespace, extraction: Extraction, backbone: Any) -> dict[str, Any]:
+    """Return what the features depend on: a folder holds features made in one way."""
+    return {
+        'arch': dataclasses.asdict(backbone.arch),
+        'weights': weights_digest(backbone),
+        'window_size': backbone.window_size,
+        'levels': extraction.levels,
+        'pool': args.pool,
+        'format': args.format,
+        'dtype': args.dtype,
+        'autocast': args.autocast,
+        'batch_size': args.batch_size,
+        'tile': extraction.tile,
+        'overlap': extraction.overlap,
+    }
+
+
+def progress_bar(rank: int, world_size: int) -> Progress:
+    name = f'rank {rank} of {world_size}' if world_size > 1 else 'images'
+    return Progress(
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        RateColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=rank != 0,
+    )

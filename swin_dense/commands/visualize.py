@@ -1,0 +1,85 @@
+"""Draw what the backbone sees and how it works, as PNG or PDF.
+
+    swin-dense visualize pyramid photo.jpg --checkpoint swin_tiny.pth --out pyramid.png
+    swin-dense visualize attention photo.jpg --checkpoint swin_tiny.pth --stage 2 --pixel 120 200 --out a.png
+    swin-dense visualize grad-cam photo.jpg --checkpoint swin_tiny.pth --stages 2 3 --out cam.png
+    swin-dense visualize windows photo.jpg --stage 1 --out windows.png
+    swin-dense visualize masks --grid 20 26 --out masks.pdf
+
+Stages and blocks count from 0. Blocks with an odd number have shifted windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from swin_dense.analysis.explain import grad_cam, token_attention
+from swin_dense.analysis.visualize import draw_attention, draw_grad_cam, draw_pyramid, draw_shift_masks, draw_windows
+from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
+from swin_dense.features.pyramid import extract_pyramid
+
+STAGES = range(4)  # of every published size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    output = argparse.ArgumentParser(add_help=False)
+    output.add_argument('--out', required=True, type=Path, help='file to write, .png or .pdf')
+    output.add_argument('--dpi', type=int, default=100, help='dots per inch of a PNG (default: %(default)s)')
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument('image', help='path')
+    add_backbone_arguments(model)
+    window = argparse.ArgumentParser(add_help=False)
+    window.add_argument('--window-size', type=int, default=7, help='side in tokens (default: %(default)s)')
+
+    kinds = parser.add_subparsers(dest='kind', required=True)
+    kinds.add_parser('pyramid', parents=[model, output], help='every level, PCA to RGB, beside the image')
+    attention = kinds.add_parser('attention', parents=[model, output], help='where a token looks')
+    attention.add_argument('--stage', type=int, choices=STAGES, default=2, help='(default: %(default)s)')
+    attention.add_argument('--block', type=int, default=0, help='(default: %(default)s)')
+    attention.add_argument('--pixel', type=int, nargs=2, metavar=('ROW', 'COLUMN'), required=True, help='of the image')
+    attention.add_argument('--heads', type=int, nargs='*', default=[], help='drawn beside the mean of all heads')
+    cam = kinds.add_parser('grad-cam', parents=[model, output], help='which cells raise a channel of the coarsest map')
+    cam.add_argument('--stages', type=int, choices=STAGES, nargs='+', help='(default: all)')
+    cam.add_argument('--channel', type=int, help='of the coarsest map (default: the one with the largest mean)')
+    windows = kinds.add_parser('windows', parents=[window, output], help='window grid and shifted regions over the image')
+    windows.add_argument('image', help='path')
+    windows.add_argument('--stage', type=int, choices=STAGES, default=1, help='(default: %(default)s)')
+    masks = kinds.add_parser('masks', parents=[window, output], help='shift masks as matrices')
+    masks.add_argument('--grid', type=int, nargs=2, metavar=('H', 'W'), required=True, help='size of the map in tokens')
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out.suffix.lower() not in ('.png', '.pdf'):
+        raise ValueError(f'--out must end in .png or .pdf, got {str(args.out)!r}')
+    draw(args).savefig(args.out, dpi=args.dpi)
+    return 0
+
+
+def draw(args: argparse.Namespace) -> Figure:
+    if args.kind == 'masks':
+        return draw_shift_masks(tuple(args.grid), (args.window_size, args.window_size))
+    if args.kind == 'windows':
+        return draw_windows(args.image, 4 * 2**args.stage, (args.window_size, args.window_size))
+    backbone = build_backbone(args)
+    if args.kind == 'pyramid':
+        return draw_pyramid(extract_pyramid(backbone, args.image), args.image)
+    if args.kind == 'attention':
+        attention = token_attention(backbone, args.image, args.stage, args.block, tuple(args.pixel))
+        return draw_attention(attention, args.image, args.heads)
+    target = None if args.channel is None else partial(channel_mean, channel=args.channel)
+    stages = range(len(backbone.layers)) if args.stages is None else args.stages
+    cams = {backbone.out_strides[stage]: grad_cam(backbone, args.image, stage, target) for stage in stages}
+    return draw_grad_cam(cams, args.image)
+
+
+def channel_mean(maps: Any, channel: int) -> torch.Tensor:
+    coarsest = maps[max(maps)]
+    if not 0 <= channel < coarsest.shape[1]:
+        raise ValueError(f'--channel must lie between 0 and {coarsest.shape[1] - 1}, got {channel}')
+    return coarsest[:, channel].mean()
