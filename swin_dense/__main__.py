@@ -36,11 +36,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough, as in `swin-dense zoo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        print(f'swin-dense {name}: error: {_missing(error)}', file=sys.stderr)
+        return 2
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f'swin-dense {name}: error: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Return what to do about a package that a command or one of its packages imports and that is not there."""
+    if error.name is None:
+        return str(error)
+    if error.name == 'pkg_resources':
+        return "pkg_resources is missing, which setuptools left out in 81: pip install 'setuptools<81'"
+    package = error.name.partition('.')[0]
+    return f'this command needs the package {package}, which is not installed: pip install {package}'
 
 
 def command_names() -> list[str]:

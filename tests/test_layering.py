@@ -20,9 +20,10 @@ LAYERS = [
     {'attention', 'layers'},
     {'block'},
     {'model', 'analysis'},
-    {'mm', 'export'},
+    {'mm', 'export', 'recipes'},
     {'swin_dense'},
-    {'commands', '__main__'},
+    {'commands'},
+    {'__main__'},
 ]
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 

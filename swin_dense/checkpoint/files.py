@@ -201,7 +201,7 @@ def _why_unreadable(path: Path, error: Exception) -> str:
             f'{path} asks for {refused[refused.lastindex or 0]}, which weights do not need and which could run any '
             'code; '
             'nothing was run. Only if you know who made the file, load it with load_checkpoint(..., trust=True), or '
-            'convert it with tools/convert_checkpoint.py --trust and load the result'
+            'convert it with swin-dense convert --trust and load the result'
         )
     with path.open('rb') as file:
         start = file.read(64)

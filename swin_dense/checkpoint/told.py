@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swin_dense.checkpoint.misfit import describe, published_letter
+from swin_dense.checkpoint.misfit import options_of, published_letter
 from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.resize import square_window
 from swin_dense.checkpoint.source import Source
@@ -27,7 +27,7 @@ def told_options(found: Source, any_heads: bool = False) -> dict[str, Any]:
     Raises:
         CheckpointError: the architecture cannot be read off.
     """
-    options = describe({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
+    options = options_of({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
     missing = [key for key in ('embed_dims', 'depths') if key not in options]
     if missing:
         raise CheckpointError(f'{found.described}: parameters that tell {" and ".join(missing)} are missing')

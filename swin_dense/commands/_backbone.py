@@ -27,7 +27,7 @@ def build_backbone(args: argparse.Namespace) -> SwinBackbone:
     if args.checkpoint is None:
         torch.manual_seed(0)
         if os.environ.get('RANK', '0') == '0':
-            print('WARNING: no --checkpoint, so the weights are RANDOM and what comes out means nothing', file=sys.stderr)
+            print('WARNING: no --checkpoint, so the weights are RANDOM, and so is what comes out', file=sys.stderr)
     else:
         found = find_backbone(args.checkpoint, None, None, False, False)
         options = told_options(found, any_heads=args.arch is not None)

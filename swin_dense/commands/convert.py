@@ -1,7 +1,7 @@
 """Write the backbone of any Swin checkpoint into a file of another family.
 
-    swin-dense convert mask_rcnn_swin_tiny.pth swin_tiny_mmdet.pth --to mmdet --hash
-    swin-dense convert hf://microsoft/swin-tiny-patch4-window7-224 swin_tiny.safetensors --to timm
+swin-dense convert mask_rcnn_swin_tiny.pth swin_tiny_mmdet.pth --to mmdet --hash
+swin-dense convert hf://microsoft/swin-tiny-patch4-window7-224 swin_tiny.safetensors --to timm
 """
 
 from __future__ import annotations

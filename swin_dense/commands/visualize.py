@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     window = argparse.ArgumentParser(add_help=False)
     window.add_argument('--window-size', type=int, default=7, help='side in tokens (default: %(default)s)')
 
-    kinds = parser.add_subparsers(dest='kind', required=True)
+    kinds = parser.add_subparsers(dest='kind', metavar='PICTURE', required=True, help='what to draw')
     kinds.add_parser('pyramid', parents=[model, output], help='every level, PCA to RGB, beside the image')
     attention = kinds.add_parser('attention', parents=[model, output], help='where a token looks')
     attention.add_argument('--stage', type=int, choices=STAGES, default=2, help='(default: %(default)s)')
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cam = kinds.add_parser('grad-cam', parents=[model, output], help='which cells raise a channel of the coarsest map')
     cam.add_argument('--stages', type=int, choices=STAGES, nargs='+', help='(default: all)')
     cam.add_argument('--channel', type=int, help='of the coarsest map (default: the one with the largest mean)')
-    windows = kinds.add_parser('windows', parents=[window, output], help='window grid and shifted regions over the image')
+    windows = kinds.add_parser('windows', parents=[window, output], help='window grid and shifted regions')
     windows.add_argument('image', help='path')
     windows.add_argument('--stage', type=int, choices=STAGES, default=1, help='(default: %(default)s)')
     masks = kinds.add_parser('masks', parents=[window, output], help='shift masks as matrices')

@@ -1,4 +1,4 @@
-"""From many image files to a folder of feature files: what ``tools/extract_features.py`` does."""
+"""From many image files to a folder of feature files: what ``swin-dense features`` does."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import mmdet
@@ -13,6 +11,7 @@ import torch
 from mmengine.config import Config
 
 from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
 from swin_dense.analysis.complexity import backbone_costs, total
 from swin_dense.analysis.counting import build_on_meta, count, published_shape
 from swin_dense.attention import WindowAttention
@@ -137,15 +136,14 @@ def test_a_model_without_an_image_is_refused():
         count(torch.nn.Linear(3, 4, device='meta'), 64, 96)
 
 
-def run_tool(monkeypatch, capsys, *args):
-    monkeypatch.setattr(sys, 'argv', ['get_flops.py', *args])
-    runpy.run_path(str(REPOSITORY / 'tools/get_flops.py'), run_name='__main__')
+def run_tool(capsys, *args):
+    assert main(['flops', *args]) == 0
     return capsys.readouterr().out
 
 
-def test_tool_prints_json_to_the_depth_asked_for(monkeypatch, capsys):
+def test_tool_prints_json_to_the_depth_asked_for(capsys):
     config = str(CONFIGS / PUBLISHED[0][0])
-    printed = json.loads(run_tool(monkeypatch, capsys, config, '--json', '--depth', '2', '--shape', '64', '96'))
+    printed = json.loads(run_tool(capsys, config, '--json', '--depth', '2', '--shape', '64', '96'))
     result = count(build_on_meta(Config.fromfile(config)), 64, 96)
     assert printed['shape'] == [64, 96]
     assert printed['flops'] == result.flops['']
@@ -157,22 +155,20 @@ def test_tool_prints_json_to_the_depth_asked_for(monkeypatch, capsys):
     assert max(name.count('.') for name in printed['modules']) == 1
 
 
-def test_tool_prints_a_table_in_the_order_of_the_model(monkeypatch, capsys):
+def test_tool_prints_a_table_in_the_order_of_the_model(capsys):
     config = str(CONFIGS / PUBLISHED[0][0])
-    printed = run_tool(monkeypatch, capsys, config, '--cfg-options', 'model.backbone.depths=(2,2,2,2)')
+    printed = run_tool(capsys, config, '--cfg-options', 'model.backbone.depths=(2,2,2,2)')
     names = [line.split()[0] for line in printed.splitlines()[:6]]
     assert names == ['module', 'model', 'backbone', 'neck', 'rpn_head', 'roi_head']
     assert 'For one image of 800 x 1280 pixels' in printed
 
 
-def test_tool_names_what_is_wrong_with_a_config(monkeypatch, capsys, tmp_path):
+def test_tool_names_what_is_wrong_with_a_config(capsys, tmp_path):
     nameless = tmp_path / 'model.py'
     nameless.write_text(f'_base_ = {str(CONFIGS / PUBLISHED[0][0])!r}\ndefault_scope = None\n')
     for arguments, message in [
-        ([str(tmp_path / 'none.py')], 'there is no config file'),
+        ([str(tmp_path / 'none.py')], 'there is no recipe and no config file'),
         ([str(nameless)], 'has no default_scope'),
     ]:
-        with pytest.raises(SystemExit) as stopped:
-            run_tool(monkeypatch, capsys, *arguments)
-        assert stopped.value.code == 2
+        assert main(['flops', *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -1,8 +1,5 @@
 """Pictures show the right numbers in the right place; that they look right was seen by eye."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import skimage.data
@@ -10,6 +7,7 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
 from swin_dense.analysis.explain import TokenAttention
 from swin_dense.analysis.visualize import (
     draw_attention,
@@ -19,11 +17,9 @@ from swin_dense.analysis.visualize import (
     draw_windows,
     pca_rgb,
 )
+from swin_dense.commands import _backbone
 from swin_dense.features.pyramid import extract_pyramid
 from tests.conftest import TINY, randomize
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'tools'))
-import visualize
 
 PHOTOGRAPH = skimage.data.chelsea()[:75, :106]
 
@@ -170,11 +166,11 @@ def test_shift_masks_of_small_maps(grid, kinds):
     ids=lambda args: args[0],
 )
 def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
-    monkeypatch.setattr(visualize, 'create_backbone', lambda *args, **options: backbone)
+    monkeypatch.setattr(_backbone, 'create_backbone', lambda *args, **options: backbone)
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'ein Bild.png')
     out = tmp_path / f'picture.{suffix}'
     command = [arg.format(image=tmp_path / 'ein Bild.png') for arg in args]
-    assert visualize.main([*command, '--out', str(out)]) == 0
+    assert main(['visualize', *command, '--out', str(out)]) == 0
     assert out.read_bytes().startswith(b'\x89PNG' if suffix == 'png' else b'%PDF')
 
 
@@ -187,21 +183,21 @@ def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
         (('windows', '{image}', '--out', '/missing/folder/x.png'), 'No such file'),
         (('windows', '{image}', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
         (('masks', '--grid', '5', '5', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
+        (('masks', '--grid', '5', '5', '--out', 'x.gif'), '--out must end in .png or .pdf'),
         (('masks', '--grid', '0', '0', '--out', 'x.png'), 'grid must be at least 1'),
     ],
 )
 def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, message):
-    monkeypatch.setattr(visualize, 'create_backbone', lambda *args, **options: backbone)
+    monkeypatch.setattr(_backbone, 'create_backbone', lambda *args, **options: backbone)
     monkeypatch.chdir(tmp_path)
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'image.png')
-    assert visualize.main([arg.format(image=tmp_path / 'image.png') for arg in args]) == 2
+    assert main(['visualize', *(arg.format(image=tmp_path / 'image.png') for arg in args)]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     'args',
     [
-        ('masks', '--grid', '5', '5', '--out', 'x.gif'),
         ('attention', 'x.png', '--stage', '9', '--pixel', '0', '0', '--out', 'x.png'),
         ('grad-cam', 'x.png', '--stages', '1', '9', '--out', 'x.png'),
         ('windows', 'x.png', '--stage', '-1', '--out', 'x.png'),
@@ -210,7 +206,7 @@ def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, mes
 )
 def test_wrong_usage(args):
     with pytest.raises(SystemExit) as error:
-        visualize.main(args)
+        main(['visualize', *args])
     assert error.value.code == 2
 
 
@@ -218,6 +214,6 @@ def test_a_missing_package_is_one_line(monkeypatch, capsys):
     def create_backbone(*args, **options):
         raise ImportError('install huggingface_hub')
 
-    monkeypatch.setattr(visualize, 'create_backbone', create_backbone)
-    assert visualize.main(['pyramid', 'x.png', '--out', 'x.png']) == 2
+    monkeypatch.setattr(_backbone, 'create_backbone', create_backbone)
+    assert main(['visualize', 'pyramid', 'x.png', '--out', 'x.png']) == 2
     assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')

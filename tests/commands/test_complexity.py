@@ -1,29 +1,24 @@
-"""The tool that shows what windows save."""
-
-import runpy
-import sys
-from pathlib import Path
+"""`swin-dense complexity`: what windows save."""
 
 import pytest
 from matplotlib import image
 
-TOOL = str(Path(__file__).parents[2] / 'tools/complexity.py')
+from swin_dense.__main__ import main
 
 
-def run(monkeypatch, capsys, *args):
-    monkeypatch.setattr(sys, 'argv', ['complexity.py', *args])
-    runpy.run_path(TOOL, run_name='__main__')
+def run(capsys, *args):
+    assert main(['complexity', *args]) == 0
     return capsys.readouterr().out
 
 
-def test_worked_example(monkeypatch, capsys):
-    printed = run(monkeypatch, capsys, '--map', '112', '112', '--channels', '128', '--window', '7')
+def test_worked_example(capsys):
+    printed = run(capsys, '--map', '112', '112', '--channels', '128', '--window', '7')
     assert '40,124,743,680' in printed
-    assert printed == run(monkeypatch, capsys)  # the default
+    assert printed == run(capsys)  # the default
 
 
-def test_table_of_a_backbone_adds_up(monkeypatch, capsys):
-    lines = run(monkeypatch, capsys, '--arch', 't', '--image', '800', '1280').splitlines()
+def test_table_of_a_backbone_adds_up(capsys):
+    lines = run(capsys, '--arch', 't', '--image', '800', '1280').splitlines()
     rows = {line[:16].strip(): [float(cell) for cell in line[16:].split()] for line in lines[3:11]}
     totals = rows.pop('all')
     for column, value in enumerate(totals):
@@ -33,17 +28,17 @@ def test_table_of_a_backbone_adds_up(monkeypatch, capsys):
     assert '27,520,698 parameters' in lines
 
 
-def test_a_map_that_windows_do_not_tile_is_padded(monkeypatch, capsys):
-    printed = run(monkeypatch, capsys, '--map', '10', '20', '--channels', '8', '--window', '7')
+def test_a_map_that_windows_do_not_tile_is_padded(capsys):
+    printed = run(capsys, '--map', '10', '20', '--channels', '8', '--window', '7')
     # By hand, for 14 x 21 tokens: 4 h w C^2 + 2 M^2 h w C.
     assert f' {4 * 294 * 64 + 2 * 49 * 294 * 8:,} FLOPs' in printed
     assert 'padded to 14 x 21 tokens' in printed
-    assert 'padded' not in run(monkeypatch, capsys, '--map', '14', '21')
+    assert 'padded' not in run(capsys, '--map', '14', '21')
 
 
 @pytest.mark.parametrize('arch', ['t', 'swin_t', 'Swin-Tiny'])
-def test_every_name_of_an_architecture_has_one_title(monkeypatch, capsys, arch):
-    assert run(monkeypatch, capsys, '--arch', arch, '--image', '32', '32').startswith('Swin-T with window 7')
+def test_every_name_of_an_architecture_has_one_title(capsys, arch):
+    assert run(capsys, '--arch', arch, '--image', '32', '32').startswith('Swin-T with window 7')
 
 
 @pytest.mark.parametrize(
@@ -60,16 +55,14 @@ def test_every_name_of_an_architecture_has_one_title(monkeypatch, capsys, arch):
         ('--window 0', '--window must be at least 1, got 0'),
     ],
 )
-def test_options_that_make_no_sense(monkeypatch, capsys, args, message):
-    with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, capsys, *args.split())
-    assert stopped.value.code == 2
+def test_options_that_make_no_sense(capsys, args, message):
+    assert main(['complexity', *args.split()]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_plot_is_a_picture(monkeypatch, capsys, tmp_path):
+def test_plot_is_a_picture(capsys, tmp_path):
     path = tmp_path / 'complexity.png'
-    assert str(path) in run(monkeypatch, capsys, '--arch', 'b', '--plot', str(path))
+    assert str(path) in run(capsys, '--arch', 'b', '--plot', str(path))
     pixels = image.imread(path)
     assert pixels.shape[0] > 500
     assert pixels.shape[1] > 800

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.checkpoint.files import read_file
-from tests.conftest import randomize
-
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
-import convert_checkpoint
+from tests.conftest import ROOT, randomize
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
 
@@ -33,7 +31,7 @@ def file(tmp_path, source):
 
 
 def run(*arguments):
-    return convert_checkpoint.main([str(argument) for argument in arguments])
+    return main(['convert', *map(str, arguments)])
 
 
 @pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
@@ -85,7 +83,7 @@ def test_options_of_the_backbone_are_read_off_the_file(tmp_path):
     }
     source = randomize(SwinBackbone(**ARCH, **options), 1)
     torch.save(source.state_dict(), tmp_path / 'a.pth')
-    assert run(tmp_path / 'a.pth', tmp_path / 'b.pth', '--to', 'mmdet') == 1  # the window is not known
+    assert run(tmp_path / 'a.pth', tmp_path / 'b.pth', '--to', 'mmdet') == 2  # the window is not known
     assert run(tmp_path / 'a.pth', tmp_path / 'b.pth', '--to', 'mmdet', '--source-window-size', 3, 5) == 0
     backbone = SwinBackbone(**ARCH, **options)
     load_checkpoint(backbone, tmp_path / 'b.pth', log=None)
@@ -132,14 +130,14 @@ def test_failures_say_why_and_write_nothing(tmp_path, file, capsys):
         ([file, tmp_path / 'a.pth', '--ema'], 'no running average'),
         ([file, file], 'exists already'),
     ]:
-        assert run(*arguments) == 1
+        assert run(*arguments) == 2
         assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['source.pth']
     assert run(file, file, '--force') == 0
 
 
 def test_as_a_program(tmp_path, file):
-    tool = Path(convert_checkpoint.__file__)
+    tool = ROOT / 'tools' / 'convert_checkpoint.py'
     done = subprocess.run([sys.executable, tool, file, tmp_path / 'a.pth'], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert 'family: official' in done.stdout

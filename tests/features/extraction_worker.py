@@ -1,15 +1,12 @@
 """The command line with a toy backbone, to be run as a program of its own by test_extraction.py."""
 
 import sys
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'tools'))
-
-import extract_features
-
 from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
+from swin_dense.commands import _backbone
 from tests.conftest import TINY, randomize
 
 
@@ -19,5 +16,5 @@ def create_toy(name, checkpoint=None, window_size=7):
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    extract_features.create_backbone = create_toy
-    sys.exit(extract_features.main())
+    _backbone.create_backbone = create_toy
+    sys.exit(main(['features', *sys.argv[1:]]))

@@ -10,7 +10,9 @@ import pytest
 import yaml
 from mmengine.config import Config
 
+from swin_dense.__main__ import main
 from swin_dense.archs import resolve_arch
+from swin_dense.recipes.zoo import FOLDERS, markdown, read_zoo
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / 'configs'
@@ -23,15 +25,13 @@ def load_tool(name):
     return module
 
 
-browse_zoo = load_tool('browse_zoo')
+update_zoo = load_tool('update_zoo')
 MODELS = {
     model['Config']: model
-    for folder in browse_zoo.FOLDERS
+    for folder in FOLDERS
     for model in yaml.safe_load((CONFIGS / folder / 'metafile.yml').read_text())['Models']
 }
-RECIPES = {
-    str(recipe.config): recipe for folder in browse_zoo.FOLDERS for recipe in browse_zoo.read_zoo(REPOSITORY, folder)
-}
+RECIPES = {str(recipe.config): recipe for folder in FOLDERS for recipe in read_zoo(REPOSITORY, folder)}
 
 # Published accuracy, typed off the sources once more: box and mask AP, or mIoU single-scale and multi-scale.
 PUBLISHED = {
@@ -64,7 +64,7 @@ NOTHING_PUBLISHED = {'mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco', 'retinanet_sw
 
 
 def test_every_config_is_listed_once_and_every_entry_has_its_config():
-    listed = [str(path.relative_to(REPOSITORY)) for path in browse_zoo.zoo_configs(REPOSITORY)]
+    listed = [str(path.relative_to(REPOSITORY)) for path in update_zoo.zoo_configs(REPOSITORY)]
     assert sorted(MODELS) == listed == sorted(json.loads((CONFIGS / 'complexity.json').read_text()))
     assert all(Path(config).stem == model['Name'] for config, model in MODELS.items())
 
@@ -128,44 +128,57 @@ DISTINCT = list({json.dumps(recipe.counted): config for config, recipe in RECIPE
 
 @pytest.mark.parametrize('config', DISTINCT, ids=lambda config: Path(config).stem)
 def test_counted_figures_are_current(config):
-    assert browse_zoo.count_config(REPOSITORY / config) == RECIPES[config].counted
+    assert update_zoo.count_config(REPOSITORY / config) == RECIPES[config].counted
 
 
-@pytest.mark.parametrize('folder', browse_zoo.FOLDERS)
+@pytest.mark.parametrize('folder', FOLDERS)
 def test_readme_tables_are_current(folder):
     text = (CONFIGS / folder / 'README.md').read_text()
-    table = browse_zoo.markdown(browse_zoo.read_zoo(REPOSITORY, folder))
-    assert browse_zoo.replace_table(text, table) == text, 'run python tools/browse_zoo.py --update'
+    table = markdown(read_zoo(REPOSITORY, folder))
+    assert update_zoo.replace_table(text, table) == text, 'run python tools/update_zoo.py'
 
 
 def test_links_of_the_tables_lead_to_files():
-    for folder in browse_zoo.FOLDERS:
+    for folder in FOLDERS:
         for link in re.findall(r'\]\(([^)]+)\)', (CONFIGS / folder / 'README.md').read_text()):
             assert link.startswith('https://') or (CONFIGS / folder / link).is_file(), link
 
 
-def test_plain_table_has_a_line_per_recipe(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['browse_zoo.py'])
-    browse_zoo.main()
+def test_plain_table_has_a_line_per_recipe(capsys):
+    assert main(['zoo']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(RECIPES)
-    assert all(line.endswith(config) for line, config in zip(lines[1:], RECIPES, strict=True))
+    assert all(line.endswith(f'  {Path(config).stem}') for line, config in zip(lines[1:], RECIPES, strict=True))
     assert '43.7 box AP, 39.8 mask AP' in lines[6]
 
 
+def test_words_narrow_the_list(capsys):
+    assert main(['zoo', 'UPerNet', 'swin-b', '22k', 'official']) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.endswith('name')
+    assert line.endswith('swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640')
+    assert main(['zoo', 'resnet']) == 2
+    assert "no recipe has 'resnet' in it" in capsys.readouterr().err
+
+
+def test_the_index_names_every_metafile():
+    index = yaml.safe_load((REPOSITORY / 'model-index.yml').read_text())
+    assert index['Import'] == sorted(str(path.relative_to(REPOSITORY)) for path in CONFIGS.glob('*/metafile.yml'))
+
+
 def test_update_rewrites_what_is_between_the_markers(tmp_path, monkeypatch):
-    for folder in browse_zoo.FOLDERS:
+    for folder in FOLDERS:
         (tmp_path / 'configs' / folder).mkdir(parents=True)
         metafile = (CONFIGS / folder / 'metafile.yml').read_text()
         (tmp_path / 'configs' / folder / 'metafile.yml').write_text(metafile)
         (tmp_path / 'configs' / folder / 'README.md').write_text(
-            'before\n' + browse_zoo.TABLE_START + 'stale\n' + browse_zoo.TABLE_END + 'after\n'
+            'before\n' + update_zoo.TABLE_START + 'stale\n' + update_zoo.TABLE_END + 'after\n'
         )
         for config in (CONFIGS / folder).glob('*.py'):
             (tmp_path / 'configs' / folder / config.name).touch()
     counted = {'shape': [1, 2], 'parameters': 3_000_000, 'flops': 4_000_000_000, 'computed_flops': 0}
-    monkeypatch.setattr(browse_zoo, 'count_config', lambda path: counted)
-    browse_zoo.update(tmp_path)
+    monkeypatch.setattr(update_zoo, 'count_config', lambda path: counted)
+    update_zoo.update(tmp_path)
     text = (tmp_path / 'configs/retinanet/README.md').read_text()
     assert 'stale' not in text
     assert text.startswith('before\n')
@@ -175,4 +188,4 @@ def test_update_rewrites_what_is_between_the_markers(tmp_path, monkeypatch):
 
 def test_a_readme_without_markers_is_refused():
     with pytest.raises(ValueError, match='the README needs the lines'):
-        browse_zoo.replace_table('# Title\n', 'table')
+        update_zoo.replace_table('# Title\n', 'table')

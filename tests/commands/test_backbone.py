@@ -1,0 +1,69 @@
+"""Which backbone the commands build: what its checkpoint tells need not be said."""
+
+import argparse
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from swin_dense.checkpoint import CheckpointError
+from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
+from tests.conftest import TINY, randomize
+
+OPTIONS = {
+    'window_size': 5,
+    'in_channels': 2,
+    'patch_size': 2,
+    'mlp_ratio': 2.0,
+    'qkv_bias': False,
+    'patch_norm': False,
+    'use_abs_pos_embed': True,
+    'pretrain_img_size': (32, 48),
+}
+
+
+def build(*arguments):
+    parser = argparse.ArgumentParser()
+    add_backbone_arguments(parser)
+    return build_backbone(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def saved(path, **options):
+    backbone = randomize(SwinBackbone(**TINY, **options)).eval()
+    torch.save(backbone.state_dict(), path)
+    return backbone
+
+
+def test_everything_is_told_by_the_checkpoint(tmp_path):
+    expected = saved(tmp_path / 'a.pth', **OPTIONS)
+    found = build('--checkpoint', tmp_path / 'a.pth')
+    assert found.arch == expected.arch
+    image = torch.randn(1, 2, 44, 60)
+    with torch.no_grad():
+        for ours, theirs in zip(found(image), expected(image), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_what_is_said_counts(tmp_path, capsys):
+    saved(tmp_path / 'a.pth', window_size=5)
+    assert build('--checkpoint', tmp_path / 'a.pth', '--window-size', 7).window_size == (7, 7)
+    with pytest.raises(CheckpointError, match='the model is a Swin-T'):
+        build('--checkpoint', tmp_path / 'a.pth', '--arch', 'swin_t')
+
+
+def test_published_architectures_are_told_without_bias_tables(tmp_path):
+    with torch.device('meta'):
+        names = SwinBackbone('t', use_rel_pos_bias=False).state_dict()
+    torch.save({name: torch.zeros(tensor.shape) for name, tensor in names.items()}, tmp_path / 'a.pth')
+    assert build('--checkpoint', tmp_path / 'a.pth').arch.num_heads == (3, 6, 12, 24)
+    saved(tmp_path / 'b.pth', use_rel_pos_bias=False)
+    with pytest.raises(CheckpointError, match='number of heads'):
+        build('--checkpoint', tmp_path / 'b.pth')
+
+
+def test_random_weights_are_told_once_per_machine(monkeypatch, capsys):
+    build()
+    assert 'RANDOM' in capsys.readouterr().err
+    monkeypatch.setenv('RANK', '1')
+    build()
+    assert 'RANDOM' not in capsys.readouterr().err

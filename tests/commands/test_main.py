@@ -1,0 +1,96 @@
+"""`swin-dense` itself: finds commands, gives every outcome its exit status, and explains every argument."""
+
+import argparse
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import swin_dense
+from swin_dense.__main__ import command_names, main
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Replace what `swin-dense complexity` does."""
+    module = importlib.import_module('swin_dense.commands.complexity')
+
+    def replace(run):
+        monkeypatch.setattr(module, 'run', run)
+        return main(['complexity'])
+
+    return replace
+
+
+def raising(error):
+    def run(args):
+        raise error
+
+    return run
+
+
+def test_the_overview_lists_every_command_with_what_it_does(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(['--help'])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert len(command_names()) >= 6
+    for name in command_names():
+        summary = importlib.import_module(f'swin_dense.commands.{name}').__doc__.splitlines()[0]
+        assert name in printed
+        assert summary.split()[0] in printed
+
+
+@pytest.mark.parametrize('arguments', [[], ['no-such-command'], ['complexity', '--no-such-option']])
+def test_wrong_usage_of_the_command_line_itself(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert 'error: ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', command_names())
+def test_every_argument_is_explained(name):
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
+    parsers = [parser]
+    while parsers:
+        for action in parsers.pop()._actions:
+            assert action.help, action.dest
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+
+
+def test_exit_status_of_every_outcome(command, capsys):
+    assert command(lambda args: 0) == 0
+    assert command(lambda args: 1) == 1
+    assert command(raising(KeyboardInterrupt())) == 130
+    for error in (ValueError('a b'), TypeError('a b'), FileNotFoundError('a b'), ImportError('a b')):
+        assert command(raising(error)) == 2
+        assert capsys.readouterr().err == 'swin-dense complexity: error: a b\n'
+
+
+def test_a_defect_is_not_called_wrong_usage(command):
+    with pytest.raises(KeyError):
+        command(raising(KeyError('a')))
+
+
+@pytest.mark.parametrize(
+    ('module', 'advice'), [('rich.console', 'pip install rich'), ('pkg_resources', "pip install 'setuptools<81'")]
+)
+def test_a_missing_package_is_named(command, capsys, module, advice):
+    assert command(raising(ModuleNotFoundError(f'No module named {module!r}', name=module))) == 2
+    assert advice in capsys.readouterr().err
+
+
+def test_as_a_program():
+    command = [sys.executable, '-m', 'swin_dense', '--version']
+    assert subprocess.run(command, capture_output=True, text=True).stdout == f'swin-dense {swin_dense.__version__}\n'
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f'set -o pipefail; {sys.executable} -m swin_dense zoo --markdown | head -c 10'
+    done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
+    assert (done.returncode, len(done.stdout)) == (0, 10), done.stderr
+    assert not done.stderr
