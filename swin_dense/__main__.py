@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # Only the chosen command is imported: what the others need may not be installed.
     name = _overview().parse_args(arguments[:1]).command
+    logging.basicConfig(format='%(message)s')
+    logging.getLogger('swin_dense.checkpoint').setLevel(logging.INFO)
     try:
         command = importlib.import_module(f'swin_dense.commands.{name}')
         parser = argparse.ArgumentParser(

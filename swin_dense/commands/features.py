@@ -35,7 +35,7 @@ from swin_dense.features.extraction import (
     stop_signals,
     weights_digest,
 )
-from swin_dense.features.inference import check_levels
+from swin_dense.features.inference import Inference, check_levels
 from swin_dense.features.storage import FORMATS, FeatureFolder, check_settings, write_failures, write_index
 from swin_dense.features.tiling import check_tiling
 
@@ -153,37 +153,35 @@ def device_of(args: argparse.Namespace) -> str:
 
 def build_extraction(args: argparse.Namespace, backbone: Any) -> Extraction:
     levels = check_levels(backbone, args.levels)
-    tile = overlap = None
+    tiling = None
     if args.tile is not None:
-        tile, overlap = check_tiling(backbone, args.tile, args.overlap, levels)
+        tiling = check_tiling(backbone, args.tile, args.overlap, levels)
         # Whoever asks for tiles expects images beyond PIL's guard against small files that unpack to huge ones.
         Image.MAX_IMAGE_PIXELS = None
     return Extraction(
-        levels=levels,
+        Inference(levels, tiling=tiling, autocast=DTYPES[args.autocast] if args.autocast else None),
         pool=args.pool,
         dtype=DTYPES[args.dtype],
         batch_size=args.batch_size,
         workers=args.workers,
-        tile=tile,
-        overlap=overlap,
-        autocast=DTYPES[args.autocast] if args.autocast else None,
     )
 
 
 def describe_settings(args: argparse.Namespace, extraction: Extraction, backbone: Any) -> dict[str, Any]:
     """Return what the features depend on: a folder holds features made in one way."""
+    tiling = extraction.inference.tiling
     return {
         'arch': dataclasses.asdict(backbone.arch),
         'weights': weights_digest(backbone),
         'window_size': backbone.window_size,
-        'levels': extraction.levels,
+        'levels': extraction.inference.levels,
         'pool': args.pool,
         'format': args.format,
         'dtype': args.dtype,
         'autocast': args.autocast,
         'batch_size': args.batch_size,
-        'tile': extraction.tile,
-        'overlap': extraction.overlap,
+        'tile': tiling.tile if tiling else None,
+        'overlap': tiling.overlap if tiling else None,
     }
 
 
