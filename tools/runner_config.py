@@ -5,19 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
-
-class OptionsAction(DictAction):
-    """mmengine's parser of KEY=VALUE, which drops the spaces of values, made safe for paths that have some."""
-
-    @staticmethod
-    def _parse_iterable(val: str) -> Any:
-        is_path = ' ' in val and os.sep in val and not set(val) & set('[](),')
-        return val if is_path else DictAction._parse_iterable(val)
+from swin_dense.recipes.settings import parse_settings
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
@@ -28,7 +20,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         '--cfg-options',
         nargs='+',
-        action=OptionsAction,
+        default=[],
         metavar='KEY=VALUE',
         help='override entries of the config, for example train_dataloader.batch_size=4 model.backbone.with_cp=True; '
         'lists as key="[a,b]" or key=a,b',
@@ -45,8 +37,10 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg = Config.fromfile(args.config)
     cfg.launcher = args.launcher
-    if args.cfg_options:
-        cfg.merge_from_dict(args.cfg_options)
+    try:
+        cfg.merge_from_dict(parse_settings(args.cfg_options))
+    except ValueError as error:
+        parser.error(str(error))
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get('work_dir') is None:

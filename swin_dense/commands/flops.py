@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from mmengine.config import DictAction
-
 from swin_dense.analysis.counting import Count, build_on_meta, count, published_shape
 from swin_dense.recipes.files import load_recipe
+from swin_dense.recipes.settings import parse_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--depth', type=int, default=1, help='how deep modules are listed; 0 is the whole model only')
     parser.add_argument('--json', action='store_true', help='print JSON in place of a table')
     parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help='entries of the config to change'
+        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='entries of the config to change'
     )
 
 
 def run(args: argparse.Namespace) -> int:
     config = load_recipe(args.config)
-    config.merge_from_dict(args.cfg_options or {})
+    config.merge_from_dict(parse_settings(args.cfg_options))
     if config.get('default_scope') is None:
         raise ValueError(
             f'{args.config} has no default_scope, which says in which framework its model is; '
