@@ -1,0 +1,30 @@
+"""Entries of a config as they are typed on a command line: KEY=VALUE."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Return what ``mmengine.Config.merge_from_dict`` takes, from strings such as 'model.backbone.with_cp=True'.
+
+    Raises:
+        ValueError: a setting is not of the form KEY=VALUE.
+    """
+    parsed = {}
+    for setting in settings:
+        key, separator, value = setting.partition('=')
+        if not separator or not key:
+            raise ValueError(f'a setting must be KEY=VALUE, such as model.backbone.with_cp=True, got {setting!r}')
+        parsed[key] = parse_value(value)
+    return parsed
+
+
+def parse_value(text: str) -> Any:
+    """Return a value as mmengine reads it, but with the spaces that it would drop from a path."""
+    from mmengine.config import DictAction
+
+    is_path = ' ' in text and os.sep in text and not set(text) & set('[](),')
+    return text if is_path else DictAction._parse_iterable(text)
