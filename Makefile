@@ -4,7 +4,9 @@
 # make setup  only what the others need
 # Each sets up what it needs first; a second run sets up nothing. PYTHON=python3.11 chooses the interpreter.
 
-PYTHON ?= python3
+# An environment that is there, with a torch chosen beforehand say, is set up with its own Python.
+PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
+SET_UP = "$(PYTHON)" tools/set_up
 PY := .venv/bin/python
 READY := .venv/ready
 # Other people's Swins, as oracles: torchvision, timm, transformers, mmpretrain. They do not get on with mmseg.
@@ -14,13 +16,13 @@ PEERS_READY := .venv-peers/ready
 .PHONY: setup demo test lint
 setup: $(READY)
 
-$(READY): requirements/torch.txt requirements/mm.txt requirements/dev.txt pyproject.toml tools/setup.sh
-	tools/setup.sh "$(PYTHON)" .venv
+$(READY): requirements/torch.txt requirements/mm.txt requirements/dev.txt pyproject.toml $(wildcard tools/set_up/*.py)
+	$(SET_UP) main .venv
 	touch $@
 
 $(PEERS_READY): requirements/torch.txt requirements/peers.txt requirements/peers-no-deps.txt pyproject.toml \
-    tools/setup_peers.sh
-	tools/setup_peers.sh "$(PYTHON)" .venv-peers
+    $(wildcard tools/set_up/*.py)
+	$(SET_UP) peers .venv-peers
 	touch $@
 
 demo: $(READY)
