@@ -7,6 +7,7 @@ from tests.conftest import randomize
 from .peer import IMAGES, build, largest_difference, with_our_norms
 
 swin_transformer = pytest.importorskip('torchvision.models.swin_transformer', reason='see requirements/peers.txt')
+torchvision_ops = pytest.importorskip('torchvision.ops')
 
 
 def build_peer(seed):
@@ -55,3 +56,10 @@ def test_swin_v2_is_refused():
     )
     with pytest.raises(ValueError, match='It is a Swin V2'):
         load_checkpoint(build(1), peer.state_dict())
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason='the wheels of torchvision go with a torch for CUDA')
+def test_its_own_operators_run_where_they_go_with_torch():
+    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [0.0, 0.0, 4.0, 3.9], [5.0, 5.0, 9.0, 9.0]])
+    kept = torchvision_ops.nms(boxes, torch.tensor([0.5, 0.9, 0.3]), 0.5)
+    assert kept.tolist() == [1, 2]

@@ -115,6 +115,8 @@ def cores() -> int:
 
 
 def compile_jobs() -> int:
-    """Return how many files to compile at a time: one per core, and 3 GB of memory for each."""
+    """Return how many files to compile at a time: ``MAX_JOBS``, or one per core and 3 GB of memory."""
+    if os.environ.get('MAX_JOBS', '').isdecimal():
+        return max(1, int(os.environ['MAX_JOBS']))
     gigabytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9
     return max(1, min(cores(), int(gigabytes / 3)))

@@ -127,7 +127,7 @@ def compile_wheel(pip: Pip, requirement: str, build: Build, source: Path) -> Pat
     for cuda in (True, False) if build.cuda else (False,):
         # Without, a GPU has to be hidden as well: mmcv would look for nvcc where torch sees one.
         env = {'FORCE_CUDA': '1'} if cuda else {'FORCE_CUDA': '0', 'CUDA_VISIBLE_DEVICES': ''}
-        env |= {'MMCV_WITH_OPS': '1', 'MAX_JOBS': os.environ.get('MAX_JOBS', str(compile_jobs()))}
+        env |= {'MMCV_WITH_OPS': '1', 'MAX_JOBS': str(compile_jobs())}
         with tempfile.TemporaryDirectory(dir=folder) as scratch, progress(source):
             try:
                 pip.run('wheel', '-q', '--no-deps', '--no-build-isolation', '--wheel-dir', scratch, source, env=env)

@@ -1,0 +1,6 @@
+"""The set-up runs by itself, before anything is installed, so it is no package: its tests import it from its folder."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tools/set_up'))
