@@ -10,28 +10,22 @@ The kernels stand in :mod:`swin_dense.ops.triton_kernels`. To torch they are two
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.torch_version import TorchVersion
 
+from swin_dense.ops import gpu
 from swin_dense.ops.reference import REGION_PENALTY
 from swin_dense.windows import Pair, window_grid
 
 try:
-    import triton
-
+    from swin_dense.ops import partial_sums
     from swin_dense.ops import triton_kernels as kernels
-except ImportError as error:
-    _unusable: str | None = f'triton cannot be imported ({error})'
-    IS_INTERPRETED = False
-else:
-    _unusable = None
-    if TorchVersion(triton.__version__) < '3.6':
-        _unusable = f'triton {triton.__version__} is older than 3.6, the first to take all that the kernels use'
-    IS_INTERPRETED = kernels.IS_INTERPRETED.value
+except ImportError:  # the reason is known to :mod:`swin_dense.ops.gpu`
+    pass
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (16, 32, 64)
@@ -43,12 +37,9 @@ _PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
 def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int, dropout_p: float) -> str | None:
-    if _unusable is not None:
-        return _unusable
-    if not (qkv.is_cuda or IS_INTERPRETED):
-        return f'qkv is on {qkv.device}, not on a CUDA device (for tests without one, set TRITON_INTERPRET=1)'
-    if qkv.is_cuda and torch.cuda.get_device_properties(qkv.device).major < 8:
-        return 'triton needs a GPU of compute capability 8.0 or later'
+    reason = gpu.reason_not_to_run(qkv)
+    if reason is not None:
+        return reason
     if qkv.dtype not in DTYPES:
         return f'qkv is {qkv.dtype}, not float32, float16 or bfloat16'
     head_dim = qkv.shape[-1] // 3 // num_heads
@@ -98,10 +89,10 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the output and, for the backward pass, the log-sum-exp of every query's scores."""
-    qkv, relative_bias, pad_kv = qkv.contiguous(), relative_bias.contiguous(), pad_kv.contiguous()
+    launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
+    qkv, pad_kv, relative_bias = qkv.contiguous(), pad_kv.contiguous(), launch.prepare(relative_bias)
     out, lse = _forward_fake(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale)
-    launch = _Launch(qkv, num_heads, window_size, shift, scale)
-    launch(kernels.forward, qkv, relative_bias, pad_kv, out, lse)
+    launch(kernels.forward, qkv, relative_bias, pad_kv, out, lse, bias=relative_bias)
     return out, lse
 
 
@@ -141,17 +132,23 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of qkv, relative_bias and pad_kv."""
-    grad_out, qkv = grad_out.contiguous(), qkv.contiguous()
-    relative_bias, pad_kv = relative_bias.contiguous(), pad_kv.contiguous()
-    launch = _Launch(qkv, num_heads, window_size, shift, scale)
-    grad_qkv = qkv.new_empty(qkv.shape)
-    grad_bias = qkv.new_zeros(launch.strips, *relative_bias.shape, dtype=torch.float32)
-    grad_pad = qkv.new_empty(launch.strips * launch.tiles, *pad_kv.shape, dtype=torch.float32)
+    launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
+    grads = _backward_fake(grad_out, qkv, relative_bias, pad_kv, out, lse, num_heads, window_size, shift, scale)
+    grad_out, qkv, pad_kv = grad_out.contiguous(), qkv.contiguous(), pad_kv.contiguous()
+    bias = launch.prepare(relative_bias)
+    new = qkv.new_empty if launch.tiles == 1 else qkv.new_zeros  # several tiles add to what is there
+    bias_partials = new(launch.strips, *bias.shape, dtype=torch.float32)
+    pad_partials = qkv.new_empty(launch.strips * launch.tiles, *pad_kv.shape, dtype=torch.float32)
     delta = torch.empty_like(lse)
     if launch.tiles > 1:
-        launch(kernels.backward_queries, grad_out, qkv, relative_bias, pad_kv, out, lse, delta, grad_qkv)
-    launch(kernels.backward_keys, grad_out, qkv, relative_bias, pad_kv, lse, delta, grad_qkv, grad_bias, grad_pad)
-    return grad_qkv, grad_bias.sum(0).to(relative_bias.dtype), grad_pad.sum(0).to(pad_kv.dtype)
+        launch(kernels.backward_queries, grad_out, qkv, bias, pad_kv, out, lse, delta, grads[0], bias=bias)
+    launch(
+        kernels.backward_keys,
+        *(grad_out, qkv, bias, pad_kv, lse, delta, grads[0], bias_partials, pad_partials),
+        bias=bias,
+    )
+    partial_sums.add_up(bias_partials, grads[1], pad_partials, grads[2])
+    return grads
 
 
 @_backward.register_fake
@@ -167,7 +164,8 @@ def _backward_fake(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return qkv.new_empty(qkv.shape), relative_bias.new_empty(relative_bias.shape), pad_kv.new_empty(pad_kv.shape)
+    # The gradient of the bias has the strides of the bias, which whoever expanded it finds easiest to undo.
+    return qkv.new_empty(qkv.shape), torch.empty_like(relative_bias), pad_kv.new_empty(pad_kv.shape)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -193,21 +191,25 @@ class _Launch:
     """
 
     def __init__(
-        self, qkv: Tensor, num_heads: int, window_size: Sequence[int], shift: Sequence[int], scale: float
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        num_heads: int,
+        window_size: Pair,
+        shift: Pair,
+        scale: float,
     ) -> None:
-        batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
-        rows, columns = window_grid(height, width, (window_size[0], window_size[1]))
-        windows = batch * rows * columns
-        head_dim = channels // num_heads
-        block = _block(window_size[0] * window_size[1], head_dim, qkv.dtype)
-        self.tiles = -(-window_size[0] * window_size[1] // block)
-        programs = _PROGRAMS_PER_MULTIPROCESSOR * _multiprocessors(qkv.device)
+        batch, height, width, channels = shape[0], shape[1], shape[2], shape[3] // 3
+        rows, columns = window_grid(height, width, window_size)
+        windows, tokens, head_dim = batch * rows * columns, window_size[0] * window_size[1], channels // num_heads
+        tuning = parameters(tokens, head_dim, dtype)
+        self.tiles = -(-tokens // tuning['BLOCK'])
+        programs = _PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors(device)
         wanted = -(-programs // (num_heads * self.tiles))
         windows_each = max(1, -(-windows // wanted))
         self.strips = -(-windows // windows_each)
-        self._qkv = qkv
         self._grid = (self.strips * self.tiles * num_heads,)
-        is_heavy = qkv.dtype == torch.float32 or head_dim == 64
         self._arguments = {
             'scale': scale,
             'windows': windows,
@@ -218,19 +220,42 @@ class _Launch:
             'heads': num_heads,
             'strips': self.strips,
             'HEAD_DIM': head_dim,
-            'WINDOW': tuple(window_size),
+            'WINDOW': window_size,
             'PENALTY': REGION_PENALTY,
-            'BLOCK': block,
-            'num_warps': (2 if block == 16 else 4) * (2 if is_heavy else 1),
-            'num_stages': 1 if qkv.dtype == torch.float32 else 2,
             'enable_fp_fusion': True,
+            **tuning,
         }
 
-    def __call__(self, kernel: Any, *tensors: Tensor) -> None:
+    @classmethod
+    def of(cls, qkv: Tensor, num_heads: int, window_size: Sequence[int], shift: Sequence[int], scale: float) -> _Launch:
+        """Return the launch for an input; it is worked out once."""
+        window, by = (window_size[0], window_size[1]), (shift[0], shift[1])
+        return _launch(tuple(qkv.shape), qkv.dtype, qkv.device, num_heads, window, by, scale)
+
+    def prepare(self, bias: Tensor) -> Tensor:
+        """Return the bias as the kernels read it: where a window has several tiles, over and over."""
+        return bias if self.tiles == 1 else bias.contiguous()
+
+    def __call__(self, kernel: Any, *tensors: Tensor, bias: Tensor) -> None:
         if self._grid[0] == 0:
             return
-        with torch.cuda.device_of(self._qkv):
-            kernel[self._grid](*tensors, **self._arguments)
+        strides = dict(zip(('bias_head', 'bias_query', 'bias_key'), bias.stride(), strict=True))
+        with torch.cuda.device_of(bias):
+            kernel[self._grid](*tensors, **strides, **self._arguments)
+
+
+_launch = functools.lru_cache(maxsize=1024)(_Launch)
+
+
+def parameters(tokens: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return the launch parameters of the kernels for windows of so many tokens: tile, warps and stages."""
+    block = _block(tokens, head_dim, dtype)
+    is_heavy = dtype == torch.float32 or head_dim == 64
+    return {
+        'BLOCK': block,
+        'num_warps': (2 if block == 16 else 4) * (2 if is_heavy else 1),
+        'num_stages': 1 if dtype == torch.float32 else 2,
+    }
 
 
 def _block(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -243,5 +268,49 @@ def _block(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
     return min(padded, key=padded.__getitem__)
 
 
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1
+def _forward_cost(qkv: Tensor, bias: Tensor, pad_kv: Tensor, num_heads: int, *geometry: Any) -> gpu.Cost:
+    launch = _Launch.of(qkv, num_heads, *geometry)
+    out, lse = _forward_fake(qkv, bias, pad_kv, num_heads, *geometry)
+    copies = _copied(launch, bias, qkv, pad_kv)
+    moved = _bytes(qkv, bias, pad_kv, out, lse) + 2 * _bytes(*copies)
+    return gpu.Cost(1 + len(copies), moved, _flops(qkv, bias, products=2))
+
+
+def _backward_cost(
+    grad: Tensor,
+    qkv: Tensor,
+    bias: Tensor,
+    pad_kv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    num_heads: int,
+    *geometry: Any,
+) -> gpu.Cost:
+    launch = _Launch.of(qkv, num_heads, *geometry)
+    copies = _copied(launch, bias, qkv, pad_kv, grad)
+    partials = 4 * launch.strips * (bias.numel() + launch.tiles * pad_kv.numel())
+    read = _bytes(grad, qkv, bias, pad_kv, lse)
+    moved = read + _bytes(qkv, bias, pad_kv) + 2 * partials + 2 * _bytes(*copies)
+    if launch.tiles == 1:
+        return gpu.Cost(2 + len(copies), moved, _flops(qkv, bias, products=5))
+    # Zeros for the partial sums, and queries' gradients by a kernel of their own, which also leaves delta behind.
+    moved += 4 * launch.strips * bias.numel() + read + _bytes(out, lse, lse)
+    return gpu.Cost(4 + len(copies), moved, _flops(qkv, bias, products=7))
+
+
+def _copied(launch: _Launch, bias: Tensor, *others: Tensor) -> list[Tensor]:
+    """Return what the operator copies before it launches a kernel."""
+    copies = [x for x in others if not x.is_contiguous()]
+    return copies if launch.tiles == 1 or bias.is_contiguous() else [bias, *copies]
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(x.nbytes for x in tensors)
+
+
+def _flops(qkv: Tensor, bias: Tensor, products: int) -> int:
+    return 2 * products * (qkv.numel() // 3) * bias.shape[-1]
+
+
+gpu.COSTS['swin_dense::triton_window_attention'] = _forward_cost
+gpu.COSTS['swin_dense::triton_window_attention_backward'] = _backward_cost

@@ -3,9 +3,9 @@
 A program serves one head, one tile of queries or keys, and every ``strips``-th window. A window of up to 64 tokens is
 one tile, so its bias is read once and stays in registers. Padding, roll and partition are index arithmetic.
 
-Every tensor is contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, bias (A, T, T), pad_kv (2C,). The
-log-sum-exp of a query's scores, and ``delta``, are (windows, A, T) in float32. Scores are in units of log 2, because
-``exp2`` is what the hardware has. Offsets into maps have 64 bits.
+Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, pad_kv (2C,). The bias (A, T, T) has
+strides where a window is one tile. The log-sum-exp of a query's scores, and ``delta``, are (windows, A, T) in float32.
+Scores are in units of log 2, because ``exp2`` is what the hardware has. Offsets into maps have 64 bits.
 """
 
 from __future__ import annotations
@@ -13,22 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from swin_dense.ops.interpreter import cast, dot
+
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 # What varies with the size of the image or from stage to stage must not make triton compile a kernel again.
 _VARYING = ['windows', 'height', 'width', 'shift_y', 'shift_x', 'heads', 'strips']
-
-
-@triton.jit
-def _dot(a, b):
-    """Multiply matrices; float32 as such, not cut to TF32."""
-    if IS_INTERPRETED:  # the interpreter would multiply the bit patterns of bfloat16
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision='ieee')
-
-
-# Whether TRITON_INTERPRET was set when triton decorated the kernels: it asks only then.
-IS_INTERPRETED = tl.constexpr(not isinstance(_dot, triton.JITFunction))
+_VARYING += ['bias_head', 'bias_query', 'bias_key']
 
 
 @triton.jit
@@ -87,7 +78,7 @@ def _load(pointer, token, is_real, stride, channel):
 @triton.jit
 def _store(pointer, token, is_real, stride, channel, value):
     address = pointer + token[:, None] * stride + channel[None, :]
-    tl.store(address, value.to(pointer.dtype.element_ty), mask=is_real[:, None])
+    tl.store(address, cast(value, pointer.dtype.element_ty), mask=is_real[:, None])
 
 
 @triton.jit
@@ -104,27 +95,35 @@ def _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW: tl.c
 
 
 @triton.jit
-def _load_bias(bias, head, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+def _load_bias(bias, strides, head, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
     """Return the bias of a tile in units of log 2, minus infinity for keys beyond the window."""
     query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
     in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
-    tile = tl.load(bias + (head * TOKENS + query[:, None]) * TOKENS + key[None, :], mask=in_window, other=0.0)
+    address = bias + head * strides[0] + query[:, None] * strides[1] + key[None, :] * strides[2]
+    tile = tl.load(address, mask=in_window, other=0.0)
     return tl.where((key < TOKENS)[None, :], tile.to(tl.float32) * _LOG2E, float('-inf'))
 
 
 @triton.jit
-def _add_to_tile(matrix, tile, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
-    """Add a tile to a (T, T) matrix; no other program may touch it there."""
+def _put_tile(matrix, tile, q_start, k_start, ADDS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write a tile of a (T, T) matrix, or add to it; no other program may touch it there.
+
+    An addition is an atomic one, though nobody competes: a load and a store of the same numbers may belong to different
+    threads, and nothing would order them. Every number has one writer, so the order of the additions is fixed.
+    """
     query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
     in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
     address = matrix + query[:, None] * TOKENS + key[None, :]
-    tl.store(address, tl.load(address, mask=in_window, other=0.0) + tile, mask=in_window)
+    if ADDS:
+        tl.atomic_add(address, tile, mask=in_window, sem='relaxed')
+    else:
+        tl.store(address, tile, mask=in_window)
 
 
 @triton.jit
 def _scores(q, k, bias, scale, window, query, key, canvas, WINDOW: tl.constexpr, PENALTY: tl.constexpr):
     """Return the scores of a tile of queries and keys, in units of log 2."""
-    scores = _dot(q, tl.trans(k)) * (scale * _LOG2E) + bias
+    scores = dot(q, tl.trans(k)) * (scale * _LOG2E) + bias
     _, row, column, rows, columns = _place(window, canvas, WINDOW)
     wrapped_y, wrapped_x = tl.where(row == rows - 1, canvas[2], 0), tl.where(column == columns - 1, canvas[3], 0)
     if (wrapped_y > 0) | (wrapped_x > 0):
@@ -149,6 +148,9 @@ def forward(
     shift_x,
     heads,
     strips,
+    bias_head,
+    bias_query,
+    bias_key,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     PENALTY: tl.constexpr,
@@ -158,13 +160,16 @@ def forward(
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
+    strides = (bias_head, bias_query, bias_key)
+    if TILES > 1:  # read anew for every window, so it comes contiguous
+        strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
     head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
     q_start = part % TILES * BLOCK
     query = q_start + tl.arange(0, BLOCK)
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
     if TILES == 1:
-        bias_tile = _load_bias(bias, head, 0, 0, TOKENS, BLOCK)
+        bias_tile = _load_bias(bias, strides, head, 0, 0, TOKENS, BLOCK)
 
     for window in range(part // TILES, windows, strips):
         token, is_real = _locate(window, query, canvas, WINDOW)
@@ -174,7 +179,7 @@ def forward(
         result = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
         for k_start in range(0, TOKENS, BLOCK):
             if TILES > 1:
-                bias_tile = _load_bias(bias, head, q_start, k_start, TOKENS, BLOCK)
+                bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             key = k_start + tl.arange(0, BLOCK)
             k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
@@ -182,7 +187,7 @@ def forward(
             weights = tl.exp2(scores - new_top[:, None])
             fade = tl.exp2(top - new_top)
             total = total * fade + tl.sum(weights, 1)
-            result = result * fade[:, None] + _dot(weights.to(v.dtype), v)
+            result = result * fade[:, None] + dot(weights.to(v.dtype), v)
             top = new_top
         _store(out, token, is_real, channels, channel, result / total[:, None])
         first = (window * heads + head).to(tl.int64) * TOKENS
@@ -207,6 +212,9 @@ def backward_queries(
     shift_x,
     heads,
     strips,
+    bias_head,
+    bias_query,
+    bias_key,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     PENALTY: tl.constexpr,
@@ -219,6 +227,9 @@ def backward_queries(
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
+    strides = (bias_head, bias_query, bias_key)
+    if TILES > 1:  # read anew for every window, so it comes contiguous
+        strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
     head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
     q_start = part % TILES * BLOCK
@@ -236,14 +247,14 @@ def backward_queries(
         tl.store(delta + first + query, q_delta, mask=is_real)
         d_q = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
         for k_start in range(0, TOKENS, BLOCK):
-            bias_tile = _load_bias(bias, head, q_start, k_start, TOKENS, BLOCK)
+            bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             key = k_start + tl.arange(0, BLOCK)
             k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             weights = tl.exp2(scores - q_lse[:, None])
-            d_weights = _dot(d_out, tl.trans(v))
+            d_weights = dot(d_out, tl.trans(v))
             d_scores = weights * (d_weights - q_delta[:, None])
-            d_q += _dot(d_scores.to(k.dtype), k)
+            d_q += dot(d_scores.to(k.dtype), k)
         _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
 
 
@@ -266,6 +277,9 @@ def backward_keys(
     shift_x,
     heads,
     strips,
+    bias_head,
+    bias_query,
+    bias_key,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     PENALTY: tl.constexpr,
@@ -273,12 +287,16 @@ def backward_keys(
 ):
     """Write k's and v's gradients of one tile of keys, q's too where it is the only tile, and add up the others'.
 
-    ``grad_bias`` (strips, A, T, T), zeros at first, and ``grad_pad`` (strips * tiles, 2C) are float32. Their sums over
-    the first axis are the gradients; no two programs write to the same number. Grid: strips * tiles * heads.
+    ``grad_bias`` (strips, A, T, T), zeros at first where there are several tiles, and ``grad_pad`` (strips * tiles, 2C)
+    are float32. Their sums over the first axis are the gradients; no two programs write to the same number. Grid:
+    strips * tiles * heads.
     """
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
+    strides = (bias_head, bias_query, bias_key)
+    if TILES > 1:  # read anew for every window, so it comes contiguous
+        strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
     head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
     k_start = part % TILES * BLOCK
@@ -288,7 +306,7 @@ def backward_keys(
     d_pad_k = tl.zeros((HEAD_DIM,), tl.float32)
     d_pad_v = tl.zeros((HEAD_DIM,), tl.float32)
     if TILES == 1:
-        bias_tile = _load_bias(bias, head, 0, 0, TOKENS, BLOCK)
+        bias_tile = _load_bias(bias, strides, head, 0, 0, TOKENS, BLOCK)
         d_bias = tl.zeros((BLOCK, BLOCK), tl.float32)
 
     for window in range(part // TILES, windows, strips):
@@ -298,7 +316,7 @@ def backward_keys(
         d_v = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
         for q_start in range(0, TOKENS, BLOCK):
             if TILES > 1:
-                bias_tile = _load_bias(bias, head, q_start, k_start, TOKENS, BLOCK)
+                bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             query = q_start + tl.arange(0, BLOCK)
             token, is_real = _locate(window, query, canvas, WINDOW)
             q = _load(qkv, token, is_real, 3 * channels, channel)
@@ -307,7 +325,7 @@ def backward_keys(
             q_lse = tl.load(lse + first + query, mask=is_real, other=float('inf'))
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             weights = tl.exp2(scores - q_lse[:, None])
-            d_weights = _dot(d_out, tl.trans(v))
+            d_weights = dot(d_out, tl.trans(v))
             if TILES == 1:
                 q_delta = tl.sum(weights * d_weights, 1)
             else:
@@ -316,12 +334,12 @@ def backward_keys(
             if TILES == 1:
                 d_bias += d_scores
             else:
-                _add_to_tile(grad_bias, d_scores, q_start, k_start, TOKENS, BLOCK)
-            d_v += _dot(tl.trans(weights.to(d_out.dtype)), d_out)
+                _put_tile(grad_bias, d_scores, q_start, k_start, True, TOKENS, BLOCK)
+            d_v += dot(tl.trans(weights.to(d_out.dtype)), d_out)
             d_scores = d_scores.to(q.dtype)
-            d_k += _dot(tl.trans(d_scores), q)
+            d_k += dot(tl.trans(d_scores), q)
             if TILES == 1:
-                d_q = _dot(d_scores, k)
+                d_q = dot(d_scores, k)
                 _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
         d_k *= scale
         token, is_real = _locate(window, key, canvas, WINDOW)
@@ -333,7 +351,7 @@ def backward_keys(
             d_pad_v += tl.sum(tl.where(is_pad[:, None], d_v, 0.0), 0)
 
     if TILES == 1:
-        _add_to_tile(grad_bias, d_bias, 0, 0, TOKENS, BLOCK)
+        _put_tile(grad_bias, d_bias, 0, 0, False, TOKENS, BLOCK)
     grad_pad += part.to(tl.int64) * 2 * channels + channel
     tl.store(grad_pad, d_pad_k)
     tl.store(grad_pad + channels, d_pad_v)

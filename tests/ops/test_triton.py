@@ -1,10 +1,6 @@
 """The Triton kernels against the reference in float64: in triton's interpreter, or on a GPU where there is one."""
 
 import logging
-import os
-import subprocess
-import sys
-import textwrap
 from typing import NamedTuple
 
 import pytest
@@ -14,18 +10,10 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from swin_dense import SwinBackbone, ops
+from swin_dense.ops import gpu
 from swin_dense.ops import triton as backend
 from tests.conftest import TINY, randomize
-
-interpreted = pytest.param(
-    'cpu',
-    marks=pytest.mark.skipif(not backend.IS_INTERPRETED, reason='needs triton, and TRITON_INTERPRET=1 at its import'),
-)
-on_gpu = pytest.param(
-    'cuda', marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
-)
-device = pytest.mark.parametrize('device', [interpreted, on_gpu])
-needs_interpreter = pytest.mark.skipif(not backend.IS_INTERPRETED, reason=interpreted.marks[0].kwargs['reason'])
+from tests.ops.devices import compile_for_h200, device, needs_gpu, needs_interpreter, run_python
 
 
 class Case(NamedTuple):
@@ -164,8 +152,9 @@ def test_parameters_keep_float32_under_autocast(device):
 
 
 @device
-def test_strided_inputs(device):
-    case = Case((9, 8), (7, 7), (3, 3))
+@pytest.mark.parametrize('window', [(7, 7), (9, 9)])
+def test_strided_inputs(window, device):
+    case = Case((9, 8), window, (3, 3), heads=2)
     (qkv, bias, pad_kv), grad = inputs(case, device=device)
     strided = [
         qkv.transpose(1, 2).contiguous().transpose(1, 2),
@@ -174,6 +163,18 @@ def test_strided_inputs(device):
     ]
     assert not any(x.is_contiguous() for x in strided)
     assert_like_reference(case, strided, grad.mT.contiguous().mT)
+
+
+@device
+def test_the_bias_is_read_as_a_gather_leaves_it(device):
+    """(T, T, A) in memory, seen as (A, T, T): no copy, and the gradient lies in memory in the same way."""
+    case = Case((9, 8), (7, 7), (3, 3), heads=3)
+    (qkv, bias, pad_kv), grad = inputs(case, device=device)
+    gathered = bias.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    assert_like_reference(case, [qkv, gathered, pad_kv], grad)
+    tensors = [qkv, gathered.requires_grad_(), pad_kv]
+    grad_bias = torch.autograd.grad(attend(case, tensors, 'triton'), gathered, grad)[0]
+    assert grad_bias.stride() == gathered.stride() == (1, 49 * 3, 3)
 
 
 @device
@@ -281,13 +282,7 @@ def test_says_what_it_cannot_do(case, dtype, dropout_p, said):
     'device',
     [
         'cpu',
-        pytest.param(
-            'cuda',
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device'),
-            ],
-        ),
+        pytest.param('cuda', marks=needs_gpu),
     ],
 )
 def test_nobody_gets_it_unasked(caplog, device):
@@ -297,17 +292,6 @@ def test_nobody_gets_it_unasked(caplog, device):
         attend(case, inputs(case, device=device)[0], 'auto')
     assert 'uses backend' in caplog.text
     assert 'triton' not in caplog.text
-
-
-def run_python(code, **environment):
-    result = subprocess.run(
-        [sys.executable, '-c', textwrap.dedent(code)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_the_package_works_where_triton_is_absent():
@@ -328,39 +312,23 @@ def test_the_package_works_where_triton_is_absent():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(backend._unusable is not None, reason=str(backend._unusable))
+@pytest.mark.skipif(gpu._unusable is not None, reason=str(gpu._unusable))
 def test_kernels_compile_for_an_h200():
     """Down to machine code, without a GPU: what triton's interpreter runs need not be what its compiler takes."""
-    stdout = run_python(
-        """
+    rows = compile_for_h200("""
         import itertools
-        import torch, triton
-        from triton.backends.compiler import GPUTarget
         from swin_dense.ops import triton as backend
-
-        class Driver:
-            get_current_target = lambda self: GPUTarget('cuda', 90, 32)
-            get_current_device = lambda self: 0
-            get_current_stream = lambda self, device: 0
-
-        def compile_only(self, kernel, *tensors):
-            compiled = kernel.warmup(*tensors, grid=self._grid, **self._arguments)
-            assert compiled.asm['cubin']
-            print(compiled.metadata.name, compiled.metadata.shared)
-
-        triton.runtime.driver.set_active(Driver())
-        backend._Launch.__call__ = compile_only
         for window, dtype in itertools.product(((7, 7), (12, 12)), backend.DTYPES):
             tokens = window[0] * window[1]
             leaves = [torch.zeros(1, 8, 9, 192, dtype=dtype), torch.zeros(2, tokens, tokens), torch.zeros(128)]
             out = backend.window_attention(*[x.requires_grad_() for x in leaves], 2, window, (3, 3), 1.0, 0.0)
             out.sum().backward()
-        """,
-        TRITON_INTERPRET='0',
-    )
-    shared = [int(line.split()[1]) for line in stdout.splitlines()]
-    assert len(shared) == 3 * 2 + 3 * 3
-    assert max(shared) <= 227 * 1024 / 2  # bytes of a multiprocessor, and two programs should fit
+    """)
+    assert [name for name, _ in rows] == [
+        *['forward', 'backward_keys', '_add_up'] * 3,
+        *['forward', 'backward_queries', 'backward_keys', '_add_up'] * 3,
+    ]
+    assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes of a multiprocessor, and two programs should fit
 
 
 @pytest.mark.gpu

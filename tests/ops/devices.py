@@ -1,0 +1,61 @@
+"""Where kernels are tested: in triton's interpreter, on a GPU where there is one, and by compiling them without one."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from swin_dense.ops import gpu
+
+needs_interpreter = pytest.mark.skipif(
+    not gpu.IS_INTERPRETED, reason='needs triton, and TRITON_INTERPRET=1 at its import'
+)
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
+device = pytest.mark.parametrize(
+    'device', [pytest.param('cpu', marks=needs_interpreter), pytest.param('cuda', marks=needs_gpu)]
+)
+
+
+def run_python(code, **environment):
+    """Run a program in a process of its own and return what it prints."""
+    result = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def compile_for_h200(code):
+    """Run a program whose kernel launches compile to machine code and do no more.
+
+    Returns:
+        The name and the bytes of shared memory of every kernel, in the order of launches.
+    """
+    compile_only = """
+        import torch, triton
+        from triton.backends.compiler import GPUTarget
+
+        class Driver:
+            get_current_target = lambda self: GPUTarget('cuda', 90, 32)
+            get_current_device = lambda self: 0
+            get_current_stream = lambda self, device: 0
+
+        def compile_only(kernel, grid):
+            def launch(*tensors, **arguments):
+                compiled = kernel.warmup(*tensors, grid=grid, **arguments)
+                assert compiled.asm['cubin']
+                print(compiled.metadata.name, compiled.metadata.shared)
+            return launch
+
+        triton.runtime.driver.set_active(Driver())
+        triton.JITFunction.__getitem__ = compile_only
+    """
+    stdout = run_python(textwrap.dedent(compile_only) + textwrap.dedent(code), TRITON_INTERPRET='0')
+    rows = [line.split() for line in stdout.splitlines()]
+    return [(name, int(shared)) for name, shared in rows]

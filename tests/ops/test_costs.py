@@ -1,0 +1,98 @@
+"""What operators say they cost against what they launch."""
+
+import collections
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swin_dense.ops import gpu, norm
+from swin_dense.ops import triton as attention
+from tests.ops.devices import needs_interpreter
+
+pytestmark = needs_interpreter
+
+
+class Launches(TorchDispatchMode):
+    """Count torch's own kernels: what allocates or only looks at memory in another way is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not (func.is_view or 'empty' in str(func)):
+            self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Count launches of Triton kernels by name, in place of running them: the interpreter uses torch itself."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    names = collections.Counter()
+
+    def count(kernel, grid):
+        names[kernel.fn.__name__] += 1
+        return lambda *tensors, **arguments: None
+
+    monkeypatch.setattr(InterpretedFunction, '__getitem__', count)
+    return names
+
+
+def attention_calls(window, strided):
+    tokens = window[0] * window[1]
+    qkv, bias, pad_kv = torch.randn(1, 8, 9, 96), torch.randn(2, tokens, tokens), torch.randn(64)
+    if strided:
+        bias = bias.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    geometry = (2, list(window), [3, 3], 0.25)
+    out, lse = attention._forward(qkv, bias, pad_kv, *geometry)
+    grad = torch.randn_like(out)
+    yield attention._forward, (qkv, bias, pad_kv, *geometry)
+    yield attention._backward, (grad, qkv, bias, pad_kv, out, lse, *geometry)
+    yield attention._backward, (grad.mT.contiguous().mT, qkv, bias, pad_kv, out, lse, *geometry)
+
+
+def norm_calls(layout):
+    channels = 64 if layout == 'merged' else 16
+    x, weight, bias = torch.randn(2, 5, 4, 16), torch.randn(channels), torch.randn(channels)
+    grad = torch.randn_like(norm._forward(x, weight, bias, 1e-5, torch.bfloat16, layout))
+    yield norm._forward, (x, weight, bias, 1e-5, torch.bfloat16, layout)
+    yield norm._forward, (x.mT.contiguous().mT, weight, bias, 1e-5, torch.bfloat16, layout)
+    yield norm._backward, (grad, x, weight, 1e-5, layout)
+
+
+CALLS = {
+    'window 7': lambda: attention_calls((7, 7), strided=False),
+    'window 7, gathered bias': lambda: attention_calls((7, 7), strided=True),
+    'window 9': lambda: attention_calls((9, 9), strided=False),
+    'window 9, gathered bias': lambda: attention_calls((9, 9), strided=True),
+    **{f'norm, {layout}': lambda layout=layout: norm_calls(layout) for layout in ('tokens', 'maps', 'merged')},
+}
+
+
+@pytest.mark.parametrize('name', CALLS)
+def test_operators_launch_what_they_say(name, launched):
+    for operator, args in CALLS[name]():
+        launched.clear()
+        with Launches() as torchs:
+            operator._init_fn(*args)
+        cost = gpu.COSTS[operator._qualname](*args)
+        assert cost.launches == launched.total() + torchs.names.total(), (launched, torchs.names)
+
+
+def test_bytes_of_attention_by_hand():
+    """One image of 2 x 3 windows of 49 tokens, 2 heads of 16, float32."""
+    qkv, bias, pad_kv = torch.empty(1, 14, 21, 96), torch.empty(2, 49, 49), torch.empty(64)
+    geometry = (2, [7, 7], [3, 3], 0.25)
+    cost = gpu.COSTS['swin_dense::triton_window_attention'](qkv, bias, pad_kv, *geometry)
+    tokens = 14 * 21
+    assert cost.bytes == 4 * (tokens * 96 + 2 * 49 * 49 + 64 + tokens * 32 + 6 * 2 * 49)
+    assert cost.flops == 2 * 2 * 6 * 2 * 49 * 49 * 16
+
+
+def test_every_operator_of_the_gpu_path_says_what_it_costs():
+    ours = {name for name in dir(torch.ops.swin_dense) if 'triton' in name or 'layer_norm' in name}
+    assert {name.split('::')[1] for name in gpu.COSTS} == ours
+    assert len(ours) == 4
