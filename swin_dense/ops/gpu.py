@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,14 +33,14 @@ def reason_not_to_run(x: Tensor) -> str | None:
         return _unusable
     if not (x.is_cuda or IS_INTERPRETED):
         return f'the input is on {x.device}, not on a CUDA device (for tests without one, set TRITON_INTERPRET=1)'
-    if x.is_cuda and not (torch.cuda.is_available() and _properties(x.device).major >= 8):
+    if x.is_cuda and not (torch.cuda.is_available() and torch.cuda.get_device_properties(x.device).major >= 8):
         return 'triton needs a GPU of compute capability 8.0 or later'
     return None
 
 
 def multiprocessors(device: torch.device) -> int:
     """Return how many multiprocessors the device has, 1 for triton's interpreter."""
-    return _properties(device).multi_processor_count if device.type == 'cuda' else 1
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -54,11 +53,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def is_capturing(device: torch.device) -> bool:
     """Tell whether the work on the device is being recorded into a CUDA graph."""
     return device.type == 'cuda' and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@functools.lru_cache(maxsize=16)
-def _properties(device: torch.device) -> Any:
-    return torch.cuda.get_device_properties(device)
 
 
 class Cost(NamedTuple):

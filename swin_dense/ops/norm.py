@@ -72,6 +72,10 @@ def merge_and_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dt
     return _forward(x, weight, bias, eps, dtype, 'merged')
 
 
+# By the name of the layout that they leave.
+LAYOUTS = {'tokens': layer_norm, 'merged': merge_and_layer_norm, 'maps': layer_norm_to_maps}
+
+
 @torch.library.custom_op(
     'swin_dense::layer_norm',
     mutates_args=(),

@@ -9,11 +9,6 @@ from swin_dense.ops import norm
 from tests.ops.devices import compile_for_h200, device, needs_interpreter
 
 EPS = 1e-5
-FUNCTIONS = {
-    'tokens': norm.layer_norm,
-    'maps': norm.layer_norm_to_maps,
-    'merged': norm.merge_and_layer_norm,
-}
 
 
 def inputs(shape, layout, device, dtype=torch.float32, parameter_dtype=torch.float32):
@@ -40,13 +35,13 @@ def with_gradients(out, leaves):
 
 
 @device
-@pytest.mark.parametrize('layout', FUNCTIONS)
+@pytest.mark.parametrize('layout', norm.LAYOUTS)
 @pytest.mark.parametrize('shape', [(2, 5, 7, 12), (1, 8, 6, 96), (3, 1, 1, 16), (1, 2, 3, 130)], ids=str)
 def test_is_torchs_layer_norm(shape, layout, device):
     leaves = inputs(shape, layout, device)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     expected = with_gradients(plain(layout, *exact), exact)
-    actual = with_gradients(FUNCTIONS[layout](*leaves, EPS, torch.float32), leaves)
+    actual = with_gradients(norm.LAYOUTS[layout](*leaves, EPS, torch.float32), leaves)
     for a, e in zip(actual, expected, strict=True):
         assert a.shape == e.shape
         torch.testing.assert_close(a.double(), e, rtol=2e-5, atol=2e-5)
@@ -54,12 +49,12 @@ def test_is_torchs_layer_norm(shape, layout, device):
 
 @device
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize('layout', FUNCTIONS)
+@pytest.mark.parametrize('layout', norm.LAYOUTS)
 def test_gives_what_autocast_and_the_next_cast_give(layout, dtype, device):
     """The residual stream and the parameters in float32, the result in low precision: the same, rounded once."""
     leaves = inputs((1, 9, 6, 32), layout, device)
     exact = plain(layout, *leaves).to(dtype)
-    actual = FUNCTIONS[layout](*leaves, EPS, dtype)
+    actual = norm.LAYOUTS[layout](*leaves, EPS, dtype)
     assert actual.dtype == dtype
     # The sums behind mean and variance have another order, so a number may fall to the other side of a tie.
     assert (actual != exact).float().mean() < 0.01
@@ -69,13 +64,13 @@ def test_gives_what_autocast_and_the_next_cast_give(layout, dtype, device):
 
 
 @device
-@pytest.mark.parametrize('layout', FUNCTIONS)
+@pytest.mark.parametrize('layout', norm.LAYOUTS)
 def test_low_precision_errs_at_most_twice_as_much_as_torch(layout, device):
     leaves = inputs((2, 7, 9, 48), layout, device, torch.bfloat16, torch.bfloat16)
     exact = [x.detach().float().requires_grad_() for x in leaves]
     truth = with_gradients(plain(layout, *exact).bfloat16(), exact)
     torchs = with_gradients(plain(layout, *leaves), leaves)
-    ours = with_gradients(FUNCTIONS[layout](*leaves, EPS, torch.bfloat16), leaves)
+    ours = with_gradients(norm.LAYOUTS[layout](*leaves, EPS, torch.bfloat16), leaves)
     for t, p, f in zip(truth, torchs, ours, strict=True):
         assert f.dtype == torch.bfloat16
         assert (f.float() - t.float()).norm() <= 2 * (p.float() - t.float()).norm()
@@ -101,17 +96,17 @@ def test_rows_far_from_zero_keep_their_digits(device):
 
 
 @device
-@pytest.mark.parametrize('layout', FUNCTIONS)
+@pytest.mark.parametrize('layout', norm.LAYOUTS)
 def test_strided_and_empty_inputs(layout, device):
     x, weight, bias = inputs((2, 6, 5, 16), layout, device)
     strided = x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     expected = with_gradients(plain(layout, x, weight, bias), [x, weight, bias])
-    out = FUNCTIONS[layout](strided, weight, bias, EPS, torch.float32)
+    out = norm.LAYOUTS[layout](strided, weight, bias, EPS, torch.float32)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
     actual = [out, *torch.autograd.grad(out, [strided, weight, bias], grad.mT.contiguous().mT)]
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
-    none = with_gradients(FUNCTIONS[layout](x[:0], weight, bias, EPS, torch.float32), [weight, bias])
+    none = with_gradients(norm.LAYOUTS[layout](x[:0], weight, bias, EPS, torch.float32), [weight, bias])
     assert not any(g.any() for g in none)
 
 
@@ -123,7 +118,7 @@ def test_any_number_of_axes(device):
 
 
 @device
-@pytest.mark.parametrize('layout', FUNCTIONS)
+@pytest.mark.parametrize('layout', norm.LAYOUTS)
 def test_operators_keep_the_rules_of_torch(layout, device):
     leaves = inputs((1, 3, 4, 16), layout, device)
     torch.library.opcheck(norm._forward, (*leaves, EPS, torch.bfloat16, layout))
