@@ -55,6 +55,11 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == 'cuda' and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
+def stream(device: torch.device) -> int | None:
+    """Return a number for the stream that work on the device goes to, None where there are no streams."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == 'cuda' else None
+
+
 class Cost(NamedTuple):
     """What one call of an operator costs on a GPU.
 

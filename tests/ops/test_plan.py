@@ -1,0 +1,135 @@
+"""Plans of windows: against tables made by padding, rolling and cutting; their cache under streams and CUDA graphs."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_dense.ops import gpu, plan
+from swin_dense.ops.reference import REGION_PENALTY
+from swin_dense.windows import partition, region_ids, window_grid
+from tests.ops.devices import needs_gpu
+
+CPU = torch.device('cpu')
+
+
+def plan_by_partition(height, width, window, shift):
+    """Return (tokens with -1 in padding, mask) of each group, and the slots, out of a map of numbers cut for real."""
+    rows, columns = window_grid(height, width, window)
+    raster = torch.arange(1, height * width + 1).view(1, height, width, 1)
+    tokens = partition(raster, window, shift)[0, :, :, 0] - 1
+    ids = region_ids(height, width, window, shift)
+    is_last_row = torch.arange(rows) == (rows - 1 if shift[0] else -1)
+    is_last_column = torch.arange(columns) == (columns - 1 if shift[1] else -1)
+    kinds = (2 * is_last_row[:, None] + is_last_column[None, :].int()).flatten()
+    members = [windows for kind in range(4) if len(windows := (kinds == kind).nonzero()[:, 0])]
+    masks = [REGION_PENALTY * (ids[windows[0]][:, None] != ids[windows[0]][None, :]).float() for windows in members]
+    order = tokens[torch.cat(members)].flatten()
+    slots = torch.empty(height * width, dtype=torch.int32)
+    slots[order[order >= 0]] = torch.arange(len(order), dtype=torch.int32)[order >= 0]
+    return [(tokens[windows].flatten(), mask) for windows, mask in zip(members, masks, strict=True)], slots
+
+
+@st.composite
+def geometries(draw):
+    window = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    shift = tuple(draw(st.integers(0, side - 1)) for side in window)
+    return draw(st.integers(1, 40)), draw(st.integers(1, 40)), window, shift
+
+
+@settings(max_examples=200)
+@given(geometries())
+def test_is_what_padding_rolling_and_cutting_give(geometry):
+    groups, slots = plan_by_partition(*geometry)
+    made = plan._build(*geometry, CPU)
+    assert torch.equal(made.slots, slots)
+    assert made.slots.dtype == torch.int32
+    for group, (tokens, mask) in zip(made.groups, groups, strict=True):
+        assert torch.equal(group.padding, (tokens < 0).nonzero()[:, 0])
+        assert torch.equal(group.tokens.long(), tokens.clamp(min=0))
+        assert group.tokens.dtype == torch.int32
+        assert mask.any() if group.mask is not None else not mask.any()
+        assert group.mask is None or torch.equal(group.mask, mask)
+
+
+def test_packed_arrays_come_out_as_they_went_in():
+    arrays = [np.arange(n, dtype=dtype) for n in (0, 1, 7, 64) for dtype in (np.int32, np.int64, np.float32)]
+    for view, array in zip(plan._unpack(plan._pack(arrays), arrays), arrays, strict=True):
+        assert torch.equal(view, torch.from_numpy(array))
+        assert view.dtype == torch.from_numpy(array).dtype
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    monkeypatch.setattr(plan, '_captured', {})
+    monkeypatch.setattr(plan, '_cache', plan.Cache(1000, plan._build))
+    return monkeypatch
+
+
+GEOMETRY = (9, 8, (7, 7), (3, 3), CPU)
+
+
+def test_every_stream_has_its_own_plan(fresh):
+    fresh.setattr(gpu, 'stream', lambda device: 1)
+    first = plan.plan_windows(*GEOMETRY)
+    fresh.setattr(gpu, 'stream', lambda device: 2)
+    assert plan.plan_windows(*GEOMETRY) is not first
+    fresh.setattr(plan, '_cache', plan.Cache(10**6, plan._build))
+    second = plan.plan_windows(*GEOMETRY)
+    fresh.setattr(gpu, 'stream', lambda device: 1)
+    plan.plan_windows(*GEOMETRY)
+    fresh.setattr(gpu, 'stream', lambda device: 2)
+    assert plan.plan_windows(*GEOMETRY) is second
+
+
+def test_a_captured_plan_outlives_the_cache(fresh):
+    """The capture runs in a stream of its own, and the graph reads the plan whatever is planned later."""
+    warm = plan.plan_windows(*GEOMETRY)
+    with fresh.context() as capture:
+        capture.setattr(gpu, 'stream', lambda device: 7)
+        capture.setattr(gpu, 'is_capturing', lambda device: True)
+        assert plan.plan_windows(*GEOMETRY) is warm
+    plan.plan_windows(20, 20, (7, 7), (3, 3), CPU)
+    assert plan._cache.find(*GEOMETRY) is None
+    fresh.setattr(gpu, 'is_capturing', lambda device: True)
+    assert plan.plan_windows(*GEOMETRY) is warm
+
+
+def test_a_capture_without_a_warm_up_is_told_to_warm_up(fresh):
+    fresh.setattr(gpu, 'is_capturing', lambda device: True)
+    with pytest.raises(RuntimeError, match='9 x 8 tokens in windows of 7 x 7; run the model once'):
+        plan.plan_windows(*GEOMETRY)
+
+
+@pytest.mark.parametrize('device', [pytest.param('cuda', marks=needs_gpu)])
+def test_nobody_waits_for_the_gpu(fresh, device):
+    plan.plan_windows(
+        *GEOMETRY[:4], torch.device(device)
+    )  # the first pinned memory of a process is asked of the driver
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode('error')
+    try:
+        made = plan.plan_windows(50, 84, (7, 7), (3, 3), torch.device(device))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert torch.equal(made.slots.cpu(), plan._build(50, 84, (7, 7), (3, 3), CPU).slots)
+
+
+@pytest.mark.parametrize('device', [pytest.param('cuda', marks=needs_gpu)])
+def test_a_graph_replays_after_its_plan_has_left_the_cache(fresh, device):
+    from swin_dense.ops import window_attention
+
+    qkv = torch.randn(1, 9, 8, 96, device=device)
+    geometry = {'num_heads': 2, 'window_size': (7, 7), 'shift': (3, 3), 'backend': 'sdpa'}
+    with torch.no_grad():
+        expected = window_attention(qkv, None, None, **geometry)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = window_attention(qkv, None, None, **geometry)
+        for side in range(10, 40):
+            window_attention(torch.randn(1, side, side, 96, device=device), None, None, **geometry)
+        graph.replay()
+    assert torch.equal(out, expected)
