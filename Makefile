@@ -1,5 +1,6 @@
 # make demo   train and test both models on a small data set made here, and show what came out
 # make test   run the whole test suite
+# make test-core  the tests that need torch alone, without any mm package
 # make lint   ruff and mypy
 # make setup  only what the others need
 # Each sets up what it needs first; a second run sets up nothing. PYTHON=python3.11 chooses the interpreter.
@@ -7,22 +8,29 @@
 # An environment that is there, with a torch chosen beforehand say, is set up with its own Python.
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 SET_UP = "$(PYTHON)" tools/set_up
+SET_UP_FILES := requirements/torch.txt requirements/core.txt pyproject.toml $(wildcard tools/set_up/*.py)
 PY := .venv/bin/python
 READY := .venv/ready
 # Other people's Swins, as oracles: torchvision, timm, transformers, mmpretrain. They do not get on with mmseg.
 PEERS := .venv-peers/bin/python
 PEERS_READY := .venv-peers/ready
+# The core alone: torch, numpy, Pillow and what runs the tests.
+CORE := .venv-core/bin/python
+CORE_READY := .venv-core/ready
 
-.PHONY: setup demo test lint
+.PHONY: setup demo test test-core lint
 setup: $(READY)
 
-$(READY): requirements/torch.txt requirements/mm.txt requirements/dev.txt pyproject.toml $(wildcard tools/set_up/*.py)
+$(READY): $(SET_UP_FILES) requirements/mm.txt requirements/dev.txt
 	$(SET_UP) main .venv
 	touch $@
 
-$(PEERS_READY): requirements/torch.txt requirements/peers.txt requirements/peers-no-deps.txt pyproject.toml \
-    $(wildcard tools/set_up/*.py)
+$(PEERS_READY): $(SET_UP_FILES) requirements/peers.txt requirements/peers-no-deps.txt
 	$(SET_UP) peers .venv-peers
+	touch $@
+
+$(CORE_READY): $(SET_UP_FILES)
+	$(SET_UP) core .venv-core
 	touch $@
 
 demo: $(READY)
@@ -31,6 +39,9 @@ demo: $(READY)
 test: $(READY) $(PEERS_READY)
 	$(PY) -m pytest -n 2
 	$(PEERS) -m pytest tests/peers
+
+test-core: $(CORE_READY)
+	$(CORE) -m pytest tests/test_*.py tests/ops tests/checkpoint tests/features
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -7,8 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -27,6 +30,32 @@ settings.load_profile('default')
 torch.set_num_threads(1)
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Mark a test that uses a package which the core is tested without, by way of what it tests."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f'needs {package}')
+
+
+class IfInstalled:
+    """A package that the core is tested without: where it is absent, a test that uses it is skipped."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith('_'):  # asked for by pytest while it looks for tests
+            raise AttributeError(attribute)
+        return getattr(pytest.importorskip(self._name), attribute)
+
+
+def photograph(height: int, width: int) -> np.ndarray:
+    """Return (height, width, 3) pixels that look like nothing, with shades, edges and noise as a photograph has."""
+    rows, columns = np.mgrid[:height, :width] / 60
+    shades = np.stack([np.sin(rows + columns), np.cos(2 * rows), np.sin(columns**2 / 3)], -1)
+    edges = ((rows.astype(int) + columns.astype(int)) % 2)[:, :, None] * 0.6
+    noise = np.random.default_rng(0).normal(scale=0.05, size=(height, width, 3))
+    return (255 * (0.35 + 0.25 * shades + edges * 0.5 + noise).clip(0, 1)).astype(np.uint8)
 
 
 def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:

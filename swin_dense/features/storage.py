@@ -10,15 +10,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from swin_dense import checks
 from swin_dense.atomic import written_whole
 from swin_dense.features.tiling import Blocks, level_size
 from swin_dense.windows import Pair
@@ -38,9 +38,15 @@ class FeatureFolder:
     Args:
         root: the folder, made where it does not exist.
         file_format: 'safetensors', 'npz' or 'zarr'.
+
+    Raises:
+        ImportError: the package that the format belongs to is not installed.
     """
 
     def __init__(self, root: str | os.PathLike, file_format: str) -> None:
+        checks.one_of('file_format', file_format, FORMATS)
+        if file_format != 'npz' and find_spec(file_format) is None:
+            raise ImportError(f'the format {file_format} needs the package of that name: pip install {file_format}')
         self.root = Path(root)
         self.file_format = file_format
         self.root.mkdir(parents=True, exist_ok=True)
@@ -163,6 +169,8 @@ def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _save_safetensors(path: Path, maps: Mapping[str, Tensor], image_size: Pair) -> None:
+    import safetensors.torch
+
     contents = {name: level.cpu().contiguous() for name, level in maps.items()}
     path.write_bytes(safetensors.torch.save(contents, {_SIZE_KEY: json.dumps(image_size)}))
 
@@ -238,6 +246,8 @@ def _zarr_group(path: Path, image_size: Pair) -> Any:
 
 
 def _safetensors_size(path: Path) -> Pair:
+    from safetensors import safe_open
+
     with safe_open(path, 'pt') as file:
         height, width = json.loads(file.metadata()[_SIZE_KEY])
     return height, width

@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-import skimage.data
 import torch
 
 from swin_dense import SwinBackbone
 from swin_dense.analysis.explain import grad_cam, strongest_channel, token_attention
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, photograph, randomize
 
-PHOTOGRAPH = skimage.data.chelsea()[:75, :106]
+PHOTOGRAPH = photograph(75, 106)
 
 
 def attend_by_definition(attn, x, cell):

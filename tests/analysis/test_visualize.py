@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import skimage.data
 import torch
 from PIL import Image
 
@@ -19,9 +18,9 @@ from swin_dense.analysis.visualize import (
 )
 from swin_dense.commands import _backbone
 from swin_dense.features.pyramid import extract_pyramid
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, photograph, randomize
 
-PHOTOGRAPH = skimage.data.chelsea()[:75, :106]
+PHOTOGRAPH = photograph(75, 106)
 
 
 @pytest.fixture(scope='module')

@@ -18,14 +18,14 @@ import types
 import numpy as np
 import pytest
 import torch
-from mmengine.config import ConfigDict
-from mmengine.logging import HistoryBuffer
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from swin_dense.checkpoint.fetch import local_file
 from swin_dense.checkpoint.files import read_file, write_file
-from tests.conftest import small_disk
+from tests.conftest import IfInstalled, needs, small_disk
+
+mmengine_config, mmengine_logging = IfInstalled('mmengine.config'), IfInstalled('mmengine.logging')
 
 ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
 
@@ -48,7 +48,9 @@ def load(backbone, source, **options):
     return load_checkpoint(backbone, source, log=None, **options)
 
 
-@pytest.mark.parametrize('name', ['a.pth', 'a.pt', 'a.bin', 'a.safetensors', 'with space.pth'])
+@pytest.mark.parametrize(
+    'name', ['a.pth', 'a.pt', 'a.bin', pytest.param('a.safetensors', marks=needs('safetensors')), 'with space.pth']
+)
 def test_files_of_every_ending(tmp_path, name, source, backbone):
     state = source.state_dict()
     path = write_file(tmp_path / name, state if name.endswith('safetensors') else {'model': state})
@@ -59,12 +61,12 @@ def test_files_of_every_ending(tmp_path, name, source, backbone):
 
 
 def test_what_training_leaves_in_checkpoints_is_harmless(tmp_path, source, backbone):
-    history = HistoryBuffer()
+    history = mmengine_logging.HistoryBuffer()
     history.update(0.5)
     checkpoint = {
         'state_dict': source.state_dict(),
         'message_hub': {'log_scalars': {'loss': history}, 'lr': np.float64(0.1), 'ids': np.arange(3)},
-        'meta': {'cfg': ConfigDict(a=1), 'time': np.datetime64('2020-01-01'), 'seed': np.int64(1)},
+        'meta': {'cfg': mmengine_config.ConfigDict(a=1), 'time': np.datetime64('2020-01-01'), 'seed': np.int64(1)},
         'args': argparse.Namespace(lr=0.1, output=pathlib.Path('x')),
         'counts': collections.Counter('abc'),
         'ids': {1, 2},
@@ -144,7 +146,7 @@ def test_stand_ins_do_not_outlive_the_load(tmp_path, source, backbone):
 
 def test_loads_at_the_same_time_leave_torch_as_it_was(tmp_path, source):
     """A later torch.load must give mmengine's history as it is, and a simultaneous one no stand-in for it."""
-    history = HistoryBuffer()
+    history = mmengine_logging.HistoryBuffer()
     history.update(0.5)
     torch.save({'model': source.state_dict(), 'h': history, 'args': argparse.Namespace()}, tmp_path / 'a.pth')
     torch.save({'h': history}, tmp_path / 'plain.pth')
@@ -194,7 +196,7 @@ def test_a_whole_model_needs_trust(tmp_path, source, backbone):
         (pickle.dumps([1, 2]), 'is not a checkpoint'),
     ],
 )
-@pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
+@pytest.mark.parametrize('ending', ['.pth', pytest.param('.safetensors', marks=needs('safetensors'))])
 def test_what_is_no_checkpoint(tmp_path, backbone, content, message, ending):
     path = tmp_path / f'a{ending}'
     path.write_bytes(content)
@@ -202,7 +204,7 @@ def test_what_is_no_checkpoint(tmp_path, backbone, content, message, ending):
         load(backbone, path)
 
 
-@pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
+@pytest.mark.parametrize('ending', ['.pth', pytest.param('.safetensors', marks=needs('safetensors'))])
 @pytest.mark.parametrize('part', [0.01, 0.5, 0.99])
 def test_a_truncated_file(tmp_path, source, backbone, ending, part):
     path = write_file(tmp_path / f'a{ending}', source.state_dict())
@@ -507,6 +509,7 @@ class TestAddresses:
         load(backbone, path.as_uri())
         assert arrived(backbone, source)
 
+    @needs('safetensors')
     def test_hugging_face(self, tmp_path, source, backbone, monkeypatch):
         path = write_file(tmp_path / 'a.safetensors', source.state_dict())
         asked = []
@@ -537,11 +540,10 @@ class TestAddresses:
         with pytest.raises(ImportError, match='pip install huggingface_hub'):
             load(backbone, 'hf://me/swin')
 
+    @needs('mmengine')
     def test_others_go_through_mmengine(self, tmp_path, source, backbone, monkeypatch):
-        import mmengine.fileio
-
         path = write_file(tmp_path / 'a.pth', source.state_dict())
-        monkeypatch.setattr(mmengine.fileio, 'get_local_path', lambda address: contextlib.nullcontext(str(path)))
+        monkeypatch.setattr('mmengine.fileio.get_local_path', lambda address: contextlib.nullcontext(str(path)))
         load(backbone, 's3://bucket/swin.pth')
         assert arrived(backbone, source)
         monkeypatch.undo()

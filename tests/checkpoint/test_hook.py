@@ -7,13 +7,14 @@ import pickle
 
 import pytest
 import torch
-from mmengine.runner.checkpoint import load_state_dict as load_by_mmengine
 from torch import nn
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.model import SwinBlock
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, IfInstalled, randomize
+
+mmengine_checkpoint = IfInstalled('mmengine.runner.checkpoint')
 
 ARCH = {**TINY, 'embed_dims': 8, 'depths': (2, 1, 1, 1), 'window_size': 3}
 
@@ -41,7 +42,7 @@ def strictly(model, state):
 
 
 def by_mmengine(model, state):
-    return load_by_mmengine(model, state, strict=False)
+    return mmengine_checkpoint.load_state_dict(model, state, strict=False)
 
 
 LOADERS = [strictly, by_mmengine, lambda model, state: model.load_state_dict(state, strict=False)]
@@ -181,7 +182,7 @@ class TestWrappers:
         source, model = Detector(1), nn.parallel.DistributedDataParallel(Detector(2))
         model.load_state_dict({f'module.{k}': v for k, v in frameworks_checkpoint(source).items()})
         assert same(model.module, source)
-        load_by_mmengine(model, frameworks_checkpoint(Detector(3)))
+        mmengine_checkpoint.load_state_dict(model, frameworks_checkpoint(Detector(3)))
         assert same(model.module, Detector(3))
         wrapped = nn.DataParallel(model.module.backbone)
         load_checkpoint(wrapped, export_state_dict(source.backbone, 'timm'), log=None)

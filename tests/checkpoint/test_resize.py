@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.interpolate import RectBivariateSpline
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
 from swin_dense.checkpoint.resize import adapt_channels, resize_table, window_of_index
+from tests.conftest import IfInstalled, needs
+
+interpolate = IfInstalled('scipy.interpolate')
 
 ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
 TABLE = 'layers.1.blocks.0.attn.relative_position_bias_table'
@@ -48,7 +50,7 @@ def geometric(table, source, target):
     positions = np.concatenate([-distances[::-1], [0], distances])
     wanted = np.arange(-(target // 2), target // 2 + 1)
     heads = [
-        RectBivariateSpline(positions, positions, head.reshape(source, source), kx=3, ky=3)(wanted, wanted)
+        interpolate.RectBivariateSpline(positions, positions, head.reshape(source, source), kx=3, ky=3)(wanted, wanted)
         for head in table.T.numpy()
     ]
     return np.stack(heads, -1).reshape(-1, len(heads))
@@ -67,12 +69,14 @@ def test_bicubic_equals_brute_force(source, target):
 
 
 @pytest.mark.parametrize(('source', 'target'), [(7, 12), (6, 14), (12, 7), (7, 8)])
+@needs('scipy')
 def test_geometric_equals_surface_fitting(source, target):
     table = torch.randn((2 * source - 1) ** 2, 3, dtype=torch.float64)
     resized = resize_table(table, (source,) * 2, (target,) * 2, 'geometric')
     np.testing.assert_allclose(resized.numpy(), geometric(table, source, target), atol=1e-9)
 
 
+@needs('scipy')
 def test_geometric_leaves_an_axis_of_the_same_length_alone():
     table = torch.randn(13 * 13, 1, dtype=torch.float64)
     resized = resize_table(table, (7, 7), (7, 12), 'geometric')
@@ -80,7 +84,7 @@ def test_geometric_leaves_an_axis_of_the_same_length_alone():
     torch.testing.assert_close(middle, table.reshape(13, 13)[:, 6], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize('method', ['bicubic', 'geometric'])
+@pytest.mark.parametrize('method', ['bicubic', pytest.param('geometric', marks=needs('scipy'))])
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_single(method, dtype):
     table = torch.randn(9, 2).to(dtype)
@@ -101,6 +105,7 @@ def test_the_window_is_read_off_an_index_buffer(window):
     assert window_of_index(index, 1000) is None
 
 
+@needs('scipy')
 def test_loading_resizes_to_any_window_and_says_so():
     source, model = SwinBackbone(**ARCH, window_size=7), SwinBackbone(**ARCH, window_size=(4, 9))
     report = load_checkpoint(model, source.state_dict(), log=None)

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-import skimage.data
-import tifffile
 import torch
 from PIL import Image
 
@@ -22,12 +20,15 @@ from swin_dense.commands import _backbone
 from swin_dense.features.extraction import list_images, weights_digest
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.storage import FeatureFolder
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, IfInstalled, photograph, randomize
 from tests.features.test_storage import load, tree
+
+tifffile = IfInstalled('tifffile')
+pytest.importorskip('rich')
 
 WORKER = Path(__file__).with_name('extraction_worker.py')
 
-PHOTOGRAPH = skimage.data.chelsea()
+PHOTOGRAPH = photograph(300, 451)
 
 
 @pytest.fixture(scope='module')

@@ -3,18 +3,18 @@
 import io
 import sys
 
-import cv2
 import numpy as np
 import pytest
-import skimage.data
-import tifffile
 import torch
 from PIL import Image, ImageOps
 
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, normalize, read_image
+from tests.conftest import IfInstalled, photograph
 
-RGB = skimage.data.astronaut()[40:71, 180:227]  # odd sides, a face
-GREY = skimage.data.coins()[:30, :44]
+cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
+
+RGB = photograph(31, 47)
+GREY = photograph(30, 44)[:, :, 0]
 EXPECTED = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
 
 

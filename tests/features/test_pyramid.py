@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-import skimage.data
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +12,9 @@ from swin_dense import SwinBackbone
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.pyramid import Pyramid, extract_pyramid
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, photograph, randomize
 
-PHOTOGRAPH = skimage.data.chelsea()[:97, :131]
+PHOTOGRAPH = photograph(97, 131)
 
 
 @pytest.fixture(scope='module')

@@ -7,16 +7,18 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
-import safetensors.torch
 import torch
-import zarr
 
 from swin_dense.features.storage import FORMATS, FeatureFolder, check_settings, write_failures, write_index
+from tests.conftest import IfInstalled, needs
+
+pandas, zarr = IfInstalled('pandas'), IfInstalled('zarr')
+safetensors = IfInstalled('safetensors.torch')
 
 MAPS = {4: torch.randn(3, 10, 13), 8: torch.randn(6, 5, 7)}
 SIZE = (37, 50)
+WITH_PACKAGES = [pytest.param(name, marks=needs(name)) for name in FORMATS if name != 'npz']
 
 
 def load(path):
@@ -24,7 +26,7 @@ def load(path):
     if path.suffix == '.safetensors':
         with safetensors.safe_open(path, 'pt') as file:
             size = tuple(json.loads(file.metadata()['image_size']))
-        return {int(name): level for name, level in safetensors.torch.load_file(path).items()}, size
+        return {int(name): level for name, level in safetensors.load_file(path).items()}, size
     if path.suffix == '.npz':
         with np.load(path) as file:
             maps = {int(name): torch.from_numpy(file[name]) for name in file.files if name != 'image_size'}
@@ -45,7 +47,7 @@ def assert_equal(maps, expected):
         assert torch.equal(maps[stride], level)
 
 
-@pytest.mark.parametrize('file_format', FORMATS)
+@pytest.mark.parametrize('file_format', ['npz', *WITH_PACKAGES])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
 def test_what_is_written_is_read(tmp_path, file_format, dtype):
     folder = FeatureFolder(tmp_path / 'out', file_format)
@@ -58,12 +60,21 @@ def test_what_is_written_is_read(tmp_path, file_format, dtype):
     assert size == folder.image_size('a b/ü.jpg') == SIZE
 
 
-@pytest.mark.parametrize('file_format', FORMATS)
+@pytest.mark.parametrize('file_format', ['npz', *WITH_PACKAGES])
 def test_bytes_depend_on_the_features_alone(tmp_path, file_format, monkeypatch):
     for name, clock in (('one', 1e9), ('two', 1.7e9)):
         monkeypatch.setattr('time.time', lambda clock=clock: clock)
         FeatureFolder(tmp_path / name, file_format).save('/x.jpg', MAPS, SIZE)
     assert tree(tmp_path / 'one') == tree(tmp_path / 'two')
+
+
+def test_a_format_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="did you mean 'safetensors'"):
+        FeatureFolder(tmp_path / 'out', 'safetensor')
+    monkeypatch.setattr('swin_dense.features.storage.find_spec', lambda name: None)
+    with pytest.raises(ImportError, match='pip install zarr'):
+        FeatureFolder(tmp_path / 'out', 'zarr')
+    assert not (tmp_path / 'out').exists()
 
 
 def blocks_of(maps, tile):
@@ -84,11 +95,10 @@ def blocks_of(maps, tile):
 @pytest.mark.parametrize(
     ('file_format', 'dtype'),
     [
-        ('safetensors', torch.float32),
-        ('safetensors', torch.float16),
-        ('safetensors', torch.bfloat16),
-        ('zarr', torch.float32),
-        ('zarr', torch.float16),
+        pytest.param(file_format, dtype, marks=needs(file_format))
+        for file_format in ('safetensors', 'zarr')
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        if (file_format, dtype) != ('zarr', torch.bfloat16)
     ],
 )
 def test_written_in_pieces(tmp_path, file_format, dtype):
@@ -103,7 +113,7 @@ def test_written_in_pieces(tmp_path, file_format, dtype):
     assert size == folder.image_size('x.tif') == SIZE
 
 
-@pytest.mark.parametrize('file_format', ['safetensors', 'zarr'])
+@pytest.mark.parametrize('file_format', WITH_PACKAGES)
 def test_a_failure_leaves_nothing_behind(tmp_path, file_format):
     folder = FeatureFolder(tmp_path, file_format)
 
@@ -118,7 +128,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path, file_format):
     assert tree(tmp_path) == {}
 
 
-@pytest.mark.parametrize('file_format', FORMATS)
+@pytest.mark.parametrize('file_format', ['npz', *WITH_PACKAGES])
 def test_a_failing_rename_keeps_what_was_there(tmp_path, file_format, monkeypatch):
     folder = FeatureFolder(tmp_path, file_format)
     folder.save('first.jpg', MAPS, SIZE)
@@ -134,7 +144,7 @@ def test_a_failing_rename_keeps_what_was_there(tmp_path, file_format, monkeypatc
 
 
 def test_names_do_not_collide_and_can_be_written(tmp_path):
-    folder = FeatureFolder(tmp_path, 'safetensors')
+    folder = FeatureFolder(tmp_path, 'npz')
     images = [
         'a/x.jpg',
         'b/x.jpg',
@@ -196,7 +206,7 @@ def test_settings(tmp_path):
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):
-    folder = FeatureFolder(tmp_path, 'zarr')
+    folder = FeatureFolder(tmp_path, 'npz')
     (tmp_path / '.partial' / '123-x.zarr').mkdir(parents=True)
     (tmp_path / '.partial' / '123-y.npz').write_text('half')
     folder.remove_leftovers()

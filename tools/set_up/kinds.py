@@ -34,8 +34,9 @@ class Kind:
 
 
 KINDS = {
-    'main': Kind(('torch.txt', 'mm.txt', 'dev.txt'), triton=True),
-    'peers': Kind(('torch.txt', 'peers.txt'), no_deps=('peers-no-deps.txt',)),
+    'main': Kind(('torch.txt', 'core.txt', 'mm.txt', 'dev.txt'), triton=True),
+    'core': Kind(('torch.txt', 'core.txt'), gigabytes=0.1),
+    'peers': Kind(('torch.txt', 'core.txt', 'peers.txt'), no_deps=('peers-no-deps.txt',)),
 }
 
 
