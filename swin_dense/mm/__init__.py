@@ -2,6 +2,8 @@
 
 import sys
 
+from mmengine.config.utils import MODULE2PACKAGE
+
 from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense
 
@@ -9,3 +11,6 @@ __all__ = ['SwinDense']
 
 # Models that were pickled whole by version 0.1 name the module that the class stood in.
 sys.modules['swin_dense.backbone'] = backbone
+
+# After `import swin_dense`, mmengine.hub.get_config('swin_dense::mask_rcnn/...') reads the recipes of the wheel.
+MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')

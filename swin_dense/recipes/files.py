@@ -72,8 +72,8 @@ def _find(name: str) -> Path:
         if path.stem == stem:
             return path
     raise ValueError(
-        f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())}; '
-        '`swin-dense zoo` lists the recipes'
+        f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
+        '(`swin-dense zoo` lists the recipes)'
     )
 
 

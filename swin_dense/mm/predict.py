@@ -1,0 +1,90 @@
+"""What a detector or segmentor sees in a picture, through the Inferencers of mmdet and mmseg."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about a picture.
+
+    Attributes:
+        record: the same in types that JSON has.
+        painted: the picture with the prediction in it, (H, W, 3), uint8, RGB.
+        labels: class of every pixel, (H, W), uint8; None of a detector.
+    """
+
+    record: dict[str, Any]
+    painted: np.ndarray
+    labels: np.ndarray | None = None
+
+
+class Predictor:
+    """A model with its weights, ready for pictures.
+
+    Args:
+        config: of mmdet or mmseg.
+        checkpoint: file or address with the weights of the whole model.
+        device: None for CUDA where there is one.
+        score: detections below it are left out.
+
+    Attributes:
+        classes: names, by label.
+
+    Raises:
+        ValueError: the config is of neither framework.
+    """
+
+    def __init__(self, config: Config, checkpoint: str, device: str | None = None, score: float = 0.3) -> None:
+        scope = config.get('default_scope')
+        if scope not in ('mmdet', 'mmseg'):
+            raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
+        self._is_detector = scope == 'mmdet'
+        self._score = score
+        apis = importlib.import_module(f'{scope}.apis')
+        if self._is_detector:
+            self._inferencer = apis.DetInferencer(config, checkpoint, device, show_progress=False)
+        else:
+            self._inferencer = apis.MMSegInferencer(config, checkpoint, device=device)
+        self._name_classes(config)
+
+    def __call__(self, path: str) -> Prediction:
+        """Predict on the picture in a file."""
+        if self._is_detector:
+            result = self._inferencer(path, return_vis=True, pred_score_thr=self._score)
+            return Prediction({'image': path, 'instances': self._instances(result)}, result['visualization'][0])
+        result = self._inferencer(path, return_vis=True)
+        labels = result['predictions'].astype(np.uint8)
+        segments = [
+            {'class': self.classes[label], 'label': int(label), 'share': float((labels == label).mean())}
+            for label in np.unique(labels)
+        ]
+        return Prediction({'image': path, 'segments': segments}, result['visualization'], labels)
+
+    def _instances(self, result: dict[str, Any]) -> list[dict[str, Any]]:
+        found = result['predictions'][0]
+        masks = found.get('masks', [None] * len(found['labels']))
+        instances = []
+        for label, score, box, mask in zip(found['labels'], found['scores'], found['bboxes'], masks, strict=True):
+            if score >= self._score:
+                instance = {'class': self.classes[label], 'label': label, 'score': score, 'box': box}
+                instances.append(instance if mask is None else {**instance, 'mask': mask})
+        return instances
+
+    def _name_classes(self, config: Config) -> None:
+        """Take the names from the config, as not every checkpoint has them, and the frameworks then make some up."""
+        model, dataset = self._inferencer.model, config.test_dataloader.dataset
+        with DefaultScope.overwrite_default_scope(config.default_scope):
+            known = getattr(DATASETS.get(dataset.type), 'METAINFO', {})
+        meta = {**known, **dataset.get('metainfo', {})}
+        if meta.get('classes'):
+            model.dataset_meta = {key: meta.get(key) for key in ('classes', 'palette')}
+            self._inferencer.visualizer.dataset_meta = model.dataset_meta
+        self.classes: tuple[str, ...] = tuple(model.dataset_meta['classes'])

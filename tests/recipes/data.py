@@ -1,0 +1,56 @@
+"""Small data sets of a user's own, in the layouts of COCO and of ADE20K."""
+
+import json
+
+import numpy as np
+from PIL import Image
+
+CLASSES = ['apple', 'ripe pear']
+SIDE = 64
+
+
+def make_coco(root, count=4):
+    """Write pictures with one rectangle each, of two classes in turn; category ids neither start at 0 nor are dense."""
+    generator = np.random.default_rng(0)
+    for split in ('train2017', 'val2017'):
+        (root / split).mkdir(parents=True)
+        images, annotations = [], []
+        for index in range(count):
+            pixels = generator.integers(0, 99, (SIDE, SIDE, 3), dtype=np.uint8)
+            x, y, width, height = 8 + index, 12, 24, 20
+            pixels[y : y + height, x : x + width] = (220, 60 * (index % 2), 30)
+            Image.fromarray(pixels).save(root / split / f'{index}.jpg')
+            images.append({'id': index, 'file_name': f'{index}.jpg', 'height': SIDE, 'width': SIDE})
+            corners = [x, y, x + width, y, x + width, y + height, x, y + height]
+            annotations.append(
+                {
+                    'id': index,
+                    'image_id': index,
+                    'category_id': 3 + 4 * (index % 2),
+                    'bbox': [x, y, width, height],
+                    'area': width * height,
+                    'segmentation': [corners],
+                    'iscrowd': 0,
+                }
+            )
+        categories = [{'id': 3, 'name': CLASSES[0]}, {'id': 7, 'name': CLASSES[1]}]
+        (root / 'annotations').mkdir(exist_ok=True)
+        text = json.dumps({'images': images, 'annotations': annotations, 'categories': categories})
+        (root / 'annotations' / f'instances_{split}.json').write_text(text)
+    return root
+
+
+def make_masks(root, count=4):
+    """Write pictures and masks whose pixels are the index of a class, or 255 for 'ignore'."""
+    generator = np.random.default_rng(0)
+    for split in ('training', 'validation'):
+        for kind in ('images', 'annotations'):
+            (root / kind / split).mkdir(parents=True)
+        for index in range(count):
+            mask = np.zeros((SIDE, SIDE), np.uint8)
+            mask[10:40, 8 + index : 40] = 1
+            mask[60:] = 255
+            pixels = generator.integers(0, 99, (SIDE, SIDE, 3), dtype=np.uint8) + 120 * (mask == 1)[..., None]
+            Image.fromarray(pixels.astype(np.uint8)).save(root / 'images' / split / f'{index}.png')
+            Image.fromarray(mask).save(root / 'annotations' / split / f'{index}.png')
+    return root

@@ -1,0 +1,113 @@
+"""The wheel is whole: recipes, tools and index inside it, and the commands work from it, with torch alone and with mmengine."""
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import swin_dense
+from tests.conftest import ROOT
+
+RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+# What a plain environment lacks.
+BLOCKED = (
+    'mmengine',
+    'mmcv',
+    'mmdet',
+    'mmseg',
+    'rich',
+    'matplotlib',
+    'safetensors',
+    'scipy',
+    'cv2',
+    'zarr',
+    'tifffile',
+)
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    """The wheel that the files of this commit make, built beside them, where no earlier build is left."""
+    folder = tmp_path_factory.mktemp('wheel')
+    listed = subprocess.run(['git', 'ls-files', '-z', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True)
+    assert listed.returncode == 0, listed.stderr
+    for name in filter(None, listed.stdout.decode().split('\0')):
+        copy = folder / 'source' / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            copy.write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', folder, '.']
+    done = subprocess.run(command, cwd=folder / 'source', capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob('*.whl')
+    return built
+
+
+@pytest.fixture(scope='module')
+def installed(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('site packages')
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def run(installed, code, cwd, blocked=()):
+    """Run Python with the unpacked wheel in place of the clone."""
+    prepare = (
+        f'import sys; sys.path[:0] = [{str(installed)!r}]; sys.modules.update(dict.fromkeys({tuple(blocked)!r}))\n'
+    )
+    check = 'import swin_dense; assert swin_dense.__file__.startswith(sys.path[0]), swin_dense.__file__\n'
+    command = [sys.executable, '-W', 'ignore', '-c', prepare + check + code]
+    environment = {'PATH': '/usr/bin:/bin', 'HOME': str(cwd), 'OMP_NUM_THREADS': '1'}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_it_holds(wheel):
+    held = {name.removeprefix('swin_dense/.mim/') for name in zipfile.ZipFile(wheel).namelist()}
+    wanted = {str(path.relative_to(ROOT)) for folder in ('configs', 'tools') for path in (ROOT / folder).rglob('*.*')}
+    wanted = {name for name in wanted if '__pycache__' not in name}
+    assert len(wanted) > 70
+    assert held >= wanted | {'model-index.yml', 'swin_dense/py.typed', 'swin_dense/commands/zoo.py'}
+    assert not {name for name in held if name.startswith(('tests/', 'benchmarks/')) or '__pycache__' in name}
+    assert f'-{swin_dense.__version__}-' in wheel.name
+
+
+def test_it_works_with_torch_alone(installed, tmp_path):
+    printed = run(
+        installed,
+        'import torch; from swin_dense import SwinBackbone, create_backbone, extract_pyramid\n'
+        'from swin_dense.__main__ import main\n'
+        "print([tuple(m.shape) for m in SwinBackbone('t').eval()(torch.zeros(1, 3, 33, 64))])\n"
+        "assert main(['zoo', 'retinanet']) == 0\n"
+        "assert main(['complexity', '--image', '64', '64']) == 0\n"
+        f"assert main(['config', {RECIPE!r}]) == 2\n",
+        tmp_path,
+        BLOCKED,
+    )
+    assert '(1, 768, 2, 2)' in printed
+    assert 'retinanet_swin-t-p4-w7_fpn_1x_coco' in printed
+
+
+def test_its_recipes_are_those_of_the_clone(installed, tmp_path):
+    run(installed, f"from swin_dense.__main__ import main; main(['config', {RECIPE!r}, '--out', 'a.py'])", tmp_path)
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-m', 'swin_dense', 'config', RECIPE, '--out', tmp_path / 'b.py'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / 'a.py').read_text() == (tmp_path / 'b.py').read_text()
+
+
+def test_mmengine_finds_its_recipes(installed, tmp_path):
+    printed = run(
+        installed,
+        'from mmengine.hub import get_config\n'
+        f"config = get_config('swin_dense::mask_rcnn/{RECIPE}.py', pretrained=True)\n"
+        'print(config.model.backbone.type, config.model_path)\n',
+        tmp_path,
+    )
+    assert printed.startswith('SwinDense https://download.openmmlab.com/')
