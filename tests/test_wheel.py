@@ -1,4 +1,4 @@
-"""The wheel is whole: recipes, tools and index inside it, and the commands work from it, with torch alone and with mmengine."""
+"""The wheel is whole: recipes, tools and index are inside, and it works with torch alone and with mmengine."""
 
 import subprocess
 import sys
