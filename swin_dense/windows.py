@@ -47,7 +47,8 @@ def merge(x_BNTC: Tensor, size: Pair, window: Pair, shift: Pair = (0, 0)) -> Ten
     x_BHWC = grid.reshape(batch, rows * window[0], columns * window[1], channels)
     if any(shift):
         x_BHWC = x_BHWC.roll(shift, dims=(1, 2))
-    return x_BHWC[:, : size[0], : size[1]]
+    # A slice would do, but its strides tie a compiled graph to sizes with padding or to those without.
+    return F.pad(x_BHWC, (0, 0, 0, size[1] - x_BHWC.shape[2], 0, size[0] - x_BHWC.shape[1]))
 
 
 def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
