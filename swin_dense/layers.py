@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense import checks
-from swin_dense.ops import surroundings
+from swin_dense.ops import recorded, surroundings
 from swin_dense.ops.recompute import computed_again
+from swin_dense.windows import window_grid
 
 _ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
 _NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
@@ -54,9 +55,10 @@ class PatchEmbed(nn.Module):
         self.norm = build_norm(norm_cfg, channels) if norm_cfg else nn.Identity()
 
     def forward(self, img: Tensor) -> Tensor:
-        patch_size = self.proj.kernel_size[0]
-        img = F.pad(img, (0, -img.shape[3] % patch_size, 0, -img.shape[2] % patch_size))
-        if not surroundings.is_transformed():  # vmap knows no memory formats
+        side = self.proj.kernel_size[0]
+        rows, columns = window_grid(img.shape[2], img.shape[3], (side, side))
+        img = F.pad(img, (0, columns * side - img.shape[3], 0, rows * side - img.shape[2]))
+        if not (surroundings.is_exported() or surroundings.is_transformed()):  # vmap knows no memory formats
             # In this format the convolution leaves tokens as they are wanted, and the permutation copies nothing.
             img = img.contiguous(memory_format=torch.channels_last)
         return self.norm(self.proj(img).permute(0, 2, 3, 1))
@@ -82,9 +84,11 @@ class PatchMerging(nn.Module):
             return self.reduction(normed)
 
     def _join(self, x: Tensor) -> Tensor:
+        if surroundings.is_exported():
+            return recorded.neighbours(x, self.stride)
         pads = [(-(-side // self.stride) - 1) * self.stride + 2 - side for side in x.shape[1:3]]
         # A graph that is being recorded shall hold for other sizes too.
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or any(pads):
+        if surroundings.is_recorded() or any(pads):
             x = F.pad(x, (0, 0, 0, pads[1], 0, pads[0]))
         neighbours = x.unfold(1, 2, self.stride).unfold(2, 2, self.stride)  # (B, H', W', C, row, column)
         return neighbours.permute(0, 1, 2, 5, 4, 3).flatten(3)

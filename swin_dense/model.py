@@ -22,7 +22,7 @@ from swin_dense.attention import WindowAttention
 from swin_dense.block import SwinBlock
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
 from swin_dense.layers import MLP, PatchEmbed, PatchMerging, build_norm
-from swin_dense.ops import BACKENDS
+from swin_dense.ops import BACKENDS, recorded, surroundings
 
 
 class SwinStage(nn.Module):
@@ -215,7 +215,8 @@ class SwinBackbone(nn.Module):
             x = stage(x)
             if index in self.out_indices:
                 norm = getattr(self, f'norm{index}')
-                outs.append(norm(x).permute(0, 3, 1, 2).contiguous())
+                # clone copies as contiguous would; that looks whether a side is 1, which an exported graph must not.
+                outs.append(norm(x).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format))
             if stage.downsample is not None:
                 x = stage.downsample(x)
         return tuple(outs)
@@ -224,9 +225,14 @@ class SwinBackbone(nn.Module):
         if self.absolute_pos_embed is not None:
             # Not every device interpolates in half precision.
             position: Tensor = self.absolute_pos_embed
-            if position.shape[2:] != x.shape[1:3]:
-                position = F.interpolate(position.to(_at_least_float32(position)), x.shape[1:3], mode='bicubic')
-            x = x + position.permute(0, 2, 3, 1).to(x.dtype)
+            size = x.shape[1], x.shape[2]
+            if surroundings.is_exported():
+                position = recorded.resize_bicubic(position[0].to(_at_least_float32(position)), size)
+            else:
+                if position.shape[2:] != size:
+                    position = F.interpolate(position.to(_at_least_float32(position)), size, mode='bicubic')
+                position = position.permute(0, 2, 3, 1)
+            x = x + position.to(x.dtype)
         return self.pos_drop(x)
 
     def _check_image(self, img: Tensor) -> None:

@@ -17,7 +17,8 @@ Pair = tuple[int, int]
 
 def window_grid(height: int, width: int, window: Pair) -> Pair:
     """Return how many windows cover a map: (rows, columns)."""
-    return -(-height // window[0]), -(-width // window[1])
+    # A negative number would be divided differently by runtimes of graphs that are recorded here.
+    return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
 
 
 def partition(x_BHWC: Tensor, window: Pair, shift: Pair = (0, 0)) -> Tensor:

@@ -14,7 +14,7 @@ from types import ModuleType
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.ops import reference, sdpa, surroundings, triton
+from swin_dense.ops import recorded, reference, sdpa, surroundings, triton
 
 _logger = logging.getLogger(__name__)
 
@@ -70,6 +70,8 @@ def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: 
     is_automatic = backend == 'auto'
     if not is_automatic:
         checks.one_of('backend', backend, BACKENDS)
+    if surroundings.is_exported():
+        return recorded
     names: tuple[str, ...] = _AUTOMATIC if is_automatic else (backend,)
     if surroundings.reason_for_plain_operations(qkv):  # the textbook serves whoever the backend cannot
         names = (*names, 'reference')

@@ -13,7 +13,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 def is_recorded() -> bool:
     """Tell whether a graph is being recorded that shall hold for other sizes: a trace, an export, a compilation."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() or is_exported()
+
+
+def is_exported() -> bool:
+    """Tell whether a graph is being recorded that is to leave this process: a trace, an export."""
+    return torch.jit.is_tracing() or torch.compiler.is_exporting()
 
 
 def is_transformed() -> bool:
