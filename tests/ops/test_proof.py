@@ -5,9 +5,11 @@ import logging
 import pytest
 import torch
 
-from swin_dense.ops import gpu, norm, partial_sums, proof
+from swin_dense.ops import gpu, norm, proof
 from swin_dense.ops import triton as attention
 from tests.ops.devices import device, needs_interpreter
+
+partial_sums = pytest.importorskip('swin_dense.ops.partial_sums', reason='needs triton')
 
 ATTENTION = (16, (7, 7), torch.float32, torch.float32)
 NORM = ('tokens', 32, torch.float32, torch.bfloat16, torch.float32)
