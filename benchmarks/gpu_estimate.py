@@ -263,7 +263,7 @@ def count(model: nn.Module, shape: tuple[int, ...], train: bool, dtype: torch.dt
 @contextlib.contextmanager
 def pretend_gpu(dtype: torch.dtype) -> Iterator[None]:
     """Let this package's model take the path on the meta device that it takes on a GPU whose kernels it may use."""
-    from swin_dense.ops import plan, sdpa
+    from swin_dense.ops import plan, proof, sdpa, surroundings
 
     plans: dict[tuple, plan.Plan] = {}
 
@@ -280,9 +280,11 @@ def pretend_gpu(dtype: torch.dtype) -> Iterator[None]:
 
     with (
         mock.patch.object(gpu, 'reason_not_to_run', return_value=None),
+        mock.patch.object(gpu, 'is_gpu', return_value=True),
+        mock.patch.object(proof, '_verdict', return_value=None),
         mock.patch.object(gpu, 'multiprocessors', return_value=MULTIPROCESSORS),
         mock.patch.object(gpu, 'autocast_dtype', return_value=None if dtype == torch.float32 else dtype),
-        mock.patch.object(sdpa, 'has_values', return_value=True),
+        mock.patch.object(surroundings, 'has_values', return_value=True),
         mock.patch.object(sdpa, 'plan_windows', plan_windows),
     ):
         yield

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from swin_dense.attention import WindowAttention
-from swin_dense.layers import MLP, DropPath, build_norm
+from swin_dense.layers import MLP, DropPath, LayerNorm, build_norm
 from swin_dense.ops import fused, surroundings
 from swin_dense.windows import relative_position_bias
 
@@ -31,9 +31,9 @@ class SwinBlock(nn.Module):
     ) -> None:
         super().__init__()
         channels = attn.proj.out_features
-        self.norm1 = build_norm(norm_cfg, channels)
+        self.norm1 = build_norm(norm_cfg, channels, feeds_product=True)
         self.attn = attn
-        self.norm2 = build_norm(norm_cfg, channels)
+        self.norm2 = build_norm(norm_cfg, channels, feeds_product=True)
         self.mlp = mlp
         self.drop_path = DropPath(drop_path_rate)
         self.with_cp = with_cp
@@ -110,13 +110,13 @@ def _forward_fused(block: SwinBlock, x: Tensor) -> Tensor:
 # The parts of a block that the fused one stands for, by name.
 _STANDARD: dict[str, type[nn.Module]] = {
     '': SwinBlock,
-    'norm1': nn.LayerNorm,
+    'norm1': LayerNorm,
     'attn': WindowAttention,
     'attn.qkv': nn.Linear,
     'attn.proj': nn.Linear,
     'attn.attn_drop': nn.Dropout,
     'attn.proj_drop': nn.Dropout,
-    'norm2': nn.LayerNorm,
+    'norm2': LayerNorm,
     'mlp': MLP,
     'mlp.fc1': nn.Linear,
     'mlp.act': nn.GELU,

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense import checks
-from swin_dense.ops import recorded, surroundings
+from swin_dense.ops import gpu, norm, proof, recorded, surroundings
 from swin_dense.ops.recompute import computed_again
 from swin_dense.windows import window_grid
 
 _ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
-_NORMS = {'LN': nn.LayerNorm, 'LayerNorm': nn.LayerNorm}
+_NORMS = ('LN', 'LayerNorm')
 
 
 def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
@@ -24,12 +24,42 @@ def build_activation(act_cfg: Mapping[str, Any]) -> nn.Module:
     return _build('act_cfg', getattr(nn, options.pop('type')), options)
 
 
-def build_norm(norm_cfg: Mapping[str, Any], channels: int) -> nn.LayerNorm:
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the last axis, on a GPU in one pass with the change of layout before or after it.
+
+    ``feeds_product`` says that a matrix product reads the result: under autocast it is written in that precision.
+    """
+
+    feeds_product = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.in_one_pass(x, 'tokens')
+        return super().forward(x) if normed is None else normed
+
+    def in_one_pass(self, x: Tensor, layout: str) -> Tensor | None:
+        """Return x, (B, H, W, C), normalised, in one of ``norm.LAYOUTS``; None where no kernel does that."""
+        if not gpu.is_gpu(x) or not self.elementwise_affine or self.bias is None:
+            return None
+        if surroundings.is_exported() or surroundings.is_transformed():
+            return None
+        if layout != 'tokens' and surroundings.has_hooks(self):  # hooks see what they see everywhere
+            return None
+        low = gpu.autocast_dtype(x)
+        dtype = x.dtype if low is None else low if self.feeds_product else torch.float32
+        kind = (layout, x.shape[-1], x.dtype, dtype, self.weight.dtype, x.device)
+        if norm.reason_not_to_run(x, self.normalized_shape[0]) or proof.reason_against_norm(*kind):
+            return None
+        return norm.LAYOUTS[layout](x, self.weight, self.bias, self.eps, dtype)
+
+
+def build_norm(norm_cfg: Mapping[str, Any], channels: int, feeds_product: bool = False) -> LayerNorm:
     """Build a norm over the last axis from a config like ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
     options = _config('norm_cfg', norm_cfg, _NORMS)
     requires_grad = options.pop('requires_grad', True)
-    norm = _build('norm_cfg', _NORMS[options.pop('type')], options, channels)
-    return cast('nn.LayerNorm', norm.requires_grad_(requires_grad))
+    del options['type']
+    built = cast('LayerNorm', _build('norm_cfg', LayerNorm, options, channels)).requires_grad_(requires_grad)
+    built.feeds_product = feeds_product
+    return built
 
 
 def _config(name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[str, Any]:
@@ -73,15 +103,22 @@ class PatchMerging(nn.Module):
     def __init__(self, channels: int, stride: int, norm_cfg: Mapping[str, Any] | None) -> None:
         super().__init__()
         self.stride = stride
-        self.norm = build_norm(norm_cfg, 4 * channels) if norm_cfg else nn.Identity()
+        self.norm = build_norm(norm_cfg, 4 * channels, feeds_product=True) if norm_cfg else nn.Identity()
         self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        normed = self._join_and_normalise(x)
+        with computed_again(normed, x, self._join_and_normalise, through=self.norm):
+            return self.reduction(normed)
+
+    def _join_and_normalise(self, x: Tensor) -> Tensor:
+        if self.stride == 2 and isinstance(self.norm, LayerNorm):
+            normed = self.norm.in_one_pass(x, 'merged')
+            if normed is not None:
+                return normed
         joined = self._join(x)
         with computed_again(joined, x, self._join):
-            normed = self.norm(joined)
-        with computed_again(normed, x, self._join, self.norm):
-            return self.reduction(normed)
+            return self.norm(joined)
 
     def _join(self, x: Tensor) -> Tensor:
         if surroundings.is_exported():
@@ -107,7 +144,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.fc1(x)
         active = self.act(hidden)
-        with computed_again(active, hidden, self.act):
+        with computed_again(active, hidden, self.act, through=self.act):
             return self.drop(self.fc2(self.drop(active)))
 
 

@@ -21,7 +21,7 @@ from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.block import SwinBlock
 from swin_dense.checkpoint import convert_before_load, load_checkpoint
-from swin_dense.layers import MLP, PatchEmbed, PatchMerging, build_norm
+from swin_dense.layers import MLP, LayerNorm, PatchEmbed, PatchMerging, build_norm
 from swin_dense.ops import BACKENDS, recorded, surroundings
 
 
@@ -215,8 +215,11 @@ class SwinBackbone(nn.Module):
             x = stage(x)
             if index in self.out_indices:
                 norm = getattr(self, f'norm{index}')
-                # clone copies as contiguous would; that looks whether a side is 1, which an exported graph must not.
-                outs.append(norm(x).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format))
+                out = norm.in_one_pass(x, 'maps') if isinstance(norm, LayerNorm) else None
+                if out is None:
+                    # clone copies as contiguous would; that looks whether a side is 1, which an exported graph must not.
+                    out = norm(x).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+                outs.append(out)
             if stage.downsample is not None:
                 x = stage.downsample(x)
         return tuple(outs)

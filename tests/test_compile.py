@@ -1,4 +1,4 @@
-"""torch.compile: no graph break, sizes after the first cost one compilation in all, and gradients are the eager ones."""
+"""torch.compile: no graph break, sizes after the first cost one compilation in all, gradients are the eager ones."""
 
 import pytest
 import torch

@@ -14,13 +14,13 @@ from types import ModuleType
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.ops import recorded, reference, sdpa, surroundings, triton
+from swin_dense.ops import gpu, proof, recorded, reference, sdpa, surroundings, triton
 
 _logger = logging.getLogger(__name__)
 
 _BACKENDS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'reference': reference}
-# What 'auto' tries, in this order. triton has not been run on a GPU yet, and until then nobody gets it unasked.
-_AUTOMATIC = ('sdpa',)
+# What 'auto' tries, in this order; triton only on a GPU on which it has agreed with sdpa.
+_AUTOMATIC = ('triton', 'sdpa')
 
 BACKENDS = ('auto', *_BACKENDS)
 
@@ -60,13 +60,20 @@ def window_attention(
         ValueError: the backend is unknown.
         RuntimeError: the backend that was asked for cannot run here.
     """
-    module = _choose(backend, qkv, window_size, num_heads, dropout_p)
+    module = _choose(backend, qkv, relative_bias, window_size, num_heads, dropout_p)
     if scale is None:
         scale = (qkv.shape[-1] // 3 // num_heads) ** -0.5
     return module.window_attention(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p)
 
 
-def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: int, dropout_p: float) -> ModuleType:
+def _choose(
+    backend: str,
+    qkv: Tensor,
+    relative_bias: Tensor | None,
+    window_size: tuple[int, int],
+    num_heads: int,
+    dropout_p: float,
+) -> ModuleType:
     is_automatic = backend == 'auto'
     if not is_automatic:
         checks.one_of('backend', backend, BACKENDS)
@@ -78,6 +85,8 @@ def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: 
     refused: list[str] = []
     for name in names:
         reason = _BACKENDS[name].reason_not_to_run(qkv, window_size, num_heads, dropout_p)
+        if reason is None and is_automatic and name == 'triton':
+            reason = _reason_not_to_prefer_triton(qkv, relative_bias, window_size, num_heads)
         if reason is None:
             if is_automatic and not surroundings.is_recorded():  # a log line would break the graph
                 _log_once(name, tuple(refused))
@@ -85,6 +94,16 @@ def _choose(backend: str, qkv: Tensor, window_size: tuple[int, int], num_heads: 
         refused.append(f'{name}: {reason}')
     hint = '' if is_automatic else '; use backend="auto"'
     raise RuntimeError(f'window attention cannot run here: {"; ".join(refused)}{hint}')
+
+
+def _reason_not_to_prefer_triton(
+    qkv: Tensor, relative_bias: Tensor | None, window_size: tuple[int, int], num_heads: int
+) -> str | None:
+    if not gpu.is_gpu(qkv):
+        return 'its interpreter is for tests'
+    bias_dtype = qkv.dtype if relative_bias is None else relative_bias.dtype
+    head_dim = qkv.shape[-1] // 3 // num_heads
+    return proof.reason_against_attention(head_dim, window_size, qkv.dtype, bias_dtype, qkv.device)
 
 
 @functools.lru_cache(maxsize=32)

@@ -38,6 +38,11 @@ def reason_not_to_run(x: Tensor) -> str | None:
     return None
 
 
+def is_gpu(x: Tensor) -> bool:
+    """Tell whether kernels are what ``x`` would be computed with by default; triton's interpreter is for tests."""
+    return x.is_cuda
+
+
 def multiprocessors(device: torch.device) -> int:
     """Return how many multiprocessors the device has, 1 for triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1

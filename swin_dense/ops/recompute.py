@@ -12,20 +12,23 @@ from swin_dense.ops import surroundings
 
 
 @contextlib.contextmanager
-def computed_again(result: Tensor, source: Tensor, *functions: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def computed_again(
+    result: Tensor, source: Tensor, function: Callable[[Tensor], Tensor], through: nn.Module | None = None
+) -> Iterator[None]:
     """While this context is open, whoever would keep ``result`` for a backward pass has it computed again there.
 
-    The source is kept in its place, so this pays where somebody keeps it anyway. It stands back where a module among
-    the functions has hooks, and where torch looks after what is kept by other means: in a graph that is recorded, under
-    torch.func, and under hooks on saved tensors, such as those of a checkpoint.
+    The source is kept in its place, so this pays where somebody keeps it anyway. It stands back where somebody listens
+    to the module that the function calls, and where torch looks after what is kept by other means: in a graph that is
+    recorded, under torch.func, and under hooks on saved tensors, such as those of a checkpoint.
 
     Args:
-        result: what the functions made of the source.
-        source: what the first function took.
-        functions: cheap, each the same function of its argument at any time, applied one after the other.
+        result: what ``function(source)`` gave.
+        source: what the function took.
+        function: cheap, and at any time the same function of its argument, but for the precision that autocast chose.
+        through: the module that the function calls, if it does.
     """
     is_kept = result.requires_grad and torch.is_grad_enabled()
-    has_hooks = any(isinstance(function, nn.Module) and surroundings.has_hooks(function) for function in functions)
+    has_hooks = through is not None and surroundings.has_hooks(through)
     if not is_kept or has_hooks or surroundings.looks_after_saved_tensors():
         yield
         return
@@ -40,12 +43,7 @@ def computed_again(result: Tensor, source: Tensor, *functions: Callable[[Tensor]
         return tensor.shape if is_result(tensor) else tensor
 
     def unpack(kept: Tensor | torch.Size) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        again = source
-        for function in functions:
-            again = function(again)
-        return again.reshape(kept)
+        return kept if isinstance(kept, Tensor) else function(source).to(dtype).reshape(kept)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

@@ -31,7 +31,7 @@ class Perceptron(nn.Module):
         active = self.act(hidden)
         if not self.again:
             return self.fc2(active)
-        with computed_again(active, hidden, self.act):
+        with computed_again(active, hidden, self.act, through=self.act):
             return self.fc2(active)
 
 
