@@ -217,7 +217,7 @@ class SwinBackbone(nn.Module):
                 norm = getattr(self, f'norm{index}')
                 out = norm.in_one_pass(x, 'maps') if isinstance(norm, LayerNorm) else None
                 if out is None:
-                    # clone copies as contiguous would; that looks whether a side is 1, which an exported graph must not.
+                    # contiguous would look whether a side is 1, which a graph that is exported must not.
                     out = norm(x).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
                 outs.append(out)
             if stage.downsample is not None:
