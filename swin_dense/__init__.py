@@ -4,13 +4,16 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
+from swin_dense.create import create_backbone
 from swin_dense.features.pyramid import extract_pyramid
-from swin_dense.model import SwinBackbone, create_backbone
+from swin_dense.model import SwinBackbone
+from swin_dense.v2 import SwinV2Backbone
 
 __version__ = '0.1.0'
 __all__ = [
     'CheckpointError',
     'SwinBackbone',
+    'SwinV2Backbone',
     'allow_partial_loading',
     'create_backbone',
     'export_state_dict',
@@ -21,20 +24,21 @@ __all__ = [
 _why_no_mm: Exception | None = None
 if find_spec('mmengine') is not None:
     try:
-        from swin_dense.mm import SwinDense  # registers it in mmengine's root registry
+        from swin_dense.mm import SwinDense, SwinDenseV2  # registers them in mmengine's root registry
 
-        __all__ += ['SwinDense']
+        __all__ += ['SwinDense', 'SwinDenseV2']
     except Exception as error:  # an installed mmengine may fail in any way; the core does not need it
         _why_no_mm = error
 
 
 def __getattr__(name: str) -> NoReturn:
-    if name != 'SwinDense':
+    if name not in ('SwinDense', 'SwinDenseV2'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    core = 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'
     if _why_no_mm is None:
-        raise ImportError('SwinDense needs mmengine: pip install mmengine; SwinBackbone is the same without it')
+        raise ImportError(f'{name} needs mmengine: pip install mmengine; {core} is the same without it')
     raise ImportError(
-        f'SwinDense needs mmengine, which is installed but cannot be imported ({type(_why_no_mm).__name__}: '
+        f'{name} needs mmengine, which is installed but cannot be imported ({type(_why_no_mm).__name__}: '
         f'{_why_no_mm}); repair it, for example with pip install "setuptools<81" where pkg_resources is missing. '
-        'SwinBackbone is the same without it'
+        f'{core} is the same without it'
     ) from _why_no_mm

@@ -1,4 +1,4 @@
-"""The four published Swin architectures, and how a user names one."""
+"""The four published Swin architectures, the same in V1 and V2, and how a user names one."""
 
 from __future__ import annotations
 
@@ -51,28 +51,51 @@ ARCHS = {
 ALIASES = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
 
 
-def arch_letter(name: str) -> str:
+# What stands before the letter of an architecture in the name of a model.
+PREFIXES = {'swin': ('swin_', 'swin-'), 'swinv2': ('swinv2_', 'swinv2-', 'swin_v2_', 'swin-v2-')}
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """Return the family, 'swin' or 'swinv2', that the name of a model says, and the rest: 'swin', 't' for 'swin_t'."""
+    name = name.lower()
+    for family in ('swinv2', 'swin'):
+        for prefix in PREFIXES[family]:
+            if name.startswith(prefix):
+                return family, name.removeprefix(prefix)
+    return None, name
+
+
+def arch_letter(name: str, family: str = 'swin') -> str:
     """Return the letter of the architecture that a name stands for: 't' for 't', 'tiny', 'swin_t' and 'swin_tiny'.
 
+    Args:
+        name: of an architecture, alone or with its family in front.
+        family: 'swin' or 'swinv2', which the name must not contradict.
+
     Raises:
-        ValueError: the name is unknown.
+        ValueError: the name is unknown, or of the other family.
     """
-    short = name.lower().removeprefix('swin_').removeprefix('swin-')
+    named, short = split_name(name)
+    if named not in (None, family):
+        other = {'swin': 'SwinBackbone, SwinDense in a config', 'swinv2': 'SwinV2Backbone, SwinDenseV2 in a config'}
+        raise ValueError(f'arch={name!r} is of {other[str(named)]}; build that, or leave {named!r} out of the name')
     letter = ALIASES.get(short, short)
     if letter not in ARCHS:
         names = [*ARCHS, *ALIASES]
         raise ValueError(
-            f"arch must be one of {names}, with or without 'swin_' in front, got {name!r}{checks.closest(short, names)}"
+            f"arch must be one of {names}, with or without '{family}_' in front, got {name!r}"
+            f'{checks.closest(short, names)}'
         )
     return letter
 
 
-def resolve_arch(arch: str | Mapping[str, Any] | Arch) -> Arch:
+def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> Arch:
     """Return the architecture that ``arch`` names or describes.
 
     Args:
         arch: 't', 's', 'b', 'l', the same as 'tiny', 'swin_t' or 'swin_tiny', or a mapping with the keys
             ``embed_dims``, ``depths`` and ``num_heads``.
+        family: 'swin' or 'swinv2', which a name must not contradict.
 
     Raises:
         ValueError: the name is unknown, keys are missing or unknown, or the values do not fit together.
@@ -81,7 +104,7 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch) -> Arch:
     if isinstance(arch, Arch):
         return arch
     if isinstance(arch, str):
-        return ARCHS[arch_letter(arch)]
+        return ARCHS[arch_letter(arch, family)]
     if isinstance(arch, Mapping):
         expected = [field.name for field in fields(Arch)]
         if sorted(arch) != sorted(expected):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.ops import window_attention
-from swin_dense.windows import Pair, relative_position_bias
+from swin_dense.windows import Pair, central_offsets, relative_position_bias
 
 
 class WindowAttention(nn.Module):
@@ -24,6 +24,8 @@ class WindowAttention(nn.Module):
         attn_drop_rate: dropout of the attention weights.
         proj_drop_rate: dropout of the output.
         backend: one of ``swin_dense.ops.BACKENDS``.
+        clamp_window: whether a window that does not fit inside a map shrinks to it, and the shift with it to none; see
+            :meth:`windows_on`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class WindowAttention(nn.Module):
         attn_drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         backend: str = 'auto',
+        clamp_window: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -46,6 +49,7 @@ class WindowAttention(nn.Module):
         self.shift = shift
         self.qk_scale = qk_scale
         self.backend = backend
+        self.clamp_window = clamp_window
         self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
         # Dropout happens inside of the attention, by this module's rate and training flag; it is not called itself.
         self.attn_drop = nn.Dropout(attn_drop_rate)
@@ -61,15 +65,46 @@ class WindowAttention(nn.Module):
         """The factor on the query-key product."""
         return self.head_dim**-0.5 if self.qk_scale is None else self.qk_scale
 
-    def forward(self, x: Tensor) -> Tensor:
+    def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
+        """Return window and shift, both (height, width) in tokens, on a map of height x width tokens.
+
+        They are those of the module, except that classifiers clamp: where the map is not larger than the window on
+        both sides, the window is at most the map's shorter side, and nothing is shifted.
+        """
+        if not self.clamp_window or (height > self.window_size[0] and width > self.window_size[1]):
+            return self.window_size, self.shift
+        side = min(height, width)
+        return (min(self.window_size[0], side), min(self.window_size[1], side)), (0, 0)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values, (B, H, W, 3C), of x, (B, H, W, C)."""
+        return self.qkv(x)
+
+    def pad_kv(self) -> Tensor | None:
+        """Return key and value of a padding token, (2C,), or None for zeros."""
+        return None if self.qkv.bias is None else self.qkv.bias[self.qkv.in_features :]
+
+    def relative_bias(self, window: Pair) -> Tensor | None:
+        """Return what is added to the scores of a window of that size, (A, T, T), or None."""
         table = self.relative_position_bias_table
+        return (
+            None if table is None else relative_position_bias(central_offsets(table, self.window_size, window), window)
+        )
+
+    def reset_position(self) -> None:
+        """Draw anew what the attention has besides linear layers."""
+        if self.relative_position_bias_table is not None:
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        window, shift = self.windows_on(x.shape[1], x.shape[2])
         out = window_attention(
-            self.qkv(x),
-            relative_bias=None if table is None else relative_position_bias(table, self.window_size),
-            pad_kv=None if self.qkv.bias is None else self.qkv.bias[x.shape[-1] :],
+            self.project(x),
+            relative_bias=self.relative_bias(window),
+            pad_kv=self.pad_kv(),
             num_heads=self.num_heads,
-            window_size=self.window_size,
-            shift=self.shift,
+            window_size=window,
+            shift=shift,
             scale=self.scale,
             dropout_p=self.attn_drop.p if self.attn_drop.training else 0.0,
             backend=self.backend,

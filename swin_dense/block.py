@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from swin_dense.attention import WindowAttention
 from swin_dense.layers import MLP, DropPath, LayerNorm, build_norm
 from swin_dense.ops import fused, surroundings
-from swin_dense.windows import relative_position_bias
 
 _logger = logging.getLogger(__name__)
 
@@ -26,14 +25,16 @@ class SwinBlock(nn.Module):
     ``forward_modules`` says what is computed, under torch's checkpoint where ``with_cp`` is set.
     """
 
+    _norms_feed_products = True
+
     def __init__(
         self, attn: WindowAttention, mlp: MLP, norm_cfg: Mapping[str, Any], drop_path_rate: float, with_cp: bool
     ) -> None:
         super().__init__()
         channels = attn.proj.out_features
-        self.norm1 = build_norm(norm_cfg, channels, feeds_product=True)
+        self.norm1 = build_norm(norm_cfg, channels, self._norms_feed_products)
         self.attn = attn
-        self.norm2 = build_norm(norm_cfg, channels, feeds_product=True)
+        self.norm2 = build_norm(norm_cfg, channels, self._norms_feed_products)
         self.mlp = mlp
         self.drop_path = DropPath(drop_path_rate)
         self.with_cp = with_cp
@@ -64,6 +65,8 @@ def reason_not_to_fuse(block: SwinBlock, x: Tensor) -> str | None:
     reason = fused.reason_not_to_run(x)
     if reason is not None:
         return reason
+    if type(block) is not SwinBlock:
+        return f'{type(block).__name__} has no fused form'
     if surroundings.has_global_hooks():
         return 'global module hooks want to see every module'
     for name, part in block.named_modules():
@@ -86,14 +89,15 @@ def reason_not_to_fuse(block: SwinBlock, x: Tensor) -> str | None:
 def _forward_fused(block: SwinBlock, x: Tensor) -> Tensor:
     attn, mlp = block.attn, block.mlp
     saves = torch.is_grad_enabled() and not block.with_cp
+    window, shift = attn.windows_on(x.shape[1], x.shape[2])
     x = fused.attention_branch(
         x,
         fused.Kept.of(block.drop_path.draw(x), len(x)),
         fused.Norm.of(block.norm1),
         fused.Linear.of(attn.qkv),
         fused.Linear.of(attn.proj),
-        relative_position_bias(cast('Tensor', attn.relative_position_bias_table), attn.window_size),
-        fused.Attention(attn.num_heads, attn.window_size, attn.shift, attn.scale),
+        cast('Tensor', attn.relative_bias(window)),
+        fused.Attention(attn.num_heads, window, shift, attn.scale),
         saves,
     )
     return fused.mlp_branch(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from swin_dense import checks, options
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.block import SwinBlock
-from swin_dense.checkpoint import convert_before_load, load_checkpoint
+from swin_dense.checkpoint import convert_before_load
 from swin_dense.layers import MLP, LayerNorm, PatchEmbed, PatchMerging, build_norm
 from swin_dense.ops import BACKENDS, recorded, surroundings
 
@@ -72,6 +72,8 @@ class SwinBackbone(nn.Module):
         with_cp: recompute blocks in the backward pass to save memory, for all stages or one flag per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the stages 1 to k and their output norms.
         attn_backend: one of ``swin_dense.ops.BACKENDS``; 'auto' also computes standard blocks whole on a CPU.
+        clamp_window: whether windows shrink to maps that they do not fit inside of, and lose their shift there, as the
+            official classification code has it. The official detection code, and the default, pad such maps.
 
     Attributes:
         out_channels: channels of each returned map.
@@ -81,6 +83,11 @@ class SwinBackbone(nn.Module):
         ValueError: an option has a value that is not allowed, or options contradict each other.
         TypeError: an option has the wrong type or is unknown.
     """
+
+    # What Swin V2 replaces.
+    _prefix = 'swin'
+    _block = SwinBlock
+    _merging = PatchMerging
 
     def __init__(
         self,
@@ -110,11 +117,12 @@ class SwinBackbone(nn.Module):
         with_cp: bool | Sequence[bool] = False,
         frozen_stages: int = -1,
         attn_backend: str = 'auto',
+        clamp_window: bool = False,
         **unknown: Any,
     ) -> None:
         super().__init__()
-        options.reject_unknown(unknown, list(inspect.signature(SwinBackbone).parameters)[:-1])
-        base = resolve_arch(arch)
+        options.reject_unknown(unknown, _option_names(type(self)))
+        base = resolve_arch(arch, self._prefix)
         self.arch = Arch(
             base.embed_dims if embed_dims is None else embed_dims,
             base.depths if depths is None else checks.integers('depths', depths),
@@ -124,6 +132,7 @@ class SwinBackbone(nn.Module):
         self.in_channels = checks.integer('in_channels', in_channels)
         self.window_size = checks.pair('window_size', window_size)
         self.strides = options.strides_of_stages(strides, checks.integer('patch_size', patch_size), stages)
+        self.clamp_window = checks.boolean('clamp_window', clamp_window)
         self.out_indices = options.output_stages(out_indices, stages)
         built = self.out_indices[-1] + 1
         self.frozen_stages = checks.integer('frozen_stages', frozen_stages, minimum=-1)
@@ -148,14 +157,16 @@ class SwinBackbone(nn.Module):
         drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
         with_cp = options.flag_per_stage('with_cp', with_cp, stages)
         make_attention = functools.partial(
-            WindowAttention,
+            self._attention(
+                None if qk_scale is None else checks.number('qk_scale', qk_scale),
+                checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
+            ),
             window_size=self.window_size,
             qkv_bias=checks.boolean('qkv_bias', qkv_bias),
-            qk_scale=None if qk_scale is None else checks.number('qk_scale', qk_scale),
-            relative_position=checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
             attn_drop_rate=checks.rate('attn_drop_rate', attn_drop_rate),
             proj_drop_rate=drop_rate,
             backend=attn_backend,
+            clamp_window=self.clamp_window,
         )
         self.layers = nn.ModuleList()
         for stage in range(built):
@@ -168,9 +179,9 @@ class SwinBackbone(nn.Module):
                 block_shift = shift if use_shift and block % 2 else (0, 0)
                 attn = make_attention(channels, self.arch.num_heads[stage], shift=block_shift)
                 mlp = MLP(channels, hidden_channels, act_cfg, drop_rate)
-                blocks.append(SwinBlock(attn, mlp, norm_cfg, drop_path, with_cp[stage]))
+                blocks.append(self._block(attn, mlp, norm_cfg, drop_path, with_cp[stage]))
             is_last = stage + 1 == built
-            downsample = None if is_last else PatchMerging(channels, self.strides[stage + 1], stage_norm_cfg)
+            downsample = None if is_last else self._merging(channels, self.strides[stage + 1], stage_norm_cfg)
             self.layers.append(SwinStage(blocks, downsample))
         for stage, channels in zip(self.out_indices, self.out_channels, strict=True):
             self.add_module(f'norm{stage}', build_norm(norm_cfg, channels))
@@ -178,6 +189,11 @@ class SwinBackbone(nn.Module):
         self.register_load_state_dict_pre_hook(convert_before_load)
         self.reset_parameters()
         self._freeze()
+
+    @staticmethod
+    def _attention(qk_scale: float | None, relative_position: bool) -> Callable[..., WindowAttention]:
+        """Return what makes the attention of a block."""
+        return functools.partial(WindowAttention, qk_scale=qk_scale, relative_position=relative_position)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew as the official code does: truncated normal, LayerNorm at identity."""
@@ -188,8 +204,8 @@ class SwinBackbone(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, (nn.Conv2d, nn.LayerNorm)):
                 module.reset_parameters()
-            elif isinstance(module, WindowAttention) and module.relative_position_bias_table is not None:
-                nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
+            elif isinstance(module, WindowAttention):
+                module.reset_position()
         if self.absolute_pos_embed is not None:
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
 
@@ -268,21 +284,11 @@ class SwinBackbone(nn.Module):
                 _freeze_module(getattr(self, f'norm{stage}'))
 
 
-def create_backbone(name: str, checkpoint: Any = None, **backbone_options: Any) -> SwinBackbone:
-    """Build a backbone by name, with the weights of a checkpoint if one is given, ready for inference.
-
-    Args:
-        name: 'swin_t', 'swin_s', 'swin_b' or 'swin_l'.
-        checkpoint: anything that :func:`swin_dense.load_checkpoint` takes.
-        **backbone_options: options of :class:`SwinBackbone`.
-
-    Returns:
-        The backbone in evaluation mode.
-    """
-    backbone = SwinBackbone(name, **backbone_options)
-    if checkpoint is not None:
-        load_checkpoint(backbone, checkpoint)
-    return backbone.eval()
+def _option_names(kind: type[SwinBackbone]) -> list[str]:
+    """Return the options that a kind of backbone takes, its own and those that it passes on."""
+    kinds = [base for base in kind.__mro__ if issubclass(base, SwinBackbone) and '__init__' in vars(base)]
+    parameters = [p for base in kinds for p in list(inspect.signature(base).parameters.values())[:-1]]
+    return list(dict.fromkeys(p.name for p in parameters))
 
 
 def _freeze_module(module: nn.Module) -> None:

@@ -64,6 +64,8 @@ def reject_unknown(unknown: Iterable[str], allowed: Sequence[str]) -> None:
                 f'{name!r} is an option of SwinDense, in mmengine configs; '
                 'for SwinBackbone use load_checkpoint or create_backbone(..., checkpoint=...)'
             )
+        if name == 'pretrained_window_size' and name not in allowed:
+            raise TypeError(f'{name!r} is an option of Swin V2: SwinV2Backbone, SwinDenseV2 in a config')
         raise TypeError(f'unknown option {name!r}{checks.closest(name, allowed)}; the options are {list(allowed)}')
 
 

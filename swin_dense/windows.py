@@ -8,6 +8,8 @@ the window is never clamped and the shift never dropped, however small the map.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -75,6 +77,15 @@ def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch
     return partition(ids_HW[None, :, :, None], window)[0, :, :, 0]
 
 
+def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:
+    """Return the rows of a bias table, of a window, that a smaller window needs: those of the offsets within it."""
+    if smaller == window:
+        return table
+    offsets = table.reshape(2 * window[0] - 1, 2 * window[1] - 1, -1)
+    rows, columns = (slice(side - less, side + less - 1) for side, less in zip(window, smaller, strict=True))
+    return offsets[rows, columns].flatten(0, 1)
+
+
 def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
     """Expand a bias table over all pairs of tokens of one window.
 
@@ -92,3 +103,24 @@ def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
     offsets = table.reshape(2 * height - 1, 2 * width - 1, -1)
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
     return views.permute(2, 0, 1, 3, 4).flip(3, 4).reshape(-1, tokens, tokens)
+
+
+def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None = None) -> Tensor:
+    """Return the offsets of a window's bias table on a logarithmic scale, the coordinates of Swin V2.
+
+    The outermost offsets of the window that the scale was trained with are -1.06 and 1.06, that is log8(1 + 8).
+
+    Args:
+        window: the window of the table.
+        trained: the window of the scale.
+        device: of the result.
+
+    Returns:
+        ((2 * window height - 1) * (2 * window width - 1), 2) in float32, in which the published weights were trained.
+    """
+    sides = []
+    for side, trained_side in zip(window, trained, strict=True):
+        offsets = torch.arange(1 - side, side, dtype=torch.float32, device=device)
+        offsets = offsets / max(trained_side - 1, 1) * 8
+        sides.append(offsets.sign() * (offsets.abs() + 1).log2() / math.log2(8))
+    return torch.stack(torch.meshgrid(*sides, indexing='ij'), dim=-1).flatten(0, 1)

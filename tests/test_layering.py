@@ -20,6 +20,8 @@ LAYERS = [
     {'attention', 'layers'},
     {'block'},
     {'model', 'analysis'},
+    {'v2'},
+    {'create'},
     {'mm', 'export', 'recipes'},
     {'swin_dense'},
     {'commands'},

@@ -138,8 +138,9 @@ class _Meter:
             self._running.pop()
             if isinstance(module, WindowAttention):
                 batch, height, width, channels = args[0].shape
-                rows, columns = window_grid(height, width, module.window_size)
-                tokens = batch * (rows * module.window_size[0] * columns * module.window_size[1] - height * width)
+                window, _ = module.windows_on(height, width)
+                rows, columns = window_grid(height, width, window)
+                tokens = batch * (rows * window[0] * columns * window[1] - height * width)
                 self.padding[f'{name}.qkv'] += 3 * tokens * channels**2
                 self.padding[f'{name}.proj'] += tokens * channels**2
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from swin_dense import checks
 from swin_dense.features.inference import Inference, evaluation_mode
 from swin_dense.ops import window_attention
-from swin_dense.windows import relative_position_bias
 
 Score = Callable[[Mapping[int, Tensor]], Tensor]
 
@@ -59,13 +58,12 @@ def token_attention(
     img = _prepare(backbone, image, bgr)
     _check_index('pixel row', pixel[0], img.shape[2])
     _check_index('pixel column', pixel[1], img.shape[3])
-    module = backbone.layers[stage].blocks[block]
-    with evaluation_mode(backbone), torch.no_grad(), _recording_input(module) as recorded:
+    attn = backbone.layers[stage].blocks[block].attn
+    with evaluation_mode(backbone), torch.no_grad(), _recording_input(attn) as recorded:
         backbone(img)
-        x = module.norm1(recorded[0])
     stride = math.prod(backbone.strides[: stage + 1])
     cell = (pixel[0] // stride, pixel[1] // stride)
-    weights = _attention_weights(module.attn, x, cell)
+    weights = _attention_weights(attn, recorded[0], cell)
     return TokenAttention(weights, 1 - weights.sum((1, 2)), cell, stride, (img.shape[2], img.shape[3]))
 
 
@@ -77,18 +75,18 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
     """
     channels = x.shape[-1]
     head_dim = channels // attn.num_heads
-    qkv = attn.qkv(x).detach()
+    window, shift = attn.windows_on(x.shape[1], x.shape[2])
+    qkv = attn.project(x).detach()
     values = qkv[..., 2 * channels :].requires_grad_()
-    table = attn.relative_position_bias_table
-    bias = attn.qkv.bias
+    relative_bias, pad_kv = attn.relative_bias(window), attn.pad_kv()
     with torch.enable_grad():
         out = window_attention(
             torch.cat([qkv[..., : 2 * channels], values], -1),
-            relative_bias=None if table is None else relative_position_bias(table, attn.window_size),
-            pad_kv=None if bias is None else bias[channels:],
+            relative_bias=relative_bias,
+            pad_kv=pad_kv,
             num_heads=attn.num_heads,
-            window_size=attn.window_size,
-            shift=attn.shift,
+            window_size=window,
+            shift=shift,
             scale=attn.scale,
             backend='reference',
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from swin_dense import checks
-from swin_dense.checkpoint.families import EXPORTED, OFFICIAL
+from swin_dense.checkpoint import v2
+from swin_dense.checkpoint.families import EXPORTED, EXPORTED_V2, OFFICIAL
 from swin_dense.checkpoint.target import Target
 from swin_dense.windows import Pair
 
@@ -31,27 +32,38 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
         backbone: a SwinBackbone.
         family: 'official' (detection and segmentation), 'mmdet', 'mmseg', 'mmpretrain', 'timm', 'torchvision' or
             'transformers' (``SwinBackbone`` of 5.x). timm and torchvision have no norms of outputs: ``norm0`` to
-            ``norm3`` keep their names, for ``strict=False`` there.
+            ``norm3`` keep their names, for ``strict=False`` there. mmdet and mmseg have no Swin V2, and the one of
+            transformers, ``Swinv2Backbone``, has no norms of outputs either.
 
     Raises:
-        ValueError: the family is unknown.
+        ValueError: the family is unknown, or has no Swin V2.
         TypeError: ``backbone`` is no SwinBackbone.
     """
     target = Target.of(backbone)
     own = dict(backbone.named_parameters(remove_duplicate=False))
-    return export_parameters({name: own[key].detach() for name, key in target.names.items()}, family, target.window)
+    parameters = {name: own[key].detach() for name, key in target.names.items()}
+    return export_parameters(parameters, family, target.window, target.trained_windows)
 
 
-def export_parameters(parameters: Mapping[str, Tensor], family: str, window: Pair) -> dict[str, Tensor]:
+def export_parameters(
+    parameters: Mapping[str, Tensor], family: str, window: Pair, trained_windows: Sequence[Pair] = ()
+) -> dict[str, Tensor]:
     """Return a copy of parameters of ours, all or some, named and laid out as in another code base.
 
     Args:
         parameters: our name to tensor.
         family: see :func:`export_state_dict`.
         window: (height, width) in tokens that the relative position tables are for.
+        trained_windows: for parameters of Swin V2, the windows per stage that its position networks were trained with.
     """
     checks.one_of('family', family, EXPORTED)
     layout = EXPORTED[family]
+    if trained_windows:
+        if family not in EXPORTED_V2:
+            raise ValueError(f'{family} has no Swin V2; family must be one of {list(EXPORTED_V2)}')
+        layout = EXPORTED_V2[family]
+    if layout.joined_bias:
+        parameters = v2.join_biases(parameters)
     exported = {}
     for our_name, parameter in parameters.items():
         name = OFFICIAL.read(our_name)
@@ -62,9 +74,12 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, window: Pai
         inner = '' if name.role == 'out_norm' else layout.inner
         for key, tensor in zip(layout.write(name), layout.encode(name, parameter), strict=True):
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
-            if name.role == 'table' and layout.index is not None:
+            if name.role == 'logit_scale' and layout.coordinates:
+                trained = trained_windows[name.stage or 0]
+                exported[key.replace('logit_scale', v2.COORDINATES)] = v2.coordinates_of(window, trained)
+            if name.role in ('table', 'logit_scale') and layout.index is not None:
                 index = _position_index(window)
-                index_key = key.replace('relative_position_bias_table', 'relative_position_index')
+                index_key = key.rpartition('.')[0] + '.relative_position_index'
                 exported[inner + index_key] = index.flatten() if layout.index == 'flat' else index
     return exported
 

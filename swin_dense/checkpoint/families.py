@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,6 +22,11 @@ _OURS: dict[str, str] = {
     'position': 'absolute_pos_embed',
     'norm1': 'layers.{stage}.blocks.{block}.norm1',
     'table': 'layers.{stage}.blocks.{block}.attn.relative_position_bias_table',
+    'logit_scale': 'layers.{stage}.blocks.{block}.attn.logit_scale',
+    'cpb1': 'layers.{stage}.blocks.{block}.attn.cpb_mlp.0',
+    'cpb2': 'layers.{stage}.blocks.{block}.attn.cpb_mlp.2',
+    'q_bias': 'layers.{stage}.blocks.{block}.attn.q_bias',
+    'v_bias': 'layers.{stage}.blocks.{block}.attn.v_bias',
     'qkv': 'layers.{stage}.blocks.{block}.attn.qkv',
     'proj': 'layers.{stage}.blocks.{block}.attn.proj',
     'norm2': 'layers.{stage}.blocks.{block}.norm2',
@@ -32,7 +37,8 @@ _OURS: dict[str, str] = {
     'out_norm': 'norm{stage}',
     'final_norm': 'norm',
 }
-_PARAMETERS = ('position', 'table')  # roles that are parameters; the others are modules with a weight or a bias
+# Roles that are parameters; the others are modules with a weight or a bias.
+_PARAMETERS = ('position', 'table', 'logit_scale', 'q_bias', 'v_bias')
 # What may stand for a stage or block number in a name: number = scale * ours + offset.
 _NUMBERS = {
     'stage': ('stage', 1, 0),
@@ -112,6 +118,9 @@ class Family:
         flat_position: whether the absolute position embedding is (1, L, C), as against our (1, C, H, W).
         index: whether each relative position table comes with an index buffer, 'square' (T, T) or 'flat' (T * T).
         inner: what stands before all names but those of the output norms.
+        version: of Swin, 1 or 2. V2 has its merging norm after the reduction.
+        joined_bias: whether V2's biases of queries and values are parts of one, with a part for keys that has no use.
+        coordinates: whether each position network of V2 comes with its coordinates in a buffer.
     """
 
     name: str
@@ -120,19 +129,30 @@ class Family:
     flat_position: bool = False
     index: str | None = None
     inner: str = ''
+    version: int = 1
+    joined_bias: bool = False
+    coordinates: bool = False
 
     @cached_property
     def _templates(self) -> dict[str, tuple[_Template, ...]]:
+        return self._spelled(lambda name: name)
+
+    @cached_property
+    def _plain_templates(self) -> dict[str, tuple[_Template, ...]]:
+        return self._spelled(plain_name)
+
+    def _spelled(self, spell: Callable[[str], str]) -> dict[str, tuple[_Template, ...]]:
         templates = {}
         for role, ours in _OURS.items():
             names = self.names.get(role, ours)
             leaf = '' if role in _PARAMETERS else r'(\.weight|\.bias)'
-            templates[role] = tuple(_Template(name, leaf) for name in ((names,) if isinstance(names, str) else names))
+            listed = (names,) if isinstance(names, str) else names
+            templates[role] = tuple(_Template(spell(name), leaf) for name in listed)
         return templates
 
     @cached_property
     def _anywhere(self) -> re.Pattern[str]:
-        names = '|'.join(template.pattern.pattern for role in _TELLING for template in self._templates[role])
+        names = '|'.join(template.pattern.pattern for role in _TELLING for template in self._plain_templates[role])
         return re.compile(rf'((?:.+\.)?)(?:{names})')
 
     @property
@@ -150,8 +170,8 @@ class Family:
         return tuple(template.write(name) for template in self._templates[name.role])
 
     def read(self, key: str) -> Name | None:
-        """Return which parameter this family calls ``key``, or None."""
-        for role, templates in self._templates.items():
+        """Return which parameter this family calls ``key``, in the plain spelling, or None."""
+        for role, templates in self._plain_templates.items():
             for part, template in enumerate(templates):
                 numbers = template.read(key)
                 if numbers is not None:
@@ -168,7 +188,7 @@ class Family:
             grid: (H, W) of our absolute position embedding, where there is one.
         """
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
-        if self.unfold_order and name.role in ('merge', 'merge_norm') and tensor.shape[-1:].numel() % 4 == 0:
+        if self._is_unfolded(name) and tensor.shape[-1:].numel() % 4 == 0:
             # (C, 2x2 row by row) to (2x2 column by column, C)
             tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
         if name.role == 'position' and tensor.ndim == 3:
@@ -177,11 +197,14 @@ class Family:
 
     def encode(self, name: Name, tensor: Tensor) -> list[Tensor]:
         """Undo :meth:`decode`."""
-        if self.unfold_order and name.role in ('merge', 'merge_norm'):
+        if self._is_unfolded(name):
             tensor = tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -2).movedim(-1, -3).flatten(-3)
         if name.role == 'position' and self.flat_position:
             tensor = tensor.flatten(2).transpose(1, 2)
         return list(tensor.chunk(len(self.write(name)))) if name.role == 'qkv' else [tensor]
+
+    def _is_unfolded(self, name: Name) -> bool:
+        return self.unfold_order and (name.role == 'merge' or (name.role == 'merge_norm' and self.version == 1))
 
 
 def _position_to_map(tensor: Tensor, grid: tuple[int, int] | None) -> Tensor:
@@ -260,7 +283,55 @@ TRANSFORMERS = Family(
     flat_position=True,
     inner='swin.',
 )
+OFFICIAL_V2 = dataclasses.replace(OFFICIAL, version=2, coordinates=True)
+TIMM_V2 = dataclasses.replace(TIMM, version=2)
+TORCHVISION_V2 = dataclasses.replace(
+    TORCHVISION,
+    names={
+        **TORCHVISION.names,
+        'logit_scale': 'features.{2*stage+1}.{block}.attn.logit_scale',
+        'cpb1': 'features.{2*stage+1}.{block}.attn.cpb_mlp.0',
+        'cpb2': 'features.{2*stage+1}.{block}.attn.cpb_mlp.2',
+    },
+    version=2,
+    joined_bias=True,
+    coordinates=True,
+)
+_ATTENTION_V2 = 'encoder.layers.{stage}.blocks.{block}.attention'
+TRANSFORMERS_V2 = dataclasses.replace(
+    TRANSFORMERS,
+    names={
+        **{role: name for role, name in TRANSFORMERS.names.items() if role != 'out_norm'},
+        'logit_scale': f'{_ATTENTION_V2}.self.logit_scale',
+        'cpb1': f'{_ATTENTION_V2}.self.continuous_position_bias_mlp.0',
+        'cpb2': f'{_ATTENTION_V2}.self.continuous_position_bias_mlp.2',
+        'q_bias': f'{_ATTENTION_V2}.self.query.bias',
+        'v_bias': f'{_ATTENTION_V2}.self.value.bias',
+        'qkv': tuple(f'{_ATTENTION_V2}.self.{part}' for part in ('query', 'key', 'value')),
+        'proj': f'{_ATTENTION_V2}.output.dense',
+        'fc1': 'encoder.layers.{stage}.blocks.{block}.intermediate.dense',
+        'fc2': 'encoder.layers.{stage}.blocks.{block}.output.dense',
+    },
+    inner='',
+    version=2,
+)
+MMPRETRAIN_V2 = dataclasses.replace(
+    MMPRETRAIN,
+    names={
+        **MMPRETRAIN.names,
+        'logit_scale': 'stages.{stage}.blocks.{block}.attn.w_msa.logit_scale',
+        'cpb1': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.0',
+        'cpb2': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.2',
+        'q_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.q_bias',
+        'v_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.v_bias',
+        'merge_norm': 'stages.{stage+1}.downsample.norm',
+        'merge': 'stages.{stage+1}.downsample.reduction',
+    },
+    version=2,
+    coordinates=True,
+)
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
+EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
 # One per way to spell a block; which of the families that share it is settled once the backbone is found.
 _SPELLINGS = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
 
@@ -271,14 +342,15 @@ _RESPELLINGS = tuple(
     for pattern, replacement in (
         (r'(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.', ''),
         (r'\blayers_(?=\d+\.)', 'layers.'),
-        (r'\bswin\.(?=embeddings\.|encoder\.|layernorm\.)', ''),
+        (r'\bswin(?:v2)?\.(?=embeddings\.|encoder\.|layernorm\.)', ''),
+        (r'\brpe_mlp\.', 'cpb_mlp.'),
         (r'\battention\.self\.query\b', 'attention.q_proj'),
         (r'\battention\.self\.key\b', 'attention.k_proj'),
         (r'\battention\.self\.value\b', 'attention.v_proj'),
         (r'\battention\.self\.(?=relative_position_bias_table)', 'attention.relative_position_bias.'),
         (r'\battention\.output\.dense\b', 'attention.o_proj'),
-        (r'(?<=\d\.)intermediate\.dense\b', 'mlp.fc1'),
-        (r'(?<=\d\.)output\.dense\b', 'mlp.fc2'),
+        (r'(?<=[\d}]\.)intermediate\.dense\b', 'mlp.fc1'),
+        (r'(?<=[\d}]\.)output\.dense\b', 'mlp.fc2'),
     )
 )
 
@@ -306,15 +378,27 @@ def find_backbones(keys: Iterable[str]) -> Counter[tuple[Family, str]]:
 
 def settle(family: Family, prefix: str, keys: Iterable[str]) -> Family:
     """Return which of the families that spell a block like ``family`` the plain names are of."""
-    if family is not OFFICIAL:
+    own = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+    version = 2 if all(any(re.search(mark, key) for key in own) for mark in _MARKS_OF_V2) else 1
+    if family is OFFICIAL and _merges_on_entering(own):
+        family = TIMM
+    if version == 1:
         return family
+    return {OFFICIAL: OFFICIAL_V2, TIMM: TIMM_V2, TORCHVISION: TORCHVISION_V2, TRANSFORMERS: TRANSFORMERS_V2}.get(
+        family, MMPRETRAIN_V2
+    )
+
+
+# What Swin V2 has, and no V1 and none of the other networks that go by the name of V2 has both of.
+_MARKS_OF_V2 = (r'\.logit_scale$', r'\.(cpb_mlp|continuous_position_bias_mlp)\.')
+
+
+def _merges_on_entering(keys: Iterable[str]) -> bool:
+    """Tell whether patches are merged on entering a stage, as in timm. On leaving, the last stage never does."""
     stages, merges = set(), set()
-    for key in keys:
-        name = OFFICIAL.read(key.removeprefix(prefix)) if key.startswith(prefix) else None
-        if name is not None and name.stage is not None:
-            if name.block is not None:
-                stages.add(name.stage)
-            elif name.role in ('merge', 'merge_norm'):
-                merges.add(name.stage)
-    # timm merges patches on entering a stage, the others on leaving it: there the last stage never does.
-    return TIMM if merges and max(merges) == max(stages) else OFFICIAL
+    for name in filter(None, map(OFFICIAL.read, keys)):
+        if name.block is not None:
+            stages.add(name.stage or 0)
+        elif name.role in ('merge', 'merge_norm'):
+            merges.add(name.stage or 0)
+    return bool(merges) and max(merges) == max(stages)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swin_dense import checks
 from swin_dense.checkpoint import resize
-from swin_dense.checkpoint.misfit import explain_misfit
+from swin_dense.checkpoint.misfit import explain_misfit, explain_version
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.checkpoint.source import Source
 from swin_dense.checkpoint.target import OUT_NORM, STAGE, Shape, Target
@@ -46,11 +46,17 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
     Raises:
         CheckpointError: parameters are missing, have wrong shapes or have no place in the model.
     """
+    if source.version != target.version:
+        raise CheckpointError(explain_version(source, target))
+    if not options.allow_partial:
+        _check_trained_windows(source, target)
     if options.final_norm:
         _use_final_norm(source, target)
     if not target.complete:
         target = target.with_hidden(source.parameters)
-    report = Report(source.described, source.family, source.prefix, left_out=dict(source.left_out))
+    report = Report(
+        source.described, source.family, source.prefix, version=source.version, left_out=dict(source.left_out)
+    )
     fitted = {}
     for name, shape in target.shapes.items():
         tensor = source.parameters.get(name)
@@ -86,6 +92,21 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
     if (wrong or excess) and not options.allow_partial:
         raise CheckpointError(explain_misfit(source, target, report, wrong, excess))
     return fitted, report
+
+
+def _check_trained_windows(source: Source, target: Target) -> None:
+    """Refuse a V2 model whose position networks would see other coordinates than they were trained with."""
+    given = [source.trained_windows.get(stage) for stage in range(target.stages)]
+    pairs = list(zip(given, target.trained_windows, strict=False))
+    if target.clamps and pairs[0][0] == pairs[0][1]:  # later stages have smaller windows where their maps are smaller
+        pairs = [(trained, own) for trained, own in pairs if trained and max(trained) > max(own)]
+    if any(trained not in (None, own) for trained, own in pairs):
+        sides = tuple(max(trained or own) for trained, own in zip(given, target.trained_windows, strict=False))
+        raise CheckpointError(
+            f'{source.described} ({source.family}): its position networks were trained with windows of '
+            f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens from stage to stage, which the '
+            f'model does not know; build it with pretrained_window_size={sides}, at any window_size'
+        )
 
 
 def _adapt(

@@ -25,9 +25,6 @@ def explain_misfit(source: Source, target: Target, report: Report, wrong: list[s
     given = options_of({name: tuple(tensor.shape) for name, tensor in source.parameters.items()})
     wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
     lines = [f'{report.source} ({source.family}) does not fit the model, which keeps its weights.']
-    if any('logit_scale' in key or 'cpb_mlp' in key for key in excess):
-        lines.append('It is a Swin V2, another network; this one is a Swin V1, which no option turns into the other.')
-        return '\n  '.join(lines)
     lines += _causes(given, wanted)
     absent = [name for name in wrong if name not in report.mismatched and name not in report.damaged]
     if absent:
@@ -45,6 +42,18 @@ def explain_misfit(source: Source, target: Target, report: Report, wrong: list[s
         lines.append(f'In the checkpoint, without a place in the model: {listed(excess)}.')
     lines.append('To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True).')
     return '\n  '.join(lines)
+
+
+def explain_version(source: Source, target: Target) -> str:
+    """Return the message of a load of a Swin V2 into a V1, or of a V1 into a V2."""
+    letter = published_letter(options_of({name: tuple(tensor.shape) for name, tensor in source.parameters.items()}))
+    kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[source.version]
+    name = f', or create_backbone({("swin_" if source.version == 1 else "swinv2_") + letter!r})' if letter else ''
+    return (
+        f'{source.described} ({source.family}) does not fit the model, which keeps its weights.\n'
+        f'  It is a Swin V{source.version}, another network than the model, a Swin V{target.version}. '
+        f'Build {kind}{name}.'
+    )
 
 
 def options_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
@@ -65,10 +74,14 @@ def options_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
         stages = range(max(stage for stage, _ in blocks) + 1)
         options['depths'] = tuple(1 + max((b for s, b in blocks if s == stage), default=-1) for stage in stages)
         tables = [shapes.get(f'layers.{stage}.blocks.0.attn.relative_position_bias_table', ()) for stage in stages]
+        scales = [shapes.get(f'layers.{stage}.blocks.0.attn.logit_scale', ()) for stage in stages]
         if all(len(table) == 2 for table in tables):
             options['num_heads'] = tuple(table[1] for table in tables)
-        options['qkv_bias'] = any(name.endswith('.attn.qkv.bias') for name in shapes)
-        options['use_rel_pos_bias'] = any(name.endswith('.relative_position_bias_table') for name in shapes)
+        if all(len(scale) == 3 for scale in scales):
+            options['num_heads'] = tuple(scale[0] for scale in scales)
+        options['qkv_bias'] = any(name.endswith(('.attn.qkv.bias', '.attn.q_bias')) for name in shapes)
+        if not any(scales):
+            options['use_rel_pos_bias'] = any(name.endswith('.relative_position_bias_table') for name in shapes)
         if len(hidden := shapes.get('layers.0.blocks.0.mlp.fc1.weight', ())) == 2:
             options['mlp_ratio'] = hidden[0] / hidden[1]
         options['patch_norm'] = any('.downsample.norm.' in name or 'embed.norm.' in name for name in shapes)
@@ -86,7 +99,8 @@ def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     comparable = {key: value[:stages] if isinstance(value, tuple) else value for key, value in given.items()}
     if len(comparable.get('depths', ())) < stages:  # heads are compared as far as there are any
         wanted = {**wanted, 'num_heads': wanted.get('num_heads', ())[: len(comparable.get('num_heads', ()))]}
-    different = {key for key in ('embed_dims', 'depths', 'num_heads') if comparable.get(key) != wanted.get(key)}
+    told = [key for key in ('embed_dims', 'depths', 'num_heads') if key in comparable]
+    different = {key for key in told if comparable[key] != wanted.get(key)}
     if different:
         letter = published_letter(given)
         advice = f'arch={letter!r}' if letter else ', '.join(f'{key}={given[key]}' for key in given if key in different)

@@ -22,6 +22,7 @@ class Report:
         source: the file, address or kind of object that was loaded.
         family: the code base whose names the checkpoint has.
         prefix: what stands before the backbone's names in the checkpoint.
+        version: of Swin, 1 or 2.
         loaded: parameters of the backbone that arrived, the resized ones included.
         resized: parameters of the backbone that were fitted to another shape, with what was done.
         missing: parameters of the backbone that did not arrive and keep their values.
@@ -43,6 +44,7 @@ class Report:
     damaged: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
+    version: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain lists and dicts, ready for JSON."""
@@ -51,7 +53,7 @@ class Report:
     def __str__(self) -> str:
         where = f' under {self.prefix!r}' if self.prefix else ''
         lines = [f'Loaded {len(self.loaded)} parameters of the backbone from {self.source}']
-        lines.append(f'  family: {self.family}{where}')
+        lines.append(f'  family: {self.family}{where}, Swin V{self.version}')
         lines += [f'  resized {names}: {how}' for how, names in _grouped(self.resized)]
         if self.new:
             lines.append(f'  new, as such checkpoints have no output norms: {listed(self.new)}')

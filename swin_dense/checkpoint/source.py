@@ -10,7 +10,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.families import EXPORTED, MMDET, OFFICIAL, Family, Name, find_backbones, plain_name, settle
+from swin_dense.checkpoint import v2
+from swin_dense.checkpoint.families import (
+    EXPORTED,
+    MMDET,
+    OFFICIAL,
+    OFFICIAL_V2,
+    Family,
+    Name,
+    find_backbones,
+    plain_name,
+    settle,
+)
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.resize import window_of_index
 from swin_dense.windows import Pair
@@ -40,7 +51,9 @@ class Source:
         prefix: what stands before its names.
         parameters: our name to the tensor in our layout.
         keys: our name to the keys of the checkpoint that hold it, all of them or only some.
-        windows: our name of a relative position table to its window, where the checkpoint tells.
+        windows: our name of a relative position table, or of V2's scale, to its window, where the checkpoint tells.
+        version: of Swin, 1 or 2.
+        trained_windows: stage to the window that V2's position networks were trained with, where the checkpoint tells.
         left_out: keys left out on purpose, with the reason.
         foreign: keys within the stages, or like output norms, that are not understood.
         unexpected: other keys under the prefix.
@@ -52,9 +65,16 @@ class Source:
     parameters: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
     windows: dict[str, Pair] = field(default_factory=dict)
+    version: int = 1
+    trained_windows: dict[int, Pair] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+
+    @property
+    def network(self) -> str:
+        """What names of models begin with: 'swin' or 'swinv2'."""
+        return 'swin' if self.version == 1 else 'swinv2'
 
 
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -104,7 +124,7 @@ def read_source(
     except CheckpointError as error:
         raise CheckpointError(f'{described}: {error}') from None
     family = settle(spelling, prefix, plain_names.values())
-    source = Source(described, _label(family, prefix, plain_names.values()), prefix)
+    source = Source(described, _label(family, prefix, plain_names.values()), prefix, version=family.version)
     parts: dict[Name, dict[int, str]] = {}
     for key, plain in plain_names.items():
         if not plain.startswith(prefix):
@@ -133,6 +153,14 @@ def read_source(
             window = window_of_index(index, tensors[keys[0]].shape[:1].numel())
             if window is not None:
                 source.windows[name.ours] = window
+        coordinates = tensors.get(keys[0].replace('logit_scale', v2.COORDINATES))
+        if name.role == 'logit_scale' and coordinates is not None and coordinates.ndim == 4 and not coordinates.is_meta:
+            source.windows[name.ours] = v2.window_of(coordinates)
+            trained = v2.trained_window(coordinates)
+            if trained is not None:
+                source.trained_windows[name.stage or 0] = trained
+    if family.joined_bias:
+        v2.split_biases(source.parameters, source.keys)
     return source
 
 
@@ -184,12 +212,12 @@ def _is_average(prefix: str) -> bool:
 def _label(family: Family, prefix: str, keys: Collection[str]) -> str:
     """Return what to call the code base, which the neighbours of the backbone tell where its own names do not."""
     beside = {component for key in keys for component in key.split('.')}
-    if family is OFFICIAL and prefix.endswith('encoder.'):
+    if family in (OFFICIAL, OFFICIAL_V2) and prefix.endswith('encoder.'):
         if _MOMENTUM_BRANCHES & beside:
             return 'moby'
         if 'mask_token' in beside:
             return 'simmim'
-    if family is MMDET:
+    if family is MMDET:  # mmpretrain alone has a V2
         if 'decode_head' in beside:
             return 'mmseg'
         if any(key.endswith('head.fc.weight') for key in keys):

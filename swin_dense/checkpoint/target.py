@@ -27,6 +27,9 @@ class Target:
         shapes: our name to the shape, or None where a sharded parameter does not show its own.
         window: window of the backbone in tokens.
         stages: how many stages are built.
+        version: of Swin, 1 or 2.
+        trained_windows: per stage, the window that V2's position networks take theirs to be trained with.
+        clamps: whether that of a stage may turn out smaller, as windows shrink to small maps.
         complete: whether the module shows all its parameters; FSDP may hide those of submodules in flat ones.
     """
 
@@ -35,6 +38,9 @@ class Target:
     window: Pair
     stages: int
     complete: bool = True
+    version: int = 1
+    trained_windows: tuple[Pair, ...] = ()
+    clamps: bool = False
 
     @classmethod
     def of(cls, backbone: nn.Module) -> Target:
@@ -58,7 +64,17 @@ class Target:
             sharded = '_fsdp_wrapped_module.' in name or parameter.numel() == 0
             names[plain] = _SELF_RENAMING.sub('', name)
             shapes[plain] = None if sharded else tuple(parameter.shape)
-        return cls(names, shapes, window, len(backbone.layers), complete)  # type: ignore[arg-type]
+        trained = getattr(backbone, 'pretrained_window_size', None)
+        return cls(
+            names,
+            shapes,
+            window,
+            len(backbone.layers),  # type: ignore[arg-type]
+            complete,
+            version=1 if trained is None else 2,
+            trained_windows=tuple((side, side) if side else window for side in trained or ()),  # type: ignore
+            clamps=getattr(backbone, 'clamp_window', False) is True,
+        )
 
     @property
     def grid(self) -> Pair | None:

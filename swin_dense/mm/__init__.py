@@ -1,13 +1,13 @@
-"""SwinDense, the backbone as an mmengine module; the only room that imports mmengine."""
+"""SwinDense and SwinDenseV2, the backbones as mmengine modules; the only room that imports mmengine."""
 
 import sys
 
 from mmengine.config.utils import MODULE2PACKAGE
 
 from swin_dense.mm import backbone
-from swin_dense.mm.backbone import SwinDense
+from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 
-__all__ = ['SwinDense']
+__all__ = ['SwinDense', 'SwinDenseV2']
 
 # Models that were pickled whole by version 0.1 name the module that the class stood in.
 sys.modules['swin_dense.backbone'] = backbone

@@ -1,4 +1,4 @@
-"""SwinDense: the backbone registered for mmengine, so that mmdet, mmseg and every other child registry find it."""
+"""SwinDense and SwinDenseV2: the backbones registered for mmengine, where every child registry finds them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from swin_dense.archs import Arch
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.mm.resume import allow_training_checkpoints
 from swin_dense.model import SwinBackbone
+from swin_dense.v2 import SwinV2Backbone
 
 allow_training_checkpoints()
 
@@ -75,6 +76,11 @@ class SwinDense(SwinBackbone, BaseModule):
     def log_load(self, report: str) -> None:
         """Put what a load did into the log of the run."""
         print_log(report, logger='current')
+
+
+@MODELS.register_module()
+class SwinDenseV2(SwinDense, SwinV2Backbone):
+    """:class:`SwinV2Backbone` as an mmengine module; takes its options and those that :class:`SwinDense` adds."""
 
 
 def _listed(init_cfg: Any) -> list[Any]:

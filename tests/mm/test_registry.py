@@ -14,7 +14,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
 import swin_dense
-from swin_dense import SwinBackbone, SwinDense
+from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
 from tests.conftest import TINY
 
 
@@ -54,6 +54,17 @@ def test_options_reach_the_backbone_and_wrong_ones_are_refused():
     assert MODELS.build({'type': 'SwinDense', 'arch': 's', 'out_indices': [0]}).out_channels == (96,)
     with pytest.raises(TypeError, match='embed_dims'):
         MODELS.build({'type': 'SwinDense', 'embed_dim': 16})
+
+
+@pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
+def test_swin_v2(registry):
+    backbone = registry.build({'type': 'SwinDenseV2', **TINY, 'pretrained_window_size': [8, 8, 8, 8]})
+    assert type(backbone) is SwinDenseV2
+    assert isinstance(backbone, SwinV2Backbone)
+    assert (backbone.window_size, backbone.pretrained_window_size) == ((8, 8), (8, 8, 8, 8))
+    backbone.init_weights()
+    with pytest.raises(ValueError, match='only init_cfg'):
+        SwinDenseV2(pretrained='a.pth', init_cfg={'type': 'Pretrained', 'checkpoint': 'b.pth'})
 
 
 def test_pretrained_is_the_old_way_to_say_init_cfg():

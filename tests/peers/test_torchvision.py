@@ -42,24 +42,3 @@ def test_export():
     assert {name.split('.')[0] for name in missing} == {'norm', 'head'}
     assert {name.split('.')[0] for name in unexpected} == {'norm0', 'norm1', 'norm2', 'norm3'}
     assert largest_difference(backbone, with_our_norms(backbone, stages(peer))) < 1e-9
-
-
-def test_swin_v2_is_refused():
-    peer = swin_transformer.SwinTransformer(
-        [4, 4],
-        16,
-        [2, 2, 4, 2],
-        [1, 2, 4, 8],
-        [2, 2],
-        block=swin_transformer.SwinTransformerBlockV2,
-        downsample_layer=swin_transformer.PatchMergingV2,
-    )
-    with pytest.raises(ValueError, match='It is a Swin V2'):
-        load_checkpoint(build(1), peer.state_dict())
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason='the wheels of torchvision go with a torch for CUDA')
-def test_its_own_operators_run_where_they_go_with_torch():
-    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [0.0, 0.0, 4.0, 3.9], [5.0, 5.0, 9.0, 9.0]])
-    kept = torchvision_ops.nms(boxes, torch.tensor([0.5, 0.9, 0.3]), 0.5)
-    assert kept.tolist() == [1, 2]

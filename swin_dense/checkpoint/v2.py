@@ -1,0 +1,63 @@
+"""What the checkpoints of Swin V2 hold in other ways than parameters of the same name: joined biases, and windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping
+
+import torch
+from torch import Tensor
+
+from swin_dense.windows import Pair, log_spaced_offsets
+
+COORDINATES = 'relative_coords_table'
+_JOINED = '.attn.qkv.bias'
+
+
+def split_biases(parameters: MutableMapping[str, Tensor], keys: MutableMapping[str, list[str]]) -> None:
+    """Replace each bias of queries, keys and values by those of queries and values; that of keys has no effect.
+
+    Args:
+        parameters: our name to tensor.
+        keys: our name to the keys of the checkpoint that hold it.
+    """
+    for name in [name for name in parameters if name.endswith(_JOINED)]:
+        q_bias, _, v_bias = parameters.pop(name).chunk(3)
+        stem = name.removesuffix('qkv.bias')
+        parameters.update({f'{stem}q_bias': q_bias, f'{stem}v_bias': v_bias})
+        keys[f'{stem}q_bias'] = keys[f'{stem}v_bias'] = keys.pop(name)
+
+
+def join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo :func:`split_biases`, with zeros for keys."""
+    joined = {name: tensor for name, tensor in parameters.items() if not name.endswith(('.q_bias', '.v_bias'))}
+    for name, q_bias in parameters.items():
+        if name.endswith('.q_bias'):
+            stem = name.removesuffix('q_bias')
+            joined[f'{stem}qkv.bias'] = torch.cat([q_bias, torch.zeros_like(q_bias), parameters[f'{stem}v_bias']])
+    return joined
+
+
+def window_of(coordinates: Tensor) -> Pair:
+    """Return the window that the coordinates of a position network are for; see :func:`trained_window`."""
+    return (coordinates.shape[-3] + 1) // 2, (coordinates.shape[-2] + 1) // 2
+
+
+def trained_window(coordinates: Tensor) -> Pair | None:
+    """Return the window that the coordinates of a position network are scaled to, where they tell.
+
+    Args:
+        coordinates: the buffer ``relative_coords_table``, (1, 2 * window height - 1, 2 * window width - 1, 2).
+    """
+    sides = []
+    for axis, side in enumerate(window_of(coordinates)):
+        outermost = coordinates[..., axis].abs().max().item()
+        if not 0 < outermost < math.inf:
+            return None
+        sides.append(1 + round(8 * (side - 1) / (8**outermost - 1)))
+    return sides[0], sides[1]
+
+
+def coordinates_of(window: Pair, trained: Pair) -> Tensor:
+    """Return the buffer that :func:`trained_window` reads."""
+    return log_spaced_offsets(window, trained).view(1, 2 * window[0] - 1, 2 * window[1] - 1, 2)

@@ -1,0 +1,185 @@
+"""Swin V2 of everybody, against ours: outputs, gradients, and checkpoints in both directions."""
+
+import pytest
+import torch
+
+from swin_dense import CheckpointError, SwinV2Backbone, create_backbone
+from swin_dense.checkpoint import export_state_dict, load_checkpoint
+from tests.conftest import randomize
+
+from .peer import IMAGE_SIZE, IMAGES, TINY, build, largest_difference, with_our_norms
+
+SHAPE = {'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
+NORMS = {f'norm{stage}' for stage in range(4)}
+
+
+def build_v2(seed, **options):
+    return randomize(SwinV2Backbone(**{**TINY, **options}).double().eval(), seed)
+
+
+def build_timm(seed):
+    timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+    peer = timm.create_model(
+        'swinv2_tiny_window8_256', img_size=IMAGE_SIZE, window_size=2, embed_dim=16, always_partition=True, **SHAPE
+    )
+    return randomize(peer.double().eval(), seed)
+
+
+def build_torchvision(seed):
+    swin = pytest.importorskip('torchvision.models.swin_transformer', reason='see requirements/peers.txt')
+    peer = swin.SwinTransformer(
+        [4, 4],
+        16,
+        list(SHAPE['depths']),
+        list(SHAPE['num_heads']),
+        [2, 2],
+        block=swin.SwinTransformerBlockV2,
+        downsample_layer=swin.PatchMergingV2,
+    )
+    return randomize(peer.double().eval(), seed)
+
+
+def build_transformers(seed, kind='Swinv2Backbone', **options):
+    transformers = pytest.importorskip('transformers', reason='see requirements/peers.txt')
+    from transformers.models.swinv2 import modeling_swinv2
+
+    config = transformers.Swinv2Config(
+        embed_dim=16,
+        depths=list(SHAPE['depths']),
+        num_heads=list(SHAPE['num_heads']),
+        window_size=2,
+        image_size=IMAGE_SIZE,
+        out_features=[f'stage{stage}' for stage in (1, 2, 3, 4)],
+        **options,
+    )
+    return randomize(getattr(modeling_swinv2, kind)(config).double().eval(), seed)
+
+
+def build_mmpretrain(seed, **options):
+    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see requirements/peers.txt')
+    arch = {'embed_dims': 16, 'extra_norm_every_n_blocks': 0, **SHAPE}
+    options = {'window_size': 2, 'img_size': IMAGE_SIZE, **options}
+    peer = backbones.SwinTransformerV2(arch, out_indices=(0, 1, 2, 3), **options)
+    peer = randomize(peer.double(), seed)
+    peer.eval()
+    return peer
+
+
+def maps_of_timm(peer, images):
+    return [x.permute(0, 2, 3, 1) for x in peer.forward_intermediates(images, intermediates_only=True)]
+
+
+def maps_of_torchvision(peer, images):
+    maps = []
+    for index, layer in enumerate(peer.features):
+        images = layer(images)
+        if index % 2:
+            maps.append(images)
+    return maps
+
+
+def maps_of_transformers(peer, images):
+    return [x.permute(0, 2, 3, 1) for x in peer(images).feature_maps]
+
+
+PEERS = {
+    'timm': (build_timm, maps_of_timm),
+    'torchvision': (build_torchvision, maps_of_torchvision),
+    'transformers': (build_transformers, maps_of_transformers),
+}
+
+
+@pytest.mark.parametrize('family', PEERS)
+def test_outputs_and_gradients(family):
+    build_peer, maps_of = PEERS[family]
+    backbone, peer = build_v2(1), build_peer(2)
+    report = load_checkpoint(backbone, peer.state_dict(), log=None)
+    assert (report.family, report.version) == (family, 2)
+    assert not report.unexpected
+    assert {name.split('.')[0] for name in report.missing} == NORMS
+
+    ours, theirs = backbone(IMAGES), with_our_norms(backbone, maps_of(peer, IMAGES))
+    assert max((a - b).abs().max() for a, b in zip(ours, theirs, strict=True)) < 1e-9
+    weights = [torch.randn_like(x) for x in ours]
+    parameters = [parameter for name, parameter in backbone.named_parameters() if name.split('.')[0] not in NORMS]
+    own = torch.autograd.grad(sum((x * w).sum() for x, w in zip(ours, weights, strict=True)), parameters)
+    sum((x * w).sum() for x, w in zip(theirs, weights, strict=True)).backward()
+    gradients = {name: parameter.grad for name, parameter in peer.named_parameters() if parameter.grad is not None}
+    expected = build_v2(3)
+    load_checkpoint(expected, gradients, log=None)
+    expected = dict(expected.named_parameters())
+    names = [name for name, _ in backbone.named_parameters() if name.split('.')[0] not in NORMS]
+    for name, gradient in zip(names, own, strict=True):
+        scale = gradient.abs().max()
+        assert scale > 0, name
+        assert (gradient - expected[name]).abs().max() / scale < 1e-9, name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('family', PEERS)
+def test_export(family):
+    build_peer, maps_of = PEERS[family]
+    backbone, peer = build_v2(1), build_peer(2)
+    missing, unexpected = peer.load_state_dict(export_state_dict(backbone, family), strict=False)
+    assert {name.split('.')[0] for name in missing} <= {'norm', 'head'}
+    assert {name.split('.')[0] for name in unexpected} == NORMS
+    assert largest_difference(backbone, with_our_norms(backbone, maps_of(peer, IMAGES))) < 1e-9
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('window', [2, 4])
+def test_mmpretrain_at_any_size(window):
+    """The only peer with the padding rule of V1's detection code."""
+    peer = build_mmpretrain(2, window_size=window, pad_small_map=True, pretrained_window_sizes=[2, 2, 2, 2])
+    backbone = randomize(SwinV2Backbone(**{**TINY, 'window_size': window}, pretrained_window_size=2).double().eval(), 1)
+    report = load_checkpoint(backbone, peer.state_dict(), log=None)
+    assert (report.family, report.version, report.missing) == ('mmpretrain', 2, [])
+    for size in ((128, 128), (150, 118), (31, 50)):
+        images = torch.randn(2, 3, *size, dtype=torch.float64)
+        for ours, theirs in zip(backbone(images), peer(images), strict=True):
+            assert (ours - theirs).abs().max() < 1e-9
+    randomize(backbone, 3)
+    missing, unexpected = peer.load_state_dict(export_state_dict(backbone, 'mmpretrain'), strict=False)
+    assert {name.rpartition('.')[2] for name in missing} == {'relative_coords_table', 'relative_position_index'}
+    assert not unexpected
+    assert largest_difference(backbone, peer(IMAGES)) < 1e-9
+
+
+@torch.no_grad()
+def test_files_of_transformers_with_a_classifier():
+    backbone, peer = build_v2(1, out_indices=(3,)), build_transformers(2, 'Swinv2ForImageClassification')
+    report = load_checkpoint(backbone, peer.state_dict(), final_norm=True, log=None)
+    assert not report.unexpected
+    expected = peer.swinv2(IMAGES).last_hidden_state
+    assert (backbone(IMAGES)[-1].flatten(2).transpose(1, 2) - expected).abs().max() < 1e-9
+
+
+def test_a_checkpoint_of_the_other_version_names_what_to_build():
+    peer = build_torchvision(1)
+    with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2'):
+        load_checkpoint(build(1), peer.state_dict())
+    with pytest.raises(CheckpointError, match=r'It is a Swin V1.*Build SwinBackbone'):
+        load_checkpoint(build_v2(1), export_state_dict(build(1)))
+
+
+def test_windows_of_the_pretraining_are_read_off_the_coordinates():
+    peer = build_mmpretrain(1, window_size=[4, 4, 4, 2], pad_small_map=True)
+    wide = {**TINY, 'window_size': 8}
+    with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(4, 4, 4, 2\)'):
+        load_checkpoint(SwinV2Backbone(**wide), peer.state_dict())
+    load_checkpoint(SwinV2Backbone(**wide, pretrained_window_size=(4, 4, 4, 2)), peer.state_dict(), log=None)
+
+
+def test_the_other_v2_of_timm_is_not_taken_for_it():
+    timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+    peer = timm.create_model('swinv2_cr_tiny_224', img_size=IMAGE_SIZE, window_size=2, embed_dim=16, **SHAPE)
+    for backbone in (build(1), build_v2(1)):
+        with pytest.raises(CheckpointError):
+            load_checkpoint(backbone, peer.state_dict())
+
+
+def test_published_names_build_published_sizes():
+    with torch.device('meta'):
+        sizes = {letter: create_backbone(f'swinv2_{letter}') for letter in 'tsbl'}
+    counts = {letter: sum(p.numel() for p in model.parameters()) for letter, model in sizes.items()}
+    assert counts == {'t': 27_579_498, 's': 48_960_762, 'b': 86_895_608, 'l': 195_205_620}

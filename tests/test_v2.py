@@ -1,0 +1,163 @@
+"""Swin V2 beyond the comparisons with other people's, which are in tests/peers/test_v2.py."""
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
+from swin_dense.analysis.counting import count
+from swin_dense.analysis.explain import token_attention
+from swin_dense.attention import WindowAttention
+from swin_dense.block import reason_not_to_fuse
+from swin_dense.checkpoint import CheckpointError, export_state_dict
+from swin_dense.v2 import CosineWindowAttention
+from tests.conftest import TINY, randomize
+
+
+def make(seed=0, **options):
+    return randomize(SwinV2Backbone(**{**TINY, 'window_size': 4, 'drop_path_rate': 0.0, **options}), seed).double()
+
+
+def run(model, img):
+    """Return the maps and the gradients of the image and all parameters."""
+    img = img.clone().requires_grad_()
+    outs = model(img)
+    weights = [torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin() for out in outs]
+    loss = sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True))
+    return [*outs, *torch.autograd.grad(loss, [img, *model.parameters()])]
+
+
+@pytest.mark.parametrize('options', [{}, {'qkv_bias': False}, {'with_cp': True}, {'window_size': (4, 6)}])
+def test_every_way_is_the_textbook(options):
+    img = torch.randn(2, 3, 50, 61, dtype=torch.float64)
+    found = run(make(**options), img)
+    expected = run(make(**{**options, 'with_cp': False}, attn_backend='reference'), img)
+    for ours, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
+    assert all(gradient.abs().max() > 0 for gradient in found[4:])
+
+
+@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float16, 2e-2), (torch.bfloat16, 1e-1)])
+def test_low_precision_survives_zeros(dtype, tolerance):
+    """A token of zeros has a key of zeros, which in half precision must not be divided by its rounded length."""
+    exact = make(num_heads=(2, 2, 2, 2), qkv_bias=False)
+    low = make(num_heads=(2, 2, 2, 2), qkv_bias=False).to(dtype)
+    attn, low_attn = exact.layers[0].blocks[1].attn, low.layers[0].blocks[1].attn
+    x = torch.randn(1, 5, 7, 16, dtype=torch.float64)
+    x[0, 2] = 0
+    found, expected = low_attn(x.to(dtype)), attn(x)
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def test_scales_are_clamped_and_have_a_gradient_below():
+    attn = CosineWindowAttention(8, 2, window_size=(4, 4), shift=(0, 0)).double()
+    x = torch.randn(1, 4, 4, 8, dtype=torch.float64)
+    with torch.no_grad():
+        attn.logit_scale[0], attn.logit_scale[1] = 100, 1
+    attn(x).square().sum().backward()
+    assert attn.logit_scale.grad[0] == 0
+    assert attn.logit_scale.grad[1] != 0
+    assert torch.isclose(attn.project(x)[..., :4].norm(dim=-1), torch.tensor(100.0, dtype=torch.float64)).all()
+
+
+def test_a_new_block_is_the_identity():
+    block = SwinV2Backbone(**TINY).eval().layers[0].blocks[1]
+    x = torch.randn(1, 5, 6, 16)
+    assert torch.equal(block(x), x)
+
+
+def test_a_window_of_one_token_has_numbers():
+    assert all(map.isfinite().all() for map in make(window_size=1)(torch.randn(1, 3, 9, 5, dtype=torch.float64)))
+
+
+def test_the_pretrained_window_is_the_scale_of_the_offsets():
+    """The network sees an offset of 3 tokens alike in every window, if it is told the one it was trained with."""
+    small, large = make(window_size=4), make(window_size=6, pretrained_window_size=(4, 4, 4, 4))
+    bias, wider = (model.layers[0].blocks[0].attn.relative_bias(model.window_size) for model in (small, large))
+    inside = wider.view(-1, 6, 6, 6, 6)[:, :4, :4, :4, :4].reshape(bias.shape)
+    torch.testing.assert_close(inside, bias)
+    assert not torch.allclose(make(window_size=6).layers[0].blocks[0].attn.relative_bias((6, 6)), wider)
+
+
+def test_why_it_is_not_fused():
+    block = SwinV2Backbone(**TINY).layers[0].blocks[0]
+    assert reason_not_to_fuse(block, torch.zeros(1, 8, 8, 16)) == 'SwinBlockV2 has no fused form'
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'words'),
+    [
+        ({'qk_scale': 0.5}, ValueError, 'learns a scale per head'),
+        ({'use_rel_pos_bias': False}, ValueError, 'always has its position bias'),
+        ({'pretrained_window_size': (8, 8)}, ValueError, 'one entry per stage'),
+        ({'pretrained_window_size': 1}, ValueError, 'at least 2'),
+        ({'pretrain_window_size': 8}, TypeError, "did you mean 'pretrained_window_size'"),
+        ({'arch': 'swin_t'}, ValueError, 'is of SwinBackbone'),
+        ({'ape': True}, TypeError, "'use_abs_pos_embed'"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(options, error, words):
+    with pytest.raises(error, match=words):
+        SwinV2Backbone(**options)
+
+
+def test_v1_points_to_v2():
+    with pytest.raises(ValueError, match='SwinV2Backbone'):
+        SwinBackbone('swinv2_t')
+    with pytest.raises(TypeError, match='SwinV2Backbone'):
+        SwinBackbone(pretrained_window_size=8)
+
+
+def test_names_build_the_right_network():
+    with torch.device('meta'):
+        for name in ('swinv2_t', 'swin_v2_tiny', 'SwinV2-T'):
+            backbone = create_backbone(name, window_size=16)
+            assert type(backbone) is SwinV2Backbone
+            assert (backbone.window_size, backbone.training) == ((16, 16), False)
+        assert type(create_backbone('swin_t')) is SwinBackbone
+
+
+def test_versions_are_told_apart_and_said(caplog):
+    v1, v2 = SwinBackbone(**TINY), make(1)
+    with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2 in a config'):
+        v1.load_state_dict(v2.state_dict())
+    with pytest.raises(CheckpointError, match='It is a Swin V1'):
+        load_checkpoint(v2, export_state_dict(v1, 'mmdet'))
+    with pytest.raises(ValueError, match='mmdet has no Swin V2'):
+        export_state_dict(v2, 'mmdet')
+    fresh = make(2)
+    report = load_checkpoint(fresh, {'model': export_state_dict(v2, 'official')}, log=None)
+    assert 'Swin V2' in str(report)
+    assert all(torch.equal(a, b) for a, b in zip(v2.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_file_of_another_window_is_refused_unless_its_window_is_named():
+    file = export_state_dict(make(window_size=8), 'official')
+    with pytest.raises(CheckpointError, match=r'build it with pretrained_window_size=\(8, 8, 8, 8\)'):
+        load_checkpoint(make(window_size=6), file)
+    load_checkpoint(make(window_size=6, pretrained_window_size=8), file)
+
+
+@torch.no_grad()
+def test_pictures_and_flops():
+    backbone = make().eval()
+    found = token_attention(backbone, torch.rand(3, 50, 61), stage=1, block=1, pixel=(48, 60))
+    torch.testing.assert_close(found.weights.sum((1, 2)) + found.padding, torch.ones(2, dtype=torch.float64))
+    with torch.device('meta'):
+        whole = SwinV2Backbone('t', pretrained_window_size=8)
+    # The published 5.9 GFLOPs leave out the position networks.
+    assert count(whole, 256, 256).flops[''] / 1e9 == pytest.approx(5.9, abs=0.1)
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_clamped_windows_fit_inside_small_maps(kind):
+    attn = kind(**{**TINY, 'window_size': 4}, clamp_window=True).layers[0].blocks[1].attn
+    assert attn.windows_on(5, 9) == ((4, 4), (2, 2))
+    assert attn.windows_on(4, 9) == ((4, 4), (0, 0))
+    assert attn.windows_on(3, 9) == ((3, 3), (0, 0))
+    assert attn(torch.randn(1, 3, 2, 16)).shape == (1, 3, 2, 16)
+
+
+def test_a_clamped_window_of_v1_keeps_the_biases_of_its_offsets():
+    attn = randomize(WindowAttention(8, 2, window_size=(5, 5), shift=(2, 2), clamp_window=True))
+    inside = attn.relative_bias((5, 5)).view(2, 5, 5, 5, 5)[:, :3, :3, :3, :3].reshape(2, 9, 9)
+    assert torch.equal(attn.relative_bias((3, 3)), inside)
