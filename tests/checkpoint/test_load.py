@@ -277,6 +277,12 @@ class TestCauses:
             build(), source, rf'build the model with {option}={value}'.replace('(', r'\(').replace(')', r'\)')
         )
 
+    @pytest.mark.parametrize(
+        'source', [{}, {'weight': torch.zeros(3)}, {'model': {}}, {'state_dict': {'fc.weight': 3}}]
+    )
+    def test_no_swin(self, source):
+        raises_and_keeps(build(), source, 'no parameters of a Swin Transformer were found')
+
     def test_another_network_with_the_same_patch_embedding(self):
         vit = {'patch_embed.proj.weight': torch.zeros(16, 3, 4, 4), 'blocks.0.attn.qkv.weight': torch.zeros(48, 16)}
         raises_and_keeps(build(), vit, 'no parameters of a Swin Transformer were found')
