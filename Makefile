@@ -7,7 +7,8 @@
 
 # An environment that is there, with a torch chosen beforehand say, is set up with its own Python.
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
-SET_UP = "$(PYTHON)" tools/set_up
+SET_UP = @command -v "$(PYTHON)" >/dev/null || { echo 'set-up: no $(PYTHON) here: name a Python of 3.11 or newer, as in' \
+    'make PYTHON=python3.12, or apt install python3-venv' >&2; exit 1; }; "$(PYTHON)" tools/set_up
 SET_UP_FILES := requirements/torch.txt requirements/core.txt pyproject.toml $(wildcard tools/set_up/*.py)
 PY := .venv/bin/python
 READY := .venv/ready

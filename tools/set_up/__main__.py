@@ -8,6 +8,7 @@ A torch that is already in FOLDER is kept. What was interrupted goes on where it
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument('folder', type=Path)
     args = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         set_up(KINDS[args.kind], args.folder)
     except Unfit as error:

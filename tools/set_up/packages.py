@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -29,7 +30,15 @@ class Pip:
             Unfit: it failed; pip has said why.
         """
         command = [self.python, '-m', 'pip', '--disable-pip-version-check', *arguments]
-        if subprocess.run(command, env={**os.environ, **(env or {})}).returncode:
+        # Its own group, so that compilers end with it; and it inherits the lock, which a set-up that is killed leaves to it.
+        process = subprocess.Popen(command, env={**os.environ, **(env or {})}, start_new_session=True, close_fds=False)
+        try:
+            failed = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            raise
+        if failed:
             raise Unfit(
                 f'pip {arguments[0]} failed, see above. Without a connection: HTTPS_PROXY names a proxy, PIP_INDEX_URL '
                 'another index. The same command goes on where it stopped'

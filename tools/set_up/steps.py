@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def set_up(kind: Kind, folder: Path) -> None:
         if mmcv and build:
             install_mmcv(pip, mmcv, build, source[0])
         say('4/4 swin_dense itself')
-        pip.run('install', '-q', '--no-build-isolation', '--no-deps', '--editable', ROOT)
+        pip.run('install', '-qq', '--no-build-isolation', '--no-deps', '--editable', ROOT)
 
 
 def say(line: str) -> None:
@@ -86,6 +87,7 @@ def check_space(kind: Kind, folder: Path, torch: str | None) -> None:
 def lock(path: Path) -> Iterator[None]:
     """Wait for another set-up of the same thing."""
     with path.open('w') as file:
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
