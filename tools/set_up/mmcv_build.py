@@ -130,7 +130,7 @@ def compile_wheel(pip: Pip, requirement: str, build: Build, source: Path) -> Pat
         env |= {'MMCV_WITH_OPS': '1', 'MAX_JOBS': str(compile_jobs())}
         with tempfile.TemporaryDirectory(dir=folder) as scratch, progress(source):
             try:
-                pip.run('wheel', '-q', '--no-deps', '--no-build-isolation', '--wheel-dir', scratch, source, env=env)
+                pip.run('wheel', '-qq', '--no-deps', '--no-build-isolation', '--wheel-dir', scratch, source, env=env)
             except Unfit:
                 if not cuda:
                     raise

@@ -30,7 +30,7 @@ class Pip:
             Unfit: it failed; pip has said why.
         """
         command = [self.python, '-m', 'pip', '--disable-pip-version-check', *arguments]
-        # Its own group, so that compilers end with it; and it inherits the lock, which a set-up that is killed leaves to it.
+        # Its own group, so that compilers end with it. It inherits the lock, in case the set-up alone is killed.
         process = subprocess.Popen(command, env={**os.environ, **(env or {})}, start_new_session=True, close_fds=False)
         try:
             failed = process.wait()

@@ -18,7 +18,7 @@ from machine import Unfit
 from packages import Pip, cuda_of, is_triton
 
 # Gigabytes of torch 2.13 with all that it requires and triton: (installed, downloaded).
-TORCH_SIZES = {'cuda': (4.6, 2.8), 'cpu': (1.6, 0.4)}
+TORCH_SIZES = {'cuda': (4.9, 2.8), 'cpu': (1.6, 0.4)}
 # The minutes that a set-up takes without compiling, on a fast and on a slow connection.
 MINUTES = '2 to 15 minutes'
 
