@@ -21,6 +21,7 @@ from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.block import SwinBlock
 from swin_dense.checkpoint import convert_before_load
+from swin_dense.depth import UNDECAYED, layer_of
 from swin_dense.layers import MLP, LayerNorm, PatchEmbed, PatchMerging, build_norm
 from swin_dense.ops import BACKENDS, recorded, surroundings
 
@@ -214,6 +215,31 @@ class SwinBackbone(nn.Module):
         super().train(mode)
         self._freeze()
         return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Return the layer of a parameter and the number of layers, in the manner of mmpretrain's backbones.
+
+        Args:
+            param_name: of a parameter of the backbone or of a model around it.
+            prefix: what stands before the backbone's names in the model, with its dot. Other names are the head's.
+        """
+        depths = self.arch.depths
+        layers = sum(depths) + 2
+        if not param_name.startswith(prefix):
+            return layers - 1, layers
+        return layer_of(param_name.removeprefix(prefix), depths), layers
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that weight decay shall spare, beside biases and norms, in the manner of timm."""
+        return {name for name, _ in self.named_parameters() if any(key in name.split('.') for key in UNDECAYED)}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return how timm's layer decay finds its groups, which are those of timm's Swin: merging counts upwards."""
+        if coarse:
+            return {'stem': r'^patch_embed', 'blocks': r'^layers\.(\d+)'}
+        merging = [(rf'^layers\.{stage}\.downsample', (stage + 1, 0)) for stage in range(len(self.layers) - 1)]
+        blocks = [*merging, (r'^layers\.(\d+)\.\w+\.(\d+)', None), (r'^norm', (99999,))]
+        return {'stem': r'^patch_embed', 'blocks': blocks}
 
     def forward(self, img: Tensor) -> tuple[Tensor, ...]:
         """Compute the feature pyramid.

@@ -6,8 +6,9 @@ from mmengine.config.utils import MODULE2PACKAGE
 
 from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
+from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 
-__all__ = ['SwinDense', 'SwinDenseV2']
+__all__ = ['SwinDense', 'SwinDenseV2', 'SwinLayerDecayConstructor']
 
 # Models that were pickled whole by version 0.1 name the module that the class stood in.
 sys.modules['swin_dense.backbone'] = backbone

@@ -1,0 +1,118 @@
+"""Layer-wise decay: rates per parameter against tables written by hand."""
+
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS
+from torch import nn
+
+from swin_dense import SwinDense, SwinDenseV2
+from tests.conftest import TINY
+
+DEPTHS = (2, 2, 6, 2)
+# For depths 2, 2, 6, 2: beginning of the name, layer, stage.
+TABLE = [
+    ('backbone.patch_embed.', 0, 0),
+    ('backbone.absolute_pos_embed', 13, 5),
+    ('backbone.layers.0.blocks.0.', 1, 1),
+    ('backbone.layers.0.blocks.1.', 2, 1),
+    ('backbone.layers.0.downsample.', 2, 1),
+    ('backbone.layers.1.blocks.0.', 3, 2),
+    ('backbone.layers.1.blocks.1.', 4, 2),
+    ('backbone.layers.1.downsample.', 4, 2),
+    ('backbone.layers.2.blocks.0.', 5, 3),
+    ('backbone.layers.2.blocks.5.', 10, 3),
+    ('backbone.layers.2.downsample.', 10, 3),
+    ('backbone.layers.3.blocks.0.', 11, 4),
+    ('backbone.layers.3.blocks.1.', 12, 4),
+    ('backbone.norm0.', 13, 5),
+    ('backbone.norm3.', 13, 5),
+    ('head.', 13, 5),
+]
+SPARED = ('absolute_pos_embed', 'relative_position_bias_table', 'logit_scale', 'cpb_mlp')
+
+
+class Model(nn.Module):
+    def __init__(self, kind=SwinDense, **options):
+        super().__init__()
+        self.backbone = kind(**{**TINY, 'depths': DEPTHS, **options})
+        self.head = nn.Linear(128, 3)
+
+
+def settings_of(model, **paramwise):
+    """Return name -> (rate, weight decay) of an optimiser with rate 1 and weight decay 0.05."""
+    config = {
+        'constructor': 'SwinLayerDecayConstructor',
+        'optimizer': {'type': 'AdamW', 'lr': 1.0, 'weight_decay': 0.05},
+        'paramwise_cfg': paramwise,
+    }
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = build_optim_wrapper(model, config).optimizer.param_groups
+    return {names[id(p)]: (group['lr'], group['weight_decay']) for group in groups for p in group['params']}
+
+
+@pytest.mark.parametrize(('decay_type', 'column', 'last'), [('layer_wise', 1, 13), ('stage_wise', 2, 5)])
+@pytest.mark.parametrize('kind', [SwinDense, SwinDenseV2])
+def test_rates_are_those_of_the_table(kind, decay_type, column, last):
+    model = Model(kind, use_abs_pos_embed=True)
+    found = settings_of(model, decay_rate=0.5, decay_type=decay_type)
+    assert found.keys() == dict(model.named_parameters()).keys()
+    seen = set()
+    for row in TABLE:
+        names = [name for name in found if name.startswith(row[0])]
+        assert names, row
+        seen |= set(names)
+        for name in names:
+            assert found[name][0] == 0.5 ** (last - row[column]), name
+    assert {name.split('blocks.')[-1][0] for name in found.keys() - seen if 'blocks' in name} <= set('1234')
+    for name, (_, weight_decay) in found.items():
+        spared = dict(model.named_parameters())[name].ndim == 1 or any(key in name for key in SPARED)
+        assert weight_decay == (0 if spared else 0.05), name
+
+
+def test_keys_of_mmengine_hold_beside_it():
+    found = settings_of(Model(), decay_rate=0.5, num_layers=12, custom_keys={'head': {'lr_mult': 10, 'decay_mult': 2}})
+    assert found['head.weight'] == (10, 0.1)
+    assert found['backbone.patch_embed.proj.weight'] == (0.5**13, 0.05)
+
+
+def test_frozen_parameters_are_left_out():
+    found = settings_of(Model(frozen_stages=1), decay_rate=0.5)
+    assert not any(name.startswith(('backbone.patch_embed', 'backbone.layers.0.blocks')) for name in found)
+
+
+@pytest.mark.parametrize(
+    ('paramwise', 'error', 'words'),
+    [
+        ({}, TypeError, 'needs decay_rate'),
+        ({'decay_rate': 0.5, 'num_layers': 24}, ValueError, 'has 12; leave num_layers out'),
+        ({'decay_rate': 0}, ValueError, 'above 0'),
+        ({'decay_rate': 0.5, 'decay_type': 'layerwise'}, ValueError, "did you mean 'layer_wise'"),
+        ({'layer_decay_rate': 0.5}, TypeError, "did you mean 'decay_rate'"),
+    ],
+)
+def test_wrong_settings_say_what_is_allowed(paramwise, error, words):
+    with pytest.raises(error, match=words):
+        settings_of(Model(), **paramwise)
+
+
+def test_another_backbone_is_refused():
+    with pytest.raises(ValueError, match='no Swin of swin_dense in Linear'):
+        settings_of(nn.Linear(2, 2), decay_rate=0.5)
+
+
+def test_a_step_moves_layers_by_their_rates():
+    model = MODELS.build({'type': 'SwinDense', **TINY})
+    config = {
+        'constructor': 'SwinLayerDecayConstructor',
+        'optimizer': {'type': 'SGD', 'lr': 1.0},
+        'paramwise_cfg': {'decay_rate': 0.5},
+    }
+    wrapper = build_optim_wrapper(model, config)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    wrapper.step()
+    for name, rate in (('patch_embed.proj.bias', 2**-9), ('layers.3.blocks.1.norm1.bias', 0.5), ('norm3.bias', 1.0)):
+        moved = (before[name] - dict(model.named_parameters())[name]).unique()
+        torch.testing.assert_close(moved, torch.full_like(moved, rate), msg=name)
