@@ -46,6 +46,19 @@ def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unf
             unfinished.path.unlink(missing_ok=True)
 
 
+def reserve(path: Path, size: int) -> None:
+    """Take the space that a file will need, so that a full disk is an error here.
+
+    When a mapped page is first written it would be a bus error, which ends the process without a word.
+
+    Raises:
+        OSError: there is not so much space.
+    """
+    if hasattr(os, 'posix_fallocate'):
+        with path.open('rb+') as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
 def _flush(path: Path) -> None:
     if not path.is_dir():
         with path.open('rb+') as file:

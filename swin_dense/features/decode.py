@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import struct
-import zlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ HEADER_LENGTH = 25  # of a PNG, up to its bit depth; more than TIFF needs
 _ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
 # What undoes each EXIF orientation, in this order: rows become columns, the rows turn round, the columns turn round.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
-
-# What PIL, tifffile and their codecs raise for damaged content.
-_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, RuntimeError, struct.error, zlib.error)
+_DEPTH_TAG = 32997  # pages of one volume
+_ROWS_AT_ONCE = 256
 
 
 class ImageError(ValueError):
@@ -38,16 +36,33 @@ def name_of(source: Any) -> str:
         return f'image of {len(source)} bytes'
     if isinstance(source, Image.Image):
         return f'PIL image of mode {source.mode} and size {source.size}'
+    if hasattr(source, 'read') and isinstance(getattr(source, 'name', None), str):
+        return f'image {source.name!r}'
     if isinstance(source, (np.ndarray, Tensor)):
         return f'image of shape {tuple(source.shape)} and type {source.dtype}'
     return f'image of type {type(source).__name__}'
 
 
-def decode_file(path: Path) -> np.ndarray:
-    """Decode a whole file, upright and at its full depth, to (H, W) or (H, W, C)."""
+def decode_file(path: Path, page: int = 0) -> np.ndarray:
+    """Decode one page of a file, upright and at its full depth, to (H, W) or (H, W, C)."""
     with reading(path):
         content = path.read_bytes()
-    return decode_bytes(content, name_of(path))
+    return decode_bytes(content, name_of(path), page)
+
+
+def decoded_bytes(path: str | os.PathLike[str]) -> int:
+    """Return about how much memory it takes to decode a file, from its header alone."""
+    try:
+        size = os.path.getsize(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            image = Image.open(path)
+        with image:
+            # The file; what PIL unpacks it to, 4 bytes a pixel for RGB; the pixels as they are handed on.
+            per_pixel = {'L': 2, 'RGB': 7}.get(image.mode, 12)
+            return size + image.width * image.height * per_pixel
+    except Exception:  # whatever it is, decoding says it
+        return 4 * size if os.path.isfile(path) else 0
 
 
 @contextlib.contextmanager
@@ -64,7 +79,7 @@ def reading(path: Path) -> Iterator[None]:
         raise ImageError(f'{name} cannot be read: {error.strerror or error}') from error
 
 
-def decode_bytes(content: bytes, name: str) -> np.ndarray:
+def decode_bytes(content: bytes, name: str, page: int = 0) -> np.ndarray:
     """Decode the bytes of a file as :func:`decode_file` does."""
     if not content:
         raise ImageError(f'{name}: the file is empty')
@@ -72,13 +87,25 @@ def decode_bytes(content: bytes, name: str) -> np.ndarray:
         try:
             image = Image.open(io.BytesIO(content))
         except UnidentifiedImageError:
-            pixels = _tiff_pixels(content)  # PIL knows no TIFF of more than four channels
+            pixels = _tiff_pixels(content, name, page)  # PIL knows no TIFF of more than four channels
             if pixels is None:
                 raise
             return pixels
+        turn_to(image, page, name)
         if is_deep_colour(image, content):
-            return upright(_decode_deep_colour(image, content, name), orientation_of(image))
+            return upright(_decode_deep_colour(image, content, name, page), orientation_of(image))
         return decode_pil(image, name)
+
+
+def turn_to(image: Image.Image, page: int, name: str) -> None:
+    """Make a page of a file, counted from 0, or a frame of an animation, the image that PIL gives."""
+    pages = getattr(image, 'n_frames', 1)
+    if not 0 <= page < pages:
+        raise ImageError(f'{name}: there is no page {page}; it has {pages}, counted from 0')
+    if page:
+        image.seek(page)
+    if image.format == 'TIFF' and image.tag_v2.get(_DEPTH_TAG, 1) > 1:  # type: ignore[attr-defined]
+        raise ImageError(f'{name}: a volume is no image; take slices of it and pass them as arrays')
 
 
 def decode_pil(image: Image.Image, name: str) -> np.ndarray:
@@ -105,8 +132,9 @@ def decoding(name: str, if_too_large: str = 'use tile= for a large image') -> It
         raise ImageError(
             f'{name}: {error}; {if_too_large}, and set PIL.Image.MAX_IMAGE_PIXELS if you trust it'
         ) from error
-    except _DECODER_ERRORS as error:
-        raise ImageError(f'{name}: it cannot be decoded, so it may be damaged or cut off: {error}') from error
+    except Exception as error:  # damaged content makes decoders raise nearly anything, MemoryError too
+        reason = str(error) or type(error).__name__
+        raise ImageError(f'{name}: it cannot be decoded, so it may be damaged or cut off: {reason}') from error
 
 
 def pil_pixels(image: Image.Image, name: str) -> np.ndarray:
@@ -119,11 +147,24 @@ def pil_pixels(image: Image.Image, name: str) -> np.ndarray:
         image = image.convert('RGBA')
     elif image.mode not in ('L', 'LA', 'RGB', 'RGBA', 'F', 'I') and not image.mode.startswith('I;16'):
         image = image.convert('RGB')
-    pixels = np.asarray(image)
+    pixels = _to_array(image)
     if image.mode == 'I' or pixels.dtype.byteorder == '>':  # some 16-bit files come as 32-bit or big-endian
         if pixels.min() < 0 or pixels.max() > 65535:
             raise ImageError(f'{name}: its pixels exceed 16 bits; scale them and pass an array')
         pixels = pixels.astype(np.uint16)
+    return pixels
+
+
+def _to_array(image: Image.Image) -> np.ndarray:
+    """Do what ``np.asarray`` does, without the two copies of a large image that it makes on the way."""
+    if image.height <= _ROWS_AT_ONCE:
+        return np.asarray(image)
+    tops = range(0, image.height, _ROWS_AT_ONCE)
+    first = np.asarray(image.crop((0, 0, image.width, _ROWS_AT_ONCE)))
+    pixels = np.empty((image.height, *first.shape[1:]), first.dtype)
+    for top in tops:
+        bottom = min(top + _ROWS_AT_ONCE, image.height)
+        pixels[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
     return pixels
 
 
@@ -146,9 +187,9 @@ def is_deep_colour(image: Image.Image, header: bytes) -> bool:
     return image.format == 'PNG' and header[HEADER_LENGTH - 1] == 16  # its bit depth
 
 
-def _decode_deep_colour(image: Image.Image, content: bytes, name: str) -> np.ndarray:
+def _decode_deep_colour(image: Image.Image, content: bytes, name: str, page: int) -> np.ndarray:
     if image.format == 'TIFF':
-        pixels = _tiff_pixels(content)
+        pixels = _tiff_pixels(content, name, page)
         package = 'tifffile'
     else:
         pixels = _png_pixels(content)
@@ -170,8 +211,8 @@ def _png_pixels(content: bytes) -> np.ndarray | None:
     return reverse_colours(pixels)
 
 
-def _tiff_pixels(content: bytes) -> np.ndarray | None:
-    """Decode the first page of a TIFF by tifffile, or return None where it is none or tifffile is not installed."""
+def _tiff_pixels(content: bytes, name: str, number: int) -> np.ndarray | None:
+    """Decode a page of a TIFF by tifffile, or return None where it is none or tifffile is not installed."""
     if not content.startswith(TIFF_MAGIC):
         return None
     try:
@@ -179,9 +220,34 @@ def _tiff_pixels(content: bytes) -> np.ndarray | None:
     except ImportError:
         return None
     with tifffile.TiffFile(io.BytesIO(content)) as file:
-        page: Any = file.pages[0]
+        page = tiff_page(file, number, name)
+        _check_size(page)
         pixels = page.asarray()
         return np.moveaxis(pixels, 0, 2) if page.axes == 'SYX' else pixels
+
+
+def tiff_page(file: Any, number: int, name: str) -> Any:
+    """Return a page of an open ``tifffile.TiffFile`` if it is an image."""
+    if not 0 <= number < len(file.pages):
+        raise ImageError(f'{name}: there is no page {number}; it has {len(file.pages)}, counted from 0')
+    page = file.pages[number]
+    if page.axes not in ('YX', 'YXS', 'SYX'):
+        raise ImageError(
+            f'{name}: its axes are {page.axes} and its shape {page.shape}, so it is a volume and no image; take slices '
+            'of it and pass them as arrays'
+        )
+    return page
+
+
+def _check_size(page: Any) -> None:
+    """Refuse what PIL would refuse for its size, with four channels counting as one pixel."""
+    limit = Image.MAX_IMAGE_PIXELS
+    pixels = page.imagewidth * page.imagelength * max(1, page.samplesperpixel / 4)
+    if limit is not None and pixels > 2 * limit:
+        raise Image.DecompressionBombError(
+            f'Image size ({page.imagewidth} x {page.imagelength} pixels of {page.samplesperpixel} channels) exceeds '
+            f'limit of {2 * limit} pixels'
+        )
 
 
 def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

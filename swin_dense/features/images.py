@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,22 +28,24 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Resampling a float image overshoots its range a little; a 0-255 image is far outside.
 _OVERSHOOT = 0.5
-_FULL_SCALE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
+_FULL_SCALE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+Statistic = Sequence[float] | float | None  # per channel, or one for all
 
 
-def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True) -> Tensor:
+def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True, page: int = 0) -> Tensor:
     """Read one image, upright and at its full depth.
 
     Integers are divided by the largest value of their type (255 or 65535); floats are taken to lie in [0, 1]. An
     alpha channel is dropped, a grey image is repeated over three channels, a palette is looked up.
 
     Args:
-        source: a path, the bytes of an image file, a PIL image, a numpy array (H, W) or (H, W, C), or a tensor
-            (C, H, W); arrays and tensors are uint8, uint16 or floating.
+        source: a path, the bytes of an image file, a file opened with 'rb', a PIL image, a numpy array (H, W) or
+            (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8, uint16 or floating.
         channels: how many the backbone takes.
         bgr: arrays and tensors hold blue first, as ``cv2.imread`` returns them. Files and PIL images know their own
             order, so this does not touch them.
         check_range: refuse floats outside [0, 1]; off for images that are normalised already.
+        page: of a file with several pages, or frame of an animation, counted from 0.
 
     Returns:
         (channels, H, W) float32.
@@ -52,11 +55,20 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
         ImageError: the content is no image, is cut off, or has channels or values that do not fit.
         TypeError: the source is none of the above.
     """
+    return scale(read_pixels(source, channels, bgr, check_range, page))
+
+
+def read_pixels(source: Any, channels: int, bgr: bool = False, check_range: bool = True, page: int = 0) -> Tensor:
+    """Read one image as :func:`read_image` does, but keep uint8 and uint16: (channels, H, W)."""
     name = name_of(source)
+    if hasattr(source, 'read') and not isinstance(source, Image.Image):
+        source = source.read()
+        if not isinstance(source, bytes):
+            raise TypeError(f"{name}: an image file must be opened with 'rb', reading gave {type(source).__name__}")
     if isinstance(source, (str, os.PathLike)):
-        pixels = decode_file(Path(source))
+        pixels = decode_file(Path(source), page)
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        pixels = decode_bytes(bytes(source), name)
+        pixels = decode_bytes(bytes(source), name, page)
     elif isinstance(source, Image.Image):
         pixels = decode_pil(source, name)
     elif isinstance(source, (np.ndarray, Tensor)):
@@ -64,53 +76,75 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
         pixels = reverse_colours(pixels) if bgr else pixels
     else:
         raise TypeError(
-            f'an image must be a path, bytes, a PIL image, a numpy array or a torch tensor, got {type(source).__name__}'
+            'an image must be a path, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
+            f'{type(source).__name__}'
         )
-    return to_tensor(pixels, channels, name, check_range)
+    return _as_stored(pixels, channels, name, check_range)
 
 
-def normalize(image: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
+def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
     """Return ``(image - mean) / std`` per channel, or the image itself where both are None.
 
     Args:
         image: (C, H, W) or (B, C, H, W).
-        mean: C values on the image's scale.
-        std: C values, each above 0.
+        mean: C values on the image's scale, or one for all channels.
+        std: the same, each above 0.
     """
     if mean is None and std is None:
         return image
     channels = image.shape[-3]
-    if mean is None or std is None or len(mean) != channels or len(std) != channels:
+    if mean is None or std is None:
+        raise ValueError(f'got mean={mean!r} and std={std!r}; give both, or None for both to leave the image as it is')
+    means, stds = (_per_channel(name, values, channels) for name, values in (('mean', mean), ('std', std)))
+    if max(means) > 1 or min(stds) <= 0 or max(stds) > 1:
         raise ValueError(
-            f'mean and std must be one value per channel, that is {channels}, got mean={mean!r} and std={std!r}; '
-            'give both, or None for both to leave the image as it is'
-        )
-    if max(mean) > 1 or min(std) <= 0 or max(std) > 1:
-        raise ValueError(
-            f'mean and std must be on the scale 0 to 1, and std above 0, got mean={tuple(mean)} and std={tuple(std)}; '
+            f'mean and std must be on the scale 0 to 1, and std above 0, got mean={means} and std={stds}; '
             'divide values on the scale 0 to 255 by 255'
         )
     shape = (channels, 1, 1)
-    return (image - image.new_tensor(mean).view(shape)) / image.new_tensor(std).view(shape)
+    return (image - image.new_tensor(means).view(shape)) / image.new_tensor(stds).view(shape)
+
+
+def _per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
+    if isinstance(values, str):
+        raise TypeError(f'{name} must be one number per channel, got {values!r}')
+    try:
+        numbers = tuple(map(float, values)) if hasattr(values, '__len__') else (float(values),) * channels
+    except (TypeError, ValueError):
+        raise TypeError(f'{name} must be one number per channel, or one for all, got {values!r}') from None
+    if len(numbers) != channels:
+        raise ValueError(f'{name} must be one value per channel, that is {channels}, got {values!r}')
+    return numbers
 
 
 def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = True) -> Tensor:
     """Turn decoded pixels, (H, W) or (H, W, C), into a (channels, H, W) float32 tensor in [0, 1]."""
+    return scale(_as_stored(pixels, channels, name, check_range))
+
+
+def _as_stored(pixels: np.ndarray, channels: int, name: str, check_range: bool) -> Tensor:
+    """Turn decoded pixels into a (channels, H, W) tensor of uint8, uint16 or float32."""
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
     pixels = _fit_channels(pixels, channels, name)
-    scale = _FULL_SCALE.get(pixels.dtype.newbyteorder('='))
-    if scale is not None:
-        values = pixels.astype(np.float32) / np.float32(scale)
-    elif pixels.dtype.kind == 'f':
-        values = pixels.astype(np.float32)
-        _check_floats(values, name, check_range)
-    else:
+    native = pixels.dtype.newbyteorder('=')
+    if pixels.dtype.kind == 'f':
+        native = np.dtype(np.float32)
+    elif native not in (np.uint8, np.uint16):
         raise ImageError(f'{name}: pixels must be uint8, uint16 or floating, got {pixels.dtype}; convert them first')
-    # Strides of a flipped or transposed view may be negative, which torch does not take.
-    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)))
+    # A copy of its own, in order: a view may be flipped, which torch does not take, or the caller's.
+    image = torch.from_numpy(np.array(pixels.transpose(2, 0, 1), native, order='C'))
+    if image.is_floating_point():
+        check_floats(image, name, check_range)
+    return image
+
+
+def scale(image: Tensor) -> Tensor:
+    """Return an image of :func:`read_pixels`, or a batch of them, as float32 in [0, 1]."""
+    largest = _FULL_SCALE.get(image.dtype)
+    return image if largest is None else image.to(torch.float32) / largest
 
 
 def array_pixels(source: np.ndarray | Tensor, name: str) -> np.ndarray:
@@ -141,10 +175,11 @@ def _fit_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:
     return pixels
 
 
-def _check_floats(values: np.ndarray, name: str, check_range: bool) -> None:
-    low, high = float(values.min()), float(values.max())  # NaN if any value is
-    if not (np.isfinite(low) and np.isfinite(high)):
-        bad = int((~np.isfinite(values)).sum())
+def check_floats(image: Tensor, name: str, check_range: bool) -> None:
+    """Refuse NaN, infinity and, with ``check_range``, a scale that is not 0 to 1."""
+    low, high = (float(value) for value in image.detach().aminmax())  # NaN if any value is
+    if not (math.isfinite(low) and math.isfinite(high)):
+        bad = int((~image.isfinite()).sum())
         raise ImageError(f'{name}: {bad} of its values are NaN or infinite; replace them first')
     if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
         raise ImageError(

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense import checks
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize, read_pixels, scale
 from swin_dense.windows import Pair
 
 
@@ -41,15 +42,29 @@ class Inference:
         dtype: of the maps, None for the dtype that the backbone computes in.
         autocast: dtype of ``torch.autocast``, None for none.
         tiling: how an image is cut, None for the image as a whole.
+        page: of files with several pages, counted from 0.
+        max_side: images with a longer side are shrunk until it has so many pixels; None for as they are.
+
+    Raises:
+        ValueError: a type of numbers or a size is not allowed, or tiling and ``max_side`` contradict each other.
     """
 
     levels: tuple[int, ...] | None = None
-    mean: Sequence[float] | None = IMAGENET_MEAN
-    std: Sequence[float] | None = IMAGENET_STD
+    mean: Statistic = IMAGENET_MEAN
+    std: Statistic = IMAGENET_STD
     bgr: bool = False
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
     tiling: Tiling | None = None
+    page: int = 0
+    max_side: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.integer('page', self.page, minimum=0)
+        if self.max_side is not None:
+            checks.integer('max_side', self.max_side)
+            if self.tiling is not None:
+                raise ValueError('max_side= shrinks images as a whole; leave tile= out')
 
     @property
     def check_range(self) -> bool:
@@ -57,12 +72,49 @@ class Inference:
         return self.mean is not None
 
     def read(self, source: Any, channels: int) -> Tensor:
-        """Read an image in any form, see :func:`read_image`, as the backbone takes it: (channels, H, W)."""
-        return self.normalize(read_image(source, channels, self.bgr, self.check_range))
+        """Read an image in any form, see :func:`read_image`, as it will be batched: (channels, H, W).
+
+        It is uint8 or uint16 where the source is, which takes a quarter of the memory of what :meth:`prepare` makes.
+        """
+        image = read_pixels(source, channels, self.bgr, self.check_range, self.page)
+        longer = max(image.shape[1:])
+        if self.max_side is None or longer <= self.max_side:
+            return image
+        height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
+        image = image if image.dtype == torch.uint8 else scale(image)
+        return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Return what :meth:`read` gives, or a batch of it, as the backbone takes it: float32 and normalised."""
+        return self.normalize(scale(images))
 
     def normalize(self, image: Tensor) -> Tensor:
         """Return an image (C, H, W) with ``mean`` subtracted and divided by ``std``."""
         return normalize(image, self.mean, self.std)
+
+
+def bare_backbone(backbone: Any) -> Any:
+    """Return the backbone inside DataParallel, DistributedDataParallel and the like, which pass no attributes on.
+
+    Raises:
+        TypeError: there is none that makes feature maps.
+    """
+    bare = backbone
+    while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
+        bare = bare.module
+    if not hasattr(bare, 'out_strides'):
+        inside = '; pass its .backbone' if hasattr(bare, 'backbone') else ''
+        raise TypeError(f'backbone must be a SwinBackbone, or wrap one, got {type(backbone).__name__}{inside}')
+    return bare
+
+
+def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | None:
+    """Return a type of numbers given as torch or numpy has it, or by its name; None stays None."""
+    if value is None:
+        return None
+    word = getattr(value, '__name__', str(value)).removeprefix('torch.')
+    checks.one_of(name, word, allowed)
+    return getattr(torch, word)
 
 
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
@@ -82,10 +134,10 @@ def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]
 
 
 def group_by_size(images: Iterable[Tensor], batch_size: int) -> list[list[int]]:
-    """Return the indices of images that run together: of equal size, at most ``batch_size`` of them."""
-    by_shape: dict[torch.Size, list[int]] = {}
+    """Return the indices of images that run together: of equal size and type, at most ``batch_size`` of them."""
+    by_shape: dict[Any, list[int]] = {}
     for index, image in enumerate(images):
-        by_shape.setdefault(image.shape, []).append(index)
+        by_shape.setdefault((image.shape, image.dtype), []).append(index)
     return [
         members[start : start + batch_size]
         for members in by_shape.values()

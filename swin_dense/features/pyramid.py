@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +14,15 @@ from torch import Tensor
 
 from swin_dense import checks
 from swin_dense.features.decode import name_of
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.features.inference import Inference, check_levels, group_by_size, run_batch
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, check_floats
+from swin_dense.features.inference import (
+    Inference,
+    bare_backbone,
+    check_dtype,
+    check_levels,
+    group_by_size,
+    run_batch,
+)
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.tiling import FileStore, MemoryStore, check_tiling, run_tiles
 
@@ -72,16 +80,18 @@ def extract_pyramid(
     images: Any,
     *,
     levels: Sequence[int] | None = None,
-    mean: Sequence[float] | None = IMAGENET_MEAN,
-    std: Sequence[float] | None = IMAGENET_STD,
+    mean: Statistic = IMAGENET_MEAN,
+    std: Statistic = IMAGENET_STD,
     bgr: bool = False,
     batch_size: int = 8,
     tile: int | Sequence[int] | None = None,
     overlap: int | Sequence[int] | None = None,
     out: str | os.PathLike | None = None,
+    page: int = 0,
+    max_side: int | None = None,
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    autocast: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    autocast: torch.dtype | str | None = None,
     gradients: bool = False,
 ) -> Any:
     """Compute the feature pyramid of one image or of many.
@@ -90,12 +100,14 @@ def extract_pyramid(
     features are those of evaluation mode, and the maps are ordinary tensors that share no memory with each other.
 
     Args:
-        backbone: a :class:`swin_dense.SwinBackbone`, or anything that wraps one and passes its attributes on.
+        backbone: a :class:`swin_dense.SwinBackbone`, bare or in DataParallel, DistributedDataParallel (whose
+            ``module`` then runs alone) or a compiled module.
         images: one image, or a list of them, in any form that :func:`swin_dense.features.images.read_image` takes;
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays, and paths of zarr folders.
         levels: strides of the maps to return, None for all that the backbone has.
-        mean: per channel, on the scale 0 to 1. None, with ``std=None``, leaves the images as they are.
-        std: per channel, on the scale 0 to 1.
+        mean: per channel, or one number for all, on the scale 0 to 1. None, with ``std=None``, leaves the images as
+            they are.
+        std: likewise.
         bgr: arrays and tensors hold blue first, as ``cv2.imread`` returns them.
         batch_size: how many images of equal size run at once.
         tile: read and compute the image in tiles of this many pixels, one integer or (height, width), each a
@@ -103,10 +115,14 @@ def extract_pyramid(
         overlap: pixels that a tile sees beyond each of its sides, in the same units. None takes as many as it needs
             for the features of the whole image; fewer are faster and approximate.
         out: with ``tile`` and one image, a folder to which each level is written as ``stride_<s>.npy``; the maps
-            that are returned are then views of these files and take no memory.
+            that are returned are then views of these files and take no memory. Files of another image are replaced
+            when all of the new are complete.
+        page: of files with several pages, or frame of animations, counted from 0.
+        max_side: shrink images with a longer side until it has so many pixels; not with ``tile``.
         device: where to compute; the backbone is moved there. None leaves it where it is.
-        dtype: of the maps, None for the dtype that the backbone computes in.
-        autocast: a lower-precision dtype to compute in by ``torch.autocast``, None for the backbone's own.
+        dtype: of the maps, float16, bfloat16, float32 or float64 as torch has them or by name; None for the dtype
+            that the backbone computes in.
+        autocast: float16 or bfloat16, to compute in by ``torch.autocast``, None for the backbone's own.
         gradients: record the graph, so that a loss of the maps reaches parameters and, for float tensors given
             as images, the image.
 
@@ -120,13 +136,16 @@ def extract_pyramid(
         TypeError: an image or an option has the wrong type.
     """
     batch_size = checks.integer('batch_size', batch_size)
+    dtype = check_dtype('dtype', dtype, ('float16', 'bfloat16', 'float32', 'float64'))
+    autocast = check_dtype('autocast', autocast, ('float16', 'bfloat16'))
+    backbone = bare_backbone(backbone)
     strides = check_levels(backbone, levels)
     sources, is_single = _as_list(images)
     map_dtype = dtype or autocast or next(backbone.parameters()).dtype
     _check_tile_options(tile, overlap, out, gradients, is_single, map_dtype)
     if device is not None:
         backbone.to(device)
-    inference = Inference(strides, mean, std, bgr, dtype, autocast)
+    inference = Inference(strides, mean, std, bgr, dtype, autocast, page=page, max_side=max_side)
     if tile is not None:
         inference = replace(inference, tiling=check_tiling(backbone, tile, overlap, strides))
         pyramids = [_extract_in_tiles(backbone, source, inference, out) for source in sources]
@@ -134,7 +153,7 @@ def extract_pyramid(
         tensors = [_load(source, backbone.in_channels, inference, gradients) for source in sources]
         found: dict[int, Pyramid] = {}
         for members in group_by_size(tensors, batch_size):
-            batch = torch.stack([tensors[index] for index in members])
+            batch = inference.prepare(torch.stack([tensors[index] for index in members]))
             all_maps = run_batch(backbone, batch, inference, gradients)
             for index, maps in zip(members, all_maps, strict=True):
                 found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
@@ -160,8 +179,11 @@ def _check_tile_options(
 
 
 def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str | os.PathLike | None) -> Pyramid:
-    with open_large_image(source, inference.bgr) as image:
-        store: MemoryStore | FileStore = MemoryStore(image.size) if out is None else FileStore(image.size, Path(out))
+    with contextlib.ExitStack() as stack:
+        image = stack.enter_context(open_large_image(source, inference.bgr, inference.page))
+        store: MemoryStore | FileStore = MemoryStore(image.size)
+        if out is not None:
+            store = stack.enter_context(FileStore(image.size, Path(out)))
         for blocks in run_tiles(backbone, image, inference):
             store.write(blocks)
         return Pyramid(store.maps(), image.size)
@@ -171,19 +193,22 @@ def _as_list(images: Any) -> tuple[list[Any], bool]:
     """Return the images one by one, and whether it was a single one that was given."""
     if isinstance(images, Tensor) and images.ndim == 4:
         return list(images), False
-    if isinstance(images, (list, tuple, Iterator)):
+    if isinstance(images, (list, tuple, Iterator)) and not hasattr(images, 'read'):  # an open file is one image
         return list(images), False
     return [images], True
 
 
 def _load(source: Any, channels: int, inference: Inference, gradients: bool) -> Tensor:
     if gradients and isinstance(source, Tensor) and source.requires_grad:
-        return inference.normalize(_differentiable(source, channels, inference.bgr))
+        return _differentiable(source, channels, inference)
     return inference.read(source, channels)
 
 
-def _differentiable(image: Tensor, channels: int, bgr: bool) -> Tensor:
+def _differentiable(image: Tensor, channels: int, inference: Inference) -> Tensor:
     """Return a float tensor (C, H, W) as the backbone takes it, still connected to its graph."""
     if image.ndim != 3 or image.shape[0] != channels:
         raise ValueError(f'{name_of(image)}: to take gradients it must have the shape ({channels}, H, W)')
-    return image.flip(0) if bgr else image
+    check_floats(image, name_of(image), inference.check_range)
+    if inference.max_side is not None and max(image.shape[1:]) > inference.max_side:
+        raise ValueError(f'{name_of(image)}: max_side= does not go with gradients=; resize the image before')
+    return image.flip(0) if inference.bgr else image

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from swin_dense.features.decode import (
     ImageError,
     as_stored,
     decode_file,
+    decoded_bytes,
     decoding,
     is_deep_colour,
     name_of,
@@ -27,11 +28,14 @@ from swin_dense.features.decode import (
     pil_pixels,
     reading,
     reverse_colours,
+    tiff_page,
+    turn_to,
     upright,
     upright_size,
 )
 from swin_dense.features.images import array_pixels, read_image
 
+_logger = logging.getLogger(__package__)
 _LAZY_PACKAGES = (
     'to read a TIFF by parts install tifffile, zarr and imagecodecs, or for other files convert them to TIFF'
 )
@@ -53,16 +57,18 @@ class LargeImage:
 
 
 @contextlib.contextmanager
-def open_large_image(source: Any, bgr: bool = False) -> Iterator[LargeImage]:
+def open_large_image(source: Any, bgr: bool = False, page: int = 0) -> Iterator[LargeImage]:
     """Open an image for reading by regions, and close it at the end of the block.
 
     Truly lazy are arrays (also memory-mapped and zarr arrays), zarr folders, and TIFF files: these need the packages
-    tifffile and zarr, and for LZW or JPEG compression imagecodecs. Other files are decoded as a whole and kept at
-    their own depth: 3 or 4 bytes a pixel, or twice that for 16-bit colour.
+    tifffile and zarr, and where they are compressed imagecodecs. Other files are decoded as a whole and kept at
+    their own depth: 3 or 4 bytes a pixel, or twice that for 16-bit colour. If that is for want of imagecodecs, a
+    warning is logged.
 
     Args:
         source: what :func:`swin_dense.features.images.read_image` takes, a zarr array, or the path of a zarr folder.
         bgr: arrays hold blue first.
+        page: of a file with several pages, counted from 0.
 
     Raises:
         FileNotFoundError: the path does not exist.
@@ -71,7 +77,7 @@ def open_large_image(source: Any, bgr: bool = False) -> Iterator[LargeImage]:
     """
     name = name_of(source)
     if isinstance(source, (str, os.PathLike)):
-        with _open_file(Path(source), name) as image:
+        with _open_file(Path(source), name, page) as image:
             yield image
     elif isinstance(source, Image.Image):
         yield _pil_image(source, name)
@@ -80,12 +86,11 @@ def open_large_image(source: Any, bgr: bool = False) -> Iterator[LargeImage]:
     elif hasattr(source, 'shape') and hasattr(source, '__getitem__'):
         yield _array_image(source, name, bgr)
     else:
-        pixels = (read_image(source).permute(1, 2, 0)).numpy()
-        yield _array_image(pixels, name, bgr=False)
+        yield _array_image(array_pixels(read_image(source, page=page), name), name, bgr=False)
 
 
 @contextlib.contextmanager
-def _open_file(path: Path, name: str) -> Iterator[LargeImage]:
+def _open_file(path: Path, name: str, page: int) -> Iterator[LargeImage]:
     with reading(path):
         is_folder = path.is_dir()
         header = b'' if is_folder else _read_header(path)
@@ -93,8 +98,8 @@ def _open_file(path: Path, name: str) -> Iterator[LargeImage]:
         yield _array_image(_open_zarr(path, name), name, bgr=False)
         return
     with contextlib.ExitStack() as stack:
-        image = _open_tiff(path, name, stack) if header.startswith(TIFF_MAGIC) else None
-        yield image or _open_whole(path, name, header, stack)
+        image = _open_tiff(path, name, page, stack) if header.startswith(TIFF_MAGIC) else None
+        yield image or _open_whole(path, name, page, header, stack)
 
 
 def _read_header(path: Path) -> bytes:
@@ -102,15 +107,17 @@ def _read_header(path: Path) -> bytes:
         return file.read(HEADER_LENGTH)
 
 
-def _open_whole(path: Path, name: str, header: bytes, stack: contextlib.ExitStack) -> LargeImage:
+def _open_whole(path: Path, name: str, page: int, header: bytes, stack: contextlib.ExitStack) -> LargeImage:
     """Open a file that has to be decoded as a whole, by PIL wherever it keeps the depth: that takes least memory."""
     with decoding(name, if_too_large=_LAZY_PACKAGES):
         try:
             image = stack.enter_context(Image.open(path))
         except UnidentifiedImageError:
             image = None
+        if image is not None:
+            turn_to(image, page, name)
         if image is None or is_deep_colour(image, header):
-            return _array_image(decode_file(path), name, bgr=False)
+            return _array_image(decode_file(path, page), name, bgr=False)
         return _pil_image(image, name)
 
 
@@ -126,8 +133,8 @@ def _open_zarr(path: Path, name: str) -> Any:
             raise ImageError(f'{name} is a folder without a zarr array in it') from error
 
 
-def _open_tiff(path: Path, name: str, stack: contextlib.ExitStack) -> LargeImage | None:
-    """Open the first page of a TIFF lazily, or return None where it has to be decoded as a whole."""
+def _open_tiff(path: Path, name: str, number: int, stack: contextlib.ExitStack) -> LargeImage | None:
+    """Open a page of a TIFF lazily, or return None where it has to be decoded as a whole."""
     try:
         import tifffile
         import zarr
@@ -135,14 +142,24 @@ def _open_tiff(path: Path, name: str, stack: contextlib.ExitStack) -> LargeImage
         return None
     with decoding(name):
         try:
-            page: Any = stack.enter_context(tifffile.TiffFile(path)).pages[0]
-        except (tifffile.TiffFileError, IndexError, struct.error):
+            file = stack.enter_context(tifffile.TiffFile(path))
+            page: Any = tiff_page(file, number, name)
+        except ImageError:
+            raise
+        except Exception:  # PIL may know better, and says what is wrong if not
             return None
         if not _holds_plain_pixels(page):
             return None
         try:
             tifffile.TIFF.DECOMPRESSORS[page.compression]
-        except KeyError:  # it needs the package imagecodecs; PIL decodes some of these
+        except KeyError:  # PIL decodes some of these
+            _logger.warning(
+                '%s is compressed as %s, which needs the package imagecodecs to be read by parts (pip install '
+                'imagecodecs); it is decoded as a whole, which takes %d MiB',
+                name,
+                getattr(page.compression, 'name', page.compression),
+                decoded_bytes(path) >> 20,
+            )
             return None
         array: Any = zarr.open_array(stack.enter_context(page.aszarr()), mode='r')
     is_planar = page.axes == 'SYX'
@@ -161,10 +178,11 @@ def _holds_plain_pixels(page: Any) -> bool:
     """Return whether the values that tifffile gives are the pixels as they are shown, upright and at full scale."""
     orientation = page.tags.get('Orientation')
     photometric = getattr(page.photometric, 'name', '')  # a number where the standard has no name for it
+    # Of the compressions, only JPEG turns brightness and colour differences into RGB itself.
+    is_rgb = photometric == 'RGB' or (photometric == 'YCBCR' and getattr(page.compression, 'name', '') == 'JPEG')
     return (
         (orientation is None or orientation.value == 1)
-        and page.axes in ('YX', 'YXS', 'SYX')
-        and photometric in ('MINISBLACK', 'RGB')
+        and (is_rgb or photometric == 'MINISBLACK')
         and page.dtype is not None
         and (page.dtype.kind == 'f' or (page.dtype.kind == 'u' and page.bitspersample in (8, 16)))
     )

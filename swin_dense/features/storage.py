@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.atomic import written_whole
+from swin_dense.atomic import reserve, written_whole
 from swin_dense.features.tiling import Blocks, level_size
 from swin_dense.windows import Pair
 
@@ -203,9 +203,7 @@ def _pieces_safetensors(
     start = 8 + len(text)
     with path.open('wb') as file:
         file.write(len(text).to_bytes(8, 'little') + text)
-        file.flush()
-        # A full disk is an error here, and would be a bus error when a mapped page is first written.
-        os.posix_fallocate(file.fileno(), 0, start + begin)
+    reserve(path, start + begin)
 
     def write(blocks: Blocks) -> None:
         for stride, (rows, columns, values) in blocks.items():

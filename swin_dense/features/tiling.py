@@ -7,17 +7,20 @@ number of cells per block, so with an overlap of :func:`exact_overlap` nothing i
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from swin_dense import checks
+from swin_dense.atomic import reserve, written_whole
 from swin_dense.features.decode import Box
 from swin_dense.features.images import to_tensor
 from swin_dense.features.inference import Inference, Tiling, run_batch
@@ -78,9 +81,10 @@ def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) 
         for value, period in zip(given, alignment, strict=True):
             if value % period:
                 below = value // period * period
+                near = f'{below} or {below + period}' if below else period
                 raise ValueError(
                     f'{name} must be a multiple of {period} pixels, where windows of all stages start together, '
-                    f'got {value}; use {below or period} or {below + period}'
+                    f'got {value}; use {near}'
                 )
     return Tiling(sides, margins)
 
@@ -143,31 +147,46 @@ class MemoryStore:
 
 
 class FileStore:
-    """Puts the blocks of tiles together in a folder, one ``stride_<s>.npy`` per level."""
+    """Puts the blocks of tiles together in a folder, one ``stride_<s>.npy`` per level.
+
+    A context manager: at its end the files appear, in place of those of any image before, of which a
+    :class:`Pyramid` keeps what it has. If the block ends with an error, nothing has changed.
+    """
 
     def __init__(self, image_size: Pair, folder: Path) -> None:
         self._image_size = image_size
         self._folder = folder
-        self._strides: list[int] = []
+        self._unfinished = contextlib.ExitStack()
+        self._paths: dict[int, Path] = {}
         folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> FileStore:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            for stale in self._folder.glob('stride_*.npy'):  # levels of two images must never stand side by side
+                stale.unlink()
+        self._unfinished.__exit__(*error)
 
     def write(self, blocks: Blocks) -> None:
         """Write the blocks of one tile into the files, which the first tile makes."""
         for stride, (rows, columns, values) in blocks.items():
             block = values.cpu().numpy()
-            if stride not in self._strides:
-                self._strides.append(stride)
-                shape = (len(block), *level_size(self._image_size, stride))
-                open_memmap(self._path(stride), 'w+', block.dtype, shape)
+            if stride not in self._paths:
+                self._paths[stride] = self._make(stride, block)
             # Opened anew for every block, because pages stay in memory for as long as a file is mapped.
-            open_memmap(self._path(stride), 'r+')[:, rows, columns] = block
+            open_memmap(self._paths[stride], 'r+')[:, rows, columns] = block
 
     def maps(self) -> dict[int, Tensor]:
         """Return {stride: (C, rows, columns)}, views of the files: what is written to a map changes its file."""
-        return {stride: torch.from_numpy(open_memmap(self._path(stride), 'r+')) for stride in self._strides}
+        return {stride: torch.from_numpy(open_memmap(path, 'r+')) for stride, path in self._paths.items()}
 
-    def _path(self, stride: int) -> Path:
-        return self._folder / f'stride_{stride}.npy'
+    def _make(self, stride: int, block: np.ndarray) -> Path:
+        path = self._unfinished.enter_context(written_whole(self._folder / f'stride_{stride}.npy')).path
+        open_memmap(path, 'w+', block.dtype, (len(block), *level_size(self._image_size, stride)))
+        reserve(path, path.stat().st_size)
+        return path
 
 
 def _stage_strides(backbone: Any) -> list[int]:

@@ -173,6 +173,48 @@ def test_tiff_of_many_channels(dtype, planar):
         read_image(content)
 
 
+def test_open_files(tmp_path):
+    path = tmp_path / 'image.png'
+    path.write_bytes(encode(RGB, 'png'))
+    with path.open('rb') as file:
+        assert torch.equal(read_image(file), EXPECTED)
+    assert torch.equal(read_image(io.BytesIO(path.read_bytes())), EXPECTED)
+    with path.open(encoding='latin1') as file, pytest.raises(TypeError, match=r"image\.png'.* opened with 'rb'"):
+        read_image(file)
+
+
+FRAMES = [np.full((9, 12, 3), value, np.uint8) for value in (10, 120, 250)]
+PAGED = {
+    'gif': encode(FRAMES[0], 'gif', save_all=True, append_images=[Image.fromarray(frame) for frame in FRAMES[1:]]),
+    'tiff': encode(FRAMES[0], 'tiff', save_all=True, append_images=[Image.fromarray(frame) for frame in FRAMES[1:]]),
+    'deep tiff': encode_tiff(np.stack(FRAMES).astype(np.uint16) * 257, photometric='rgb'),
+    'tiff of 5 channels': encode_tiff(
+        np.stack(FRAMES)[..., [0, 1, 2, 0, 1]], photometric='minisblack', planarconfig='contig'
+    ),
+}
+
+
+@pytest.mark.parametrize('form', PAGED)
+def test_pages(form):
+    channels = 5 if '5' in form else 3
+    for page, frame in enumerate(FRAMES):
+        image = read_image(PAGED[form], channels, page=page)
+        torch.testing.assert_close(image, torch.full((channels, 9, 12), frame.max() / 255), rtol=0, atol=0.01)
+    assert torch.equal(read_image(PAGED[form], channels), read_image(PAGED[form], channels, page=0))
+    with pytest.raises(ImageError, match='there is no page 3; it has 3, counted from 0'):
+        read_image(PAGED[form], channels, page=3)
+
+
+def test_a_volume_is_no_image():
+    volume = np.zeros((7, 32, 48), np.uint8)
+    for content in (
+        encode_tiff(volume, volumetric=True, tile=(1, 16, 16)),
+        encode_tiff(volume.astype(np.complex64), volumetric=True, tile=(1, 16, 16)),
+    ):
+        with pytest.raises(ImageError, match='volume'):
+            read_image(content)
+
+
 @pytest.mark.parametrize(
     ('source', 'message'),
     [
@@ -216,6 +258,14 @@ def test_decompression_bomb_says_what_to_do(monkeypatch):
         read_image(encode(RGB, 'png'))
 
 
+def test_the_limit_holds_for_tiffs_that_pil_does_not_know(monkeypatch):
+    content = encode_tiff(np.zeros((40, 50, 5), np.uint8), photometric='minisblack', planarconfig='contig')
+    assert read_image(content, channels=5).shape == (5, 40, 50)
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
+    with pytest.raises(ImageError, match=r'40 pixels of 5 channels.* MAX_IMAGE_PIXELS'):
+        read_image(content, channels=5)
+
+
 @pytest.mark.parametrize(('package', 'to_install'), [('cv2', 'opencv-python'), ('tifffile', 'tifffile')])
 def test_depth_is_not_lost_where_a_package_is_missing(package, to_install, monkeypatch):
     deep = RGB.astype(np.uint16) * 257
@@ -245,6 +295,13 @@ def test_normalize():
         normalize(image, IMAGENET_MEAN, IMAGENET_STD).numpy(), expected.transpose(2, 0, 1), atol=1e-6
     )
     assert normalize(image, None, None) is image
+    assert torch.equal(normalize(image, 0.5, 0.25), normalize(image, [0.5] * 3, np.full(3, 0.25)))
+
+
+@pytest.mark.parametrize('mean', ['imagenet', ['a', 'b', 'c'], object()])
+def test_normalize_refuses_what_is_no_number(mean):
+    with pytest.raises(TypeError, match='mean must be one number per channel'):
+        normalize(torch.zeros(3, 2, 2), mean, 1.0)
 
 
 @pytest.mark.parametrize(

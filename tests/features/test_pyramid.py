@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
@@ -149,6 +150,77 @@ def test_dtype_and_autocast(backbone):
         assert 0 < error < 0.1  # other numbers than float32, but near
     double = extract_pyramid(randomize(SwinBackbone(**TINY)).double(), PHOTOGRAPH)
     assert double[4].dtype == torch.float64
+
+
+@pytest.mark.parametrize('dtype', ['float16', torch.float16, np.float16, np.dtype('float16')])
+def test_types_of_numbers_by_any_name(backbone, dtype):
+    assert extract_pyramid(backbone, PHOTOGRAPH[:32, :32], dtype=dtype)[32].dtype == torch.float16
+
+
+@pytest.mark.parametrize('options', [{'dtype': torch.int8}, {'dtype': 'half'}, {'autocast': 'float32'}, {'dtype': 16}])
+def test_other_types_of_numbers(backbone, options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be one of .*'bfloat16'"):
+        extract_pyramid(backbone, PHOTOGRAPH, **options)
+
+
+def test_wrapped_for_data_parallelism(backbone, tmp_path):
+    expected = alone(backbone, PHOTOGRAPH)
+    assert_same(extract_pyramid(torch.nn.DataParallel(backbone), PHOTOGRAPH), expected)
+    torch.distributed.init_process_group('gloo', init_method=f'file://{tmp_path}/meeting', rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(backbone)
+        assert_same(extract_pyramid(parallel, PHOTOGRAPH), expected)
+        tiled = extract_pyramid(parallel, PHOTOGRAPH, tile=224)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert_same(tiled, expected)
+    with pytest.raises(TypeError, match='backbone must be a SwinBackbone, or wrap one, got Linear'):
+        extract_pyramid(torch.nn.Linear(1, 1), PHOTOGRAPH)
+
+
+def test_an_open_file_is_one_image(backbone, tmp_path):
+    Image.fromarray(PHOTOGRAPH).save(tmp_path / 'image.png')
+    with (tmp_path / 'image.png').open('rb') as file:
+        assert_same(extract_pyramid(backbone, file), alone(backbone, PHOTOGRAPH))
+    with (tmp_path / 'image.png').open('rb') as file:
+        assert_same(extract_pyramid(backbone, file, tile=224), alone(backbone, PHOTOGRAPH))
+
+
+def test_images_of_equal_size_and_different_types(backbone):
+    deep = PHOTOGRAPH.astype(np.uint16) * 257
+    pyramids = extract_pyramid(backbone, [PHOTOGRAPH, deep, PHOTOGRAPH / 255, deep])
+    for pyramid in pyramids:
+        assert_same(pyramid, alone(backbone, PHOTOGRAPH))
+
+
+@pytest.mark.parametrize('image', [PHOTOGRAPH, PHOTOGRAPH.astype(np.uint16) * 257, PHOTOGRAPH / 255])
+def test_max_side_shrinks_what_is_larger(backbone, image):
+    pyramid = extract_pyramid(backbone, image, max_side=66)
+    assert pyramid.image_size == (round(97 * 66 / 131), 66)
+    small = np.array(Image.fromarray(PHOTOGRAPH).resize((66, 49), Image.Resampling.BILINEAR))
+    expected = alone(backbone, small)
+    for stride, level in pyramid.items():
+        assert (level - expected[stride]).norm() / expected[stride].norm() < 0.02
+    assert_same(extract_pyramid(backbone, image, max_side=131), alone(backbone, PHOTOGRAPH))
+    with pytest.raises(ValueError, match='leave tile= out'):
+        extract_pyramid(backbone, image, max_side=66, tile=224)
+
+
+def test_page(backbone, tmp_path):
+    frames = [Image.fromarray(PHOTOGRAPH[i : 40 + i, :32]) for i in range(2)]
+    frames[0].save(tmp_path / 'pages.tif', save_all=True, append_images=frames[1:])
+    for options in ({}, {'tile': 224}):
+        pyramid = extract_pyramid(backbone, tmp_path / 'pages.tif', page=1, **options)
+        assert_same(pyramid, alone(backbone, np.array(frames[1])))
+
+
+@pytest.mark.parametrize(('value', 'message'), [(255.0, 'between 0 and 1'), (float('nan'), 'NaN')])
+def test_gradients_need_images_in_range_too(backbone, value, message):
+    image = torch.rand(3, 40, 40)
+    image[1, 2, 3] = value
+    with pytest.raises(ValueError, match=message):
+        extract_pyramid(backbone, image.requires_grad_(), gradients=True)
 
 
 def test_training_mode_is_set_aside_and_restored():

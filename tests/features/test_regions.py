@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from swin_dense.features import regions
 from swin_dense.features.images import ImageError, read_image, to_tensor
 from swin_dense.features.regions import open_large_image
 from tests.conftest import IfInstalled, photograph
@@ -179,6 +180,56 @@ def test_a_damaged_zarr_array_names_the_folder(tmp_path):
             chunk.write_bytes(b'damaged')
     with pytest.raises(ImageError, match=r'x\.zarr'), open_large_image(path) as image:
         image.read(0, 0, *image.size)
+
+
+@pytest.mark.parametrize('compression', ['jpeg', 'lzw', 'zstd', 'jpeg2000'])
+def test_compressed_slides_are_read_by_parts(tmp_path, compression, monkeypatch):
+    path = save_slide(tmp_path / 'x.tif', compression)
+    whole = read_image(path)
+    monkeypatch.setattr(regions, 'decode_file', None)
+    monkeypatch.setattr(regions, '_pil_image', None)
+    with open_large_image(path) as image:
+        assert image.size == RGB.shape[:2]
+        part = to_tensor(image.read(20, 70, 150, 131), 3, 'part')
+    # Decoders of JPEG may differ by rounding.
+    torch.testing.assert_close(part, whole[:, 20:150, 70:131], rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        part, torch.from_numpy(RGB[20:150, 70:131] / 255).float().movedim(2, 0), rtol=0, atol=0.3
+    )
+
+
+def save_slide(path, compression):
+    return save_tiff(path, tile=(64, 64), compression=compression)
+
+
+def test_a_slide_is_ycbcr_as_scanners_write_it(tmp_path):
+    with tifffile.TiffFile(save_slide(tmp_path / 'x.tif', 'jpeg')) as file:
+        assert file.pages[0].photometric == tifffile.PHOTOMETRIC.YCBCR
+
+
+def test_without_imagecodecs_it_is_said_that_all_is_decoded(tmp_path, monkeypatch, caplog):
+    path = save_slide(tmp_path / 'x.tif', 'jpeg')
+    monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {})
+    with open_large_image(path) as image:
+        assert image.size == RGB.shape[:2]
+    assert 'compressed as JPEG, which needs the package imagecodecs' in caplog.text
+
+
+def test_pages_of_a_tiff(tmp_path):
+    for form, options in {'tiled': {'tile': (64, 64)}, 'whole': {'extratags': [(274, 'H', 1, 3, True)]}}.items():
+        path = save_tiff(tmp_path / f'{form}.tif', np.stack([RGB, RGB[::-1]]), **options)
+        with open_large_image(path, page=1) as image:
+            part = to_tensor(image.read(0, 0, *image.size), 3, 'part')
+        assert torch.equal(part, read_image(path, page=1))
+        with pytest.raises(ImageError, match='no page 2'), open_large_image(path, page=2):
+            pass
+
+
+def test_a_volume_is_no_image(tmp_path):
+    volume = np.zeros((7, 32, 48), np.uint8)
+    tifffile.imwrite(tmp_path / 'x.tif', volume, volumetric=True, tile=(1, 16, 16))
+    with pytest.raises(ImageError, match='volume'), open_large_image(tmp_path / 'x.tif'):
+        pass
 
 
 def test_beyond_the_limit_of_pil(tmp_path, monkeypatch):

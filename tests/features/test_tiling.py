@@ -1,5 +1,8 @@
 """Tiles give what the whole image gives, if they overlap enough; how much is enough is checked by brute force."""
 
+import multiprocessing
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,8 @@ from hypothesis import strategies as st
 from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.tiling import exact_overlap, level_size, plan_tiles, tile_alignment
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, randomize, small_disk
+from tests.features.test_storage import tree
 
 # Two stages of small windows: an alignment of 24 pixels and little to compute.
 SMALL = {'embed_dims': 8, 'depths': (2, 3), 'num_heads': (1, 2), 'window_size': 3}
@@ -151,6 +155,53 @@ def test_written_to_memory_mapped_files(small, tmp_path, dtype):
         assert np.array_equal(np.load(tmp_path / 'new' / 'folder' / f'stride_{stride}.npy'), level.numpy())
 
 
+def in_a_process(function):
+    """Return the exit status of a function in a process of its own, which a signal may end."""
+    process = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_a_full_disk_is_an_error_and_keeps_the_maps_before(small, tmp_path):
+    """Without the space reserved, writing to a mapped page ends the process by SIGBUS."""
+    images = [np.random.default_rng(0).random((side, 240, 3)) for side in (48, 480)]
+
+    def fill_the_disk():
+        extract_pyramid(small, images[0], tile=48, out=tmp_path)
+        before = tree(tmp_path)
+        with pytest.raises(OSError, match='No space left'):
+            extract_pyramid(small, images[1], tile=48, out=tmp_path)
+        return tree(tmp_path) != before
+
+    with small_disk(tmp_path, '200k'):
+        assert in_a_process(fill_the_disk) == 0
+
+
+def test_a_live_pyramid_outlasts_the_reuse_of_its_folder(small, tmp_path):
+    large, little = (np.random.default_rng(0).random((side, side, 3)) for side in (480, 24))
+
+    def reuse():
+        first = extract_pyramid(small, large, tile=48, out=tmp_path)
+        before = {stride: level.clone() for stride, level in first.items()}
+        second = extract_pyramid(small, little, tile=48, out=tmp_path, levels=[8])
+        assert [path.name for path in tmp_path.iterdir()] == ['stride_8.npy']
+        assert np.array_equal(np.load(tmp_path / 'stride_8.npy'), second[8].numpy())
+        return not all(torch.equal(first[stride], level) for stride, level in before.items())
+
+    assert in_a_process(reuse) == 0
+
+
+def test_an_extraction_that_fails_leaves_the_folder_as_it_was(small, tmp_path):
+    image = np.random.default_rng(0).random((100, 60, 3))
+    extract_pyramid(small, image, tile=48, out=tmp_path)
+    before = tree(tmp_path)
+    image[90, 10] = np.nan
+    with pytest.raises(ValueError, match='NaN'):
+        extract_pyramid(small, image, tile=48, out=tmp_path)
+    assert tree(tmp_path) == before
+
+
 @pytest.mark.parametrize('option', ['dtype', 'autocast'])
 def test_files_cannot_hold_bfloat16(tmp_path, option):
     backbone = SwinBackbone(**SMALL)
@@ -173,7 +224,7 @@ def test_several_images_and_float32(tmp_path):
     ('options', 'message'),
     [
         ({'tile': 50}, 'tile must be a multiple of 24 pixels, .* got 50; use 48 or 72'),
-        ({'tile': 10}, 'use 24 or 24'),
+        ({'tile': 10}, 'use 24$'),
         ({'tile': 0}, 'at least 1'),
         ({'tile': 24, 'overlap': 12}, 'overlap must be a multiple of 24'),
         ({'tile': 24, 'overlap': -24}, 'at least 0'),
