@@ -3,8 +3,8 @@
     swin-dense features photos/ --out features --checkpoint swin_tiny.pth
     torchrun --nproc-per-node 8 -m swin_dense features photos/ --out features --checkpoint swin_tiny.pth
 
-Run the same command again to go on where it stopped. ``index.csv`` in the folder lists image, feature file and size,
-``failures.csv`` the images that could not be read.
+Run the same command again to go on where it stopped. Images whose file has changed since, by size or time, are done
+again. ``index.csv`` in the folder lists image, feature file and size, ``failures.csv`` what could not be done.
 What was finished before a signal (exit status 130 or 143) or before the disk was full (1) is kept.
 """
 
@@ -16,6 +16,8 @@ import datetime
 import importlib.util
 import os
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,17 +28,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
-from swin_dense.features.dataset import chunk_shares
-from swin_dense.features.extraction import (
-    POOLINGS,
-    Extraction,
-    extract_files,
-    list_images,
-    stop_signals,
-    weights_digest,
-)
+from swin_dense.features.extraction import POOLINGS, Extraction
 from swin_dense.features.inference import Inference, check_levels
-from swin_dense.features.storage import FORMATS, FeatureFolder, check_settings, write_failures, write_index
+from swin_dense.features.job import run_extraction, stop_signals, weights_digest
+from swin_dense.features.sources import list_images
+from swin_dense.features.storage import FORMATS, FeatureFolder
 from swin_dense.features.tiling import check_tiling
 
 DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
@@ -61,10 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--format', choices=FORMATS, default='safetensors', help='(default: %(default)s)')
     parser.add_argument('--dtype', choices=DTYPES, default='float32', help='of the files (default: %(default)s)')
     parser.add_argument('--autocast', choices=('float16', 'bfloat16'), help='compute in lower precision')
-    parser.add_argument('--batch-size', type=int, default=8, help='images of equal size (default: %(default)s)')
-    parser.add_argument('--workers', type=int, default=2, help='reading processes per rank (default: %(default)s)')
+    parser.add_argument(
+        '--batch-size', type=int, default=8, help='images of equal size at once, at most (default: %(default)s)'
+    )
+    parser.add_argument('--workers', type=int, default=2, help='reading threads per rank (default: %(default)s)')
     parser.add_argument('--tile', type=int, metavar='PIXELS', help='read large images in tiles of this size')
     parser.add_argument('--overlap', type=int, metavar='PIXELS', help='between tiles (default: as exact results need)')
+    parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images with a longer side to this')
+    parser.add_argument('--page', type=int, default=0, help='of files with several, from 0 (default: %(default)s)')
+    parser.add_argument('--prune', action='store_true', help='remove the features of images that SRC does not name')
     parser.add_argument('--device', help='(default: cuda where there is one, else cpu)')
 
 
@@ -103,46 +104,65 @@ def run(args: argparse.Namespace) -> int:
 
 
 def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
-    paths = list_images(args.sources)
+    skipped: dict[str, str] = {}
+    no_images: Counter[str] = Counter()
+
+    def on_skipped(path: str, reason: str) -> None:
+        if os.path.isdir(path):
+            skipped[path] = f'folder {path!r} {reason}'
+        else:
+            no_images[Path(path).suffix or 'no suffix'] += 1
+
+    paths = list_images(args.sources, on_skipped)
+    if rank == 0:
+        for reason in skipped.values():
+            say(console, f'skipped: {reason}')
+        if no_images:
+            counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
+            say(console, f'not taken for images, by their names: {counts}; a pattern or a list takes them too')
     if not paths:
         raise ValueError(f'no images found in {args.sources}')
     backbone = build_backbone(args).to(device_of(args))
     extraction = build_extraction(args, backbone)
     folder = FeatureFolder(args.out, args.format)
-    if rank == 0:
-        folder.remove_leftovers()
-        check_settings(folder, describe_settings(args, extraction, backbone))
-    if world_size > 1:
-        dist.barrier()
 
     with stop_signals() as received, progress_bar(rank, world_size) as progress:
-        mine = [index for chunk in chunk_shares(len(paths), extraction.chunk_size, rank, world_size) for index in chunk]
-        finished = sum(folder.is_finished(paths[index]) for index in mine)
-        task = progress.add_task('', total=len(mine), completed=finished)
+        task = progress.add_task('', total=None)
+
+        def on_start(images: int, finished: int) -> None:
+            progress.update(task, total=images, completed=finished)
 
         def on_image(path: str, error: str | None) -> None:
             progress.advance(task)
             if error is not None:
-                progress.console.print(
-                    f'skipped: {error}', style='yellow', markup=False, highlight=False, soft_wrap=True
-                )
+                say(progress.console, f'skipped: {error}')
 
-        failures = extract_files(
-            backbone, paths, folder, extraction, rank, world_size, on_image, should_stop=lambda: bool(received)
+        outcome = run_extraction(
+            backbone,
+            paths,
+            folder,
+            extraction,
+            describe_settings(args, extraction, backbone),
+            rank=rank,
+            world_size=world_size,
+            skipped=skipped,
+            prune_others=args.prune,
+            on_start=on_start,
+            on_image=on_image,
+            should_stop=lambda: bool(received),
         )
-    if world_size > 1 and not received:
-        everyones: list[Any] = [None] * world_size
-        dist.all_gather_object(everyones, failures)
-        failures = {path: error for share in everyones for path, error in share.items()}
     if rank == 0:
-        write_failures(folder, failures)
-        count = write_index(folder, paths)
-        if world_size == 1 or not received:  # after a signal, other ranks may still be finishing an image
-            folder.remove_leftovers()
-        console.print(f'{count} of {len(paths)} images are in {args.out}, {len(failures)} failed')
+        pruned = f', {outcome.pruned} of other images removed' if args.prune else ''
+        console.print(
+            f'{outcome.finished} of {len(paths)} images are in {args.out}, {len(outcome.failures)} failed{pruned}'
+        )
     if received:
         return 128 + received[0]
-    return 1 if failures else 0
+    return 1 if outcome.failures else 0
+
+
+def say(where: Console, text: str) -> None:
+    where.print(text, style='yellow', markup=False, highlight=False, soft_wrap=True)
 
 
 def device_of(args: argparse.Namespace) -> str:
@@ -159,7 +179,13 @@ def build_extraction(args: argparse.Namespace, backbone: Any) -> Extraction:
         # Whoever asks for tiles expects images beyond PIL's guard against small files that unpack to huge ones.
         Image.MAX_IMAGE_PIXELS = None
     return Extraction(
-        Inference(levels, tiling=tiling, autocast=DTYPES[args.autocast] if args.autocast else None),
+        Inference(
+            levels,
+            autocast=DTYPES[args.autocast] if args.autocast else None,
+            tiling=tiling,
+            page=args.page,
+            max_side=args.max_side,
+        ),
         pool=args.pool,
         dtype=DTYPES[args.dtype],
         batch_size=args.batch_size,
@@ -179,7 +205,8 @@ def describe_settings(args: argparse.Namespace, extraction: Extraction, backbone
         'format': args.format,
         'dtype': args.dtype,
         'autocast': args.autocast,
-        'batch_size': args.batch_size,
+        'page': args.page,
+        'max_side': args.max_side,
         'tile': tiling.tile if tiling else None,
         'overlap': tiling.overlap if tiling else None,
     }

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import os
-import signal
+import contextlib
+import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.features.dataset import ChunkSampler, Collate, ImageDataset
+from swin_dense.features.dataset import Sample, chunk_shares, read_ahead
 from swin_dense.features.decode import ImageError
-from swin_dense.features.inference import Inference, run_batch
+from swin_dense.features.inference import Inference, bare_backbone, is_out_of_memory, run_batch
 from swin_dense.features.regions import LargeImage, open_large_image
-from swin_dense.features.storage import FeatureFolder
+from swin_dense.features.storage import FeatureFolder, note_failure, source_of
 from swin_dense.features.tiling import run_tiles
+from swin_dense.windows import Pair
 
-IMAGE_SUFFIXES = frozenset(
-    {'.bmp', '.gif', '.jpeg', '.jpg', '.jp2', '.pgm', '.png', '.pnm', '.ppm', '.tif', '.tiff', '.webp', '.zarr'}
-)
 _BATCHES_PER_CHUNK = 4
+# More pixels in one batch make no device faster and take memory: 16 images of 1024 x 1024, or one camera photograph.
+_BATCH_PIXELS = 1 << 24
+_WAITING_BYTES = 1 << 28  # of images that wait for others of their size
+_logger = logging.getLogger(__package__)
 _GEM_POWER = 3.0
 _GEM_FLOOR = 1e-6
 
@@ -65,8 +64,9 @@ class Extraction:
             batches.
         pool: 'none' for maps, or a key of ``POOLINGS`` for one vector per level.
         dtype: of what is written.
-        batch_size: how many images of equal size run at once.
-        workers: processes that read images.
+        batch_size: how many images of equal size run at once; fewer where they have many pixels together, or the
+            device has too little memory.
+        workers: threads that read images ahead.
     """
 
     inference: Inference
@@ -86,21 +86,6 @@ class Extraction:
         return 1 if self.inference.tiling else _BATCHES_PER_CHUNK * self.batch_size
 
 
-def list_images(sources: Sequence[str | os.PathLike]) -> list[str]:
-    """Return the image files that files, folders, glob patterns and lists name, each once, in a fixed order.
-
-    A folder stands for the images anywhere below it, by suffix; a ``.txt`` file for one path per line.
-
-    Raises:
-        FileNotFoundError: a source does not exist and is no pattern that matches something.
-    """
-    found: dict[str, str] = {}
-    for source in sources:
-        for path in _expand(os.fspath(source)):
-            found.setdefault(os.path.abspath(path), path)
-    return list(found.values())
-
-
 def extract_files(
     backbone: Any,
     paths: Sequence[str],
@@ -108,58 +93,42 @@ def extract_files(
     extraction: Extraction,
     rank: int = 0,
     world_size: int = 1,
+    on_start: Callable[[int, int], None] = lambda images, finished: None,
     on_image: Callable[[str, str | None], None] = lambda path, error: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
     """Write the features of this rank's share of the images; those already in the folder are passed over.
 
     Args:
-        backbone: on the device on which it shall run.
+        backbone: on the device on which it shall run, bare or in a wrapper for data parallelism.
         paths: all images, the same in every rank.
         folder: where the features go.
         extraction: how they are made.
         rank: of this process.
         world_size: number of processes.
+        on_start: called with how many images the share has, and how many of them are finished.
         on_image: called with every image that is done, and why it failed or None.
         should_stop: asked between batches and tiles.
 
     Returns:
-        By path, why an image failed.
+        By path, why an image failed. The folder holds this too, for ``collect_failures``.
 
     Raises:
         OSError: the folder cannot be written. What has been written stays.
     """
-    pending = [not folder.is_finished(path) for path in paths]
-    chunks = ChunkSampler(pending, extraction.chunk_size, rank, world_size)
-    share = _Share(backbone, paths, pending, chunks, folder, extraction, on_image, should_stop)
+    share = _Share(bare_backbone(backbone), paths, folder, extraction, rank, on_image, should_stop)
+    chunks = chunk_shares(len(paths), extraction.chunk_size, rank, world_size)
+    for index in (index for chunk in chunks for index in chunk):
+        if not folder.is_finished(paths[index]):
+            share.pending[index] = source_of(paths[index])
+    images = sum(map(len, chunks))
+    on_start(images, images - len(share.pending))
+    chunks = [chunk for chunk in chunks if any(index in share.pending for index in chunk)]
     if extraction.inference.tiling is None:
-        _extract_in_batches(share)
+        _extract_in_batches(share, chunks)
     else:
-        _extract_one_by_one(share)
+        _extract_one_by_one(share, chunks)
     return share.failures
-
-
-def weights_digest(module: nn.Module) -> str:
-    """Return a short hash of all weights, to tell whether two runs used the same."""
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Within the block, SIGINT and SIGTERM only append their number to the list that is given."""
-    received: list[int] = []
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, lambda number, frame: received.append(number))
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @dataclass
@@ -167,69 +136,138 @@ class _Share:
     """What one rank does.
 
     Attributes:
-        pending: per path, whether it is still to be done.
-        chunks: of the indices of the paths that are this rank's.
+        pending: by index of the paths that are still to be done, what :func:`source_of` says of them.
         failures: by path, why an image failed.
+        batch_pixels: how many pixels run at once.
     """
 
     backbone: Any
     paths: Sequence[str]
-    pending: Sequence[bool]
-    chunks: ChunkSampler
     folder: FeatureFolder
     extraction: Extraction
+    rank: int
     on_image: Callable[[str, str | None], None]
     should_stop: Callable[[], bool]
+    pending: dict[int, Pair | None] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    batch_pixels: int = _BATCH_PIXELS
 
     def report(self, path: str, error: str | None = None) -> None:
         if error is not None:
             self.failures[path] = error
+            note_failure(self.folder, self.rank, path, error)
         self.on_image(path, error)
 
 
-def _extract_in_batches(share: _Share) -> None:
-    inference, paths, pending = share.extraction.inference, share.paths, share.pending
-    loader = DataLoader(
-        ImageDataset(paths, share.backbone.in_channels, inference, skip_broken=True),
-        batch_sampler=share.chunks,
-        collate_fn=Collate(share.extraction.batch_size),
-        num_workers=share.extraction.workers,
-        worker_init_fn=_leave_signals_to_parent,
-    )
-    for batches, broken in loader:
-        for sample in broken:
-            share.report(paths[sample.index], sample.error)
-        for batch in batches:
-            if share.should_stop():
-                return
-            if not any(pending[index] for index in batch.indices):
-                continue
-            size = (batch.images.shape[2], batch.images.shape[3])
-            all_maps = run_batch(share.backbone, batch.images, inference)
-            for index, maps in zip(batch.indices, all_maps, strict=True):
-                if pending[index]:
-                    share.folder.save(paths[index], _finish(maps, share.extraction), size)
-                    share.report(paths[index])
+def _extract_in_batches(share: _Share, chunks: Sequence[Sequence[int]]) -> None:
+    for members, images in _batches(share, chunks):
+        if share.should_stop():
+            return
+        if not any(index in share.pending for index in members):
+            continue
+        try:
+            all_maps = _run(share, images)
+        except ImageError as error:
+            for index in share.pending.keys() & members:
+                share.report(share.paths[index], f'image {share.paths[index]!r}: {error}')
+            continue
+        size = (images.shape[2], images.shape[3])
+        for index, maps in zip(members, all_maps, strict=True):
+            if index in share.pending:
+                path = share.paths[index]
+                share.folder.save(path, _finish(maps, share.extraction), size, share.pending[index])
+                share.report(path)
         if share.should_stop():
             return
 
 
-def _extract_one_by_one(share: _Share) -> None:
-    for (index,) in share.chunks:
+def _batches(share: _Share, chunks: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield images of equal size and type as they are stored, (B, C, H, W), and which they are."""
+    indices = [index for chunk in chunks for index in chunk]
+    read = partial(share.extraction.inference.read, channels=share.backbone.in_channels)
+    with contextlib.closing(read_ahead(share.paths, indices, read, share.extraction.workers)) as samples:
+        for chunk in chunks:
+            waiting: dict[Any, list[Sample]] = {}
+            held = 0
+            for sample in itertools.islice(samples, len(chunk)):
+                if sample.image is None:
+                    if sample.index in share.pending:
+                        share.report(share.paths[sample.index], sample.error)
+                    continue
+                kind = sample.image.shape, sample.image.dtype
+                waiting.setdefault(kind, []).append(sample)
+                held += sample.image.nbytes
+                most = min(share.extraction.batch_size, max(1, _BATCH_PIXELS // sample.image[0].numel()))
+                if held > _WAITING_BYTES:
+                    ready, held = list(waiting), 0
+                elif len(waiting[kind]) == most:
+                    ready = [kind]
+                    held -= most * sample.image.nbytes
+                else:
+                    ready = []
+                del sample
+                for kind in ready:
+                    yield _stack(waiting.pop(kind))
+            while waiting:
+                yield _stack(waiting.popitem()[1])
+
+
+def _stack(samples: list[Sample]) -> tuple[list[int], Tensor]:
+    images = [sample.image for sample in samples if sample.image is not None]
+    # A single image may be so large that a copy counts.
+    return [sample.index for sample in samples], images[0][None] if len(images) == 1 else torch.stack(images)
+
+
+def _run(share: _Share, images: Tensor) -> list[dict[int, Tensor]]:
+    """Compute the maps of a batch, in as many parts as the memory of the device demands.
+
+    Raises:
+        ImageError: there is too little memory for a single image.
+    """
+    pixels = images[0, 0].numel()
+    most = max(1, share.batch_pixels // pixels)
+    if len(images) > most:
+        return [maps for part in images.split(most) for maps in _run(share, part)]
+    device = next(share.backbone.parameters()).device
+    inference = share.extraction.inference
+    try:
+        return run_batch(share.backbone, inference.prepare(images.to(device)), inference)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Out of the handler, which holds on to everything that the attempt computed.
+    if device.type == 'cuda':
+        torch.cuda.empty_cache()
+    size = f'{images.shape[2]} x {images.shape[3]} pixels'
+    if len(images) == 1:
+        raise ImageError(f'{device} has too little memory for its {size}; use tile= (--tile) or max_side= (--max-side)')
+    half = (len(images) + 1) // 2
+    share.batch_pixels = half * pixels
+    _logger.warning(
+        '%s has too little memory for %d images of %s at once; going on with %d', device, len(images), size, half
+    )
+    return _run(share, images)
+
+
+def _extract_one_by_one(share: _Share, chunks: Sequence[Sequence[int]]) -> None:
+    for (index,) in chunks:
         if share.should_stop():
             return
         path = share.paths[index]
         try:
-            with open_large_image(path) as image:
+            with open_large_image(path, page=share.extraction.inference.page) as image:
                 if share.extraction.pool == 'none':
-                    _save_tiles(share, path, image)
+                    _save_tiles(share, index, image)
                 else:
-                    _save_pooled_tiles(share, path, image)
+                    _save_pooled_tiles(share, index, image)
         except _StopError:
             return
         except (ImageError, FileNotFoundError) as error:
             share.report(path, str(error))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            share.report(path, f'image {path!r}: too little memory for one tile; use a smaller one: {error}')
         else:
             share.report(path)
 
@@ -238,19 +276,20 @@ class _StopError(Exception):
     """Leaves an unfinished image; its temporary file goes with it."""
 
 
-def _save_tiles(share: _Share, path: str, image: LargeImage) -> None:
+def _save_tiles(share: _Share, index: int, image: LargeImage) -> None:
     inference = replace(share.extraction.inference, dtype=share.extraction.dtype)
     channels = dict(zip(share.backbone.out_strides, share.backbone.out_channels, strict=True))
     channels = {stride: channels[stride] for stride in inference.levels or channels}
     tile = inference.tiling.tile if inference.tiling else image.size
-    with share.folder.save_in_pieces(path, channels, image.size, share.extraction.dtype, tile) as write:
+    path, source, dtype = share.paths[index], share.pending[index], share.extraction.dtype
+    with share.folder.save_in_pieces(path, channels, image.size, dtype, tile, source) as write:
         for blocks in run_tiles(share.backbone, image, inference):
             write(blocks)
             if share.should_stop():
                 raise _StopError
 
 
-def _save_pooled_tiles(share: _Share, path: str, image: LargeImage) -> None:
+def _save_pooled_tiles(share: _Share, index: int, image: LargeImage) -> None:
     pooling = POOLINGS[share.extraction.pool]
     totals: dict[int, Tensor] = {}
     cells: Counter[int] = Counter()
@@ -262,40 +301,10 @@ def _save_pooled_tiles(share: _Share, path: str, image: LargeImage) -> None:
             raise _StopError
     dtype = share.extraction.dtype
     pooled = {stride: pooling.after(total / cells[stride]).to(dtype) for stride, total in totals.items()}
-    share.folder.save(path, pooled, image.size)
+    share.folder.save(share.paths[index], pooled, image.size, share.pending[index])
 
 
 def _finish(maps: Mapping[int, Tensor], extraction: Extraction) -> dict[int, Tensor]:
     if extraction.pool == 'none':
         return {stride: level.to(extraction.dtype) for stride, level in maps.items()}
     return {stride: POOLINGS[extraction.pool](level, extraction.dtype) for stride, level in maps.items()}
-
-
-def _expand(source: str) -> list[str]:
-    path = Path(source)
-    if path.suffix == '.txt' and path.is_file():
-        lines = path.read_text(encoding='utf-8', errors='surrogateescape').splitlines()
-        return [line for line in lines if line.strip()]
-    if path.is_dir() and path.suffix != '.zarr':
-        return sorted(_walk(source))
-    if path.exists():
-        return [source]
-    matches = sorted(glob.glob(source, recursive=True))
-    if not matches:
-        raise FileNotFoundError(f'{source!r} is no file, folder or pattern that matches something')
-    return [match for match in matches if not os.path.isdir(match) or match.endswith('.zarr')]
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for parent, folders, files in os.walk(folder):
-        arrays = [name for name in folders if name.endswith('.zarr')]
-        folders[:] = [name for name in folders if name not in arrays]
-        for name in files + arrays:
-            if Path(name).suffix.lower() in IMAGE_SUFFIXES:
-                yield os.path.join(parent, name)
-
-
-def _leave_signals_to_parent(worker: int) -> None:
-    # Ctrl-C reaches the whole process group; the parent finishes its batch with the workers alive, then ends them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

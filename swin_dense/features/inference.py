@@ -174,6 +174,12 @@ def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: boo
     ]
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory of the device, or of the machine, does not suffice."""
+    # On a CPU, torch has no type of error for it.
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
 _modes_lock = threading.Lock()
 _modes: dict[int, tuple[int, list[tuple[nn.Module, bool]]]] = {}
 

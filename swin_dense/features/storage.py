@@ -1,4 +1,4 @@
-"""Feature files on disk: their names and formats, written whole or not at all, and the index of a folder of them."""
+"""A folder of feature files: their names, what is finished, and the tables that tell of it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.atomic import reserve, written_whole
+from swin_dense.atomic import written_whole
+from swin_dense.features import formats
+from swin_dense.features.formats import FORMATS, Record
 from swin_dense.features.tiling import Blocks, level_size
 from swin_dense.windows import Pair
 
 # Beside the features, so that a rename never crosses file systems; removed at the end of a run.
 _PARTIAL = '.partial'
-_SIZE_KEY = 'image_size'
-_SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
+_INDEX, _INDEX_COLUMNS = 'index.csv', ('image', 'file', 'height', 'width')
+_FAILURES, _FAILURE_COLUMNS = 'failures.csv', ('image', 'error')
+# What may differ between two runs into one folder: features depend on it in their last bit alone.
+_NO_SETTINGS = {'batch_size'}
 
 
 class FeatureFolder:
     """A folder with one feature file per image.
 
-    A file appears under its name only when it is complete, so whatever is there is finished. A file's bytes depend
-    on the features alone.
+    A file appears under its name only when it is complete and on the disk. Its bytes depend on the features, and on
+    the size and the time of the image file, alone.
 
     Args:
         root: the folder, made where it does not exist.
@@ -51,6 +54,28 @@ class FeatureFolder:
         self.file_format = file_format
         self.root.mkdir(parents=True, exist_ok=True)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder against every other process that asks for it in this way.
+
+        Raises:
+            ValueError: another process holds it.
+        """
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(self.root / '.lock')
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(
+                f'another extraction is writing into {self.root}; wait for it, give this one another folder, or start '
+                'both as ranks of one, which share the work: torchrun --nproc-per-node 2 ...'
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
     def path_of(self, image: str | os.PathLike) -> Path:
         """Return the feature file of an image: its name, and a hash of its absolute path against collisions."""
         absolute = os.path.abspath(image)
@@ -59,18 +84,42 @@ class FeatureFolder:
         stem = os.fsencode(Path(absolute).stem)[:80].decode(errors='ignore')
         return self.root / 'features' / digest[:2] / f'{stem}-{digest}.{self.file_format}'
 
-    def is_finished(self, image: str | os.PathLike) -> bool:
-        """Return whether the features of an image are there."""
-        return self.path_of(image).exists()
+    def record(self, image: str | os.PathLike) -> Record | None:
+        """Return what the feature file of an image says of it, or None if it is not there or not whole."""
+        return formats.read_record(self.path_of(image), self.file_format)
 
-    def save(self, image: str | os.PathLike, maps: Mapping[int, Tensor], image_size: Pair) -> None:
-        """Write the features of an image, {stride: any shape}."""
+    def is_finished(self, image: str | os.PathLike) -> bool:
+        """Return whether the features of an image, as it is now, are there; those of one that is gone stay."""
+        record = self.record(image)
+        return record is not None and (record.source is None or source_of(image) in (None, record.source))
+
+    def save(
+        self,
+        image: str | os.PathLike,
+        maps: Mapping[int, Tensor],
+        image_size: Pair,
+        source: Pair | None = None,
+    ) -> None:
+        """Write the features of an image, {stride: any shape}.
+
+        Args:
+            image: path of the image.
+            maps: what to write.
+            image_size: (height, width) in pixels.
+            source: what :func:`source_of` gave before the image was read; None asks it now.
+        """
         with self.replacing(self.path_of(image)) as temporary:
-            _WRITERS[self.file_format](temporary, {str(stride): level for stride, level in maps.items()}, image_size)
+            formats.save(temporary, self.file_format, maps, Record(image_size, source or source_of(image)))
 
     @contextmanager
     def save_in_pieces(
-        self, image: str | os.PathLike, channels: Mapping[int, int], image_size: Pair, dtype: torch.dtype, tile: Pair
+        self,
+        image: str | os.PathLike,
+        channels: Mapping[int, int],
+        image_size: Pair,
+        dtype: torch.dtype,
+        tile: Pair,
+        source: Pair | None = None,
     ) -> Iterator[Callable[[Blocks], None]]:
         """Write maps too large for memory: the block's value takes what one tile yields.
 
@@ -80,19 +129,24 @@ class FeatureFolder:
             image_size: (height, width) in pixels.
             dtype: of the maps.
             tile: (height, width) in pixels.
+            source: see :meth:`save`.
         """
         shapes = {stride: (count, *level_size(image_size, stride)) for stride, count in channels.items()}
+        record = Record(image_size, source or source_of(image))
         with self.replacing(self.path_of(image)) as temporary:
-            yield _PIECEWISE_WRITERS[self.file_format](temporary, shapes, image_size, dtype, tile)
+            yield formats.save_in_pieces(temporary, self.file_format, shapes, dtype, tile, record)
 
     def image_size(self, image: str | os.PathLike) -> Pair:
         """Return (height, width) in pixels of a finished image."""
-        return _SIZE_READERS[self.file_format](self.path_of(image))
+        record = self.record(image)
+        if record is None:
+            raise FileNotFoundError(f'{self.root} has no features of {os.fspath(image)!r}')
+        return record.image_size
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file into the folder, whole or not at all."""
         with self.replacing(self.root / name) as temporary:
-            temporary.write_text(text, encoding='utf-8', errors='surrogateescape')
+            temporary.write_text(text, encoding='utf-8')
 
     def remove_leftovers(self) -> None:
         """Remove what a killed run had half written; call it while no other process writes into the folder."""
@@ -106,39 +160,99 @@ class FeatureFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path, beside) as unfinished:
             yield unfinished.path
+            if path.is_dir():  # out of date or damaged; a folder is not replaced by another
+                shutil.rmtree(path)
+
+
+def source_of(image: str | os.PathLike) -> Pair | None:
+    """Return the size in bytes and the time of the last change in nanoseconds of a file, None where it is not there."""
+    try:
+        status = os.stat(image)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def write_index(folder: FeatureFolder, images: Iterable[str]) -> int:
-    """Write ``index.csv``, and ``index.parquet`` where pandas and pyarrow are installed; return the rows.
+    """Bring ``index.csv`` up to date, and ``index.parquet`` where pandas and pyarrow are installed.
 
-    A row is a finished image: its path, its feature file relative to the folder, height and width in pixels.
+    A row is a finished image: its path, its feature file relative to the folder, height and width in pixels. Rows of
+    other images stay as long as their feature files do.
+
+    Returns:
+        How many of ``images`` are finished.
     """
-    rows = []
+    images = list(images)
+    rows: list[tuple[Any, ...]] = []
     for image in images:
-        if folder.is_finished(image):
-            rows.append((image, folder.path_of(image).relative_to(folder.root).as_posix(), *folder.image_size(image)))
-    columns = ('image', 'file', 'height', 'width')
-    folder.write_text('index.csv', _csv(columns, rows))
+        record = folder.record(image)
+        if record is not None:
+            file = folder.path_of(image).relative_to(folder.root).as_posix()
+            rows.append((readable(image), file, *record.image_size))
+    files = {row[1] for row in rows}
+    others = [
+        (row['image'], row['file'], int(row['height']), int(row['width']))
+        for row in _read_csv(folder.root / _INDEX)
+        if row['file'] not in files and (folder.root / row['file']).exists()
+    ]
+    table = others + rows
+    folder.write_text(_INDEX, _csv(_INDEX_COLUMNS, table))
     try:
         import pandas
         import pyarrow  # noqa: F401  (what pandas writes parquet with)
     except ImportError:
         return len(rows)
     with folder.replacing(folder.root / 'index.parquet') as temporary:
-        # Parquet holds UTF-8 alone; a byte of a path that is not is spelt out.
-        readable = [
-            (image.encode(errors='surrogateescape').decode(errors='backslashreplace'), *row) for image, *row in rows
-        ]
-        pandas.DataFrame(readable, columns=list(columns)).to_parquet(temporary)
+        pandas.DataFrame(table, columns=list(_INDEX_COLUMNS)).to_parquet(temporary)
     return len(rows)
+
+
+def prune(folder: FeatureFolder, images: Iterable[str]) -> int:
+    """Remove the feature files and failures of all images but these; return how many files there were."""
+    images = list(images)
+    kept = {folder.path_of(image) for image in images}
+    gone = [path for path in (folder.root / 'features').glob('*/*') if path not in kept]
+    for path in gone:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    names = set(map(readable, images))
+    write_failures(folder, {image: error for image, error in _read_failures(folder).items() if image in names})
+    return len(gone)
+
+
+def note_failure(folder: FeatureFolder, rank: int, image: str, error: str) -> None:
+    """Write down at once why an image could not be done; :func:`collect_failures` makes the table."""
+    path = folder.root / _PARTIAL / f'failures-{rank}.csv'
+    path.parent.mkdir(exist_ok=True)
+    with path.open('a', encoding='utf-8') as file:
+        file.write(_csv(_FAILURE_COLUMNS if file.tell() == 0 else None, [(image, error)]))
+
+
+def collect_failures(folder: FeatureFolder, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Bring ``failures.csv`` up to date with what all ranks of this run and of killed ones wrote down, and return it.
+
+    Images that are finished by now leave it; those of other calls stay.
+
+    Args:
+        folder: of the features.
+        more: further failures, by path.
+    """
+    failures = {**_read_failures(folder), **(more or {})}
+    for part in sorted((folder.root / _PARTIAL).glob('failures-*.csv')):
+        failures.update((row['image'], row['error']) for row in _read_csv(part))
+    failures = {readable(image): error for image, error in failures.items() if not folder.is_finished(image)}
+    write_failures(folder, failures)
+    return failures
 
 
 def write_failures(folder: FeatureFolder, failures: Mapping[str, str]) -> None:
     """Write ``failures.csv``, the images that could not be done and why, or remove it where there are none."""
     if failures:
-        folder.write_text('failures.csv', _csv(('image', 'error'), sorted(failures.items())))
+        folder.write_text(_FAILURES, _csv(_FAILURE_COLUMNS, sorted(failures.items())))
     else:
-        (folder.root / 'failures.csv').unlink(missing_ok=True)
+        (folder.root / _FAILURES).unlink(missing_ok=True)
 
 
 def check_settings(folder: FeatureFolder, settings: Mapping[str, Any]) -> None:
@@ -154,118 +268,33 @@ def check_settings(folder: FeatureFolder, settings: Mapping[str, Any]) -> None:
         return
     recorded = json.loads(path.read_text(encoding='utf-8'))
     current = json.loads(text)
-    different = sorted(key for key in recorded.keys() | current.keys() if recorded.get(key) != current.get(key))
+    keys = (recorded.keys() | current.keys()) - _NO_SETTINGS
+    different = sorted(key for key in keys if recorded.get(key) != current.get(key))
     if different:
         details = ', '.join(f'{key} {recorded.get(key)!r} there, {current.get(key)!r} now' for key in different)
         raise ValueError(f'{folder.root} holds features made in another way ({details}); choose another folder')
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def readable(path: str) -> str:
+    """Return a path as tables hold it: in UTF-8, any byte that is not spelt out as in ``\\xff``."""
+    return path.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')
+
+
+def _read_failures(folder: FeatureFolder) -> dict[str, str]:
+    return {row['image']: row['error'] for row in _read_csv(folder.root / _FAILURES)}
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(encoding='utf-8', errors='backslashreplace', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def _csv(columns: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
-    writer.writerow(columns)
-    writer.writerows(rows)
+    if columns is not None:
+        writer.writerow(columns)
+    writer.writerows([readable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return text.getvalue()
-
-
-def _save_safetensors(path: Path, maps: Mapping[str, Tensor], image_size: Pair) -> None:
-    import safetensors.torch
-
-    contents = {name: level.cpu().contiguous() for name, level in maps.items()}
-    path.write_bytes(safetensors.torch.save(contents, {_SIZE_KEY: json.dumps(image_size)}))
-
-
-def _save_npz(path: Path, maps: Mapping[str, Tensor], image_size: Pair) -> None:
-    arrays: dict[str, Any] = {name: level.cpu().numpy() for name, level in maps.items()}
-    arrays[_SIZE_KEY] = np.array(image_size)
-    with path.open('wb') as file:  # given a path, numpy would append .npz to the temporary name
-        np.savez(file, **arrays)
-
-
-def _save_zarr(path: Path, maps: Mapping[str, Tensor], image_size: Pair) -> None:
-    group = _zarr_group(path, image_size)
-    for name, level in maps.items():
-        group.create_array(name, data=level.cpu().numpy(), chunks=tuple(level.shape))
-
-
-def _pieces_safetensors(
-    path: Path, shapes: Mapping[int, tuple[int, ...]], image_size: Pair, dtype: torch.dtype, tile: Pair
-) -> Callable[[Blocks], None]:
-    """Write the header, reserve the space, and fill in the blocks where they belong."""
-    header: dict[str, Any] = {'__metadata__': {_SIZE_KEY: json.dumps(image_size)}}
-    begin = 0
-    for stride, shape in shapes.items():
-        end = begin + int(np.prod(shape)) * dtype.itemsize
-        header[str(stride)] = {'dtype': _SAFETENSORS_NAMES[dtype], 'shape': shape, 'data_offsets': [begin, end]}
-        begin = end
-    text = json.dumps(header).encode()
-    text += b' ' * (-len(text) % 8)
-    start = 8 + len(text)
-    with path.open('wb') as file:
-        file.write(len(text).to_bytes(8, 'little') + text)
-    reserve(path, start + begin)
-
-    def write(blocks: Blocks) -> None:
-        for stride, (rows, columns, values) in blocks.items():
-            # Bits as they are, since numpy has no bfloat16. Mapped anew per block: pages count while mapped.
-            bits = values.cpu().contiguous().view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
-            offset = start + header[str(stride)]['data_offsets'][0]
-            np.memmap(path, bits.dtype, 'r+', offset, shapes[stride])[:, rows, columns] = bits
-
-    return write
-
-
-def _pieces_zarr(
-    path: Path, shapes: Mapping[int, tuple[int, ...]], image_size: Pair, dtype: torch.dtype, tile: Pair
-) -> Callable[[Blocks], None]:
-    group = _zarr_group(path, image_size)
-    arrays = {
-        stride: group.create_array(
-            str(stride),
-            shape=shape,
-            # One tile, which is written at once, fills one chunk.
-            chunks=(shape[0], min(tile[0] // stride, shape[1]), min(tile[1] // stride, shape[2])),
-            dtype=str(dtype).removeprefix('torch.'),
-        )
-        for stride, shape in shapes.items()
-    }
-
-    def write(blocks: Blocks) -> None:
-        for stride, (rows, columns, values) in blocks.items():
-            arrays[stride][:, rows, columns] = values.cpu().numpy()
-
-    return write
-
-
-def _zarr_group(path: Path, image_size: Pair) -> Any:
-    import zarr
-
-    return zarr.create_group(path, attributes={_SIZE_KEY: list(image_size)})
-
-
-def _safetensors_size(path: Path) -> Pair:
-    from safetensors import safe_open
-
-    with safe_open(path, 'pt') as file:
-        height, width = json.loads(file.metadata()[_SIZE_KEY])
-    return height, width
-
-
-def _npz_size(path: Path) -> Pair:
-    with np.load(path) as file:
-        height, width = file[_SIZE_KEY].tolist()
-    return height, width
-
-
-def _zarr_size(path: Path) -> Pair:
-    import zarr
-
-    size: Any = zarr.open_group(path, mode='r').attrs[_SIZE_KEY]
-    height, width = size
-    return height, width
-
-
-_WRITERS = {'safetensors': _save_safetensors, 'npz': _save_npz, 'zarr': _save_zarr}
-_PIECEWISE_WRITERS = {'safetensors': _pieces_safetensors, 'zarr': _pieces_zarr}
-_SIZE_READERS = {'safetensors': _safetensors_size, 'npz': _npz_size, 'zarr': _zarr_size}
-FORMATS = tuple(_WRITERS)

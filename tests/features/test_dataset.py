@@ -1,6 +1,11 @@
-"""Images through a DataLoader: ready tensors, batches of equal size, every image in exactly one rank."""
+"""Image files read ahead: all of them, in order, within a limit of memory; and every image in exactly one rank."""
 
 import itertools
+import multiprocessing
+import resource
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -8,73 +13,94 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader
 
-from swin_dense.features.dataset import ChunkSampler, Collate, ImageDataset, chunk_shares
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, normalize, read_image
-from swin_dense.features.inference import Inference
+from swin_dense.features import dataset
+from swin_dense.features.dataset import chunk_shares, read_ahead
+from swin_dense.features.images import read_pixels
 
 
 @pytest.fixture
 def paths(tmp_path):
-    """Seven images of three sizes and a broken one."""
+    """Seven images of three sizes and two that cannot be read."""
     generator = np.random.default_rng(0)
     files = []
     for index, size in enumerate([(8, 9), (12, 9), (8, 9), (8, 9), (12, 9), (5, 5), (8, 9)]):
-        files.append(tmp_path / f'{index}.png')
+        files.append(str(tmp_path / f'{index}.png'))
         Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(files[-1])
-    files.insert(3, tmp_path / 'broken.png')
-    files[3].write_text('no image')
-    return files
+    (tmp_path / 'broken.png').write_text('no image')
+    return [*files[:3], str(tmp_path / 'broken.png'), str(tmp_path / 'missing.png'), *files[3:]]
 
 
-def test_samples_are_ready_and_carry_their_size(paths):
-    dataset = ImageDataset(paths, 3, Inference())
-    assert len(dataset) == 8
-    sample = dataset[1]
-    assert sample.size == (12, 9)
-    assert torch.equal(sample.image, normalize(read_image(paths[1]), IMAGENET_MEAN, IMAGENET_STD))
-    with pytest.raises(ImageError, match='broken'):
-        dataset[3]
-    broken = ImageDataset(paths, 3, Inference(), skip_broken=True)[3]
-    assert broken.image is None
-    with pytest.raises(ImageError, match='broken'):
-        _ = broken.size
+def read(path):
+    return read_pixels(path, 3)
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-def test_batches_hold_equal_sizes(paths, workers):
-    loader = DataLoader(
-        ImageDataset(paths, 3, Inference(), skip_broken=True), batch_size=8, collate_fn=Collate(2), num_workers=workers
-    )
-    ((batches, broken),) = list(loader)
-    assert [sample.index for sample in broken] == [3]
-    assert [batch.indices for batch in batches] == [[0, 2], [4, 7], [1, 5], [6]]
-    for batch in batches:
-        for index, image in zip(batch.indices, batch.images, strict=True):
-            assert torch.equal(image, normalize(read_image(paths[index]), IMAGENET_MEAN, IMAGENET_STD))
+@pytest.mark.parametrize('workers', [0, 1, 3])
+def test_in_order_and_as_stored(paths, workers):
+    order = [8, 1, 3, 0, 4, 7]
+    samples = list(read_ahead(paths, order, read, workers))
+    assert [sample.index for sample in samples] == order
+    for sample in samples:
+        if sample.index in (3, 4):
+            assert sample.image is None
+            assert paths[sample.index] in sample.error
+        else:
+            assert sample.image.dtype == torch.uint8
+            assert torch.equal(sample.image, read(paths[sample.index]))
 
 
-def test_other_channels_and_no_normalisation(tmp_path):
-    Image.fromarray(np.full((4, 5), 51, np.uint8)).save(tmp_path / 'grey.png')
-    sample = ImageDataset([tmp_path / 'grey.png'], 1, Inference(mean=None, std=None))[0]
-    torch.testing.assert_close(sample.image, torch.full((1, 4, 5), 0.2))
+def test_no_more_at_once_than_the_limit_allows(paths, monkeypatch):
+    images = [path for path in paths if path.endswith('.png') and path[-5].isdigit()]
+    costs = dict(zip(images, [5, 3, 3, 30, 4, 4, 2], strict=True))
+    monkeypatch.setattr(dataset, '_AHEAD_BYTES', 10)
+    monkeypatch.setattr(dataset, 'decoded_bytes', costs.get)
+    lock, held, most = threading.Lock(), set(), []
+
+    def note(path):
+        with lock:
+            held.add(path)
+            most.append((sum(costs[path] for path in held), len(held)))
+        time.sleep(0.01)
+        return torch.zeros(1)
+
+    for sample in read_ahead(images, range(len(images)), note, workers=4):
+        time.sleep(0.02)
+        with lock:
+            held.discard(images[sample.index])
+    assert all(cost <= 10 or count == 1 for cost, count in most)
+    assert max(count for _, count in most) > 1
 
 
-@given(st.lists(st.booleans(), max_size=60), st.integers(1, 9), st.integers(1, 5))
-def test_every_pending_image_goes_to_exactly_one_rank(pending, chunk_size, world_size):
-    samplers = [ChunkSampler(pending, chunk_size, rank, world_size) for rank in range(world_size)]
-    chunks = list(itertools.chain.from_iterable(samplers))
-    given_out = list(itertools.chain.from_iterable(chunks))
-    assert len(given_out) == len(set(given_out))
-    assert {index for index, is_pending in enumerate(pending) if is_pending} <= set(given_out)
-    # An image has the same company whatever is finished and however many ranks there are.
-    for chunk in chunks:
-        first = chunk[0]
-        assert first % chunk_size == 0
-        assert chunk == list(range(first, min(first + chunk_size, len(pending))))
-        assert any(pending[index] for index in chunk)
-    assert sum(map(len, samplers)) == len(chunks)
+def test_camera_photographs_take_what_the_limit_says(tmp_path):
+    """Of 16 photographs of 12 megapixels, half a GiB as they are stored and 2.1 as floats."""
+    Image.effect_noise((4000, 3000), 50).convert('RGB').save(tmp_path / 'photo.jpg', quality=30)
+
+    def measure():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in read_ahead([str(tmp_path / 'photo.jpg')] * 16, range(16), read, workers=2):
+            time.sleep(0.01)
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+
+    process = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(measure() > 600))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_left_in_the_middle(paths):
+    reader = read_ahead(paths, range(len(paths)), read, workers=2)
+    next(reader)
+    reader.close()
+    assert not [thread for thread in threading.enumerate() if 'ThreadPool' in thread.name]
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5))
+def test_every_image_goes_to_exactly_one_rank(images, chunk_size, world_size):
+    shares = [chunk_shares(images, chunk_size, rank, world_size) for rank in range(world_size)]
+    chunks = list(itertools.chain.from_iterable(shares))
+    assert sorted(itertools.chain.from_iterable(chunks)) == list(range(images))
+    # An image has the same company however many ranks there are.
+    assert sorted(chunks) == chunk_shares(images, chunk_size, 0, 1)
 
 
 @pytest.mark.parametrize('rank', [-1, 2])

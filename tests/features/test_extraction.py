@@ -17,8 +17,9 @@ from PIL import Image
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
 from swin_dense.commands import _backbone
-from swin_dense.features.extraction import list_images, weights_digest
+from swin_dense.features.job import weights_digest
 from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.features.sources import list_images
 from swin_dense.features.storage import FeatureFolder
 from tests.conftest import TINY, IfInstalled, photograph, randomize
 from tests.features.test_storage import load, tree

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from swin_dense.features.storage import FORMATS, FeatureFolder, check_settings, write_failures, write_index
+from swin_dense.features.storage import (
+    FORMATS,
+    FeatureFolder,
+    check_settings,
+    collect_failures,
+    note_failure,
+    prune,
+    write_failures,
+    write_index,
+)
 from tests.conftest import IfInstalled, needs
 
 pandas, zarr = IfInstalled('pandas'), IfInstalled('zarr')
@@ -162,9 +171,9 @@ def test_names_do_not_collide_and_can_be_written(tmp_path):
     assert len({folder.path_of(image) for image in images}) == len(images)
     assert folder.path_of('a/../x.jpg') == folder.path_of('x.jpg') == folder.path_of(os.path.abspath('x.jpg'))
     assert write_index(folder, images) == len(images)
-    with (tmp_path / 'index.csv').open(encoding='utf-8', errors='surrogateescape', newline='') as file:
+    with (tmp_path / 'index.csv').open(encoding='utf-8', newline='') as file:
         rows = list(csv.DictReader(file))
-    assert [row['image'] for row in rows] == images
+    assert [row['image'] for row in rows] == [*images[:-1], r'not utf-8 \xff.jpg']
     for row in rows:
         assert (tmp_path / row['file']).is_file()
         assert (int(row['height']), int(row['width'])) == SIZE
@@ -188,6 +197,79 @@ def test_index_as_parquet(tmp_path):
     ]
 
 
+@pytest.mark.parametrize('file_format', FORMATS)
+@pytest.mark.parametrize('damage', ['empty', 'half', 'gone'])
+def test_what_is_not_whole_is_not_finished(tmp_path, file_format, damage):
+    folder = FeatureFolder(tmp_path, file_format)
+    for image in ('a.jpg', 'b.jpg'):
+        folder.save(image, MAPS, SIZE)
+    path = folder.path_of('a.jpg')
+    if file_format == 'zarr':  # of its files, the one of a chunk
+        path = next(child for child in path.rglob('*') if child.is_file() and child.parent.name == '0')
+    content = path.read_bytes()
+    path.unlink()
+    if damage != 'gone' and file_format != 'zarr':
+        path.write_bytes(content[: len(content) // 2 if damage == 'half' else 0])
+    assert not folder.is_finished('a.jpg')
+    assert folder.is_finished('b.jpg')
+    assert write_index(folder, ['a.jpg', 'b.jpg']) == 1
+    folder.save('a.jpg', MAPS, SIZE)
+    assert folder.is_finished('a.jpg')
+    assert_equal(load(folder.path_of('a.jpg'))[0], MAPS)
+
+
+@pytest.mark.parametrize('file_format', FORMATS)
+def test_a_replaced_image_is_not_finished(tmp_path, file_format):
+    folder = FeatureFolder(tmp_path / 'out', file_format)
+    image = tmp_path / 'a.jpg'
+    image.write_bytes(b'12')
+    folder.save(image, MAPS, SIZE)
+    os.utime(image, ns=(0, 10**18))
+    assert not folder.is_finished(image)
+    folder.save(image, MAPS, SIZE)
+    assert folder.is_finished(image)
+    image.write_bytes(b'123')
+    os.utime(image, ns=(0, 10**18))
+    assert not folder.is_finished(image)
+    image.unlink()
+    assert folder.is_finished(image)
+
+
+def test_the_index_keeps_what_other_calls_have_done(tmp_path):
+    folder = FeatureFolder(tmp_path, 'npz')
+    for image in ('a.jpg', 'b.jpg', 'c.jpg'):
+        folder.save(image, MAPS, SIZE)
+    assert write_index(folder, ['a.jpg', 'b.jpg']) == 2
+    assert write_index(folder, ['c.jpg', 'b.jpg']) == 2
+    with (tmp_path / 'index.csv').open(newline='') as file:
+        assert [row['image'] for row in csv.DictReader(file)] == ['a.jpg', 'c.jpg', 'b.jpg']
+    assert prune(folder, ['c.jpg', 'd.jpg']) == 2
+    assert write_index(folder, ['c.jpg', 'd.jpg']) == 1
+    with (tmp_path / 'index.csv').open(newline='') as file:
+        assert [row['image'] for row in csv.DictReader(file)] == ['c.jpg']
+
+
+def test_failures_of_killed_runs_and_of_other_ranks(tmp_path):
+    folder = FeatureFolder(tmp_path, 'npz')
+    for rank, image in enumerate(['a.jpg', 'b, "c".jpg', 'd.jpg']):
+        note_failure(folder, rank, image, f'it is\n{image}')
+    folder.save('d.jpg', MAPS, SIZE)
+    expected = {image: f'it is\n{image}' for image in ('a.jpg', 'b, "c".jpg')}
+    assert collect_failures(folder) == expected
+    folder.remove_leftovers()
+    assert collect_failures(folder) == expected
+    folder.save('a.jpg', MAPS, SIZE)
+    assert collect_failures(folder, {'e': 'closed'}) == {'b, "c".jpg': expected['b, "c".jpg'], 'e': 'closed'}
+
+
+def test_one_at_a_time(tmp_path):
+    folder = FeatureFolder(tmp_path, 'npz')
+    with folder.alone(), pytest.raises(ValueError, match='another extraction is writing into'), folder.alone():
+        pass
+    with folder.alone():
+        pass
+
+
 def test_failures_come_and_go(tmp_path):
     folder = FeatureFolder(tmp_path, 'npz')
     write_failures(folder, {'b, "c".jpg': 'it is\nbroken', 'a.jpg': 'missing'})
@@ -201,6 +283,7 @@ def test_settings(tmp_path):
     folder = FeatureFolder(tmp_path, 'npz')
     check_settings(folder, {'arch': 'swin_t', 'levels': (4, 8)})
     check_settings(folder, {'arch': 'swin_t', 'levels': (4, 8)})
+    check_settings(folder, {'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2})  # which features do not depend on
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
         check_settings(folder, {'arch': 'swin_s', 'levels': (4, 8)})
 
