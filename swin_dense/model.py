@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense import checks, options
+from swin_dense import checks, compat, options
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.attention import WindowAttention
 from swin_dense.block import SwinBlock
@@ -187,7 +187,7 @@ class SwinBackbone(nn.Module):
         for stage, channels in zip(self.out_indices, self.out_channels, strict=True):
             self.add_module(f'norm{stage}', build_norm(norm_cfg, channels))
 
-        self.register_load_state_dict_pre_hook(convert_before_load)
+        compat.register_load_state_dict_pre_hook(self, convert_before_load)
         self.reset_parameters()
         self._freeze()
 

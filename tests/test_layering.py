@@ -14,7 +14,7 @@ MM_PACKAGES = {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain'}
 # The rooms, and the modules at the root, lowest first. Each may import itself and whatever stands in a line above it.
 # ``swin_dense`` is the public names.
 LAYERS = [
-    {'checks', 'atomic'},
+    {'checks', 'atomic', 'compat'},
     {'archs', 'windows', 'options', 'depth'},
     {'ops', 'checkpoint', 'features'},
     {'attention', 'layers'},
@@ -24,6 +24,7 @@ LAYERS = [
     {'create'},
     {'mm', 'export', 'recipes'},
     {'swin_dense'},
+    {'doctor'},
     {'commands'},
     {'__main__'},
 ]

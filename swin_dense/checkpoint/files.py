@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swin_dense import compat
 from swin_dense.atomic import written_whole
 from swin_dense.checkpoint.report import CheckpointError
 
@@ -80,7 +81,7 @@ _HASH_SUFFIX = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,16}|[0-9a-f]{64})$')
 def _stand_ins() -> Iterator[None]:
     """Make torch's unpickler take stand-ins for those of the names above that the user does not allow anyway."""
     with _one_at_a_time:
-        allowed = {_name_of(entry) for entry in torch.serialization.get_safe_globals()}
+        allowed = {_name_of(entry) for entry in compat.get_safe_globals()}
         entries: list[Any] = [
             (type(name, (kind,), {}), name)  # torch looks names up by class
             for names, kind in ((_INERT_NAMES, _Inert), (_DICT_NAMES, _AsDict))
@@ -90,7 +91,7 @@ def _stand_ins() -> Iterator[None]:
         entries += [kind for kind in _NUMBER_TYPES if _name_of(kind) not in allowed]
         token = _is_reading.set(True)
         try:
-            with torch.serialization.safe_globals(entries):
+            with compat.safe_globals(entries):
                 yield
         finally:
             _is_reading.reset(token)
@@ -173,7 +174,7 @@ def _read_pickle(path: Path, trust: bool) -> Any:
         if trust:
             return torch.load(path, map_location='cpu', weights_only=False)
         with _stand_ins():
-            return torch.load(path, map_location='cpu', weights_only=True)
+            return compat.load_weights(path)
     except Exception as error:  # damaged files raise nearly anything
         raise CheckpointError(_why_unreadable(path, error)) from error
 

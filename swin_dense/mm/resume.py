@@ -11,21 +11,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from mmengine.logging import HistoryBuffer
+
+from swin_dense import compat
 
 
 def allow_training_checkpoints() -> None:
     """Add what mmengine's checkpoints hold to the classes that ``torch.load(weights_only=True)`` accepts."""
     make_scalar: Any = np.float64(0).__reduce__()[0]
     dtypes = [type(np.dtype(name)) for name in ('float64', 'float32', 'int64', 'int32', 'bool')]
-    torch.serialization.add_safe_globals([HistoryBuffer, np.dtype, *dtypes])
+    compat.add_safe_globals([HistoryBuffer, np.dtype, *dtypes])
     # An array is made empty and then filled, which torch allows for types on its list alone. No pickle can spell this
     # name for the type, since names end at line breaks, so none can call it.
-    torch.serialization.add_safe_globals([(np.ndarray, 'filled by _array\n'), (_Array, 'numpy.ndarray')])
+    compat.add_safe_globals([(np.ndarray, 'filled by _array\n'), (_Array, 'numpy.ndarray')])
     for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):  # before and since NumPy 2
-        torch.serialization.add_safe_globals([(_array, f'{module}._reconstruct'), (make_scalar, f'{module}.scalar')])
-    torch.serialization.add_safe_globals([(_statistic, 'builtins.getattr')])
+        compat.add_safe_globals([(_array, f'{module}._reconstruct'), (make_scalar, f'{module}.scalar')])
+    compat.add_safe_globals([(_statistic, 'builtins.getattr')])
 
 
 class _Array:

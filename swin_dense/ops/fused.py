@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_dense import compat
 from swin_dense.ops import bands, batched, reference, surroundings
 from swin_dense.windows import Pair
 
@@ -101,7 +102,7 @@ def reason_not_to_run(x: Tensor) -> str | None:
         return f'the map is a {type(x).__name__} of {x.dtype}, not a plain one of torch.float32 or float64'
     if x.numel() == 0:
         return 'the map is empty'
-    return 'autocast is on' if torch.is_autocast_enabled('cpu') else None
+    return 'autocast is on' if compat.is_autocast_enabled('cpu') else None
 
 
 def attention_branch(

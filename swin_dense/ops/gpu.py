@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
+from swin_dense import compat
+
 try:
     import triton
 except ImportError as error:
@@ -20,7 +22,7 @@ else:
         _unusable = f'triton {triton.__version__} is older than 3.6, the first to take all that the kernels use'
 
     @triton.jit
-    def _nothing():
+    def _nothing(x):
         pass
 
     # Whether TRITON_INTERPRET was set when triton decorated the kernels: it asks only then.
@@ -50,9 +52,9 @@ def multiprocessors(device: torch.device) -> int:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype that autocast gives the next matrix product of ``x`` on a GPU, or None without autocast."""
-    if not x.is_cuda or not torch.is_autocast_enabled('cuda'):
+    if not x.is_cuda or not compat.is_autocast_enabled('cuda'):
         return None
-    return torch.get_autocast_dtype('cuda')
+    return compat.get_autocast_dtype('cuda')
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_dense import compat
 from swin_dense.ops import gpu
 
 try:
@@ -76,7 +77,7 @@ def merge_and_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dt
 LAYOUTS = {'tokens': layer_norm, 'merged': merge_and_layer_norm, 'maps': layer_norm_to_maps}
 
 
-@torch.library.custom_op(
+@compat.custom_op(
     'swin_dense::layer_norm',
     mutates_args=(),
     schema='(Tensor x, Tensor weight, Tensor bias, float eps, ScalarType dtype, str layout) -> Tensor',
@@ -99,7 +100,7 @@ def _forward_fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: to
     return x.new_empty(shape, dtype=dtype)
 
 
-@torch.library.custom_op(
+@compat.custom_op(
     'swin_dense::layer_norm_backward',
     mutates_args=(),
     schema='(Tensor grad, Tensor x, Tensor weight, float eps, str layout) -> (Tensor, Tensor)',

@@ -10,15 +10,17 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from swin_dense import compat
+
 
 def is_recorded() -> bool:
     """Tell whether a graph is being recorded that shall hold for other sizes: a trace, an export, a compilation."""
-    return torch.compiler.is_compiling() or is_exported()
+    return compat.is_compiling() or is_exported()
 
 
 def is_exported() -> bool:
     """Tell whether a graph is being recorded that is to leave this process: a trace, an export."""
-    return torch.jit.is_tracing() or torch.compiler.is_exporting()
+    return torch.jit.is_tracing() or compat.is_exporting()
 
 
 def is_transformed() -> bool:
@@ -51,7 +53,7 @@ def reason_for_plain_operations(x: Tensor) -> str | None:
 
 def looks_after_saved_tensors() -> bool:
     """Tell whether what autograd keeps is somebody else's business already."""
-    return is_recorded() or is_transformed() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return is_recorded() or is_transformed() or compat.has_saved_tensors_hooks()
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_dense import compat
 from swin_dense.ops import gpu
 from swin_dense.ops.reference import REGION_PENALTY
 from swin_dense.windows import Pair, window_grid
@@ -74,7 +75,7 @@ def window_attention(
 _GEOMETRY = 'int num_heads, int[] window_size, int[] shift, float scale'
 
 
-@torch.library.custom_op(
+@compat.custom_op(
     'swin_dense::triton_window_attention',
     mutates_args=(),
     schema=f'(Tensor qkv, Tensor relative_bias, Tensor pad_kv, {_GEOMETRY}) -> (Tensor, Tensor)',
@@ -113,7 +114,7 @@ def _forward_fake(
     return out, qkv.new_empty(batch * rows * columns, num_heads, tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op(
+@compat.custom_op(
     'swin_dense::triton_window_attention_backward',
     mutates_args=(),
     schema='(Tensor grad_out, Tensor qkv, Tensor relative_bias, Tensor pad_kv, Tensor out, Tensor lse, '
