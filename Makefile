@@ -42,7 +42,7 @@ test: $(READY) $(PEERS_READY)
 	$(PEERS) -m pytest tests/peers
 
 test-core: $(CORE_READY)
-	$(CORE) -m pytest tests/test_*.py tests/ops tests/checkpoint tests/features
+	$(CORE) -m pytest $(filter-out tests/test_wheel.py,$(wildcard tests/test_*.py)) tests/ops tests/checkpoint tests/features
 
 lint: $(READY)
 	$(PY) -m ruff check .
