@@ -42,8 +42,8 @@ def test_without_mmengine():
     ('file', 'line', 'reason'),
     [
         ('__init__.py', 'import pkg_resources_that_is_gone', "No module named 'pkg_resources_that_is_gone'"),
-        ('registry.py', 'MODELS = int.no_such_attribute', "type object 'int' has no attribute 'no_such_attribute'"),
-        ('model.py', 'raise OSError("libgomp.so: not found")', 'libgomp.so: not found'),
+        ('__init__.py', 'MODELS = int.no_such_attribute', "type object 'int' has no attribute 'no_such_attribute'"),
+        ('__init__.py', 'raise OSError("libgomp.so: not found")', 'libgomp.so: not found'),
     ],
 )
 def test_an_mmengine_that_cannot_be_imported(tmp_path, file, line, reason):
