@@ -16,8 +16,10 @@ import argparse
 import functools
 import json
 import platform
+import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +45,10 @@ def main() -> None:
     if args.memory_of:
         print(json.dumps({'peak_mib': peak_memory(args)}))
         return
-    report = sweep(args) if args.sweep else compare(args)
+    if args.sweep:
+        report = sweep(args)
+    else:
+        report = compare(args) if args.processes == 1 else compare_in_processes(args)
     report = {'command': 'python tools/benchmark.py ' + ' '.join(sys.argv[1:]), 'machine': machine(args), **report}
     print(sweep_table(report) if args.sweep else table(report))
     if args.json:
@@ -62,7 +67,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--dtype', choices=DTYPES, default='float32', help='other than float32 through autocast')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--compile', action='store_true', help='put every model through torch.compile')
-    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--rounds', type=int, default=15, help='in each process (default: %(default)s)')
+    parser.add_argument(
+        '--processes',
+        type=int,
+        default=1,
+        help='fresh ones, one after the other: allocators treat large temporaries differently from one to the next',
+    )
     parser.add_argument('--threads', type=int, help="of torch, in place of torch's own choice")
     parser.add_argument('--ours', nargs='+', default=['auto'], help='backends; "+cp" behind one adds with_cp')
     parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS), metavar='PEER', help=' '.join(PEERS))
@@ -77,8 +88,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--plot', type=Path, help='draw the report into this file')
     parser.add_argument('--memory-of', help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.rounds < 1 or args.batch < 1 or min(args.size) < 1:
-        parser.error('--rounds, --batch and --size must be at least 1')
+    if min(args.rounds, args.processes, args.batch, *args.size) < 1:
+        parser.error('--rounds, --processes, --batch and --size must be at least 1')
     unknown = {name.removesuffix('+cp') for name in args.ours} - set(BACKENDS)
     if unknown:
         parser.error(
@@ -169,6 +180,30 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         'agreement': agreement,
         'absent': absent,
     }
+
+
+def compare_in_processes(args: argparse.Namespace) -> dict[str, Any]:
+    """Compare in several fresh processes; times are medians over processes, ``ratios`` to our first row one of each."""
+    reports = []
+    for index in range(args.processes):
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / 'report.json'
+            own = ['--processes', '1', '--json', str(report), *(['--no-memory'] if index else [])]
+            command = [sys.executable, '-W', 'ignore', __file__, *sys.argv[1:], *own]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            reports.append(json.loads(report.read_text()))
+        print(f'process {index + 1} of {args.processes} is done', file=sys.stderr)
+    first = reports[0]
+    ours = next(iter(first['rows']))
+    names = [name for name in first['rows'] if all(name in report['rows'] for report in reports)]
+    rows, ratios = {}, {}
+    for name in names:
+        own_rows = [report['rows'][name] for report in reports]
+        over = {key: statistics.median(row[key] for row in own_rows) for key in own_rows[0] if key != 'peak_mib'}
+        rows[name] = {**first['rows'][name], **over}
+        ratios[name] = [report['rows'][name]['median_ms'] / report['rows'][ours]['median_ms'] for report in reports]
+    seconds = {name: [report['seconds'][name] for report in reports] for name in names}
+    return {**first, 'rows': rows, 'ratios': ratios, 'seconds': seconds}
 
 
 def check_outputs(models: dict[str, nn.Module], img: Tensor, args: argparse.Namespace) -> dict[str, float]:
@@ -285,7 +320,7 @@ def table(report: dict[str, Any]) -> str:
             name,
             *(f'{row[key]:.1f}' for key in ('median_ms', 'p10_ms', 'p90_ms')),
             f'{row["images_per_s"]:.2f}',
-            f'{row["median_ms"] / rows[ours]["median_ms"]:.2f}',
+            ratio(report, name, ours),
             '' if peak is None else f'{peak:.0f}',
             f'{agreement[name]:.1e}' if name in agreement else '',
         ]
@@ -296,6 +331,14 @@ def table(report: dict[str, Any]) -> str:
         f'({limit["peak_gflops_per_s"]:.0f} GFLOP/s, {limit["bandwidth_gb_per_s"]:.0f} GB/s)'
     )
     return '\n'.join([*lines, *(f'left out: {name}: {reason}' for name, reason in report['absent'].items())])
+
+
+def ratio(report: dict[str, Any], name: str, ours: str) -> str:
+    """Return how many times as long as ``ours`` a row takes; of several processes the median and, in brackets, all."""
+    if 'ratios' not in report:
+        return f'{report["rows"][name]["median_ms"] / report["rows"][ours]["median_ms"]:.2f}'
+    ratios = report['ratios'][name]
+    return f'{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})'
 
 
 def sweep_table(report: dict[str, Any]) -> str:

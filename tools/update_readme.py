@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmark import ratio
+
 ROOT = Path(__file__).resolve().parent.parent
 # What mmdet and mmseg call a metric, and what the table says.
 DEMO_METRICS = {
@@ -72,7 +74,7 @@ def speed_table(*reports: dict[str, Any]) -> str:
     lines.append('|' + ' --- |' * (len(SPEED_COLUMNS) + 2))
     for report in reports:
         ours = report['rows']['auto']['median_ms']
-        ratios = [_ratio(report, name, 'median_ms', ours) for name in SPEED_COLUMNS]
+        ratios = [ratio(report, name, 'auto') if name in report['rows'] else '' for name in SPEED_COLUMNS]
         lines.append(f'| {_case(report)} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
     return '\n'.join(lines) + '\n'
 
@@ -91,11 +93,6 @@ def _case(report: dict[str, Any]) -> str:
     kind = {'infer': 'inference', 'train': 'training step'}[options['mode']]
     how = ', compiled' if options['compile'] else ''
     return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}{how}'
-
-
-def _ratio(report: dict[str, Any], name: str, key: str, ours: float) -> str:
-    row = report['rows'].get(name)
-    return f'{row[key] / ours:.2f}' if row else ''
 
 
 SPEED_COLUMNS = {

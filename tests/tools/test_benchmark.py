@@ -42,6 +42,32 @@ def test_compares_with_the_frameworks(tmp_path, mode):
     assert picture.stat().st_size > 0
 
 
+@pytest.mark.slow
+def test_several_processes(tmp_path):
+    report = tmp_path / 'report.json'
+    options = [
+        '--size',
+        '64',
+        '96',
+        '--rounds',
+        '2',
+        '--threads',
+        '1',
+        '--ours',
+        'auto',
+        '--peers',
+        'mmdet',
+        '--no-memory',
+    ]
+    done = run(*options, '--processes', '2', '--json', str(report))
+    data = json.loads(report.read_text())
+    assert [len(times) for times in data['seconds']['mmdet']] == [2, 2]
+    assert len(data['ratios']['mmdet']) == 2
+    assert data['ratios']['auto'] == [1, 1]
+    low, high = sorted(data['ratios']['mmdet'])
+    assert f'{(low + high) / 2:.2f} ({low:.2f} to {high:.2f})' in done.stdout
+
+
 def test_models_that_differ_are_not_timed():
     ours, other = (bench_models.build_ours('t', 7, 'auto') for _ in range(2))
     args = argparse.Namespace(dtype='float32', device='cpu', mode='infer', size=(32, 32), window=7)
