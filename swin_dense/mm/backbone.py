@@ -32,6 +32,8 @@ class SwinDense(SwinBackbone, BaseModule):
             detected.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a checkpoint and raises where the backbone's
             parameters do not arrive; any other mmengine initialiser works as in every mmengine module.
+        compile: put the backbone alone through ``torch.compile``, True or a dict with its options. mmengine's own
+            ``compile=True`` compiles whole training steps, in which torch cannot follow every optimiser and head.
         **options: options of :class:`SwinBackbone`, which refuses any other.
 
     Raises:
@@ -46,6 +48,7 @@ class SwinDense(SwinBackbone, BaseModule):
         pretrained: str | None = None,
         convert_weights: bool = False,
         init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        compile: bool | Mapping[str, Any] = False,
         **options: Any,
     ) -> None:
         super().__init__(arch, **options)
@@ -63,6 +66,10 @@ class SwinDense(SwinBackbone, BaseModule):
                     "for a checkpoint: dict(type='Pretrained', checkpoint=...)"
                 )
         self.init_cfg = copy.deepcopy(init_cfg)
+        if not isinstance(compile, (bool, Mapping)):
+            raise TypeError(f'compile must be True, False or a dict of options of torch.compile, got {compile!r}')
+        if compile is not False:
+            self.compile(**({} if compile is True else compile))
 
     def init_weights(self) -> None:
         """Initialise as ``init_cfg`` says; without one, keep the official random initialisation."""

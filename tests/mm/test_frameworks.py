@@ -9,6 +9,7 @@ import torch
 from mmengine.registry import MODELS, DefaultScope, init_default_scope
 from mmengine.runner import Runner
 
+from swin_dense import SwinDense
 from tests.conftest import TINY
 from tests.mm.demo import demo_config
 
@@ -89,3 +90,33 @@ def test_losses_of_five_steps_and_predictions_are_the_same(framework, demo_data)
                 assert torch.allclose(exact.pred_instances.bboxes, sample.pred_instances.bboxes, atol=1e-2)
                 assert torch.allclose(exact.pred_instances.scores, sample.pred_instances.scores, atol=1e-4)
                 assert torch.equal(exact.pred_instances.labels, sample.pred_instances.labels)
+
+
+@pytest.mark.slow
+def test_a_compiled_backbone_trains_as_the_eager_one(framework, demo_data):
+    cfg = demo_config(framework, demo_data)
+    small = {**OURS, 'depths': (1, 1, 1, 1)}
+    eager = build(cfg, small)
+    compiled = build(cfg, {**small, 'compile': {'backend': 'aot_eager'}})
+    compiled.load_state_dict(eager.state_dict())
+    batches = itertools.cycle(Runner.build_dataloader(cfg.train_dataloader, seed=0))
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (eager, compiled)]
+    torch._dynamo.utils.counters.clear()
+    for step in range(10):
+        batch, losses = next(batches), []
+        for model, optimizer in zip((eager, compiled), optimizers, strict=True):
+            torch.manual_seed(step)
+            data = in_float64(model.data_preprocessor(batch, training=True))
+            loss, _ = model.parse_losses(model(**data, mode='loss'))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5), step
+    assert torch._dynamo.utils.counters['stats']['unique_graphs'] >= 1
+    assert not torch._dynamo.utils.counters['graph_break']
+
+
+def test_compile_is_true_or_options():
+    with pytest.raises(TypeError, match='compile must be True, False or a dict'):
+        SwinDense('t', compile='inductor')
