@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import skimage.data
 import torch
+from mmcv.ops import get_compiling_cuda_version
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -109,9 +111,14 @@ def run(tool: str, arguments: list[str], log: Path) -> None:
     """Run one of the tools, with a line now and then to say how far it is; its output goes to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-W', 'ignore', str(ROOT / 'tools' / tool), *arguments]
+    # On a GPU the detector calls operators of mmcv, which a machine without nvcc has for CPUs alone.
+    on_cpu = {'CUDA_VISIBLE_DEVICES': ''} if get_compiling_cuda_version() == 'not available' else {}
+    environment = {**os.environ, **on_cpu}
     with (
         log.open('w') as file,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as process,
     ):
         for line in process.stdout or ():
             file.write(line)
