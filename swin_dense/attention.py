@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from swin_dense.ops import window_attention
-from swin_dense.windows import Pair, central_offsets, relative_position_bias
+from swin_dense.ops import relative_position_bias, window_attention
+from swin_dense.windows import Pair, central_offsets
 
 
 class WindowAttention(nn.Module):
@@ -87,9 +87,9 @@ class WindowAttention(nn.Module):
     def relative_bias(self, window: Pair) -> Tensor | None:
         """Return what is added to the scores of a window of that size, (A, T, T), or None."""
         table = self.relative_position_bias_table
-        return (
-            None if table is None else relative_position_bias(central_offsets(table, self.window_size, window), window)
-        )
+        if table is None:
+            return None
+        return relative_position_bias(central_offsets(table, self.window_size, window), window, self.backend)
 
     def reset_position(self) -> None:
         """Draw anew what the attention has besides linear layers."""

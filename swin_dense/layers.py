@@ -40,9 +40,12 @@ class LayerNorm(nn.LayerNorm):
         """Return x, (B, H, W, C), normalised, in one of ``norm.LAYOUTS``; None where no kernel does that."""
         if not gpu.is_gpu(x) or not self.elementwise_affine or self.bias is None:
             return None
-        if surroundings.is_exported() or surroundings.is_transformed():
+        if surroundings.is_recorded() or surroundings.is_transformed():  # torch.compile fuses norms itself
             return None
-        if layout != 'tokens' and surroundings.has_hooks(self):  # hooks see what they see everywhere
+        is_called = (
+            type(self).forward is not LayerNorm.forward or 'forward' in vars(self) or surroundings.has_hooks(self)
+        )
+        if layout != 'tokens' and is_called:  # hooks, and whoever changed the call, see what they see everywhere
             return None
         low = gpu.autocast_dtype(x)
         dtype = x.dtype if low is None else low if self.feeds_product else torch.float32
@@ -87,7 +90,10 @@ class PatchEmbed(nn.Module):
     def forward(self, img: Tensor) -> Tensor:
         side = self.proj.kernel_size[0]
         rows, columns = window_grid(img.shape[2], img.shape[3], (side, side))
-        img = F.pad(img, (0, columns * side - img.shape[3], 0, rows * side - img.shape[2]))
+        pads = columns * side - img.shape[3], rows * side - img.shape[2]
+        # A graph that is being recorded shall hold for other sizes too; elsewhere padding by nothing would copy.
+        if surroundings.is_recorded() or any(pads):
+            img = F.pad(img, (0, pads[0], 0, pads[1]))
         if not (surroundings.is_exported() or surroundings.is_transformed()):  # vmap knows no memory formats
             # In this format the convolution leaves tokens as they are wanted, and the permutation copies nothing.
             img = img.contiguous(memory_format=torch.channels_last)

@@ -21,7 +21,8 @@ from swin_dense.attention import WindowAttention
 from swin_dense.block import SwinBlock
 from swin_dense.layers import PatchMerging, build_norm
 from swin_dense.model import SwinBackbone, SwinStage
-from swin_dense.windows import Pair, log_spaced_offsets, relative_position_bias
+from swin_dense.ops import relative_position_bias
+from swin_dense.windows import Pair, log_spaced_offsets
 
 LARGEST_LOGIT_SCALE = math.log(100)
 LARGEST_BIAS = 16
@@ -93,7 +94,7 @@ class CosineWindowAttention(WindowAttention):
         first: Any = self.cpb_mlp[0]
         offsets = log_spaced_offsets(window, self.pretrained_window_size or window, first.weight.device)
         table = LARGEST_BIAS * self.cpb_mlp(offsets.to(first.weight.dtype)).sigmoid()
-        return relative_position_bias(table, window)
+        return relative_position_bias(table, window, self.backend)
 
 
 class SwinBlockV2(SwinBlock):

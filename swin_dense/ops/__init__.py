@@ -13,8 +13,8 @@ from types import ModuleType
 
 from torch import Tensor
 
-from swin_dense import checks
-from swin_dense.ops import gpu, proof, recorded, reference, sdpa, surroundings, triton
+from swin_dense import checks, windows
+from swin_dense.ops import bias, gpu, proof, recorded, reference, sdpa, surroundings, triton
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +66,26 @@ def window_attention(
     return module.window_attention(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale, dropout_p)
 
 
+def relative_position_bias(table: Tensor, window_size: tuple[int, int], backend: str = 'auto') -> Tensor:
+    """Expand a bias table as :func:`swin_dense.windows.relative_position_bias` does, by a kernel where one may run.
+
+    Args:
+        table: ((2 * window height - 1) * (2 * window width - 1), A).
+        window_size: (height, width) in tokens.
+        backend: of the attention that takes the result.
+
+    Returns:
+        (A, T, T).
+    """
+    # Whoever records a graph fuses this with what is around it.
+    is_plain = surroundings.is_recorded() or surroundings.is_transformed() or table.dtype not in triton.DTYPES
+    if is_plain or backend not in ('auto', 'triton') or not gpu.is_gpu(table) or gpu.reason_not_to_run(table):
+        return windows.relative_position_bias(table, window_size)
+    if backend == 'auto' and proof.reason_against_bias(window_size, table.dtype, table.device):
+        return windows.relative_position_bias(table, window_size)
+    return bias.relative_position_bias(table, window_size)
+
+
 def _choose(
     backend: str,
     qkv: Tensor,
@@ -101,6 +121,9 @@ def _reason_not_to_prefer_triton(
 ) -> str | None:
     if not gpu.is_gpu(qkv):
         return 'its interpreter is for tests'
+    # torch.compile looks into torch.func by itself.
+    if not surroundings.is_recorded() and surroundings.is_transformed():
+        return 'torch.func transforms what runs'
     bias_dtype = qkv.dtype if relative_bias is None else relative_bias.dtype
     head_dim = qkv.shape[-1] // 3 // num_heads
     return proof.reason_against_attention(head_dim, window_size, qkv.dtype, bias_dtype, qkv.device)

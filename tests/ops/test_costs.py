@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_dense.ops import gpu, norm
+from swin_dense.ops import bias, gpu, norm
 from swin_dense.ops import triton as attention
 from tests.ops.devices import needs_interpreter
 
@@ -43,23 +43,29 @@ def launched(monkeypatch):
 
 def attention_calls(window, strided):
     tokens = window[0] * window[1]
-    qkv, bias, pad_kv = torch.randn(1, 8, 9, 96), torch.randn(2, tokens, tokens), torch.randn(64)
+    qkv, expanded, pad_kv = torch.randn(1, 8, 9, 96), torch.randn(2, tokens, tokens), torch.randn(64)
     if strided:
-        bias = bias.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        expanded = expanded.permute(1, 2, 0).contiguous().permute(2, 0, 1)
     geometry = (2, list(window), [3, 3], 0.25)
-    out, lse = attention._forward(qkv, bias, pad_kv, *geometry)
+    out, lse = attention._forward(qkv, expanded, pad_kv, *geometry)
     grad = torch.randn_like(out)
-    yield attention._forward, (qkv, bias, pad_kv, *geometry)
-    yield attention._backward, (grad, qkv, bias, pad_kv, out, lse, *geometry)
-    yield attention._backward, (grad.mT.contiguous().mT, qkv, bias, pad_kv, out, lse, *geometry)
+    yield attention._forward, (qkv, expanded, pad_kv, *geometry)
+    yield attention._backward, (grad, qkv, expanded, pad_kv, out, lse, *geometry)
+    yield attention._backward, (grad.mT.contiguous().mT, qkv, expanded, pad_kv, out, lse, *geometry)
+
+
+def bias_calls():
+    yield bias._forward, (torch.randn(15, 2), [2, 3])
+    yield bias._forward, (torch.randn(2, 15).mT, [2, 3])
+    yield bias._backward, (torch.randn(2, 6, 6), [2, 3])
 
 
 def norm_calls(layout):
     channels = 64 if layout == 'merged' else 16
-    x, weight, bias = torch.randn(2, 5, 4, 16), torch.randn(channels), torch.randn(channels)
-    grad = torch.randn_like(norm._forward(x, weight, bias, 1e-5, torch.bfloat16, layout))
-    yield norm._forward, (x, weight, bias, 1e-5, torch.bfloat16, layout)
-    yield norm._forward, (x.mT.contiguous().mT, weight, bias, 1e-5, torch.bfloat16, layout)
+    x, weight, offset = torch.randn(2, 5, 4, 16), torch.randn(channels), torch.randn(channels)
+    grad = torch.randn_like(norm._forward(x, weight, offset, 1e-5, torch.bfloat16, layout))
+    yield norm._forward, (x, weight, offset, 1e-5, torch.bfloat16, layout)
+    yield norm._forward, (x.mT.contiguous().mT, weight, offset, 1e-5, torch.bfloat16, layout)
     yield norm._backward, (grad, x, weight, 1e-5, layout)
 
 
@@ -68,6 +74,7 @@ CALLS = {
     'window 7, gathered bias': lambda: attention_calls((7, 7), strided=True),
     'window 9': lambda: attention_calls((9, 9), strided=False),
     'window 9, gathered bias': lambda: attention_calls((9, 9), strided=True),
+    'bias': bias_calls,
     **{f'norm, {layout}': lambda layout=layout: norm_calls(layout) for layout in ('tokens', 'maps', 'merged')},
 }
 
@@ -84,15 +91,15 @@ def test_operators_launch_what_they_say(name, launched):
 
 def test_bytes_of_attention_by_hand():
     """One image of 2 x 3 windows of 49 tokens, 2 heads of 16, float32."""
-    qkv, bias, pad_kv = torch.empty(1, 14, 21, 96), torch.empty(2, 49, 49), torch.empty(64)
+    qkv, expanded, pad_kv = torch.empty(1, 14, 21, 96), torch.empty(2, 49, 49), torch.empty(64)
     geometry = (2, [7, 7], [3, 3], 0.25)
-    cost = gpu.COSTS['swin_dense::triton_window_attention'](qkv, bias, pad_kv, *geometry)
+    cost = gpu.COSTS['swin_dense::triton_window_attention'](qkv, expanded, pad_kv, *geometry)
     tokens = 14 * 21
     assert cost.bytes == 4 * (tokens * 96 + 2 * 49 * 49 + 64 + tokens * 32 + 6 * 2 * 49)
     assert cost.flops == 2 * 2 * 6 * 2 * 49 * 49 * 16
 
 
 def test_every_operator_of_the_gpu_path_says_what_it_costs():
-    ours = {name for name in dir(torch.ops.swin_dense) if 'triton' in name or 'layer_norm' in name}
+    ours = {name for name in dir(torch.ops.swin_dense) if name.startswith(('triton', 'layer_norm', 'relative'))}
     assert {name.split('::')[1] for name in gpu.COSTS} == ours
-    assert len(ours) == 4
+    assert len(ours) == 6

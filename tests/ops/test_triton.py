@@ -278,20 +278,14 @@ def test_says_what_it_cannot_do(case, dtype, dropout_p, said):
         attend(case, tensors, 'triton', dropout_p=dropout_p)
 
 
-@pytest.mark.parametrize(
-    'device',
-    [
-        'cpu',
-        pytest.param('cuda', marks=needs_gpu),
-    ],
-)
-def test_nobody_gets_it_unasked(caplog, device):
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=needs_gpu)])
+def test_is_the_default_on_a_gpu_and_nowhere_else(caplog, device):
     ops._log_once.cache_clear()
     case = Case((8, 8), (7, 7), (3, 3))
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
         attend(case, inputs(case, device=device)[0], 'auto')
-    assert 'uses backend' in caplog.text
-    assert 'triton' not in caplog.text
+    assert ("uses backend 'triton'" in caplog.text) == (device == 'cuda')
+    assert not any(record.levelname == 'WARNING' for record in caplog.records)
 
 
 def test_the_package_works_where_triton_is_absent():
