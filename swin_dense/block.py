@@ -67,8 +67,6 @@ def reason_not_to_fuse(block: SwinBlock, x: Tensor) -> str | None:
         return reason
     if type(block) is not SwinBlock:
         return f'{type(block).__name__} has no fused form'
-    if surroundings.has_global_hooks():
-        return 'global module hooks want to see every module'
     for name, part in block.named_modules():
         if type(part) is not _STANDARD.get(name) or _is_changed(part) or (name and surroundings.has_hooks(part)):
             return f'{name or "the block"} is replaced, changed or listened to'

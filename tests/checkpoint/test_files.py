@@ -245,7 +245,7 @@ def test_values_that_are_not_finite(source, backbone):
     assert all(tensor.isfinite().all() for tensor in backbone.state_dict().values())
 
 
-@pytest.mark.parametrize('name', ['model.safetensors', 'pytorch_model.bin'])
+@pytest.mark.parametrize('name', [pytest.param('model.safetensors', marks=needs('safetensors')), 'pytorch_model.bin'])
 def test_a_folder_of_save_pretrained(tmp_path, source, backbone, name):
     write_file(tmp_path / name, source.state_dict())
     load(backbone, tmp_path)
