@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
+from swin_dense.classification.classifier import SwinClassifier
 from swin_dense.create import create_backbone
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.model import SwinBackbone
@@ -13,6 +14,7 @@ __version__ = '0.1.0'
 __all__ = [
     'CheckpointError',
     'SwinBackbone',
+    'SwinClassifier',
     'SwinV2Backbone',
     'allow_partial_loading',
     'create_backbone',

@@ -22,7 +22,7 @@ LAYERS = [
     {'model', 'analysis'},
     {'v2'},
     {'create'},
-    {'mm', 'export', 'recipes'},
+    {'mm', 'export', 'recipes', 'classification'},
     {'swin_dense'},
     {'doctor'},
     {'commands'},

@@ -48,7 +48,7 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
     """
     if source.version != target.version:
         raise CheckpointError(explain_version(source, target))
-    if not options.allow_partial:
+    if source.version == 2 and not options.allow_partial:
         _check_trained_windows(source, target)
     if options.final_norm:
         _use_final_norm(source, target)

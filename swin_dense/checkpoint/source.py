@@ -38,6 +38,7 @@ _LEFT_OUT = {
     re.compile(r'decoder\..*'): 'decoder of the pretraining',
 }
 
+_HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
 _DEEPEST = 32  # dicts in dicts
 
 
@@ -54,6 +55,8 @@ class Source:
         windows: our name of a relative position table, or of V2's scale, to its window, where the checkpoint tells.
         version: of Swin, 1 or 2.
         trained_windows: stage to the window that V2's position networks were trained with, where the checkpoint tells.
+        head: 'weight' and 'bias' of the classifier on the backbone, where there is one.
+        head_keys: the keys of the checkpoint that hold them.
         left_out: keys left out on purpose, with the reason.
         foreign: keys within the stages, or like output norms, that are not understood.
         unexpected: other keys under the prefix.
@@ -67,6 +70,8 @@ class Source:
     windows: dict[str, Pair] = field(default_factory=dict)
     version: int = 1
     trained_windows: dict[int, Pair] = field(default_factory=dict)
+    head: dict[str, Tensor] = field(default_factory=dict)
+    head_keys: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -159,9 +164,20 @@ def read_source(
             trained = v2.trained_window(coordinates)
             if trained is not None:
                 source.trained_windows[name.stage or 0] = trained
+    _find_head(source, plain_names, tensors)
     if family.joined_bias:
         v2.split_biases(source.parameters, source.keys)
     return source
+
+
+def _find_head(source: Source, plain_names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    """Note the classifier's linear layer, which is found beside the stages, or beside the backbone as a whole."""
+    beside = {source.prefix, source.prefix.rstrip('.').rpartition('.')[0] + '.' if '.' in source.prefix[:-1] else ''}
+    for key, plain in plain_names.items():
+        match = _HEAD.fullmatch(plain)
+        if match is not None and match[1] in beside:
+            source.head[match[2]] = tensors[key]
+            source.head_keys.append(key)
 
 
 def _choose(keys: Collection[str], prefix: str | None, ema: bool) -> tuple[Family, str]:

@@ -1,0 +1,1 @@
+"""Swin as an image classifier: the model, and what it scores on a folder of images."""

@@ -1,0 +1,77 @@
+"""Measure top-1 and top-5 accuracy of a checkpoint's classifier on a folder of images.
+
+    swin-dense eval imagenet/val --checkpoint swin_tiny_patch4_window7_224.pth
+    swin-dense eval imagenet/val --checkpoint swinv2_tiny_window16_256.pth --size 256 --out scores.jsonl
+
+FOLDER holds one folder of images per class; their names in order are the classes 0, 1 and so on. Images are resized,
+cropped and normalised as for the published accuracies. With --out, the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from swin_dense.classification.classifier import create_classifier
+from swin_dense.classification.evaluate import Record, evaluate, list_labelled
+from swin_dense.features.extraction import stop_signals, weights_digest
+
+console = Console(stderr=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('folder', type=Path, help='with a folder of images per class')
+    parser.add_argument('--checkpoint', required=True, help='classifier of any family, a file or an address')
+    parser.add_argument('--arch', help='swin_t to swin_l, swinv2_t to swinv2_l (default: as the checkpoint tells)')
+    parser.add_argument('--window-size', type=int, metavar='N', help='in tokens (default: as the checkpoint tells)')
+    parser.add_argument('--size', type=int, default=224, help='side of the crop in pixels (default: %(default)s)')
+    parser.add_argument('--classes', type=Path, metavar='FILE', help='names of the folders in order, one a line')
+    parser.add_argument('--out', type=Path, metavar='FILE', help='keep what was found, to go on after an interruption')
+    parser.add_argument('--batch-size', type=int, default=32, help='(default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=2, help='reading processes (default: %(default)s)')
+    parser.add_argument('--device', help='(default: cuda where there is one, else cpu)')
+    parser.add_argument('--json', action='store_true', help='print the result as JSON')
+
+
+def run(args: argparse.Namespace) -> int:
+    options: dict[str, Any] = {} if args.window_size is None else {'window_size': args.window_size}
+    classifier = create_classifier(args.checkpoint, args.arch, **options)
+    classifier = classifier.to(args.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    classes = args.classes.read_text().split() if args.classes else None
+    images = list_labelled(args.folder, classes, classifier.head.out_features)
+    settings = {'weights': weights_digest(classifier), 'window': classifier.backbone.window_size, 'size': args.size}
+    record = Record(args.out, settings) if args.out else None
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with stop_signals() as received, Progress(*columns, console=console) as progress:
+        task = progress.add_task('', total=len(images))
+        scores = evaluate(
+            classifier,
+            args.folder,
+            images,
+            args.size,
+            batch_size=args.batch_size,
+            workers=args.workers,
+            record=record,
+            on_image=lambda: progress.advance(task),
+            should_stop=lambda: bool(received),
+        )
+    if record is not None:
+        record.close()
+    result = scores.as_dict()
+    for name, reason in scores.broken.items():
+        console.print(f'not read: {name}: {reason}', style='yellow', markup=False, highlight=False, soft_wrap=True)
+    if args.json:
+        print(json.dumps({**result, 'of': len(images), **settings}, indent=2))
+    elif scores.images:
+        print(
+            f'top-1 {result["top1"]:.2f} %, top-5 {result["top5"]:.2f} % of {scores.images} images at {args.size} pixels'
+        )
+    if received:
+        return 128 + received[0]
+    return 1 if scores.broken or not scores.images else 0

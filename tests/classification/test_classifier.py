@@ -1,0 +1,134 @@
+"""SwinClassifier, and what it scores on a folder of images."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
+from swin_dense.__main__ import main
+from swin_dense.classification.classifier import create_classifier, load_classifier
+from swin_dense.classification.evaluate import read_crop
+from tests.conftest import TINY, randomize
+
+CLASSES = ('n01', 'n02', 'n10')
+
+
+def test_it_is_a_backbone_a_mean_and_a_linear_layer():
+    classifier = randomize(SwinClassifier(TINY, num_classes=3)).eval()
+    img = torch.randn(2, 3, 60, 70)
+    dense = SwinBackbone(TINY, out_indices=(3,), clamp_window=True).eval()
+    dense.load_state_dict(classifier.backbone.state_dict())
+    expected = dense(img)[0].flatten(2).mean(2) @ classifier.head.weight.T + classifier.head.bias
+    torch.testing.assert_close(classifier(img), expected)
+    assert classifier.backbone.clamp_window
+
+
+def test_names_and_wrong_options():
+    with torch.device('meta'):
+        v2 = SwinClassifier('swinv2_t')
+    assert type(v2.backbone) is SwinV2Backbone
+    assert sum(p.numel() for p in v2.parameters()) == 28_347_154
+    with pytest.raises(TypeError, match='leave out_indices out'):
+        SwinClassifier(TINY, out_indices=(0,))
+    with pytest.raises(ValueError, match='num_classes must be at least 1'):
+        SwinClassifier(TINY, num_classes=0)
+
+
+@pytest.mark.parametrize('name', [TINY, 'swinv2_t'])
+def test_its_own_state_comes_back(name):
+    options = TINY if name == 'swinv2_t' else {}
+    first, second = (randomize(SwinClassifier(name, 3, window_size=4, **options), seed).eval() for seed in (1, 2))
+    load_classifier(second, {'state_dict': first.state_dict()}, log=None)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Images in three classes, of several shapes, in a folder with a space in its name."""
+    root = tmp_path_factory.mktemp('image net') / 'val set'
+    generator = np.random.default_rng(0)
+    for name in CLASSES:
+        (root / name).mkdir(parents=True)
+        for index, shape in enumerate([(80, 100, 3), (120, 70, 3), (75, 75)]):
+            pixels = generator.integers(0, 256, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f'{index}.png')
+    return root
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
+    classifier = randomize(SwinClassifier(TINY, 3, window_size=2), 1)
+    path = tmp_path_factory.mktemp('weights') / 'swin.pth'
+    state = {name.removeprefix('backbone.').replace('norm3', 'norm'): x for name, x in classifier.state_dict().items()}
+    torch.save({'model': state}, path)
+    return path
+
+
+def evaluate(folder, checkpoint, capsys, *more):
+    status = main(['eval', str(folder), '--checkpoint', str(checkpoint), '--size', '64', '--workers', '0', *more])
+    return status, capsys.readouterr()
+
+
+def test_accuracy_is_that_of_a_count_by_hand(folder, checkpoint, capsys):
+    classifier = create_classifier(checkpoint)
+    right = 0
+    for label, name in enumerate(CLASSES):
+        for path in (folder / name).iterdir():
+            with torch.no_grad():
+                right += int(classifier(read_crop(path, 64)[None])[0].argmax()) == label
+    status, said = evaluate(folder, checkpoint, capsys, '--json')
+    result = json.loads(said.out)
+    assert status == 0
+    assert (result['images'], result['top5']) == (9, 100)
+    assert result['top1'] == pytest.approx(100 * right / 9)
+
+
+def test_an_interrupted_run_goes_on(folder, checkpoint, capsys, tmp_path, monkeypatch):
+    out = tmp_path / 'scores of a run.jsonl'
+    _, said = evaluate(folder, checkpoint, capsys, '--json', '--out', str(out), '--batch-size', '2')
+    expected, whole = json.loads(said.out), out.read_bytes()
+    out.write_bytes(whole[: len(whole) // 2])  # killed in the middle of a line
+    read = []
+    monkeypatch.setattr(
+        'swin_dense.classification.evaluate.read_crop', lambda path, size: read.append(path) or read_crop(path, size)
+    )
+    status, said = evaluate(folder, checkpoint, capsys, '--json', '--out', str(out))
+    assert (status, json.loads(said.out)) == (0, expected)
+    assert 0 < len(read) < 9
+    assert sorted(out.read_bytes().splitlines()) == sorted(whole.splitlines())
+    status, said = evaluate(folder, checkpoint, capsys, '--size', '32', '--out', str(out))
+    assert status == 2
+    assert 'other settings' in said.err
+
+
+def test_broken_images_and_wrong_folders(folder, checkpoint, capsys, tmp_path):
+    for name in CLASSES:
+        (tmp_path / 'some' / name).mkdir(parents=True)
+    (tmp_path / 'some/n01/a.png').write_bytes(b'no image')
+    (tmp_path / 'some/n02/0.png').write_bytes((folder / 'n02/0.png').read_bytes())
+    status, said = evaluate(tmp_path / 'some', checkpoint, capsys)
+    assert status == 1
+    assert 'not read: n01/a.png' in said.err
+    assert 'of 1 images' in said.out
+    (tmp_path / 'some/n01/a.png').unlink()
+    (tmp_path / 'some/n01').rmdir()
+    status, said = evaluate(tmp_path / 'some', checkpoint, capsys)
+    assert status == 2
+    assert 'has 2 folders and the classifier 3 classes' in said.err
+    (tmp_path / 'classes.txt').write_text('\n'.join(CLASSES))
+    status, _ = evaluate(tmp_path / 'some', checkpoint, capsys, '--classes', str(tmp_path / 'classes.txt'))
+    assert status == 0
+
+
+def test_a_crop_is_the_middle_of_the_resized_image(tmp_path):
+    """A crop of 224 out of 256: half of a picture whose left is black is black."""
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    pixels[:, 200:] = 255
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    crop = read_crop(tmp_path / 'a.png', 224)
+    assert crop.shape == (3, 224, 224)
+    torch.testing.assert_close(crop[:, 5, 5], torch.tensor([-2.1179, -2.0357, -1.8044]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(crop[:, 5, 220], torch.tensor([2.2489, 2.4286, 2.6400]), atol=1e-3, rtol=0)

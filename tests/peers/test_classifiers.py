@@ -1,0 +1,132 @@
+"""Whole classifiers of everybody: their logits come out of SwinClassifier."""
+
+import pytest
+import torch
+
+from swin_dense import SwinClassifier
+from swin_dense.checkpoint import CheckpointError
+from swin_dense.classification.classifier import create_classifier, load_classifier
+from tests.conftest import randomize
+
+# At 224 pixels the last map is as large as the window: clamped, it has no shift, which only classifiers have.
+SHAPE = {'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
+OURS = {'embed_dims': 16, **SHAPE}
+
+
+def images(size):
+    return torch.randn(1, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def timm_model(name):
+    def build(size, window):
+        timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+        return timm.create_model(name, img_size=size, window_size=window, embed_dim=16, num_classes=5, **SHAPE)
+
+    return build
+
+
+def torchvision_model(**parts):
+    def build(size, window):
+        swin = pytest.importorskip('torchvision.models.swin_transformer', reason='see requirements/peers.txt')
+        kinds = {key: getattr(swin, kind) for key, kind in parts.items()}
+        depths, heads = list(SHAPE['depths']), list(SHAPE['num_heads'])
+        return swin.SwinTransformer([4, 4], 16, depths, heads, [window] * 2, num_classes=5, **kinds)
+
+    return build
+
+
+def transformers_model(kind):
+    def build(size, window):
+        transformers = pytest.importorskip('transformers', reason='see requirements/peers.txt')
+        config = getattr(transformers, f'{kind}Config')(
+            embed_dim=16,
+            depths=list(SHAPE['depths']),
+            num_heads=list(SHAPE['num_heads']),
+            window_size=window,
+            image_size=size,
+            num_labels=5,
+        )
+        return getattr(transformers, f'{kind}ForImageClassification')(config)
+
+    return build
+
+
+def mmpretrain_model(kind, **more):
+    def build(size, window):
+        pytest.importorskip('mmpretrain', reason='see requirements/peers.txt')
+        from mmpretrain.models import ImageClassifier
+
+        backbone = {'type': kind, 'arch': {'embed_dims': 16, **SHAPE, **more}, 'img_size': size, 'window_size': window}
+        head = {'type': 'LinearClsHead', 'num_classes': 5, 'in_channels': 128}
+        return ImageClassifier(backbone, neck={'type': 'GlobalAveragePooling'}, head=head)
+
+    return build
+
+
+V1 = {
+    'timm': timm_model('swin_tiny_patch4_window7_224'),
+    'torchvision': torchvision_model(),
+    'transformers': transformers_model('Swin'),
+    'mmpretrain': mmpretrain_model('SwinTransformer'),
+}
+V2 = {
+    'timm': timm_model('swinv2_tiny_window8_256'),
+    'torchvision': torchvision_model(block='SwinTransformerBlockV2', downsample_layer='PatchMergingV2'),
+    'transformers': transformers_model('Swinv2'),
+    'mmpretrain': mmpretrain_model('SwinTransformerV2', extra_norm_every_n_blocks=0),
+}
+
+
+def logits(family, peer, img):
+    if family == 'mmpretrain':
+        return peer.head(peer.extract_feat(img))
+    return peer(img).logits if family == 'transformers' else peer(img)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('family', V1)
+@pytest.mark.parametrize(('size', 'window'), [(224, 7), (384, 12)])
+def test_v1(family, size, window):
+    peer = randomize(V1[family](size, window).double(), 1)
+    peer.eval()
+    classifier = randomize(SwinClassifier(OURS, 5, window_size=window).double().eval(), 2)
+    report = load_classifier(classifier, peer.state_dict(), log=None)
+    assert (report.family, report.missing, report.unexpected) == (family, [], [])
+    expected = logits(family, peer, images(size))
+    assert (classifier(images(size)) - expected).abs().max() < 1e-9
+    dense = randomize(SwinClassifier(OURS, 5, window_size=window, clamp_window=False).double().eval(), 2)
+    load_classifier(dense, peer.state_dict(), log=None)
+    assert (dense(images(size)) - expected).abs().max() > 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('family', V2)
+@pytest.mark.parametrize('window', [8, 16])
+def test_v2(family, window):
+    if family == 'torchvision' and window == 16:
+        pytest.skip('torchvision keeps a window that is larger than the map, the authors shrink it')
+    windows = [8, 8, 8, 8] if window == 8 else [16, 16, 16, 8]
+    peer = V2[family](256, windows if family == 'mmpretrain' else window)
+    peer = randomize(peer.double(), 1)
+    peer.eval()
+    classifier = SwinClassifier('swinv2_t', 5, **OURS, window_size=window)
+    classifier = randomize(classifier.double().eval(), 2)
+    report = load_classifier(classifier, peer.state_dict(), log=None)
+    assert (report.family, report.version, report.missing, report.unexpected) == (family, 2, [], [])
+    assert (classifier(images(256)) - logits(family, peer, images(256))).abs().max() < 1e-9
+
+
+@torch.no_grad()
+def test_the_checkpoint_tells_what_to_build():
+    peer = V1['torchvision'](224, 4).eval()
+    classifier = create_classifier(peer.state_dict())
+    assert (classifier.backbone.window_size, classifier.head.out_features) == ((4, 4), 5)
+    torch.testing.assert_close(classifier(images(128).float()), peer(images(128).float()))
+
+
+def test_what_is_no_classifier_is_refused():
+    state = V1['torchvision'](224, 7).state_dict()
+    with pytest.raises(CheckpointError, match='num_classes=5'):
+        load_classifier(SwinClassifier(OURS, 7), state)
+    with pytest.raises(CheckpointError, match='no linear head'):
+        load_classifier(SwinClassifier(OURS, 5), {key: x for key, x in state.items() if 'head' not in key})
