@@ -69,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**result, 'of': len(images), **settings}, indent=2))
     elif scores.images:
-        print(
-            f'top-1 {result["top1"]:.2f} %, top-5 {result["top5"]:.2f} % of {scores.images} images at {args.size} pixels'
-        )
+        percent = f'top-1 {result["top1"]:.2f} %, top-5 {result["top5"]:.2f} %'
+        print(f'{percent} of {scores.images} images at {args.size} pixels')
     if received:
         return 128 + received[0]
     return 1 if scores.broken or not scores.images else 0
