@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from swin_dense.classification.classifier import create_classifier
 from swin_dense.classification.evaluate import Record, evaluate, list_labelled
-from swin_dense.features.extraction import stop_signals, weights_digest
+from swin_dense.features.job import stop_signals, weights_digest
 
 console = Console(stderr=True)
 

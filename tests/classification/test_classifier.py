@@ -11,7 +11,7 @@ from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
 from swin_dense.__main__ import main
 from swin_dense.classification.classifier import create_classifier, load_classifier
 from swin_dense.classification.evaluate import read_crop
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, needs, randomize
 
 CLASSES = ('n01', 'n02', 'n10')
 
@@ -72,6 +72,7 @@ def evaluate(folder, checkpoint, capsys, *more):
     return status, capsys.readouterr()
 
 
+@needs('rich')
 def test_accuracy_is_that_of_a_count_by_hand(folder, checkpoint, capsys):
     classifier = create_classifier(checkpoint)
     right = 0
@@ -86,6 +87,7 @@ def test_accuracy_is_that_of_a_count_by_hand(folder, checkpoint, capsys):
     assert result['top1'] == pytest.approx(100 * right / 9)
 
 
+@needs('rich')
 def test_an_interrupted_run_goes_on(folder, checkpoint, capsys, tmp_path, monkeypatch):
     out = tmp_path / 'scores of a run.jsonl'
     _, said = evaluate(folder, checkpoint, capsys, '--json', '--out', str(out), '--batch-size', '2')
@@ -104,6 +106,7 @@ def test_an_interrupted_run_goes_on(folder, checkpoint, capsys, tmp_path, monkey
     assert 'other settings' in said.err
 
 
+@needs('rich')
 def test_broken_images_and_wrong_folders(folder, checkpoint, capsys, tmp_path):
     for name in CLASSES:
         (tmp_path / 'some' / name).mkdir(parents=True)
