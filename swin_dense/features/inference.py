@@ -176,8 +176,9 @@ def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: boo
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that the memory of the device, or of the machine, does not suffice."""
-    # On a CPU, torch has no type of error for it.
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    # On a CPU there is no type of error for it; the second is what oneDNN says when it gets none.
+    said = ("can't allocate memory", 'could not create a primitive')
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in said)
 
 
 _modes_lock = threading.Lock()

@@ -10,11 +10,11 @@ from swin_dense.commands import _backbone
 from tests.conftest import TINY, randomize
 
 
-def create_toy(name, checkpoint=None, window_size=7):
-    return randomize(SwinBackbone(**TINY, window_size=window_size)).eval()
+def create_toy(arch):
+    return randomize(SwinBackbone(**TINY)).eval()
 
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    _backbone.create_backbone = create_toy
+    _backbone.BACKBONES['swin'] = create_toy
     sys.exit(main(['features', *sys.argv[1:]]))

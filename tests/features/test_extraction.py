@@ -40,7 +40,7 @@ def backbone():
 @pytest.fixture
 def run(backbone, monkeypatch, tmp_path):
     """Run the command line in this process with a toy backbone; returns the exit status."""
-    monkeypatch.setattr(_backbone, 'create_backbone', lambda *args, **options: backbone)
+    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: backbone)
     return lambda *args: main(['features', *map(str, args), '--out', str(tmp_path / 'out'), '--workers', '0'])
 
 
@@ -214,7 +214,7 @@ def test_a_missing_package_is_one_line(run, tmp_path, monkeypatch, capsys):
     def create_backbone(*args, **options):
         raise ImportError('install huggingface_hub')
 
-    monkeypatch.setattr(_backbone, 'create_backbone', create_backbone)
+    monkeypatch.setitem(_backbone.BACKBONES, 'swin', create_backbone)
     assert run(*make_images(tmp_path / 'photos', 1, broken=False)) == 2
     assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')
 
@@ -382,4 +382,6 @@ def test_two_ranks_do_every_image_once(tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors
     assert finished_files(tmp_path / 'out') == 30
+    with (tmp_path / 'out' / 'index.csv').open(newline='') as file:
+        assert len(list(csv.DictReader(file))) == 30  # though a rank had a failed image, and torchrun ends the others
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']

@@ -1,0 +1,76 @@
+"""Image files of every format, damaged in the ways that disks, networks and people damage them."""
+
+import io
+import random
+
+import numpy as np
+from PIL import Image
+
+from tests.conftest import IfInstalled, photograph
+
+RGB = photograph(40, 56)
+DEEP = RGB.astype(np.uint16) * 257
+tifffile, cv2 = IfInstalled('tifffile'), IfInstalled('cv2')
+
+
+def with_pil(file_format, mode='RGB', **options):
+    file = io.BytesIO()
+    Image.fromarray(RGB).convert(mode).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def with_tifffile(pixels=RGB, **options):
+    file = io.BytesIO()
+    tifffile.imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+ORIGINALS = {
+    'jpeg': lambda: with_pil('jpeg'),
+    'progressive jpeg': lambda: with_pil('jpeg', progressive=True, exif=b'Exif\0\0II*\0\x08\0\0\0\0\0'),
+    'cmyk jpeg': lambda: with_pil('jpeg', 'CMYK'),
+    'png': lambda: with_pil('png'),
+    'palette png': lambda: with_pil('png', 'P'),
+    '16-bit png': lambda: cv2.imencode('.png', DEEP)[1].tobytes(),
+    'gif': lambda: with_pil('gif', save_all=True, append_images=[Image.fromarray(RGB[::-1])]),
+    'bmp': lambda: with_pil('bmp'),
+    'webp': lambda: with_pil('webp'),
+    'avif': lambda: with_pil('avif'),
+    'jpeg 2000': lambda: with_pil('jpeg2000'),
+    'ppm': lambda: with_pil('ppm'),
+    'tga': lambda: with_pil('tga'),
+    'tiff': lambda: with_pil('tiff'),
+    'lzw tiff': lambda: with_pil('tiff', compression='tiff_lzw'),
+    '16-bit tiff': lambda: with_tifffile(DEEP, photometric='rgb'),
+    'tiled jpeg tiff': lambda: with_tifffile(tile=(16, 16), compression='jpeg'),
+    'tiled zlib tiff': lambda: with_tifffile(tile=(16, 16), compression='zlib', photometric='rgb'),
+    'tiff of 5 channels': lambda: with_tifffile(
+        RGB[..., [0, 1, 2, 0, 1]], photometric='minisblack', planarconfig='contig'
+    ),
+    'big tiff': lambda: with_tifffile(bigtiff=True, photometric='rgb'),
+}
+
+
+def mutate(content: bytes, chance: random.Random) -> bytes:
+    """Damage the bytes of a file: cut it, or change, repeat, drop or blank a part, most often in the header."""
+    damaged = bytearray(content)
+    for _ in range(chance.choice([1, 1, 1, 2, 4])):
+        end = len(damaged) if chance.random() < 0.5 else min(len(damaged), 200)
+        at = chance.randrange(max(end, 1))
+        length = chance.choice([1, 1, 2, 4, 16, 64])
+        kind = chance.choice(['cut', 'bits', 'bytes', 'largest', 'zeros', 'drop', 'repeat'])
+        if kind == 'cut':
+            del damaged[at:]
+        elif kind == 'bits' and damaged:
+            damaged[at] ^= 1 << chance.randrange(8)
+        elif kind == 'bytes':
+            damaged[at : at + length] = chance.randbytes(length)
+        elif kind == 'largest':
+            damaged[at : at + length] = b'\xff' * length
+        elif kind == 'zeros':
+            damaged[at : at + length] = bytes(length)
+        elif kind == 'drop':
+            del damaged[at : at + length]
+        elif kind == 'repeat':
+            damaged[at:at] = damaged[at : at + length]
+    return bytes(damaged)

@@ -1,0 +1,252 @@
+"""What extraction survives: replaced and damaged files, too little memory, a second run at once, a second signal."""
+
+import contextlib
+import csv
+import logging
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
+from swin_dense.commands import _backbone
+from swin_dense.features.job import stop_signals
+from swin_dense.features.sources import list_images
+from swin_dense.features.storage import FeatureFolder
+from tests.conftest import TINY, photograph, randomize
+from tests.features.mutations import ORIGINALS, mutate
+from tests.features.test_extraction import failures_in, make_images
+from tests.features.test_storage import load, tree
+
+pytest.importorskip('rich')
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run the command line in this process with a toy backbone; returns the exit status."""
+    toy = randomize(SwinBackbone(**TINY)).eval()
+    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: toy)
+    return lambda *args: main(['features', *map(str, args), '--out', str(tmp_path / 'out')])
+
+
+@contextlib.contextmanager
+def process(function):
+    """Run a function, whose value becomes the exit status, in a process of its own during the block."""
+    started = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))
+    started.start()
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.join()
+
+
+def in_a_process(function):
+    with process(function) as started:
+        started.join()
+        return started.exitcode
+
+
+def index_of(folder):
+    with (folder / 'index.csv').open(encoding='utf-8', newline='') as file:
+        return [row['image'] for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize('file_format', ['safetensors', 'npz', 'zarr'])
+def test_what_is_not_whole_or_out_of_date_is_done_again(run, tmp_path, file_format):
+    paths = make_images(tmp_path / 'photos', 5, broken=False)
+    args = (tmp_path / 'photos', '--format', file_format)
+    assert run(*args) == 0
+    folder = FeatureFolder(tmp_path / 'out', file_format)
+    before = tree(tmp_path / 'out')
+    damaged = [path for path in tmp_path.glob('out/features/**/*') if path.is_file()]
+    for path in damaged[:3]:
+        path.write_bytes(b'')
+    assert run(*args) == 0
+    assert tree(tmp_path / 'out') == before
+    Image.fromarray(photograph(33, 64)).save(paths[0])
+    Image.fromarray(photograph(70, 33)).save(paths[1])
+    assert run(*args) == 0
+    after = tree(tmp_path / 'out')
+    assert load(folder.path_of(paths[1]))[1] == (70, 33)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    done_again = {folder.path_of(path).name for path in paths[:2]}
+    of_features = {name for name in changed if name.startswith('features')}
+    assert done_again == {next(part for part in Path(name).parts if part.endswith(file_format)) for name in of_features}
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_damaged_images_cost_themselves_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1 << 16)  # damaged headers may promise much
+    chance = random.Random(0)
+    (tmp_path / 'photos').mkdir()
+    for index in range(60):
+        form = chance.choice(list(ORIGINALS))
+        (tmp_path / 'photos' / f'{index}.tif').write_bytes(mutate(ORIGINALS[form](), chance))
+    whole = make_images(tmp_path / 'photos', 3, broken=False)
+    assert run(tmp_path / 'photos', '--pool', 'avg', '--max-side', 64) == 1
+    done, failed = index_of(tmp_path / 'out'), failures_in(tmp_path / 'out')
+    assert set(map(str, whole)) <= set(done)
+    assert len(done) + len(failed) == 63
+    assert failed
+
+
+def test_tables_tell_of_all_calls_and_pruning_forgets(run, tmp_path):
+    photos = tmp_path / 'photos'
+    make_images(photos, 6)
+    folders = sorted(path for path in photos.iterdir() if path.is_dir())
+    for part in folders:
+        assert run(part) == 0
+    assert run(photos / 'empty.jpg') == 1
+    assert run(folders[0], photos / 'text.png') == 1
+    assert len(index_of(tmp_path / 'out')) == 6
+    assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
+    assert run(folders[0], '--prune') == 0
+    assert len(index_of(tmp_path / 'out')) == 2
+    assert len(list(tmp_path.glob('out/features/*/*'))) == 2
+    assert not (tmp_path / 'out' / 'failures.csv').exists()
+
+
+def test_another_batch_size_goes_on_in_the_same_folder(run, tmp_path):
+    make_images(tmp_path / 'photos', 3, broken=False)
+    assert run(tmp_path / 'photos', '--batch-size', 2) == 0
+    assert run(tmp_path / 'photos', '--batch-size', 1) == 0
+
+
+@pytest.mark.parametrize(('spare', 'status'), [(160, 0), (16, 1)])
+def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
+    """On a CPU torch says so as an error only under such a limit; with 160 MiB two images of eight run at once."""
+    (tmp_path / 'photos').mkdir()
+    image = photograph(1024, 1024)
+    for index in range(8):
+        Image.fromarray(np.roll(image, index)).save(tmp_path / 'photos' / f'{index}.bmp')
+
+    def run_with_little():
+        records = []
+        logging.getLogger('swin_dense.features').addHandler(handler := logging.Handler())
+        handler.emit = lambda record: records.append(record.getMessage())
+        used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (spare << 20),) * 2)
+        found = run(tmp_path / 'photos', '--pool', 'avg', '--workers', 0)
+        return found if any('too little memory for 8 images of 1024 x 1024' in record for record in records) else 9
+
+    assert in_a_process(run_with_little) == status
+    done = index_of(tmp_path / 'out')
+    assert len(done) == (8 if status == 0 else 0)
+    if status:
+        assert 'use tile= (--tile) or max_side= (--max-side)' in (tmp_path / 'out' / 'failures.csv').read_text()
+        assert run(tmp_path / 'photos', '--pool', 'avg') == 0  # once there is memory
+
+
+def test_two_runs_at_once(run, tmp_path, capsys):
+    make_images(tmp_path / 'photos', 40)
+    args = (tmp_path / 'photos', '--batch-size', 1)
+    with process(lambda: run(*args)) as first:
+        while not list(tmp_path.glob('out/features/*/*')):
+            assert first.is_alive()
+        before = sorted((tmp_path / 'out' / '.partial').iterdir())
+        assert run(*args) == 2
+        assert 'another extraction is writing into' in capsys.readouterr().err
+        assert not before or (tmp_path / 'out' / '.partial').exists()
+        first.join()
+        assert first.exitcode == 1
+    assert len(index_of(tmp_path / 'out')) == 40
+    assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
+
+
+def test_a_killed_run_holds_nothing_and_its_failures_are_known(run, tmp_path):
+    make_images(tmp_path / 'photos', 40)
+    with process(lambda: run(tmp_path / 'photos', '--batch-size', 1)) as first:
+        noted = tmp_path / 'out' / '.partial' / 'failures-0.csv'
+        while not (noted.exists() and 'text.png' in noted.read_text()):
+            assert first.is_alive()
+        os.kill(first.pid, signal.SIGKILL)
+    assert run(next(iter(sorted(tmp_path.glob('photos/*/*.png'))))) == 0
+    assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
+
+
+def test_the_second_signal_ends_what_the_first_has_asked_to_end():
+    def twice():
+        with stop_signals() as received:
+            os.kill(os.getpid(), signal.SIGINT)
+            if received != [signal.SIGINT]:
+                return 1
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                return 0
+        return 2
+
+    assert in_a_process(twice) == 0
+
+
+def test_max_side_and_page(run, tmp_path):
+    frames = [Image.fromarray(photograph(60, 90)), Image.fromarray(photograph(90, 60))]
+    frames[0].save(tmp_path / 'pages.tif', save_all=True, append_images=frames[1:])
+    assert run(tmp_path / 'pages.tif', '--page', 1, '--max-side', 45) == 0
+    assert FeatureFolder(tmp_path / 'out', 'safetensors').image_size(tmp_path / 'pages.tif') == (45, 30)
+    assert run(tmp_path / 'pages.tif', '--page', 0, '--max-side', 45) == 2
+    assert run(tmp_path / 'pages.tif', '--page', 7, '--pool', 'avg') == 2  # made in another way
+
+
+class TestSources:
+    def test_nothing_is_passed_over_in_silence(self, tmp_path):
+        make_images(tmp_path / 'photos', 3, broken=False)
+        for name in ('notes.md', 'no-suffix', 'new.avif'):
+            (tmp_path / 'photos' / name).write_text('x')
+        skipped = {}
+        found = list_images([tmp_path / 'photos'], skipped.__setitem__)
+        assert {Path(path).name: reason for path, reason in skipped.items()} == {
+            'notes.md': "is no image by its suffix '.md'",
+            'no-suffix': "is no image by its suffix ''",
+        }
+        assert len(found) == 4
+
+    def test_links_to_folders_are_followed_once(self, tmp_path):
+        paths = make_images(tmp_path / 'elsewhere', 3, broken=False)
+        (tmp_path / 'photos').mkdir()
+        (tmp_path / 'photos' / 'link').symlink_to(tmp_path / 'elsewhere')
+        (tmp_path / 'elsewhere' / 'circle').symlink_to(tmp_path / 'photos')
+        found = list_images([tmp_path / 'photos'])
+        assert sorted(map(os.path.realpath, found)) == sorted(map(str, paths))
+
+    def test_a_folder_that_cannot_be_read_is_a_failure(self, run):
+        """Others are done. Of root nothing is hidden, so it is another user who looks."""
+        with tempfile.TemporaryDirectory() as folder:
+            tmp_path = Path(folder)
+            tmp_path.chmod(0o777)
+            make_images(tmp_path / 'photos', 3, broken=False)
+            for path in (tmp_path / 'photos').iterdir():
+                path.chmod(0o755)
+            closed = sorted((tmp_path / 'photos').iterdir())[0]
+            closed.chmod(0)
+
+            def as_nobody():
+                if os.getuid() == 0:
+                    os.setuid(65534)
+                return main(['features', str(tmp_path / 'photos'), '--out', str(tmp_path / 'out'), '--pool', 'avg'])
+
+            assert in_a_process(as_nobody) == 1
+            closed.chmod(stat.S_IRWXU)
+            assert failures_in(tmp_path / 'out') == [closed.name]
+            assert len(index_of(tmp_path / 'out')) == 2
+
+    def test_a_name_that_is_not_utf_8(self, run, tmp_path):
+        name = os.fsdecode(os.fsencode(tmp_path) + b'/caf\xe9.png')
+        Image.fromarray(photograph(33, 40)).save(name)
+        assert run(tmp_path, '--pool', 'avg') == 0
+        assert index_of(tmp_path / 'out') == [f'{tmp_path}/caf\\xe9.png']
+        (tmp_path / 'out').rename(tmp_path / 'other')
+        Path(name).write_bytes(b'')
+        assert run(name, '--pool', 'avg') == 1
+        assert failures_in(tmp_path / 'out') == ['caf\\xe9.png']

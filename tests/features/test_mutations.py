@@ -1,0 +1,52 @@
+"""Damaged image files: each is an image or an ImageError that names it, whatever its decoder raises."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense.features.decode import ImageError
+from swin_dense.features.images import read_image
+from swin_dense.features.regions import open_large_image
+from tests.features.mutations import ORIGINALS, RGB, mutate
+
+
+@pytest.fixture(autouse=True)
+def _small_images_only(monkeypatch):
+    """Headers that promise huge images are refused, as they are in use, but for less."""
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1 << 20)
+
+
+def outcome(path, channels, by_parts):
+    """Read a file whole or by parts: 'read', 'refused', or whatever else it raises."""
+    try:
+        if by_parts:
+            with open_large_image(path) as image:
+                pixels = image.read(0, 0, *image.size)
+                assert pixels.shape[:2] == image.size
+        else:
+            image = read_image(path, channels)
+            assert image.dtype == torch.float32
+            assert image.isfinite().all()
+    except ImageError as error:
+        return 'refused' if str(path) in str(error) else f'refused without its name: {error}'
+    return 'read'
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('by_parts', [False, True])
+@pytest.mark.parametrize('form', ORIGINALS)
+def test_damaged_files(form, by_parts, tmp_path):
+    content, channels = ORIGINALS[form](), 5 if '5' in form else 3
+    path = tmp_path / 'image'
+    path.write_bytes(content)
+    assert outcome(path, channels, by_parts) == 'read'
+    assert read_image(path, channels).shape == (channels, *RGB.shape[:2])
+    chance = random.Random(f'{form} {by_parts}')
+    outcomes = Counter()
+    for _ in range(10):
+        path.write_bytes(mutate(content, chance))
+        outcomes[outcome(path, channels, by_parts)] += 1
+    assert set(outcomes) <= {'read', 'refused'}
