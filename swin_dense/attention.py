@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -59,6 +61,14 @@ class WindowAttention(nn.Module):
         if relative_position:
             offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a pickled module, also of one made by version 0.1.0, which had a rate for ``attn_drop``."""
+        state = {'clamp_window': False, **state}
+        rate = state.pop('attn_drop_rate', None)
+        super().__setstate__(state)
+        if rate is not None:
+            self.attn_drop = nn.Dropout(rate).train(self.training)
 
     @property
     def scale(self) -> float:

@@ -240,6 +240,17 @@ def test_copies_and_pickles():
         assert torch.equal(twin(img)[3], backbone(img)[3])
 
 
+def test_attention_pickled_by_an_earlier_version():
+    attn = tiny(attn_drop_rate=0.3).eval().layers[0].blocks[1].attn
+    state = {**vars(attn), 'attn_drop_rate': attn.attn_drop.p, '_modules': dict(attn._modules)}
+    del state['_modules']['attn_drop'], state['clamp_window']
+    twin = type(attn).__new__(type(attn))
+    twin.__setstate__(state)
+    x = torch.randn(1, 9, 9, 16)
+    assert torch.equal(twin(x), attn(x))
+    assert (twin.attn_drop.p, twin.attn_drop.training) == (0.3, False)
+
+
 def test_a_trace_at_batch_1_is_right_at_batch_2():
     backbone = randomize(tiny()).eval()
     with warnings.catch_warnings():  # that sizes are baked in is what a trace is
