@@ -362,7 +362,7 @@ def test_another_default_device(backend):
         # A size that no cache holds yet.
         found = run(model, img)
         with torch.no_grad():
-            model(torch.zeros(1, 3, 41, 67, dtype=torch.float64, device='cpu'))
+            model.eval()(torch.zeros(1, 3, 41, 67, dtype=torch.float64, device='cpu'))
     finally:
         torch.set_default_device(None)
     assert_same(found, expected)
