@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'retinanet', 'upernet')
+FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'retinanet', 'upernet', 'ablations')
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _recipe(model: dict[str, Any], counted: dict[str, Any]) -> Recipe:
         config=Path(model['Config']),
         task='segmentation' if metadata['Training Data'] == 'ADE20K' else 'detection',
         head=model['In Collection'],
-        backbone=metadata['Backbone'],
+        backbone=', '.join(metadata[key] for key in ('Backbone', 'Setting') if key in metadata),
         window=metadata['Window'],
         pretraining=metadata['Pretraining'],
         schedule=metadata['Schedule'],

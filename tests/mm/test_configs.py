@@ -14,7 +14,7 @@ from mmdet.models.backbones import SwinTransformer
 from mmdet.testing import demo_mm_inputs
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import HOOKS, MODELS, init_default_scope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
@@ -186,15 +186,21 @@ def test_ade20k_recipe(path):
 @pytest.mark.parametrize('path', BACKBONES, ids=lambda path: path.stem)
 def test_backbone_file_is_what_its_name_says(path):
     config = load(path)
-    size = path.stem.split('_')[1]
+    family, size = path.stem.split('_')[:2]
     window = 12 if 'w12' in path.stem else 7
+    pretrain_size = {7: 224, 12: 384}[window]
+    if family == 'swinv2':  # trained with another window than it is used with
+        assert (config.swin.type, config.swin.window_size) == ('SwinDenseV2', 16)
+        window, pretrain_size = config.swin.pretrained_window_size, 256
+        assert window == 8
+    else:
+        assert (config.swin.type, config.swin.window_size) == ('SwinDense', window)
+        assert config.swin.get('pretrain_img_size', 224) == pretrain_size
     arch = ARCHS[size[0]]
     assert Arch(config.swin.embed_dims, config.swin.depths, config.swin.num_heads) == arch
     assert tuple(config.channels) == arch.channels
-    assert config.swin.window_size == window
-    assert config.swin.get('pretrain_img_size', 224) == {7: 224, 12: 384}[window]
     suffix = '_22k' if '22k' in path.stem else ''
-    weights = f'swin_{size}_patch4_window{window}_{ {7: 224, 12: 384}[window] }{suffix}.pth'
+    weights = f'{family}_{size}_patch4_window{window}_{pretrain_size}{suffix}.pth'
     address, _, digest = config.pretrained.partition('#')
     assert Path(address).name == weights
     assert re.fullmatch(r'sha384=[0-9a-f]{96}' if path.stem == 'swin_tiny' else '', digest)
@@ -209,7 +215,10 @@ def test_every_config_builds_its_whole_model(path):
     assert all(parameter.is_meta for parameter in model.parameters())
     if path.parent.name != 'demo':
         assert set(re.findall(r'window(\d+)|-w(\d+)_', path.stem)[0]) - {''} == {str(model.backbone.window_size[0])}
-        assert config.model.backbone.init_cfg.checkpoint == config.pretrained
+        if path.parent.name == 'ablations':
+            assert config.model.backbone.init_cfg is None  # no weights of a row were published
+        else:
+            assert config.model.backbone.init_cfg.checkpoint == config.pretrained
 
 
 @pytest.mark.parametrize(
@@ -320,6 +329,61 @@ def test_norms_and_position_biases_are_not_decayed(family, weight_decay):
     for name, parameter in model.backbone.named_parameters():
         spared = 'norm' in name or 'relative_position_bias_table' in name
         assert decay[id(parameter)] == (0 if spared else weight_decay), name
+
+
+class OnlyBackbone(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.backbone = MODELS.build({'type': kind, **TINY, 'use_abs_pos_embed': True})
+        self.head = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize('path', [path for path in ZOO if 'swinv2' in path.stem], ids=lambda path: path.stem)
+def test_what_swin_v2_is_not_decayed_in(path):
+    config = copy.deepcopy(load(path))
+    assert config.model.backbone.type == 'SwinDenseV2'
+    config.optim_wrapper.type = 'OptimWrapper'
+    model = OnlyBackbone('SwinDenseV2')
+    wrapper = build_optim_wrapper(model, config.optim_wrapper)
+    decay, rate = (
+        {id(p): group[key] for group in wrapper.param_groups for p in group['params']} for key in ('weight_decay', 'lr')
+    )
+    has_layer_decay = 'layer-decay' in path.stem
+    for name, parameter in model.named_parameters():
+        spared = any(key in name for key in ('norm', 'absolute_pos_embed', 'cpb_mlp', 'logit_scale'))
+        spared |= has_layer_decay and parameter.ndim == 1
+        assert decay[id(parameter)] == (0 if spared else config.optim_wrapper.optimizer.weight_decay), name
+    rates = [rate[id(p)] for p in (model.backbone.patch_embed.proj.weight, model.head.weight)]
+    # Tiny has 8 blocks, so the embedding lies 9 layers below the head.
+    assert rates[0] == pytest.approx(rates[1] * (0.95**9 if has_layer_decay else 1))
+    assert rates[1] == config.optim_wrapper.optimizer.lr
+    if has_layer_decay:
+        (hook,) = config.custom_hooks
+        assert HOOKS.build(hook).momentum == 0.0002
+        assert wrapper._accumulative_counts == 2
+
+
+# Of the paper's table 4: what each row takes away from, or adds to, the full recipe.
+ABLATIONS = {
+    'no-shift': {'use_shift': False},
+    'no-position': {'use_rel_pos_bias': False},
+    'absolute': {'use_rel_pos_bias': False, 'use_abs_pos_embed': True},
+    'absolute-relative': {'use_abs_pos_embed': True},
+    'no-appearance': {'qk_scale': 0.0},
+}
+
+
+@pytest.mark.parametrize('path', [path for path in ZOO if path.parent.name == 'ablations'], ids=lambda path: path.stem)
+def test_an_ablation_changes_its_options_alone(path):
+    row = path.stem.split('_')[2 if path.stem.startswith('cascade') else 1]
+    full = leaf(
+        'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco'
+        if path.stem.startswith('cascade')
+        else 'swin-tiny-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512'
+    )
+    expected = copy.deepcopy(full.to_dict())
+    expected['model']['backbone'].update(ABLATIONS[row], init_cfg=None)
+    assert load(path).to_dict() == expected
 
 
 @pytest.mark.parametrize('family', SMALL)

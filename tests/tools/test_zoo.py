@@ -59,8 +59,39 @@ PUBLISHED = {
     'swin-base-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512': (48.13, 49.72),
     'swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640': (50.04, 51.66),
     'swin-large-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640': (52.05, 53.53),
+    'swinv2-tiny-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512': (47.0,),
+    **{
+        f'cascade-mask-rcnn_swin-t-p4-w7_{row}_fpn_4conv1fc-giou_amp-ms-crop-3x_coco': figures
+        for row, figures in {
+            'no-shift': (47.7, 41.5),
+            'no-position': (49.2, 42.6),
+            'absolute': (49.0, 42.4),
+            'absolute-relative': (50.2, 43.4),
+            'no-appearance': (48.2, 41.9),
+        }.items()
+    },
+    **{
+        f'swin-tiny-patch4-window7_{row}_upernet_official-8xb2-160k_ade20k-512x512': (figure,)
+        for row, figure in {
+            'no-shift': 43.3,
+            'no-position': 43.8,
+            'absolute': 43.2,
+            'absolute-relative': 44.0,
+            'no-appearance': 44.1,
+        }.items()
+    },
 }
-NOTHING_PUBLISHED = {'mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco', 'retinanet_swin-t-p4-w7_fpn_1x_coco'}
+NOTHING_PUBLISHED = {
+    'mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco',
+    'retinanet_swin-t-p4-w7_fpn_1x_coco',
+    'mask-rcnn_swinv2-t-p4-w16_fpn_amp-ms-crop-3x_coco',
+    'mask-rcnn_swinv2-s-p4-w16_fpn_amp-ms-crop-3x_coco',
+    'mask-rcnn_swinv2-b-p4-w16_fpn_amp-ms-crop-3x_coco',
+    'mask-rcnn_swinv2-t-p4-w16_fpn_layer-decay-ema_amp-ms-crop-3x_coco',
+    'swinv2-small-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512',
+    'swinv2-base-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512',
+    'swinv2-tiny-patch4-window16-in1k-256x256-pre_upernet_layer-decay-ema_8xb2-160k_ade20k-512x512',
+}
 
 
 def test_every_config_is_listed_once_and_every_entry_has_its_config():
@@ -83,7 +114,7 @@ def test_every_published_figure_has_a_source(config):
         *([model['Published Complexity']] if 'Published Complexity' in model else []),
     ]
     for figures in published:
-        assert figures['Source'].startswith('https://github.com/')
+        assert figures['Source'].startswith(('https://github.com/', 'https://arxiv.org/abs/'))
     assert all(result['Published By'] for result in model.get('Results', []))
     assert 'Results' in model or 'published' in model['Note']
     if 'Weights' in model:
@@ -98,16 +129,22 @@ def test_metafile_says_what_the_config_says(config):
     model, metadata = MODELS[config], MODELS[config]['Metadata']
     resolved = Config.fromfile(REPOSITORY / config)
     backbone = resolved.model.backbone
-    arch = resolve_arch(metadata['Backbone'].replace('Swin-', 'swin_').lower())
+    network, _, letter = metadata['Backbone'].lower().partition('-')
+    assert backbone.type == {'swin': 'SwinDense', 'swinv2': 'SwinDenseV2'}[network]
+    arch = resolve_arch(letter)
     assert (backbone.embed_dims, tuple(backbone.depths), tuple(backbone.num_heads)) == (
         arch.embed_dims,
         arch.depths,
         arch.num_heads,
     )
     assert backbone.window_size == metadata['Window']
-    pretrained = backbone.init_cfg.checkpoint
-    assert ('_22k' in pretrained) == ('ImageNet-22K' in metadata['Pretraining'])
-    assert re.search(r'_(224|384)', pretrained)[1] in metadata['Pretraining']
+    if 'ablations' in config:
+        assert metadata['Pretraining'] == 'none released'
+        assert metadata['Setting']
+    else:
+        pretrained = backbone.init_cfg.checkpoint
+        assert ('_22k' in pretrained) == ('ImageNet-22K' in metadata['Pretraining'])
+        assert re.search(r'_(224|256|384)', pretrained)[1] in metadata['Pretraining']
     assert resolved.train_dataloader.batch_size * 8 == metadata['Batch Size']
     if model['In Collection'] == 'UPerNet':
         assert resolved.train_cfg.max_iters == metadata['Iterations']

@@ -1,0 +1,3 @@
+_base_ = '../cascade_mask_rcnn/cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco.py'
+
+model = dict(backbone=dict(use_rel_pos_bias=False, use_abs_pos_embed=True, init_cfg=None))

@@ -1,0 +1,3 @@
+_base_ = '../upernet/swin-tiny-patch4-window7-in1k-pre_upernet_official-8xb2-160k_ade20k-512x512.py'
+
+model = dict(backbone=dict(qk_scale=0.0, init_cfg=None))
