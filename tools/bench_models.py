@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_dense import SwinBackbone, export_state_dict
+from swin_dense import SwinBackbone, SwinV2Backbone, export_state_dict
+from swin_dense.archs import split_name
+from swin_dense.create import BACKBONES
 from swin_dense.ops import BACKENDS
+from swin_dense.v2 import SwinBlockV2
 
 DROP_PATH_RATE = 0.2
 
@@ -22,9 +25,13 @@ def build_ours(arch: str, window: int, name: str) -> SwinBackbone:
     if backend not in BACKENDS or extra not in ('', 'cp'):
         raise ValueError(f'--ours takes backends of {BACKENDS}, each with or without "+cp", got {name!r}')
     torch.manual_seed(0)
-    return SwinBackbone(
-        arch, window_size=window, drop_path_rate=DROP_PATH_RATE, attn_backend=backend, with_cp=extra == 'cp'
-    )
+    kind = BACKBONES[split_name(arch)[0] or 'swin']
+    ours = kind(arch, window_size=window, drop_path_rate=DROP_PATH_RATE, attn_backend=backend, with_cp=extra == 'cp')
+    for module in ours.modules():
+        if isinstance(module, SwinBlockV2):  # new ones do nothing, and everybody would agree
+            nn.init.ones_(module.norm1.weight)
+            nn.init.ones_(module.norm2.weight)
+    return ours
 
 
 class _Maps(nn.Module):
@@ -56,10 +63,13 @@ def build_peer(name: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Modul
     """Build a peer with the weights of ``ours``.
 
     Raises:
-        ImportError: the peer is not installed or cannot be imported.
+        ImportError: the peer is not installed or cannot be imported, or has no such Swin.
     """
     _stand_in_for_torchvision_operators()
-    return _BUILDERS[name](ours, size)
+    builders = _BUILDERS_V2 if isinstance(ours, SwinV2Backbone) else _BUILDERS
+    if name not in builders:
+        raise ImportError(f'{name} has no Swin V2')
+    return builders[name](ours, size)
 
 
 def must_agree(name: str, size: tuple[int, int], window: int) -> bool:
@@ -92,8 +102,9 @@ def _mm(package: str) -> Callable[[SwinBackbone, tuple[int, int]], nn.Module]:
 def _timm(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
     import timm
 
+    is_v2 = isinstance(ours, SwinV2Backbone)
     peer = timm.create_model(
-        'swin_tiny_patch4_window7_224',
+        'swinv2_tiny_window8_256' if is_v2 else 'swin_tiny_patch4_window7_224',
         img_size=size,
         embed_dim=ours.arch.embed_dims,
         depths=ours.arch.depths,
@@ -111,11 +122,16 @@ def _timm(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
 
 
 def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
-    from torchvision.models.swin_transformer import SwinTransformer
+    from torchvision.models import swin_transformer as swin
 
+    parts = {}
+    if isinstance(ours, SwinV2Backbone):
+        parts = {'block': swin.SwinTransformerBlockV2, 'downsample_layer': swin.PatchMergingV2}
     window = list(ours.window_size)
     depths, heads = list(ours.arch.depths), list(ours.arch.num_heads)
-    peer = SwinTransformer([4, 4], ours.arch.embed_dims, depths, heads, window, stochastic_depth_prob=DROP_PATH_RATE)
+    peer = swin.SwinTransformer(
+        [4, 4], ours.arch.embed_dims, depths, heads, window, stochastic_depth_prob=DROP_PATH_RATE, **parts
+    )
     _load(peer, ours, 'torchvision')
 
     def run(model: Any, img: Tensor) -> list[Tensor]:
@@ -133,7 +149,26 @@ def _transformers(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
     from transformers import SwinConfig
     from transformers.models.swin.modeling_swin import SwinBackbone as Peer
 
-    config = SwinConfig(
+    peer = Peer(_transformers_config(SwinConfig, ours, size))
+    _load(peer, ours, 'transformers')
+    return _Maps(peer, lambda model, img: model(img).feature_maps)
+
+
+def _transformers_v2(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+    from transformers import Swinv2Config
+    from transformers.models.swinv2.modeling_swinv2 import Swinv2Backbone as Peer
+
+    peer = Peer(_transformers_config(Swinv2Config, ours, size))
+    _load(peer, ours, 'transformers')
+
+    def run(model: Any, img: Tensor) -> list[Tensor]:
+        return [x.permute(0, 2, 3, 1) for x in model(img).feature_maps]
+
+    return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
+
+
+def _transformers_config(kind: Callable[..., Any], ours: SwinBackbone, size: tuple[int, int]) -> Any:
+    return kind(
         embed_dim=ours.arch.embed_dims,
         depths=list(ours.arch.depths),
         num_heads=list(ours.arch.num_heads),
@@ -142,9 +177,6 @@ def _transformers(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
         drop_path_rate=DROP_PATH_RATE,
         out_features=['stage1', 'stage2', 'stage3', 'stage4'],
     )
-    peer = Peer(config)
-    _load(peer, ours, 'transformers')
-    return _Maps(peer, lambda model, img: model(img).feature_maps)
 
 
 _BUILDERS: dict[str, Callable[[SwinBackbone, tuple[int, int]], nn.Module]] = {
@@ -154,6 +186,7 @@ _BUILDERS: dict[str, Callable[[SwinBackbone, tuple[int, int]], nn.Module]] = {
     'transformers': _transformers,
     'torchvision': _torchvision,
 }
+_BUILDERS_V2 = {'timm': _timm, 'transformers': _transformers_v2, 'torchvision': _torchvision}
 PEERS = tuple(_BUILDERS)
 
 

@@ -59,7 +59,7 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--arch', default='swin_t', help='swin_t, swin_s, swin_b or swin_l (default: %(default)s)')
+    parser.add_argument('--arch', default='swin_t', help='swin_t to swin_l or swinv2_t to swinv2_l')
     parser.add_argument('--size', nargs=2, type=int, default=(800, 1344), metavar=('HEIGHT', 'WIDTH'), help='in pixels')
     parser.add_argument('--batch', type=int, default=1)
     parser.add_argument('--window', type=int, default=7, help='side of a window in tokens')

@@ -10,7 +10,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
 
-from swin_dense.archs import Arch
+from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.mm.resume import allow_training_checkpoints
 from swin_dense.model import SwinBackbone
@@ -34,6 +34,8 @@ class SwinDense(SwinBackbone, BaseModule):
             parameters do not arrive; any other mmengine initialiser works as in every mmengine module.
         compile: put the backbone alone through ``torch.compile``, True or a dict with its options. mmengine's own
             ``compile=True`` compiles whole training steps, in which torch cannot follow every optimiser and head.
+        img_size: mmpretrain's name of ``pretrain_img_size``, by which its configs, of classifiers, are known: where it
+            is given, ``out_indices`` is the last stage and ``clamp_window`` True, unless they are given too.
         **options: options of :class:`SwinBackbone`, which refuses any other.
 
     Raises:
@@ -49,8 +51,19 @@ class SwinDense(SwinBackbone, BaseModule):
         convert_weights: bool = False,
         init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         compile: bool | Mapping[str, Any] = False,
+        img_size: int | Sequence[int] | None = None,
         **options: Any,
     ) -> None:
+        if img_size is not None:
+            if 'pretrain_img_size' in options:
+                raise ValueError('img_size and pretrain_img_size are two ways to say the same; give one')
+            depths = options.get('depths') or resolve_arch(arch, self._prefix).depths
+            options = {
+                'out_indices': (len(depths) - 1,),
+                'clamp_window': True,
+                **options,
+                'pretrain_img_size': img_size,
+            }
         super().__init__(arch, **options)
         if pretrained is not None:
             if not isinstance(pretrained, str):

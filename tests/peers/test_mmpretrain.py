@@ -37,3 +37,46 @@ def test_classifier(final):
     assert report.family == 'mmpretrain'
     assert set(report.new) == {f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')}
     assert (backbone(IMAGES)[-1] - peer(IMAGES)[-1]).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    ('config', 'ours', 'more'),
+    [
+        ('swin_transformer/tiny_224', 'SwinDense', {}),
+        ('swin_transformer_v2/tiny_256', 'SwinDenseV2', {'extra_norm_every_n_blocks': 0}),
+    ],
+)
+def test_a_config_of_mmpretrain_builds_and_trains_with_the_type_changed(config, ours, more):
+    from pathlib import Path
+
+    import mmpretrain
+    from mmengine.config import Config
+    from mmengine.registry import init_default_scope
+    from mmpretrain.registry import MODELS
+    from mmpretrain.structures import DataSample
+
+    init_default_scope('mmpretrain')
+    model = Config.fromfile(Path(mmpretrain.__path__[0], f'.mim/configs/_base_/models/{config}.py')).model
+    model.head.update(in_channels=128, num_classes=3)
+    model.train_cfg = None
+    model.backbone.arch = {**ARCH, 'depths': (2, 2, 2, 2), **more}
+    size = model.backbone.img_size
+    theirs = randomize(MODELS.build(model).double(), 1)
+    model.backbone.type = ours
+    for key in more:
+        del model.backbone.arch[key]
+    mine = randomize(MODELS.build(model).double(), 2)
+    assert type(mine.backbone).__name__ == ours
+    theirs.eval()
+    mine.eval()
+    mine.load_state_dict(theirs.state_dict(), strict=False)
+    mine.head.load_state_dict(theirs.head.state_dict())
+    images = torch.randn(2, 3, size, size, dtype=torch.float64)
+    with torch.no_grad():
+        assert (mine(images) - theirs(images)).abs().max() < 1e-9
+
+    mine.train()
+    samples = [DataSample().set_gt_label(label) for label in (0, 2)]
+    loss = mine(images, samples, mode='loss')['loss']
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in mine.parameters())
