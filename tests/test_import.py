@@ -51,10 +51,13 @@ def test_an_mmengine_that_cannot_be_imported(tmp_path, file, line, reason):
     package.mkdir()
     working = {
         '__init__.py': '',
+        'config/__init__.py': '',
+        'config/utils.py': 'MODULE2PACKAGE = {}',
         'logging.py': 'class HistoryBuffer: pass\ndef print_log(*args, **kwargs): pass',
         'registry.py': 'class MODELS: register_module = staticmethod(lambda: lambda cls: cls)',
         'model.py': 'class BaseModule: pass\nPretrainedInit = initialize = None',
     }
     for name, content in {**working, file: line}.items():
+        (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text(content)
     assert run(CORE, [tmp_path]).count(reason) == 2

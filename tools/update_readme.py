@@ -88,6 +88,25 @@ def memory_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def stacks_table(report: dict[str, Any]) -> str:
+    """Return what benchmarks/stacks.py saw in each environment."""
+    lines = ['| stack | Python | torch | numpy | mmcv, mmdet, mmseg | tests of the core | Mask R-CNN | UPerNet |']
+    lines.append('|' + ' --- |' * 8)
+    for name, row in report.items():
+        found = row['packages']
+        mm = ', '.join(found.get(package, '-') for package in ('mmcv', 'mmdet', 'mmsegmentation'))
+        core = ', '.join(f'{count} {what}' for what, count in row['core'].items() if count)
+        training = ' | '.join(_training(row['training'][framework]) for framework in ('mmdet', 'mmseg'))
+        lines.append(f'| {name} | {row["python"]} | {found["torch"]} | {found["numpy"]} | {mm} | {core} | {training} |')
+    return '\n'.join(lines) + '\n'
+
+
+def _training(result: dict[str, Any]) -> str:
+    if 'error' in result:
+        return 'not run: ' + result['error']
+    return f'{result["steps"]} steps, loss {result["first_loss"]} to {result["last_loss"]}'
+
+
 def _case(report: dict[str, Any]) -> str:
     options = report['options']
     kind = {'infer': 'inference', 'train': 'training step'}[options['mode']]
@@ -111,6 +130,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed': ([f'cpu_{case}.json' for case in CPU_CASES], speed_table),
     'memory': (['cpu_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),
+    'stacks': (['stacks.json'], stacks_table),
 }
 
 

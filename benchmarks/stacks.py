@@ -1,0 +1,111 @@
+"""Run the core's tests and ten training steps of each framework in this environment, and note what came of it.
+
+    .venv-oldest/bin/python benchmarks/stacks.py 'oldest'
+
+The row of that name in stacks.json is written anew; tools/update_readme.py makes the README's table of all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / 'benchmarks' / 'stacks.json'
+CORE = ['tests/ops', 'tests/checkpoint', 'tests/features']
+PACKAGES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation')
+STEPS = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('name', help='of the row')
+    parser.add_argument('--train', choices=('mmdet', 'mmseg'), help=argparse.SUPPRESS)  # in a process of its own
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    if args.train:
+        print(json.dumps(train(args.train)))
+        return
+    row = {'python': platform.python_version(), 'packages': packages(), 'core': core_tests()}
+    row['training'] = {framework: in_a_process(framework) for framework in ('mmdet', 'mmseg')}
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**rows, args.name: row}, indent=2) + '\n')
+    print(json.dumps(row, indent=2))
+
+
+def packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def core_tests() -> dict[str, int]:
+    """Return how many of the core's tests passed, failed and were skipped."""
+    tests = [*sorted(str(path) for path in (ROOT / 'tests').glob('test_*.py')), *CORE]
+    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'not slow', *tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    print(done.stdout[-3000:], file=sys.stderr)
+    summary = done.stdout.strip().splitlines()[-1]
+    counts = {what: int(count) for count, what in re.findall(r'(\d+) (passed|failed|skipped|errors?)', summary)}
+    return {'passed': 0, 'failed': 0, 'skipped': 0, **counts}
+
+
+def in_a_process(framework: str) -> dict[str, object]:
+    """Train, and return the losses, or why there are none."""
+    command = [sys.executable, '-W', 'ignore', __file__, 'unused', '--train', framework]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    if done.returncode:
+        return {'error': (done.stderr.strip() or f'status {done.returncode}').splitlines()[-1]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def train(framework: str) -> dict[str, object]:
+    """Train a demo model on rectangles for ten steps, and return the first and the last loss."""
+    from mmengine.config import Config
+    from mmengine.runner import Runner
+
+    from swin_dense.__main__ import main as swin_dense
+    from tests.recipes.data import CLASSES, make_coco, make_masks
+
+    with tempfile.TemporaryDirectory() as folder:
+        data, config = Path(folder, 'data'), Path(folder, 'mine.py')
+        if framework == 'mmdet':
+            name, settings = 'mask-rcnn_swin-demo_fpn', ['train_cfg.max_epochs=10', 'param_scheduler.1.end=10']
+            make_coco(data)
+        else:
+            name, settings = 'upernet_swin-demo', ['train_cfg.max_iters=10', 'param_scheduler.1.end=40']
+            settings += ['train_dataloader.dataset.pipeline.2.crop_size=(64,64)']
+            make_masks(data)
+        arguments = ['--out', str(config), '--data-root', str(data), '--classes', ','.join(CLASSES), '--set', *settings]
+        if swin_dense(['config', name, *arguments]):
+            raise RuntimeError('swin-dense config failed')
+        cfg = Config.fromfile(config)
+        cfg.update(work_dir=folder, val_dataloader=None, val_cfg=None, val_evaluator=None)
+        cfg.default_hooks.logger.interval = 1
+        runner = Runner.from_cfg(cfg)
+        runner.train()
+        losses = [float(value) for value in runner.message_hub.get_scalar('train/loss').data[0]]
+    if len(losses) != STEPS or not all(map(math.isfinite, losses)):
+        raise RuntimeError(f'{len(losses)} steps, losses {losses}')
+    return {'steps': STEPS, 'first_loss': round(losses[0], 3), 'last_loss': round(losses[-1], 3)}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+
+
+if __name__ == '__main__':
+    main()
