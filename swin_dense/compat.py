@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
@@ -20,6 +21,14 @@ from torch.torch_version import TorchVersion
 _HAS_2_3, _HAS_2_4, _HAS_2_5, _HAS_2_6, _HAS_2_7 = (
     TorchVersion(torch.__version__) >= f'2.{minor}' for minor in range(3, 8)
 )
+
+# What 16 bits per channel are held in; torch has their own type since 2.3.
+UINT16 = torch.uint16 if _HAS_2_3 else torch.int32
+
+
+def storable(dtype: np.dtype) -> np.dtype:
+    """Return the type in which torch takes an array of this type."""
+    return np.dtype(np.int32) if dtype == np.uint16 and not _HAS_2_3 else dtype
 
 
 def custom_op(name: str, *, mutates_args: tuple[str, ...], schema: str) -> Callable[[Callable[..., Any]], Any]:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from swin_dense import compat
 from swin_dense.features.decode import (
     ImageError,
     decode_bytes,
@@ -28,7 +29,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Resampling a float image overshoots its range a little; a 0-255 image is far outside.
 _OVERSHOOT = 0.5
-_FULL_SCALE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+_FULL_SCALE = {torch.uint8: 255.0, compat.UINT16: 65535.0}
 Statistic = Sequence[float] | float | None  # per channel, or one for all
 
 
@@ -135,7 +136,7 @@ def _as_stored(pixels: np.ndarray, channels: int, name: str, check_range: bool) 
     elif native not in (np.uint8, np.uint16):
         raise ImageError(f'{name}: pixels must be uint8, uint16 or floating, got {pixels.dtype}; convert them first')
     # A copy of its own, in order: a view may be flipped, which torch does not take, or the caller's.
-    image = torch.from_numpy(np.array(pixels.transpose(2, 0, 1), native, order='C'))
+    image = torch.from_numpy(np.array(pixels.transpose(2, 0, 1), compat.storable(native), order='C'))
     if image.is_floating_point():
         check_floats(image, name, check_range)
     return image

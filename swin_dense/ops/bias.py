@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_dense import compat
 from swin_dense.ops import gpu
 
 with contextlib.suppress(ImportError):  # the reason is known to :mod:`swin_dense.ops.gpu`
@@ -28,7 +29,7 @@ def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
     return _forward(table, window)
 
 
-@torch.library.custom_op(
+@compat.custom_op(
     'swin_dense::relative_position_bias', mutates_args=(), schema='(Tensor table, int[] window) -> Tensor'
 )
 def _forward(table: Tensor, window: Sequence[int]) -> Tensor:
@@ -43,7 +44,7 @@ def _forward_fake(table: Tensor, window: Sequence[int]) -> Tensor:
     return table.new_empty(table.shape[1], tokens, tokens)
 
 
-@torch.library.custom_op(
+@compat.custom_op(
     'swin_dense::relative_position_bias_backward', mutates_args=(), schema='(Tensor grad, int[] window) -> Tensor'
 )
 def _backward(grad: Tensor, window: Sequence[int]) -> Tensor:

@@ -1,0 +1,106 @@
+"""The pages under docs/ are true: their shell and Python blocks run, page by page and in order, on tiny data."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from swin_dense import SwinBackbone
+from tests.conftest import ROOT
+from tests.recipes.data import make_coco, make_masks
+
+PAGES = sorted((ROOT / 'docs').glob('*.md'))
+# Models that a CPU trains in seconds take the places of Swin-T's, and a short schedule that of the recipe's.
+SMALL = {
+    'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
+    'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out': 'upernet_swin-demo --out',
+    'epoch_12.pth': 'epoch_1.pth',
+    'tools/dist_train.sh mine.py 2': 'PORT=29531 tools/dist_train.sh mine.py 2',
+}
+SHORT = {
+    'fruit.py': 'train_cfg.max_epochs=1 train_cfg.val_interval=1 param_scheduler.1.end=1 '
+    'default_hooks.checkpoint.interval=1',
+    'roads.py': 'train_cfg.max_iters=2 train_cfg.val_interval=2 train_dataloader.batch_size=2 '
+    'train_dataloader.dataset.pipeline.2.crop_size=(64,64)',
+}
+SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """A folder with what the pages take for granted: data, weights, pictures, the tools and the command."""
+    folder = tmp_path_factory.mktemp('pages')
+    make_coco(folder / 'data' / 'fruit')
+    make_masks(folder / 'data' / 'roads')
+    shutil.copytree(ROOT / 'tools', folder / 'tools')
+    weights = SwinBackbone('t').state_dict()
+    torch.save({'model': weights}, folder / 'swin_tiny_patch4_window7_224.pth')
+    small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)).state_dict()
+    torch.save(
+        {'model': {f'backbone.{name}': value for name, value in small.items()}}, folder / 'mask_rcnn_swin_tiny.pth'
+    )
+    generator = np.random.default_rng(0)
+    (folder / 'photos').mkdir()
+    for index in range(4):
+        pixels = generator.integers(0, 255, (60, 70, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / 'photos' / f'{index}.png')
+    tifffile.imwrite(folder / 'slide.tif', generator.integers(0, 255, (64, 96, 3), dtype=np.uint8))
+    command = folder / 'bin' / 'swin-dense'
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
+def script(page):
+    """Return the blocks of a page as one bash script; Python blocks of a page share their names."""
+    lines, names = ['set -e'], ''
+    for language, block in re.findall(r'^```(sh|python)\n(.*?)^```', page.read_text(), re.S | re.M):
+        if language == 'python':
+            names += block
+            lines.append(f"python - <<'END'\n{names}END")
+            continue
+        for old, new in SMALL.items():
+            block = block.replace(old, new)
+        for name, settings in SHORT.items():
+            block = re.sub(rf'(--out {name}(?:.*\\\n)*.*?)( --set (.*))?\n', rf'\1 --set {settings} \3\n', block)
+        lines.append(block)
+    return '\n'.join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+def test_a_page_runs(place, page):
+    environment = {
+        **os.environ,
+        'PATH': f'{place / "bin"}:{sys.prefix}/bin:{os.environ["PATH"]}',
+        'PYTHONPATH': str(ROOT),
+        'PYTHONWARNINGS': 'ignore',
+        'OMP_NUM_THREADS': '1',
+    }
+    if page.stem == 'several-gpus':  # its config is any
+        run('swin-dense config mask-rcnn_swin-demo_fpn --force --out mine.py --data-root data/fruit '
+            f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
+    run(script(page), place, environment)
+
+
+def run(text, place, environment):
+    done = subprocess.run(['bash', '-c', text], cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, text + done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    text = page.read_text()
+    for target in re.findall(r'\]\(([^)#]+)', text):
+        if '://' not in target:
+            assert (page.parent / target).exists(), target
+    for name in re.findall(r'tools/[\w.]+', text):
+        assert (ROOT / name).is_file(), name
