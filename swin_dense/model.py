@@ -272,12 +272,10 @@ class SwinBackbone(nn.Module):
             position: Tensor = self.absolute_pos_embed
             size = x.shape[1], x.shape[2]
             if surroundings.is_exported():
-                position = recorded.resize_bicubic(position[0].to(_at_least_float32(position)), size)
-            else:
-                if position.shape[2:] != size:
-                    position = F.interpolate(position.to(_at_least_float32(position)), size, mode='bicubic')
-                position = position.permute(0, 2, 3, 1)
-            x = x + position.to(x.dtype)
+                position = recorded.resize_bicubic(position[0].to(_at_least_float32(position)), size)[None]
+            elif position.shape[2:] != size:
+                position = F.interpolate(position.to(_at_least_float32(position)), size, mode='bicubic')
+            x = x + position.permute(0, 2, 3, 1).to(x.dtype)
         return self.pos_drop(x)
 
     def _check_image(self, img: Tensor) -> None:

@@ -28,15 +28,15 @@ def window_attention(
     dropout_p: float,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
-    batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
+    height, width, channels = qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
     rows, columns = window_grid(height, width, window_size)
     tokens = window_size[0] * window_size[1]
     slot_C = qkv.new_zeros(3 * channels) if pad_kv is None else F.pad(pad_kv, (channels, 0)).to(qkv.dtype)
     windows = partition(qkv, window_size, shift, slot_C)
-    heads = windows.reshape(batch, rows * columns, tokens, 3, num_heads, channels // num_heads)
-    q_BNATD, k_BNATD, v_BNATD = heads.permute(3, 0, 1, 4, 2, 5).unbind(0)
-
-    scores = q_BNATD * scale @ k_BNATD.transpose(-2, -1)
+    q_BNTAD, k_BNTAD, v_BNTAD = (
+        part.reshape(-1, rows * columns, tokens, num_heads, channels // num_heads) for part in windows.chunk(3, 3)
+    )
+    scores = (q_BNTAD * scale).transpose(2, 3) @ k_BNTAD.permute(0, 1, 3, 4, 2)
     if relative_bias is not None:
         scores = scores + relative_bias.to(scores.dtype)
     if any(shift):
@@ -46,7 +46,7 @@ def window_attention(
     weights = scores.softmax(-1)
     if dropout_p:  # a dropout of nothing would still be a node, and one that some runtimes refuse
         weights = F.dropout(weights, dropout_p)
-    out = (weights @ v_BNATD).transpose(2, 3).flatten(3)
+    out = (weights @ v_BNTAD.transpose(2, 3)).transpose(2, 3).flatten(3)
     return merge(out, (height, width), window_size, shift)
 
 
@@ -56,11 +56,11 @@ def partition(x_BHWC: Tensor, window: Pair, shift: Pair, slot_C: Tensor) -> Tens
     Returns:
         (B, N, T, C).
     """
-    batch, height, width, channels = x_BHWC.shape
+    height, width, channels = x_BHWC.shape[1:]
     rows, columns = window_grid(height, width, window)
     y = _sources(rows, window[0], shift[0], x_BHWC.device)[:, None, :, None]
     x = _sources(columns, window[1], shift[1], x_BHWC.device)[None, :, None, :]
-    return _take(x_BHWC, y, x, slot_C).reshape(batch, rows * columns, window[0] * window[1], channels)
+    return _take(x_BHWC, y, x, slot_C).reshape(-1, rows * columns, window[0] * window[1], channels)
 
 
 def merge(x_BNTC: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
@@ -69,13 +69,12 @@ def merge(x_BNTC: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     Returns:
         (B, H, W, C).
     """
-    batch, channels = x_BNTC.shape[0], x_BNTC.shape[3]
     rows, columns = window_grid(*size, window)
     row, y = _slots(size[0], rows, window[0], shift[0], x_BNTC.device)
     column, x = _slots(size[1], columns, window[1], shift[1], x_BNTC.device)
     window_HW = row[:, None] * columns + column
     slot_HW = window_HW * (window[0] * window[1]) + y[:, None] * window[1] + x
-    return x_BNTC.flatten(1, 2).index_select(1, slot_HW.flatten()).reshape(batch, *size, channels)
+    return x_BNTC.flatten(1, 2).index_select(1, slot_HW.flatten()).reshape(-1, *size, x_BNTC.shape[3])
 
 
 def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Tensor:
@@ -102,36 +101,34 @@ def neighbours(x_BHWC: Tensor, stride: int) -> Tensor:
     Returns:
         (B, ceil(H / stride), ceil(W / stride), 4C).
     """
-    batch, height, width, channels = x_BHWC.shape
+    height, width, channels = x_BHWC.shape[1:]
     rows, columns = window_grid(height, width, (stride, stride))
     step = torch.arange(2, device=x_BHWC.device)
     y = torch.arange(rows, device=x_BHWC.device)[:, None] * stride + step
     x = torch.arange(columns, device=x_BHWC.device)[:, None] * stride + step
     joined = _take(x_BHWC, y[:, None, None, :], x[None, :, :, None], x_BHWC.new_zeros(channels))
-    return joined.reshape(batch, rows, columns, 4 * channels)
+    return joined.reshape(-1, rows, columns, 4 * channels)
 
 
 def resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:
-    """Resize a map as ``F.interpolate(mode='bicubic')`` does, as two products with matrices of weights.
+    """Resize a map as ``F.interpolate(mode='bicubic')`` does, as weighted sums of four rows and of four columns.
 
     Returns:
-        (*size, C), in the dtype of the map.
+        (C, *size), in the dtype of the map.
     """
     channels, height, width = x_CHW.shape
-    rows = _bicubic_weights(height, size[0], x_CHW)
-    columns = _bicubic_weights(width, size[1], x_CHW)
-    # mm, because matmul looks whether a side is 1.
-    x_HWC = rows.mm(x_CHW.permute(1, 2, 0).reshape(height, -1)).reshape(size[0], width, channels)
-    x_WHC = columns.mm(x_HWC.transpose(0, 1).reshape(width, -1)).reshape(size[1], size[0], channels)
-    return x_WHC.transpose(0, 1)
+    row, weight = _bicubic_taps(height, size[0], x_CHW)
+    x_CHW = (x_CHW.index_select(1, row.flatten()).reshape(channels, size[0], 4, width) * weight[:, :, None]).sum(2)
+    column, weight = _bicubic_taps(width, size[1], x_CHW)
+    return (x_CHW.index_select(2, column.flatten()).reshape(channels, *size, 4) * weight).sum(3)
 
 
 def _take(x_BHWC: Tensor, y: Tensor, x: Tensor, slot_C: Tensor) -> Tensor:
     """Return the tokens at (y, x), broadcast against each other, or ``slot_C`` beyond the map: (B, numbers, C)."""
-    batch, height, width, channels = x_BHWC.shape
-    raster = torch.where((y < height) & (x < width), y * width + x, height * width)
-    tokens = torch.cat([x_BHWC.flatten(1, 2), slot_C.expand(batch, 1, channels)], 1)
-    return tokens.index_select(1, raster.flatten())
+    height, width = x_BHWC.shape[1:3]
+    is_token = (y < height) & (x < width)
+    raster = torch.where(is_token, y * width + x, 0)
+    return torch.where(is_token.reshape(-1, 1), x_BHWC.flatten(1, 2).index_select(1, raster.flatten()), slot_C)
 
 
 def _sources(count: int, window: int, shift: int, device: torch.device) -> Tensor:
@@ -147,14 +144,12 @@ def _slots(side: int, count: int, window: int, shift: int, device: torch.device)
     return slot // window, slot % window
 
 
-def _bicubic_weights(inputs: int, outputs: int, like: Tensor) -> Tensor:
-    """Return how much every input along one axis contributes to every output: (outputs, inputs)."""
+def _bicubic_taps(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which four inputs along one axis make up every output, and their weights: (outputs, 4) each."""
     steep = -0.75  # torch's choice of the cubic
     source = (torch.arange(outputs, device=like.device, dtype=like.dtype) + 0.5) * inputs / outputs - 0.5
     tap = source.floor()[:, None] + torch.arange(-1, 3, device=like.device)
     distance = (source[:, None] - tap).abs()
     near = ((steep + 2) * distance - (steep + 3)) * distance * distance + 1
     far = ((distance - 5) * distance + 8) * distance * steep - 4 * steep
-    weight = torch.where(distance <= 1, near, far)
-    is_input = tap.clamp(0, inputs - 1)[:, :, None] == torch.arange(inputs, device=like.device)
-    return (weight[:, :, None] * is_input.to(like.dtype)).sum(1)
+    return tap.clamp(0, inputs - 1).long(), torch.where(distance <= 1, near, far)
