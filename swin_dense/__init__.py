@@ -6,6 +6,7 @@ from typing import NoReturn
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.classification.classifier import SwinClassifier
 from swin_dense.create import create_backbone
+from swin_dense.export import export_model
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.model import SwinBackbone
 from swin_dense.v2 import SwinV2Backbone
@@ -18,6 +19,7 @@ __all__ = [
     'SwinV2Backbone',
     'allow_partial_loading',
     'create_backbone',
+    'export_model',
     'export_state_dict',
     'extract_pyramid',
     'load_checkpoint',

@@ -1,0 +1,98 @@
+"""One function per kind of file: record a model, write it, and say how many nodes its graph has."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental import _config as symbolic_shapes
+
+from swin_dense.export.folding import fold_constants
+
+# The first that has GELU as one operator.
+DEFAULT_OPSET = 20
+OLDEST_OPSET = 18
+_PACKAGES = ('onnx', 'onnxscript')
+
+
+def write_onnx(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
+    """Write ONNX. ``free`` names the axes of the image, (B, C, H, W), that the file leaves open."""
+    require(*_PACKAGES)
+    program = _program(model, img, free)
+    with _quiet():
+        onnx_program = torch.onnx.export(
+            program,
+            (img,),
+            input_names=['img'],
+            output_names=_output_names(program),
+            opset_version=opset or DEFAULT_OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert onnx_program is not None
+    onnx_program.save(path)
+    return len(list(onnx_program.model.graph))
+
+
+def write_pt2(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
+    """Write a program of ``torch.export``."""
+    program = _program(model, img, free)
+    torch.export.save(program, path)
+    return len(program.graph.nodes)
+
+
+def write_torchscript(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
+    """Write TorchScript."""
+    if len(free) < 3:
+        # A trace reads the size off its input whatever happens to it; a program knows the sizes that are fixed.
+        model = _program(model, img, free).module(check_guards=False)
+        model = torch.fx.GraphModule(model, model.graph)
+    with _quiet():
+        trace = torch.jit.freeze(torch.jit.trace(model, img, strict=False).eval())
+        trace.save(str(path))
+    return sum(1 for _ in trace.inlined_graph.nodes())
+
+
+FORMATS = {'.onnx': write_onnx, '.pt2': write_pt2, '.ts': write_torchscript}
+
+
+def require(*packages: str) -> None:
+    """Raise ImportError with one line that names the packages that are not installed."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ImportError(f"exporting needs {', '.join(missing)}, not installed here: pip install 'swin-dense[export]'")
+
+
+def _program(model: nn.Module, img: Tensor, free: dict[int, str]) -> torch.export.ExportedProgram:
+    sizes = ({axis: torch.export.Dim(name, min=1) for axis, name in free.items()},)
+    # Without it torch would look at every size whether it is 1, and keep to what it saw.
+    with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):
+        program = torch.export.export(model, (img,), dynamic_shapes=sizes)
+        if len(free) == 3:
+            return program
+        folded = fold_constants(program.module(check_guards=False))
+        return torch.export.export(folded, (img,), dynamic_shapes=sizes)
+
+
+def _output_names(program: torch.export.ExportedProgram) -> list[str]:
+    return [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what torch says to those who develop exporters; a wrong file is found by comparing."""
+    logger = logging.getLogger('torch.onnx')
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            yield
+    finally:
+        logger.setLevel(level)
