@@ -53,6 +53,6 @@ def run(args: argparse.Namespace) -> int:
         print(f'swin-dense export: {error}', file=sys.stderr)
         return 1
     print(f'{exported.path}: {exported.nodes} nodes')
-    for shape, error in exported.errors.items():
-        print(f'  image {"x".join(map(str, shape))}: within {error:.1e} of the backbone')
+    for shape, off in exported.errors.items():
+        print(f'  image {"x".join(map(str, shape))}: within {off:.1e} of the backbone')
     return 0

@@ -151,7 +151,7 @@ def _compare(
     errors = {}
     for shape in shapes:
         img = torch.randn(shape, generator=generator).to(device, dtype)
-        expected = running.outputs_of(model(img.float()))
+        expected = formats.outputs_of(model(img.float()))
         try:
             outs = run(img)
         except Exception as error:  # runtimes have errors of their own

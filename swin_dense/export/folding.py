@@ -5,7 +5,6 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, cast
 
-import torch
 from torch import Tensor, fx
 
 

@@ -8,10 +8,10 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental import _config as symbolic_shapes
 
 from swin_dense.export.folding import fold_constants
 
@@ -48,13 +48,13 @@ def write_pt2(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | 
 
 
 def write_torchscript(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
-    """Write TorchScript."""
+    """Write TorchScript, whose result is one tensor or a flat tuple."""
     if len(free) < 3:
         # A trace reads the size off its input whatever happens to it; a program knows the sizes that are fixed.
         model = _program(model, img, free).module(check_guards=False)
         model = torch.fx.GraphModule(model, model.graph)
     with _quiet():
-        trace = torch.jit.freeze(torch.jit.trace(model, img, strict=False).eval())
+        trace = torch.jit.freeze(torch.jit.trace(_Flat(model), img).eval())
         trace.save(str(path))
     return sum(1 for _ in trace.inlined_graph.nodes())
 
@@ -69,10 +69,31 @@ def require(*packages: str) -> None:
         raise ImportError(f"exporting needs {', '.join(missing)}, not installed here: pip install 'swin-dense[export]'")
 
 
+def outputs_of(result: Any) -> list[Tensor]:
+    """Return the tensors of a module's result, nested in tuples, lists and dicts, in the order that exports give them.
+
+    Raises:
+        TypeError: there is something else among them.
+    """
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, dict):
+        result = list(result.values())
+    if not isinstance(result, (tuple, list)):
+        raise TypeError(
+            f'the model must return tensors, in tuples, lists or dicts at most; it returned {type(result).__name__}'
+        )
+    return [out for part in result for out in outputs_of(part)]
+
+
 def _program(model: nn.Module, img: Tensor, free: dict[int, str]) -> torch.export.ExportedProgram:
+    from torch.fx.experimental import _config as symbolic_shapes
+
+    if not hasattr(symbolic_shapes, 'backed_size_oblivious'):
+        raise ImportError(f'.onnx and .pt2 files need torch 2.7 or later, not {torch.__version__}; .ts files do not')
     sizes = ({axis: torch.export.Dim(name, min=1) for axis, name in free.items()},)
     # Without it torch would look at every size whether it is 1, and keep to what it saw.
-    with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):
+    with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = torch.export.export(model, (img,), dynamic_shapes=sizes)
         if len(free) == 3:
             return program
@@ -82,6 +103,18 @@ def _program(model: nn.Module, img: Tensor, free: dict[int, str]) -> torch.expor
 
 def _output_names(program: torch.export.ExportedProgram) -> list[str]:
     return [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
+
+
+class _Flat(nn.Module):
+    """A module with its result as TorchScript can hold it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, img: Tensor) -> Tensor | tuple[Tensor, ...]:
+        result = self.model(img)
+        return result if isinstance(result, Tensor) else tuple(outputs_of(result))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense.export.formats import require
+from swin_dense.export.formats import outputs_of, require
 
 Run = Callable[[Tensor], list[Tensor]]
 
@@ -50,20 +50,3 @@ def openvino(path: Path, threads: int = 0) -> Run:
         options['INFERENCE_NUM_THREADS'] = threads
     compiled = openvino.Core().compile_model(path, 'CPU', options)
     return lambda img: [torch.from_numpy(out.copy()) for out in compiled([img.numpy()]).values()]
-
-
-def outputs_of(result: Any) -> list[Tensor]:
-    """Return the tensors of a module's result, nested in tuples, lists and dicts, in the order that exports give them.
-
-    Raises:
-        TypeError: there is something else among them.
-    """
-    if isinstance(result, Tensor):
-        return [result]
-    if isinstance(result, dict):
-        result = list(result.values())
-    if not isinstance(result, (tuple, list)):
-        raise TypeError(
-            f'the model must return tensors, in tuples, lists or dicts at most; it returned {type(result).__name__}'
-        )
-    return [out for part in result for out in outputs_of(part)]

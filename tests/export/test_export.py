@@ -1,0 +1,225 @@
+"""Exported files against the model, each at sizes and batches that it never saw; and what is refused, or removed."""
+
+import pytest
+import torch
+from torch import nn
+
+from swin_dense import SwinBackbone, SwinV2Backbone, export_model
+from swin_dense.__main__ import main
+from swin_dense.export import ExportError, formats, running
+from tests.conftest import randomize
+
+TINY = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
+# Batch, height and width: smaller than a patch and than a window, odd, long and thin, multiples of everything.
+SHAPES = [
+    (1, 1, 1),
+    (3, 1, 300),
+    (1, 300, 1),
+    (4, 5, 9),
+    (1, 28, 28),
+    (2, 29, 56),
+    (4, 57, 33),
+    (1, 70, 76),
+    (1, 199, 301),
+    (5, 64, 64),
+]
+
+
+def build(**options):
+    return randomize(SwinBackbone(**{**TINY, **options})).eval()
+
+
+def assert_right(run, model, shapes=SHAPES, tolerance=1e-4):
+    """Compare all outputs relative to their largest value."""
+    for batch, height, width in shapes:
+        img = torch.randn(batch, 3, height, width)
+        with torch.no_grad():
+            expected = formats.outputs_of(model(img))
+        for ours, right in zip(run(img), expected, strict=True):
+            assert ours.shape == right.shape
+            assert (ours - right).abs().max() <= tolerance * right.abs().max(), (batch, height, width)
+
+
+class Classifier(nn.Module):
+    """Something around a backbone, with a result that is not a tuple."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.out_channels[-1], 5)
+
+    def forward(self, img):
+        maps = self.backbone(img)
+        return {'maps': maps, 'logits': self.head(maps[-1].mean((2, 3)))}
+
+
+@pytest.mark.slow
+def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
+    model = build(window_size=(5, 7), use_abs_pos_embed=True, pretrain_img_size=40, out_indices=(1,))
+    path = tmp_path / 'a b.onnx'
+    exported = export_model(model, path, size=(75, 100))
+    assert len(exported.errors) == 3
+    assert list(tmp_path.iterdir()) == [path]
+    assert_right(running.onnx_runtime(path, threads=1), model)
+    pytest.importorskip('openvino')
+    assert_right(running.openvino(path, threads=1), model)
+
+
+@pytest.mark.slow
+def test_dynamic_program_is_right_at_every_size(tmp_path):
+    model = Classifier(build(window_size=12))
+    export_model(model, tmp_path / 'x.pt2', size=(75, 100), check=False)
+    assert_right(running.load(tmp_path / 'x.pt2'), model)
+
+
+@pytest.mark.parametrize(
+    'model',
+    [
+        build(use_abs_pos_embed=True, pretrain_img_size=40),
+        build(window_size=(5, 12), patch_size=2, strides=(2, 3), out_indices=(0,)),
+        randomize(SwinV2Backbone(**TINY)).eval(),
+        Classifier(build(qkv_bias=False, use_rel_pos_bias=False, use_shift=False)).eval(),
+    ],
+    ids=['position', 'strides', 'v2', 'classifier'],
+)
+def test_dynamic_torchscript_is_right_at_every_size(tmp_path, model):
+    export_model(model, tmp_path / 'x.ts', check=False)
+    assert_right(running.load(tmp_path / 'x.ts'), model)
+
+
+class TestStatic:
+    """Images of one size: tables and masks are constants, and nothing asks for the size."""
+
+    SIZE = (75, 100)
+
+    MODEL = build(use_abs_pos_embed=True, pretrain_img_size=40)
+
+    @pytest.mark.slow
+    def test_onnx_with_a_free_batch(self, tmp_path):
+        onnx = pytest.importorskip('onnx')
+        path = tmp_path / 'x.onnx'
+        export_model(self.MODEL, path, dynamic=False, size=self.SIZE, batch=None, check=False)
+        operators = {node.op_type for node in onnx.load(path).graph.node}
+        assert not operators & {'Shape', 'Range', 'Concat', 'Div', 'Mod', 'Less', 'Equal', 'Expand', 'Pad'}
+        assert_right(running.load(path), self.MODEL, [(batch, *self.SIZE) for batch in (1, 2, 5)])
+
+    @pytest.mark.parametrize('suffix', ['pt2', 'ts'])
+    def test_torchs_formats(self, tmp_path, suffix):
+        path = tmp_path / f'x.{suffix}'
+        export_model(self.MODEL, path, dynamic=False, size=self.SIZE)
+        assert_right(running.load(path), self.MODEL, [(1, *self.SIZE)])
+        if suffix == 'pt2':
+            operators = {str(node.target) for node in torch.export.load(path).graph.nodes}
+            assert not operators & {'aten.arange.default', 'aten.where.ScalarOther', 'aten.unfold.default'}
+
+    def test_clamped_windows(self, tmp_path):
+        model = build(clamp_window=True)
+        export_model(model, tmp_path / 'x.ts', dynamic=False, size=(20, 64))
+        with pytest.raises(ValueError, match='clamp_window=True a map chooses'):
+            export_model(model, tmp_path / 'y.ts')
+
+
+@pytest.mark.slow
+def test_half_precision(tmp_path):
+    model = build()
+    exported = export_model(model, tmp_path / 'x.onnx', dynamic=False, size=64, half=True)
+    (error,) = exported.errors.values()
+    assert 1e-6 < error < 2e-2
+    out = running.load(tmp_path / 'x.onnx')(torch.randn(1, 3, 64, 64).half())
+    assert {part.dtype for part in out} == {torch.float16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_the_model_stays_as_it_is(tmp_path):
+    model = build().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    export_model(model, tmp_path / 'x.ts', check=False)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Batched(nn.Module):
+    """Right at the batch that it is recorded with."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = build(out_indices=(0,))
+
+    def forward(self, img):
+        (out,) = self.backbone(img)
+        return out * int(img.shape[0])
+
+
+class Sized(Batched):
+    """Its result has another shape."""
+
+    def forward(self, img):
+        return self.backbone(img)[0].flatten(2)[:, :, : int(img.shape[2])]
+
+
+@pytest.mark.parametrize('model', [Batched(), Sized()], ids=['numbers', 'shapes'])
+def test_a_wrong_file_is_removed_and_what_was_there_stays(tmp_path, model):
+    (tmp_path / 'x.ts').write_text('of yesterday')
+    with pytest.raises(ExportError, match='the file is wrong on an image'):
+        export_model(model, tmp_path / 'x.ts')
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['of yesterday']
+
+
+def test_a_model_that_cannot_be_recorded_says_so(tmp_path):
+    with pytest.raises(ExportError, match='Batched cannot be recorded; it branches on sizes'):
+        export_model(Batched(), tmp_path / 'x.pt2', size=32)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ('path', 'options', 'error', 'message'),
+    [
+        ('x.pt', {}, ValueError, 'suffix of path'),
+        ('no folder/x.ts', {}, ValueError, 'make it first'),
+        ('x.ts', {'opset': 20}, ValueError, 'belongs to .onnx'),
+        ('x.onnx', {'opset': 9}, ValueError, 'opset'),
+        ('x.ts', {'size': 0}, ValueError, 'size'),
+        ('x.ts', {'batch': 0}, ValueError, 'batch'),
+        ('x.ts', {'half': 'yes'}, TypeError, 'half'),
+    ],
+)
+def test_bad_arguments(tmp_path, path, options, error, message):
+    with pytest.raises(error, match=message):
+        export_model(build(), tmp_path / path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ('model', 'error', 'message'),
+    [
+        (nn.Linear(3, 3), ValueError, 'no SwinBackbone in the model, a Linear'),
+        ('swin_t', TypeError, 'must be a torch.nn.Module'),
+        (build().half(), ValueError, r'call .float\(\) before'),
+    ],
+)
+def test_bad_models(tmp_path, model, error, message):
+    with pytest.raises(error, match=message):
+        export_model(model, tmp_path / 'x.ts')
+
+
+def test_missing_packages_are_named_in_one_line(tmp_path, monkeypatch):
+    found = formats.importlib.util.find_spec
+    monkeypatch.setattr(
+        formats.importlib.util, 'find_spec', lambda name: None if name in ('onnx', 'onnxruntime') else found(name)
+    )
+    for check, missing in ((True, 'onnxruntime'), (False, 'onnx')):
+        with pytest.raises(ImportError, match=rf"needs {missing}, .* 'swin-dense\[export\]'") as raised:
+            export_model(build(), tmp_path / 'x.onnx', check=check)
+        assert '\n' not in str(raised.value)
+
+
+def test_the_command(tmp_path, capsys):
+    checkpoint, path = tmp_path / 'tiny.pth', tmp_path / 'my model.ts'
+    torch.save({'model': SwinBackbone('t', window_size=4).state_dict()}, checkpoint)
+    assert main(['export', str(path), '--checkpoint', str(checkpoint), '--size', '40', '64']) == 0
+    assert path.is_file()
+    assert capsys.readouterr().out.count('of the backbone') == 3
+    assert main(['export', str(tmp_path / 'x.txt')]) == 2
+    assert '.onnx' in capsys.readouterr().err
