@@ -1,5 +1,7 @@
 """Exported files against the model, each at sizes and batches that it never saw; and what is refused, or removed."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,8 @@ from swin_dense import SwinBackbone, SwinV2Backbone, export_model
 from swin_dense.__main__ import main
 from swin_dense.export import ExportError, formats, running
 from tests.conftest import randomize
+
+needs_onnx = pytest.mark.skipif(find_spec('onnxruntime') is None, reason='the extra [export] is not installed')
 
 TINY = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
 # Batch, height and width: smaller than a patch and than a window, odd, long and thin, multiples of everything.
@@ -54,6 +58,7 @@ class Classifier(nn.Module):
 
 
 @pytest.mark.slow
+@needs_onnx
 def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
     model = build(window_size=(5, 7), use_abs_pos_embed=True, pretrain_img_size=40, out_indices=(1,))
     path = tmp_path / 'a b.onnx'
@@ -95,8 +100,10 @@ class TestStatic:
     MODEL = build(use_abs_pos_embed=True, pretrain_img_size=40)
 
     @pytest.mark.slow
+    @needs_onnx
     def test_onnx_with_a_free_batch(self, tmp_path):
-        onnx = pytest.importorskip('onnx')
+        import onnx
+
         path = tmp_path / 'x.onnx'
         export_model(self.MODEL, path, dynamic=False, size=self.SIZE, batch=None, check=False)
         operators = {node.op_type for node in onnx.load(path).graph.node}
@@ -120,6 +127,7 @@ class TestStatic:
 
 
 @pytest.mark.slow
+@needs_onnx
 def test_half_precision(tmp_path):
     model = build()
     exported = export_model(model, tmp_path / 'x.onnx', dynamic=False, size=64, half=True)
