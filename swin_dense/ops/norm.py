@@ -148,9 +148,8 @@ class _Launch:
         height, width = (-(-in_height // 2), -(-in_width // 2)) if merges else (in_height, in_width)
         channels *= 4 if merges else 1
         block = max(16, 1 << (channels - 1).bit_length())
-        # Several rows at a time keep threads busy where rows are short. In maps it is the tokens that lie side by side.
-        rows = max(1, 2048 // block, 8 if to_maps else 1)
-        self.tiles = -(-batch * height * width // rows)
+        tuning = parameters(block, layout)
+        self.tiles = -(-batch * height * width // tuning['ROWS'])
         self.programs = min(self.tiles, _PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors(x.device))
         self._arguments = {
             'rows': batch * height * width,
@@ -160,10 +159,9 @@ class _Launch:
             'in_width': in_width,
             'CHANNELS': channels,
             'BLOCK': block,
-            'ROWS': rows,
             'MERGES': merges,
             'TO_MAPS': to_maps,
-            'num_warps': 4 if rows * block <= 4096 else 8,
+            **tuning,
         }
 
     def __call__(self, kernel: Any, grid: int, *tensors_and_eps: Any, **arguments: int) -> None:
@@ -171,6 +169,13 @@ class _Launch:
             return
         with torch.cuda.device_of(tensors_and_eps[0]):
             kernel[(grid,)](*tensors_and_eps, **self._arguments, **arguments)
+
+
+def parameters(block: int, layout: str) -> dict[str, int]:
+    """Return the launch parameters of the kernels for rows of ``block`` numbers: rows at a time, and warps."""
+    # Several rows at a time keep threads busy where rows are short. In maps it is the tokens that lie side by side.
+    rows = max(1, 2048 // block, 8 if layout == 'maps' else 1)
+    return {'ROWS': rows, 'num_warps': 4 if rows * block <= 4096 else 8}
 
 
 def _forward_cost(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, layout: str) -> gpu.Cost:
