@@ -21,12 +21,13 @@ import torch
 
 from swin_dense import create_backbone
 from swin_dense.features.pyramid import extract_pyramid
-from swin_dense.features.tiling import exact_overlap
+from swin_dense.features.regions import open_large_image
+from swin_dense.features.tiling import exact_overlap, plan_tiles
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
-def write_mosaic(path: Path, height: int, width: int) -> None:
+def write_mosaic(path: Path, height: int, width: int, compression: str | None) -> None:
     """Write a tiled TIFF of 512 x 512 photographs, one tile at a time so that it takes no memory."""
     photographs = [
         skimage.data.astronaut(),
@@ -35,7 +36,10 @@ def write_mosaic(path: Path, height: int, width: int) -> None:
     ]
     count = -(-height // 512) * -(-width // 512)
     tiles = itertools.islice(itertools.cycle(photographs), count)
-    tifffile.imwrite(path, tiles, shape=(height, width, 3), dtype='uint8', tile=(512, 512), photometric='rgb')
+    shape = (height, width, 3)
+    tifffile.imwrite(
+        path, tiles, shape=shape, dtype='uint8', tile=(512, 512), photometric='rgb', compression=compression
+    )
 
 
 def main() -> None:
@@ -45,6 +49,8 @@ def main() -> None:
     parser.add_argument('--tile', type=int, default=1792)
     parser.add_argument('--overlap', type=int, help='default: as many pixels as it takes to be exact')
     parser.add_argument('--dtype', choices=('float16', 'float32'), default='float16', help='of the files')
+    parser.add_argument('--compression', help="of the TIFF, e.g. 'jpeg' or 'lzw' (default: none)")
+    parser.add_argument('--read-only', action='store_true', help='read the tiles and compute nothing')
     parser.add_argument('--threads', type=int, default=torch.get_num_threads())
     parser.add_argument('--limit-gib', type=float, default=4.0)
     parser.add_argument('--folder', type=Path, help='where the files go for the time of the run')
@@ -57,14 +63,21 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         source = Path(folder, 'image.tif')
-        write_mosaic(source, *args.size)
+        write_mosaic(source, *args.size, args.compression)
         before = _peak_gib()
         start = time.perf_counter()
-        extract_pyramid(
-            backbone, source, tile=args.tile, overlap=overlap, out=Path(folder, 'out'), dtype=getattr(torch, args.dtype)
-        )
+        out = Path(folder, 'out')
+        if args.read_only:
+            out.mkdir()
+            with open_large_image(source) as image:
+                for tile in plan_tiles(image.size, (args.tile, args.tile), (overlap, overlap)):
+                    image.read(*tile.read)
+        else:
+            extract_pyramid(
+                backbone, source, tile=args.tile, overlap=overlap, out=out, dtype=getattr(torch, args.dtype)
+            )
         seconds = time.perf_counter() - start
-        written = sum(file.stat().st_size for file in Path(folder, 'out').iterdir())
+        written = sum(file.stat().st_size for file in out.iterdir())
     peak = _peak_gib()
     megapixels = args.size[0] * args.size[1] / 1e6
     print(
@@ -75,6 +88,8 @@ def main() -> None:
                 'tile': args.tile,
                 'overlap': overlap,
                 'dtype': args.dtype,
+                'compression': args.compression,
+                'read_only': args.read_only,
                 'threads': args.threads,
                 'machine': platform.processor() or platform.machine(),
                 'torch': torch.__version__,
