@@ -140,7 +140,8 @@ def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
 
 def _prepare(backbone: Any, image: Any, bgr: bool) -> Tensor:
     parameter = next(backbone.parameters())
-    img = Inference(bgr=bgr).read(image, backbone.in_channels)
+    inference = Inference(bgr=bgr)
+    img = inference.prepare(inference.read(image, backbone.in_channels))
     return img[None].to(parameter.device, parameter.dtype)
 
 
