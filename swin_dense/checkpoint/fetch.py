@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.error import URLError
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from urllib.request import Request, urlopen
@@ -168,7 +168,7 @@ def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
         lost = 'the connection ended too early'
         total = None
         try:
-            with urlopen(Request(address, headers=headers), timeout=_SILENCE) as response:
+            with _open(Request(address, headers=headers)) as response:
                 validator = response.headers.get('ETag') or response.headers.get('Last-Modified')
                 if response.status != 206:
                     before = file.seek(0)
@@ -191,6 +191,15 @@ def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
 
 class _LostError(Exception):
     """The connection broke, as against the disk on which the file is written."""
+
+
+def _open(request: Request) -> Any:
+    try:
+        return urlopen(request, timeout=_SILENCE)
+    except URLError:
+        raise
+    except OSError as error:  # while the answer is awaited, urlopen does not turn it into its own
+        raise _LostError(str(error)) from error
 
 
 def _read(response: IO[bytes]) -> bytes:

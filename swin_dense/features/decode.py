@@ -99,10 +99,10 @@ def decode_bytes(content: bytes, name: str, page: int = 0) -> np.ndarray:
 
 def turn_to(image: Image.Image, page: int, name: str) -> None:
     """Make a page of a file, counted from 0, or a frame of an animation, the image that PIL gives."""
-    pages = getattr(image, 'n_frames', 1)
-    if not 0 <= page < pages:
-        raise ImageError(f'{name}: there is no page {page}; it has {pages}, counted from 0')
-    if page:
+    if page:  # pages are counted only where it matters, as the whole file may have to be read for it
+        pages = getattr(image, 'n_frames', 1)
+        if not 0 <= page < pages:
+            raise ImageError(f'{name}: there is no page {page}; it has {pages}, counted from 0')
         image.seek(page)
     if image.format == 'TIFF' and image.tag_v2.get(_DEPTH_TAG, 1) > 1:  # type: ignore[attr-defined]
         raise ImageError(f'{name}: a volume is no image; take slices of it and pass them as arrays')
@@ -228,7 +228,7 @@ def _tiff_pixels(content: bytes, name: str, number: int) -> np.ndarray | None:
 
 def tiff_page(file: Any, number: int, name: str) -> Any:
     """Return a page of an open ``tifffile.TiffFile`` if it is an image."""
-    if not 0 <= number < len(file.pages):
+    if number and not 0 <= number < len(file.pages):
         raise ImageError(f'{name}: there is no page {number}; it has {len(file.pages)}, counted from 0')
     page = file.pages[number]
     if page.axes not in ('YX', 'YXS', 'SYX'):

@@ -11,6 +11,7 @@ import operator
 import os
 import pathlib
 import pickle
+import socket
 import sys
 import threading
 import types
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
-from swin_dense.checkpoint import CheckpointError, load_checkpoint
+from swin_dense.checkpoint import CheckpointError, fetch, load_checkpoint
 from swin_dense.checkpoint.fetch import local_file
 from swin_dense.checkpoint.files import read_file, write_file
 from tests.conftest import IfInstalled, needs, small_disk
@@ -401,6 +402,14 @@ class TestDownloads:
         server.hang_ups = 0
         load(backbone, f'{server.address}/swin.pth')
         assert arrived(backbone, source)
+
+    def test_a_server_that_falls_silent(self, server, tmp_path, backbone, monkeypatch):
+        monkeypatch.setattr(fetch, '_SILENCE', 0.2)
+        with socket.create_server(('127.0.0.1', 0)) as silent:
+            address = f'http://127.0.0.1:{silent.getsockname()[1]}/swin.pth'
+            with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):
+                load(backbone, address)
+        assert cached(tmp_path) == []
 
     def test_a_hash_finds_what_no_length_tells(self, server, tmp_path, source, backbone):
         server.announces_length = False
