@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from swin_dense import checks
 from swin_dense.atomic import written_whole
 from swin_dense.export import formats, running
+from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.model import SwinBackbone
 
 # How far an output may be from the model's in float32, as a fraction of the output's largest value.
@@ -87,7 +88,10 @@ def export_model(
         formats.require('onnxruntime')
 
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    recorded = copy.deepcopy(model).half() if checks.boolean('half', half) else model
+    recorded = copy.deepcopy(model)
+    replace_adaptive_pools(recorded)
+    if checks.boolean('half', half):
+        recorded.half()
     free = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'} if batch is None else {}
     weight = backbone.patch_embed.proj.weight
     # A batch of 1 would be taken for a constant.

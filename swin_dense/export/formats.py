@@ -18,6 +18,8 @@ from swin_dense.export.folding import fold_constants
 # The first that has GELU as one operator.
 DEFAULT_OPSET = 20
 OLDEST_OPSET = 18
+# Beyond it torch splits the file in two, as protobuf ends at 2 GiB.
+LARGEST_ONNX = 3 * 2**29
 _PACKAGES = ('onnx', 'onnxscript')
 
 
@@ -36,6 +38,10 @@ def write_onnx(model: nn.Module, img: Tensor, free: dict[int, str], opset: int |
             verbose=False,
         )
     assert onnx_program is not None
+    constants = onnx_program.model.graph.initializers.values()
+    held = sum(value.const_value.nbytes for value in constants if value.const_value is not None)
+    if held > LARGEST_ONNX:
+        raise ValueError(f'weights of {held:,} bytes do not fit one .onnx file; write a .pt2, or give half=True')
     onnx_program.save(path)
     return len(list(onnx_program.model.graph))
 

@@ -4,11 +4,14 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from swin_dense import SwinBackbone, SwinV2Backbone, export_model
 from swin_dense.__main__ import main
 from swin_dense.export import ExportError, formats, running
+from swin_dense.export.pooling import RecordedPool
 from tests.conftest import randomize
 
 needs_onnx = pytest.mark.skipif(find_spec('onnxruntime') is None, reason='the extra [export] is not installed')
@@ -57,10 +60,30 @@ class Classifier(nn.Module):
         return {'maps': maps, 'logits': self.head(maps[-1].mean((2, 3)))}
 
 
+class Pooled(nn.Module):
+    """A backbone with pooling to fixed sizes, as decode heads have it."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+        self.pools = nn.ModuleList([nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d((3, 6))])
+
+    def forward(self, img):
+        (out,) = self.backbone(img)
+        return [out, *(pool(out) for pool in self.pools)]
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 7), st.integers(1, 7))
+def test_pooling_is_torchs(height, width, rows, columns):
+    x = torch.randn(2, 3, height, width, dtype=torch.float64)
+    expected = nn.functional.adaptive_avg_pool2d(x, (rows, columns))
+    torch.testing.assert_close(RecordedPool(rows, columns)(x), expected)
+
+
 @pytest.mark.slow
 @needs_onnx
 def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
-    model = build(window_size=(5, 7), use_abs_pos_embed=True, pretrain_img_size=40, out_indices=(1,))
+    model = Pooled(build(window_size=(5, 7), use_abs_pos_embed=True, pretrain_img_size=40, out_indices=(1,)))
     path = tmp_path / 'a b.onnx'
     exported = export_model(model, path, size=(75, 100))
     assert len(exported.errors) == 3
