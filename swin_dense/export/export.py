@@ -100,9 +100,9 @@ def export_model(
     with written_whole(path) as unfinished, torch.no_grad():
         try:
             nodes = formats.FORMATS[path.suffix](recorded, img, free, opset, unfinished.path)
-        except (torch._dynamo.exc.UserError, torch.onnx.errors.OnnxExporterError) as error:
-            hint = '; it branches on sizes, so export it with dynamic=False' if dynamic else ''
-            raise ExportError(f'{type(model).__name__} cannot be recorded{hint}: {error}') from error
+        except RuntimeError as error:  # all that recorders raise
+            hint = '; if it branches on sizes, dynamic=False may serve' if dynamic else ''
+            raise ExportError(f'{type(model).__name__} could not be exported{hint}: {error}') from error
         errors = _compare(model, unfinished.path, _shapes_to_check(img.shape, free), img.dtype) if check else {}
     return Exported(path, nodes, errors)
 

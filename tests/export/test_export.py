@@ -199,7 +199,7 @@ def test_a_wrong_file_is_removed_and_what_was_there_stays(tmp_path, model):
 
 
 def test_a_model_that_cannot_be_recorded_says_so(tmp_path):
-    with pytest.raises(ExportError, match='Batched cannot be recorded; it branches on sizes'):
+    with pytest.raises(ExportError, match='Batched could not be exported; if it branches on sizes'):
         export_model(Batched(), tmp_path / 'x.pt2', size=32)
     assert not list(tmp_path.iterdir())
 
