@@ -165,7 +165,7 @@ def test_shift_masks_of_small_maps(grid, kinds):
     ids=lambda args: args[0],
 )
 def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
-    monkeypatch.setattr(_backbone, 'create_backbone', lambda *args, **options: backbone)
+    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: backbone)
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'ein Bild.png')
     out = tmp_path / f'picture.{suffix}'
     command = [arg.format(image=tmp_path / 'ein Bild.png') for arg in args]
@@ -187,7 +187,7 @@ def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
     ],
 )
 def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, message):
-    monkeypatch.setattr(_backbone, 'create_backbone', lambda *args, **options: backbone)
+    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: backbone)
     monkeypatch.chdir(tmp_path)
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'image.png')
     assert main(['visualize', *(arg.format(image=tmp_path / 'image.png') for arg in args)]) == 2
@@ -213,6 +213,6 @@ def test_a_missing_package_is_one_line(monkeypatch, capsys):
     def create_backbone(*args, **options):
         raise ImportError('install huggingface_hub')
 
-    monkeypatch.setattr(_backbone, 'create_backbone', create_backbone)
+    monkeypatch.setitem(_backbone.BACKBONES, 'swin', create_backbone)
     assert main(['visualize', 'pyramid', 'x.png', '--out', 'x.png']) == 2
     assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')
