@@ -42,10 +42,8 @@ class LayerNorm(nn.LayerNorm):
             return None
         if surroundings.is_recorded() or surroundings.is_transformed():  # torch.compile fuses norms itself
             return None
-        is_called = (
-            type(self).forward is not LayerNorm.forward or 'forward' in vars(self) or surroundings.has_hooks(self)
-        )
-        if layout != 'tokens' and is_called:  # hooks, and whoever changed the call, see what they see everywhere
+        is_changed = type(self).forward is not LayerNorm.forward or 'forward' in vars(self)
+        if layout != 'tokens' and (is_changed or surroundings.has_hooks(self)):  # they see what they see everywhere
             return None
         low = gpu.autocast_dtype(x)
         dtype = x.dtype if low is None else low if self.feeds_product else torch.float32
