@@ -173,8 +173,8 @@ class _Launch:
 
 def parameters(block: int, layout: str) -> dict[str, int]:
     """Return the launch parameters of the kernels for rows of ``block`` numbers: rows at a time, and warps."""
-    # Several rows at a time keep threads busy where rows are short. In maps it is the tokens that lie side by side; there
-    # more rows are worth having, up to what registers hold.
+    # Several rows at a time keep threads busy where rows are short. In maps it is the tokens that lie side by side, so
+    # there several are wanted always, as far as registers go.
     rows = max(1, 2048 // block, min(8, 8192 // block) if layout == 'maps' else 1)
     return {'ROWS': rows, 'num_warps': 4 if rows * block <= 4096 else 8}
 
