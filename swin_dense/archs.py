@@ -26,7 +26,12 @@ class Arch:
     def __post_init__(self) -> None:
         object.__setattr__(self, 'embed_dims', checks.integer('embed_dims', self.embed_dims))
         object.__setattr__(self, 'depths', checks.integers('depths', self.depths))
-        heads = checks.integers('num_heads', self.num_heads, length=len(self.depths))
+        heads = checks.integers('num_heads', self.num_heads)
+        if len(heads) != len(self.depths):
+            raise ValueError(
+                f'depths and num_heads must have one entry per stage each, got depths={self.depths} and '
+                f'num_heads={heads}; give both'
+            )
         object.__setattr__(self, 'num_heads', heads)
         for stage, (channels, heads_of_stage) in enumerate(zip(self.channels, heads, strict=True)):
             if channels % heads_of_stage:

@@ -35,15 +35,20 @@ def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unf
     unfinished = Unfinished((beside or destination.parent) / f'.{secrets.token_hex(4)}-{destination.name}', destination)
     try:
         yield unfinished
-        # Without this a power cut can leave the name and not the content, as the two reach the disk in any order.
-        _flush(unfinished.path)
-        os.replace(unfinished.path, unfinished.destination)
-        _flush_names(unfinished.destination.parent)
+        put_in_place(unfinished.path, unfinished.destination)
     finally:
         if unfinished.path.is_dir():
             shutil.rmtree(unfinished.path, ignore_errors=True)
         else:
             unfinished.path.unlink(missing_ok=True)
+
+
+def put_in_place(finished: Path, destination: Path) -> None:
+    """Bring a file or folder to the disk and give it its name, in the place of a file that has it."""
+    # Without this a power cut can leave the name and not the content, as the two reach the disk in any order.
+    _flush(finished)
+    os.replace(finished, destination)
+    _flush_names(destination.parent)
 
 
 def reserve(path: Path, size: int) -> None:

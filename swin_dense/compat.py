@@ -134,11 +134,11 @@ def safe_globals(entries: list[Any]) -> Iterator[None]:
         _safe.update(before)
 
 
-def load_weights(path: Path) -> Any:
+def load_weights(path: Path, mmap: bool = False) -> Any:
     """See ``torch.load(path, map_location='cpu', weights_only=True)``, with the entries above allowed."""
     if _HAS_2_6:
-        return torch.load(path, map_location='cpu', weights_only=True)
-    return torch.load(path, map_location='cpu', pickle_module=_CarefulPickle)
+        return torch.load(path, map_location='cpu', weights_only=True, mmap=mmap)
+    return torch.load(str(path), map_location='cpu', pickle_module=_CarefulPickle, mmap=mmap)
 
 
 def _named(entry: Any) -> tuple[str, Any]:

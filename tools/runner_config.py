@@ -1,13 +1,17 @@
-"""The command-line options that train.py and test.py share, and the config that they make."""
+"""The command-line options that train.py and test.py share, the config that they make, and the runner it asks for."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
 
 from swin_dense.recipes.settings import parse_settings
 
@@ -50,3 +54,36 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
         torch.distributed.init_process_group('gloo')
         cfg.model_wrapper_cfg = {'type': 'MMDistributedDataParallel', 'device_ids': None}
     return cfg
+
+
+def build_runner(cfg: Config, parser: argparse.ArgumentParser) -> Any:
+    """Return the runner that a config asks for with ``runner_type``, mmengine's ``Runner`` where it asks for none."""
+    kind = cfg.get('runner_type', 'Runner')
+    if isinstance(kind, str) and RUNNERS.get(kind) is None:
+        parser.error(f'there is no runner_type {kind!r}; mmengine has Runner and FlexibleRunner')
+    if cfg.get('strategy') and kind in ('Runner', Runner):
+        parser.error("strategy is for the FlexibleRunner alone; add runner_type='FlexibleRunner' to the config")
+    return RUNNERS.build(cfg)
+
+
+def check_data(cfg: Config, splits: tuple[str, ...], parser: argparse.ArgumentParser) -> None:
+    """End with a message if a folder that a split's data are read from is not there."""
+    for split in splits:
+        for path, root in _data_roots((cfg.get(f'{split}_dataloader') or {}).get('dataset')):
+            if '://' not in root and not Path(root).is_dir():
+                parser.error(
+                    f'there is no data folder {root!r}, the data_root of the {split} data; the recipes take it from '
+                    'the environment variable COCO_ROOT (for ADE20K: ADE20K_ROOT), and others from '
+                    f'--cfg-options {split}_dataloader.dataset{path}.data_root=FOLDER'
+                )
+
+
+def _data_roots(dataset: Any, path: str = '') -> Iterator[tuple[str, str]]:
+    """Yield where in the config a folder of data stands, and the folder, also inside of wrappers of data sets."""
+    if not isinstance(dataset, dict):
+        return
+    if dataset.get('data_root'):
+        yield path, dataset['data_root']
+    yield from _data_roots(dataset.get('dataset'), f'{path}.dataset')
+    for index, part in enumerate(dataset.get('datasets') or ()):
+        yield from _data_roots(part, f'{path}.datasets.{index}')

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 
 from mmengine.config import Config, ConfigDict
-from mmengine.runner import Runner
-from runner_config import load_config, make_parser
+from runner_config import build_runner, check_data, load_config, make_parser
 
 import swin_dense  # noqa: F401  registers SwinDense and lets torch read the checkpoints of mmengine
 
@@ -35,7 +34,8 @@ def main() -> None:
         _paint(cfg, is_detector, args.show_dir, parser)
     if args.out:
         _write_predictions(cfg, is_detector, args.out, parser)
-    Runner.from_cfg(cfg).test()
+    check_data(cfg, ('test',), parser)
+    build_runner(cfg, parser).test()
 
 
 def _augment(cfg: Config, is_detector: bool, parser: argparse.ArgumentParser) -> None:

@@ -186,7 +186,10 @@ def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
             if file.tell() == before:
                 break
     received = f' after {file.tell()} of {total} bytes' if total else ''
-    raise CheckpointError(f'{shown(address)} cannot be fetched{received}: {lost}; nothing was kept')
+    raise CheckpointError(
+        f'{shown(address)} cannot be fetched{received}: {lost}; nothing was kept. Where there is no network, fetch it '
+        f'elsewhere and give the path of the file in place of the address, or put it at {path}'
+    )
 
 
 class _LostError(Exception):
@@ -240,6 +243,11 @@ def _mmengine_file(address: str, scheme: str) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             path = stack.enter_context(get_local_path(address))
+        except KeyError:  # mmengine has no such backend
+            raise CheckpointError(
+                f'{shown(address)}: {scheme}:// is not among the addresses that are read, which are {known}, and those '
+                "of mmengine's file backends; give the https address of the file or its path"
+            ) from None
         except Exception as error:
             raise CheckpointError(
                 f'{shown(address)} cannot be fetched through mmengine ({error}); there are also {known}'

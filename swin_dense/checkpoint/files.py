@@ -201,8 +201,8 @@ def _why_unreadable(path: Path, error: Exception) -> str:
         return (
             f'{path} asks for {refused[refused.lastindex or 0]}, which weights do not need and which could run any '
             'code; '
-            'nothing was run. Only if you know who made the file, load it with load_checkpoint(..., trust=True), or '
-            'convert it with swin-dense convert --trust and load the result'
+            'nothing was run. Only if you know who made the file, load it with load_checkpoint(..., trust=True), in a '
+            'config with trust=True in init_cfg, or convert it with swin-dense convert --trust and load the result'
         )
     with path.open('rb') as file:
         start = file.read(64)

@@ -40,7 +40,10 @@ def explain_misfit(source: Source, target: Target, report: Report, wrong: list[s
         )
     if excess:
         lines.append(f'In the checkpoint, without a place in the model: {listed(excess)}.')
-    lines.append('To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True).')
+    lines.append(
+        'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
+        "init_cfg=dict(type='Pretrained', checkpoint=..., allow_partial=True) of the backbone."
+    )
     return '\n  '.join(lines)
 
 

@@ -6,9 +6,10 @@ from mmengine.config.utils import MODULE2PACKAGE
 
 from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
+from swin_dense.mm.checkpoints import WholeCheckpointHook
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 
-__all__ = ['SwinDense', 'SwinDenseV2', 'SwinLayerDecayConstructor']
+__all__ = ['SwinDense', 'SwinDenseV2', 'SwinLayerDecayConstructor', 'WholeCheckpointHook']
 
 # Models that were pickled whole by version 0.1 name the module that the class stood in.
 sys.modules['swin_dense.backbone'] = backbone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
 
+from swin_dense import checks
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.mm.resume import allow_training_checkpoints
@@ -17,6 +19,13 @@ from swin_dense.model import SwinBackbone
 from swin_dense.v2 import SwinV2Backbone
 
 allow_training_checkpoints()
+
+# What an init_cfg of the type 'Pretrained' may say beside it: what load_checkpoint takes, and mmengine's map_location,
+# which changes nothing, as weights are read on the CPU and copied to where the backbone is.
+_LOAD_OPTIONS = tuple(
+    name for name in inspect.signature(load_checkpoint).parameters if name not in ('backbone', 'source', 'log')
+)
+_PRETRAINED_KEYS = ('type', 'checkpoint', 'map_location', *_LOAD_OPTIONS)
 
 
 @MODELS.register_module()
@@ -31,7 +40,9 @@ class SwinDense(SwinBackbone, BaseModule):
         convert_weights: accepted so that existing configs build; has no effect, as the layout of a checkpoint is
             detected.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a checkpoint and raises where the backbone's
-            parameters do not arrive; any other mmengine initialiser works as in every mmengine module.
+            parameters do not arrive. It takes the options of :func:`swin_dense.load_checkpoint` too: ``prefix``,
+            ``ema``, ``allow_partial``, ``table_resize``, ``in_channels`` and so on. Any other mmengine initialiser
+            works as in every mmengine module.
         compile: put the backbone alone through ``torch.compile``, True or a dict with its options. mmengine's own
             ``compile=True`` compiles whole training steps, in which torch cannot follow every optimiser and head.
         img_size: mmpretrain's name of ``pretrain_img_size``, by which its configs, of classifiers, are known: where it
@@ -40,7 +51,8 @@ class SwinDense(SwinBackbone, BaseModule):
 
     Raises:
         ValueError: both ``pretrained`` and ``init_cfg`` are given, or see :class:`SwinBackbone`.
-        TypeError: ``pretrained`` or ``init_cfg`` is of another form, or see :class:`SwinBackbone`.
+        TypeError: ``pretrained`` or ``init_cfg`` is of another form, ``init_cfg`` has a key that nothing reads, or see
+            :class:`SwinBackbone`.
     """
 
     def __init__(
@@ -78,6 +90,8 @@ class SwinDense(SwinBackbone, BaseModule):
                     f'init_cfg must be a dict with the key "type", or a list of them, got {init_cfg!r}; '
                     "for a checkpoint: dict(type='Pretrained', checkpoint=...)"
                 )
+            if _is_pretrained(config):
+                _refuse_unknown(config)
         self.init_cfg = copy.deepcopy(init_cfg)
         if not isinstance(compile, (bool, Mapping)):
             raise TypeError(f'compile must be True, False or a dict of options of torch.compile, got {compile!r}')
@@ -90,7 +104,8 @@ class SwinDense(SwinBackbone, BaseModule):
         pretrained = [config for config in configs if _is_pretrained(config)]
         initialize(self, [config for config in configs if config not in pretrained])
         for config in pretrained:
-            load_checkpoint(self, config['checkpoint'], prefix=config.get('prefix'), log=self.log_load)
+            options = {key: config[key] for key in _LOAD_OPTIONS if key in config}
+            load_checkpoint(self, config['checkpoint'], **options, log=self.log_load)
         self.is_init = True
 
     def log_load(self, report: str) -> None:
@@ -105,6 +120,15 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
 
 def _listed(init_cfg: Any) -> list[Any]:
     return [init_cfg] if isinstance(init_cfg, (Mapping, str)) else list(init_cfg or [])
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+    for key in config:
+        if key not in _PRETRAINED_KEYS:
+            raise TypeError(
+                f"init_cfg of the type 'Pretrained' has no key {key!r}{checks.closest(key, _PRETRAINED_KEYS)}; "
+                f'its keys are {list(_PRETRAINED_KEYS)}'
+            )
 
 
 def _is_pretrained(config: Mapping[str, Any]) -> bool:

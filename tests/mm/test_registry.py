@@ -117,3 +117,35 @@ def test_what_a_load_did_stands_in_the_log_of_the_run(tmp_path):
     backbone.load_state_dict(torch.load(tmp_path / 'swin.pth'))
     SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}).init_weights()
     assert (tmp_path / 'run.log').read_text().count('Loaded ') == 2
+
+
+def test_init_cfg_takes_the_options_of_loading(tmp_path):
+    source = SwinBackbone(**TINY)
+    weights = source.state_dict()
+    ema = {f'ema.{name}': value + 1 for name, value in weights.items()}
+    torch.save({**weights, **ema}, tmp_path / 'swin.pth')
+    pretrained = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth'), 'map_location': 'cpu'}
+    backbone = SwinDense(**TINY, in_channels=1, init_cfg={**pretrained, 'ema': True, 'in_channels': 'mean'})
+    backbone.init_weights()
+    expected = ema['ema.patch_embed.proj.weight'].mean(1, keepdim=True) * 3
+    torch.testing.assert_close(backbone.patch_embed.proj.weight.data, expected)
+
+    del weights['layers.0.blocks.0.norm1.weight']
+    torch.save(weights, tmp_path / 'swin.pth')
+    with pytest.raises(swin_dense.CheckpointError, match=r'in a config init_cfg=dict\(.*allow_partial=True'):
+        SwinDense(**TINY, init_cfg=pretrained).init_weights()
+    backbone = SwinDense(**TINY, init_cfg={**pretrained, 'allow_partial': True, 'table_resize': 'geometric'})
+    backbone.init_weights()
+    assert torch.equal(backbone.patch_embed.proj.weight, source.patch_embed.proj.weight)
+
+
+@pytest.mark.parametrize(('key', 'meant'), [('alow_partial', 'allow_partial'), ('strict', None)])
+def test_a_key_of_init_cfg_that_nothing_reads_is_refused(key, meant):
+    with pytest.raises(TypeError, match=f"no key '{key}'.*{f'mean {meant!r}' if meant else ''}.*keys are"):
+        SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'a.pth', key: True})
+
+
+def test_a_zoo_whose_addresses_are_not_read_gets_no_riddle():
+    backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'torchvision://swin_t'})
+    with pytest.raises(swin_dense.CheckpointError, match=r'torchvision:// is not among .* https address of the file'):
+        backbone.init_weights()

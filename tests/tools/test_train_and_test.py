@@ -25,6 +25,7 @@ SHORT = {
     ],
 }  # fmt: skip
 FIRST = {'mmdet': 'epoch_1.pth', 'mmseg': 'iter_2.pth'}
+NO_DATA = 'train_dataloader.dataset.data_root=nowhere'
 LAST = {'mmdet': 'epoch_2.pth', 'mmseg': 'iter_4.pth'}
 
 
@@ -163,6 +164,7 @@ def test_the_demo_in_small_leaves_a_summary_and_pictures(tmp_path):
         (['tools/train.py', 'nowhere.py'], "no config file 'nowhere.py'"),
         (['tools/train.py', CONFIGS['mmdet'], '--amp'], '--amp needs a CUDA device'),
         (['tools/train.py', CONFIGS['mmdet'], '--launcher', 'magic'], "choose from 'none', 'pytorch', 'slurm', 'mpi'"),
+        (['tools/train.py', CONFIGS['mmdet'], '--cfg-options', NO_DATA], 'variable COCO_ROOT'),
         (['tools/test.py', CONFIGS['mmdet'], 'nowhere.pth'], "no checkpoint file 'nowhere.pth'"),
         (['tools/test.py', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
     ],

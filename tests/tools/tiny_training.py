@@ -1,0 +1,63 @@
+"""A training of a few seconds with mmengine alone: what a config for tools/train.py takes from here, and the config."""
+
+from pathlib import Path
+
+import torch
+from mmengine.model import BaseModel
+from mmengine.registry import DATASETS, MODELS
+from torch import nn
+from torch.utils.data import Dataset
+
+from tests.conftest import TINY
+
+CONFIG = f"""
+custom_imports = dict(imports=['tests.tools.tiny_training'], allow_failed_imports=False)
+default_scope = 'mmengine'
+model = dict(type='TinyRegressor', backbone=dict(type='SwinDense', drop_path_rate=0.0, **{TINY}))
+train_dataloader = dict(
+    batch_size=2, dataset=dict(type='RandomImages'), num_workers=0,
+    sampler=dict(type='InfiniteSampler', shuffle=True), collate_fn=dict(type='default_collate'))
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=12)
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3))
+param_scheduler = [dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=20)]
+default_hooks = dict(
+    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=2),
+    logger=dict(type='LoggerHook', interval=1))
+log_processor = dict(by_epoch=False)
+randomness = dict(seed=0, deterministic=True)
+env_cfg = dict(dist_cfg=dict(backend='gloo'))
+"""
+
+
+@DATASETS.register_module()
+class RandomImages(Dataset):
+    """Images of noise, each always the same, with a number to guess."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {'inputs': torch.randn(3, 32, 32, generator=generator), 'numbers': torch.tensor(index / 16)}
+
+
+@MODELS.register_module()
+class TinyRegressor(BaseModel):
+    """A Swin and a linear head."""
+
+    def __init__(self, backbone: dict) -> None:
+        super().__init__()
+        self.backbone = MODELS.build(backbone)
+        self.head = nn.Linear(self.backbone.out_channels[-1], 1)
+
+    def forward(self, inputs: torch.Tensor, numbers: torch.Tensor, mode: str = 'loss') -> dict[str, torch.Tensor]:
+        """Return the loss of the guesses."""
+        guesses = self.head(self.backbone(inputs)[-1].mean((2, 3)))[:, 0]
+        return {'loss': (guesses - numbers).square().mean()}
+
+
+def write_config(folder: Path, extra: str = '') -> Path:
+    """Write the config into a folder, with lines of its own at the end."""
+    path = folder / 'tiny.py'
+    path.write_text(CONFIG + extra)
+    return path
