@@ -111,7 +111,7 @@ def _download(address: str, digest: tuple[str, str] | None) -> Path:
     from filelock import FileLock
 
     name = Path(unquote(urlsplit(address).path)).name
-    if not name:
+    if name in ('', '..'):
         raise CheckpointError(f'{shown(address)} names no file')
     path = Path(torch.hub.get_dir(), 'checkpoints', name)
     origin = path.with_name(f'{name}.origin')

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from swin_dense import checks
@@ -67,7 +68,7 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
             report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
             report.missing.append(name)
             continue
-        if not tensor.is_meta and (count := int((~tensor.isfinite()).sum())):
+        if count := _not_finite(tensor):
             report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
             report.missing.append(name)
             continue
@@ -107,6 +108,14 @@ def _check_trained_windows(source: Source, target: Target) -> None:
             f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens from stage to stage, which the '
             f'model does not know; build it with pretrained_window_size={sides}, at any window_size'
         )
+
+
+def _not_finite(tensor: Tensor) -> int:
+    """Return how many values are NaN or infinite, as far as the tensor shows its values."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return 0
+    tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch cannot ask numbers of 8 bits
+    return int((~tensor.isfinite()).sum())
 
 
 def _adapt(

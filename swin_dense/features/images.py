@@ -97,7 +97,7 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
     if mean is None or std is None:
         raise ValueError(f'got mean={mean!r} and std={std!r}; give both, or None for both to leave the image as it is')
     means, stds = (_per_channel(name, values, channels) for name, values in (('mean', mean), ('std', std)))
-    if max(means) > 1 or min(stds) <= 0 or max(stds) > 1:
+    if not (all(value <= 1 for value in means) and all(0 < value <= 1 for value in stds)):
         raise ValueError(
             f'mean and std must be on the scale 0 to 1, and std above 0, got mean={means} and std={stds}; '
             'divide values on the scale 0 to 255 by 255'

@@ -81,7 +81,8 @@ class Inference:
         if self.max_side is None or longer <= self.max_side:
             return image
         height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
-        image = image if image.dtype == torch.uint8 else scale(image)
+        # A fourth of the memory, but for a single pixel, which torch refuses so.
+        image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image)
         return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
 
     def prepare(self, images: Tensor) -> Tensor:

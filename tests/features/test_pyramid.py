@@ -203,6 +203,7 @@ def test_max_side_shrinks_what_is_larger(backbone, image):
     for stride, level in pyramid.items():
         assert (level - expected[stride]).norm() / expected[stride].norm() < 0.02
     assert_same(extract_pyramid(backbone, image, max_side=131), alone(backbone, PHOTOGRAPH))
+    assert extract_pyramid(backbone, image, max_side=1).image_size == (1, 1)
     with pytest.raises(ValueError, match='leave tile= out'):
         extract_pyramid(backbone, image, max_side=66, tile=224)
 
