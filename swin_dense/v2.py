@@ -88,7 +88,7 @@ class CosineWindowAttention(WindowAttention):
 
     def pad_kv(self) -> Tensor | None:
         # The key of a zero token is zero, and stays zero at any length that it is brought to.
-        return None if self.v_bias is None else F.pad(self.v_bias, (len(self.v_bias), 0))
+        return None if self.v_bias is None else F.pad(self.v_bias, (self.qkv.in_features, 0))
 
     def relative_bias(self, window: Pair) -> Tensor:
         first: Any = self.cpb_mlp[0]

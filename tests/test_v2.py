@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone, extract_pyramid, load_checkpoint
 from swin_dense.analysis.counting import count
 from swin_dense.analysis.explain import token_attention
 from swin_dense.attention import WindowAttention
@@ -138,14 +138,44 @@ def test_a_file_of_another_window_is_refused_unless_its_window_is_named():
 
 
 @torch.no_grad()
-def test_pictures_and_flops():
+def test_pictures():
     backbone = make().eval()
     found = token_attention(backbone, torch.rand(3, 50, 61), stage=1, block=1, pixel=(48, 60))
     torch.testing.assert_close(found.weights.sum((1, 2)) + found.padding, torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ('name', 'window', 'size', 'parameters', 'gflops'),
+    [('swinv2_t', 16, 256, 28_347_154, 6.6), ('swinv2_b', 24, 384, 87_918_816, 54.7)],
+)
+def test_published_parameters_and_flops(name, window, size, parameters, gflops):
     with torch.device('meta'):
-        whole = SwinV2Backbone('t', pretrained_window_size=8)
-    # The published 5.9 GFLOPs leave out the position networks.
-    assert count(whole, 256, 256).flops[''] / 1e9 == pytest.approx(5.9, abs=0.1)
+        result = count(SwinClassifier(name, window_size=window), size, size)
+    assert result.parameters[''] == parameters
+    # The published figures leave out the position networks.
+    position = sum(flops for module, flops in result.flops.items() if module.endswith('cpb_mlp'))
+    assert (result.flops[''] - position) / 1e9 == pytest.approx(gflops, abs=0.05)
+
+
+@torch.no_grad()
+def test_a_trace_and_tiles_hold_at_other_sizes():
+    backbone = make().eval()
+    traced = torch.jit.trace(backbone, torch.randn(1, 3, 64, 64, dtype=torch.float64), check_trace=False)
+    img = torch.rand(2, 3, 50, 61, dtype=torch.float64)
+    for ours, expected in zip(traced(img), backbone(img), strict=True):
+        torch.testing.assert_close(ours, expected)
+    photo = torch.rand(3, 200, 310, dtype=torch.float64)
+    whole, tiled = extract_pyramid(backbone, photo), extract_pyramid(backbone, photo, tile=128)
+    for stride, expected in whole.items():
+        torch.testing.assert_close(tiled[stride], expected)
+
+
+def test_simmims_files_spell_the_position_network_otherwise():
+    source, backbone = make(1), make(2)
+    state = {f'encoder.{name.replace("cpb_mlp", "rpe_mlp")}': tensor for name, tensor in source.state_dict().items()}
+    report = load_checkpoint(backbone, {'model': {**state, 'encoder.mask_token': torch.zeros(1, 1, 16)}}, log=None)
+    assert (report.family, report.version) == ('simmim', 2)
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), backbone.parameters(), strict=True))
 
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
