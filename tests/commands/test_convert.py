@@ -9,11 +9,13 @@ import mmdet.models.backbones
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.__main__ import main
-from swin_dense.checkpoint import load_checkpoint
+from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.checkpoint.files import read_file
+from swin_dense.checkpoint.load import find_backbone
+from swin_dense.checkpoint.told import told_options
 from tests.conftest import ROOT, randomize
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
@@ -142,3 +144,18 @@ def test_as_a_program(tmp_path, file):
     assert done.returncode == 0, done.stderr
     assert 'family: official' in done.stdout
     assert f'Wrote {tmp_path / "a.pth"} (official)' in done.stdout
+
+
+def test_swin_v2_needs_the_windows_that_it_was_trained_with(tmp_path, capsys):
+    backbone = SwinV2Backbone(**ARCH, window_size=16, pretrained_window_size=(8, 8, 8, 4))
+    torch.save(export_state_dict(backbone, 'timm'), tmp_path / 'timm.pth')
+    command = ['convert', str(tmp_path / 'timm.pth'), str(tmp_path / 'official.pth')]
+    assert main(command) == 2
+    assert 'give --source-window-size' in capsys.readouterr().err
+    assert main([*command, '--source-window-size', '8', '8', '8', '4', '--window-size', '16']) == 0
+    found = find_backbone(tmp_path / 'official.pth', None, None, False, False)
+    assert told_options(found)['pretrained_window_size'] == (8, 8, 8, 4)
+    assert told_options(found)['window_size'] == (16, 16)
+    assert main(['convert', str(tmp_path / 'official.pth'), str(tmp_path / 'mm.pth'), '--to', 'mmpretrain']) == 0
+    assert main(['convert', str(tmp_path / 'official.pth'), str(tmp_path / 'no.pth'), '--to', 'mmdet']) == 2
+    assert 'mmdet has no Swin V2' in capsys.readouterr().err
