@@ -25,7 +25,17 @@ _BLOCK = 128  # numbers of the result per program
 
 
 def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
-    """Expand a bias table as :func:`swin_dense.windows.relative_position_bias` does."""
+    """Expand a bias table as :func:`swin_dense.windows.relative_position_bias` does.
+
+    Raises:
+        ValueError: the table is not one of this window.
+    """
+    places = (2 * window[0] - 1) * (2 * window[1] - 1)
+    if table.ndim != 2 or len(table) != places:  # a kernel would read beyond it
+        raise ValueError(
+            f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({places}, heads), '
+            f'got {tuple(table.shape)}'
+        )
     return _forward(table, window)
 
 

@@ -97,6 +97,12 @@ def _forward_fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: to
         'merged': (batch, -(-height // 2), -(-width // 2), 4 * channels),
         'maps': (batch, channels, height, width),
     }[layout]
+    normed = (4 if layout == 'merged' else 1) * channels
+    if weight.shape != (normed,) or bias.shape != (normed,):  # a kernel would read beyond them
+        raise ValueError(
+            f'weight and bias must have the shape ({normed},) for {channels} channels in the layout {layout!r}, '
+            f'got {tuple(weight.shape)} and {tuple(bias.shape)}'
+        )
     return x.new_empty(shape, dtype=dtype)
 
 

@@ -64,11 +64,16 @@ def window_attention(
     dropout_p: float,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
+    tokens, channels = window_size[0] * window_size[1], qkv.shape[-1] // 3
     if relative_bias is None:
-        tokens = window_size[0] * window_size[1]
         relative_bias = qkv.new_zeros(num_heads, tokens, tokens)
     if pad_kv is None:
-        pad_kv = qkv.new_zeros(qkv.shape[-1] // 3 * 2)
+        pad_kv = qkv.new_zeros(2 * channels)
+    if relative_bias.shape != (num_heads, tokens, tokens) or pad_kv.shape != (2 * channels,):
+        raise ValueError(  # a kernel would read beyond them
+            f'relative_bias and pad_kv must have the shapes {(num_heads, tokens, tokens)} and {(2 * channels,)}, '
+            f'got {tuple(relative_bias.shape)} and {tuple(pad_kv.shape)}'
+        )
     return _forward(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale)[0]
 
 

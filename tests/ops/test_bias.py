@@ -5,7 +5,7 @@ import torch
 
 from swin_dense import windows
 from swin_dense.ops import bias, norm
-from tests.ops.devices import compile_for_h200, device
+from tests.ops.devices import compile_for_h200, device, needs_interpreter
 
 
 def with_gradient(function, table, window, strided=False):
@@ -32,6 +32,12 @@ def test_is_the_sliding_view(window, strided, device):
 def test_operators_keep_the_rules_of_torch(device):
     torch.library.opcheck(bias._forward, (torch.randn(15, 2, device=device, requires_grad=True), (2, 3)))
     torch.library.opcheck(bias._backward, (torch.randn(2, 6, 6, device=device), (2, 3)))
+
+
+@needs_interpreter
+def test_a_table_of_another_window_is_refused_not_overrun():
+    with pytest.raises(ValueError, match=r'window of 3 x 3 must have the shape \(25, heads\), got \(24, 2\)'):
+        bias.relative_position_bias(torch.zeros(24, 2), (3, 3))
 
 
 @pytest.mark.slow

@@ -148,6 +148,14 @@ def test_says_what_it_cannot_do():
     assert '9000 channels' in norm.reason_not_to_run(torch.zeros(4, 9000), 9000)
 
 
+@needs_interpreter
+@pytest.mark.parametrize('layout', norm.LAYOUTS)
+def test_parameters_of_a_wrong_shape_are_refused_not_overrun(layout):
+    x, weight, bias = inputs((1, 4, 4, 16), layout, 'cpu')
+    with pytest.raises(ValueError, match='weight and bias must have the shape'):
+        norm.LAYOUTS[layout](x, weight[:-1], bias, EPS, torch.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(norm.gpu._unusable is not None, reason=str(norm.gpu._unusable))
 def test_kernels_compile_for_an_h200():

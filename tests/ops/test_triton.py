@@ -278,6 +278,16 @@ def test_says_what_it_cannot_do(case, dtype, dropout_p, said):
         attend(case, tensors, 'triton', dropout_p=dropout_p)
 
 
+@needs_interpreter
+@pytest.mark.parametrize('which', [1, 2])
+def test_tensors_of_a_wrong_shape_are_refused_not_overrun(which):
+    case = Case((8, 8), (7, 7), (3, 3))
+    tensors, _ = inputs(case)
+    tensors[which] = tensors[which][..., :-1]
+    with pytest.raises(ValueError, match=r'must have the shapes \(1, 49, 49\) and \(32,\)'):
+        attend(case, tensors, 'triton')
+
+
 @pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=needs_gpu)])
 def test_is_the_default_on_a_gpu_and_nowhere_else(caplog, device):
     ops._log_once.cache_clear()
