@@ -5,8 +5,7 @@ one more launch. Here the result is rounded on its way to memory, to the same nu
 (patch merging) and writing maps in place of tokens (the backbone's outputs) are further passes over the map that the
 same kernel saves. For the backward pass the input alone is kept.
 
-The kernels stand in :mod:`swin_dense.ops.norm_kernels`. To torch they are two operators, opaque to ``torch.compile``
-and ``torch.export``.
+The kernels stand in :mod:`swin_dense.ops.norm_kernels`. To torch they are two operators, opaque to ``torch.compile``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ backward pass computes them again from qkv and one number per query, and adds no
 the same input gives the same bits. See ``docs/decisions/triton-kernel.md``.
 
 The kernels stand in :mod:`swin_dense.ops.triton_kernels`. To torch they are two operators, opaque to
-``torch.compile`` and ``torch.export``.
+``torch.compile``.
 """
 
 from __future__ import annotations

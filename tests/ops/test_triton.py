@@ -230,21 +230,6 @@ def test_compiles_without_a_break_and_once_for_all_sizes(device):
 
 
 @device
-def test_exports_as_one_operator(device):
-    class Module(torch.nn.Module):
-        def forward(self, qkv, bias, pad_kv):
-            return ops.window_attention(qkv, bias, pad_kv, 1, (7, 7), (3, 3), backend='triton')
-
-    sizes = {1: torch.export.Dim('height', max=64), 2: torch.export.Dim('width', max=64)}
-    tensors, _ = inputs(Case((8, 9), (7, 7), (3, 3)), device=device)
-    program = torch.export.export(Module(), tuple(tensors), dynamic_shapes=(sizes, None, None))
-    targets = [str(node.target) for node in program.graph.nodes if node.op == 'call_function']
-    assert targets[0] == 'swin_dense.triton_window_attention.default'
-    tensors, _ = inputs(Case((15, 6), (7, 7), (3, 3)), device=device)
-    assert torch.equal(program.module()(*tensors), Module()(*tensors))
-
-
-@device
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_backbone_gets_the_same_maps_and_gradients(with_cp, device):
     models = [
