@@ -11,7 +11,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """Return what ``mmengine.Config.merge_from_dict`` takes, from strings such as 'model.backbone.with_cp=True'.
 
     Raises:
-        ValueError: a setting is not of the form KEY=VALUE.
+        ValueError: a setting is not of the form KEY=VALUE, or the brackets of its value do not match.
     """
     parsed = {}
     for setting in settings:
@@ -27,4 +27,9 @@ def parse_value(text: str) -> Any:
     from mmengine.config import DictAction
 
     is_path = ' ' in text and os.sep in text and not set(text) & set('[](),')
-    return text if is_path else DictAction._parse_iterable(text)
+    if is_path:
+        return text
+    try:
+        return DictAction._parse_iterable(text)
+    except (AssertionError, RecursionError):
+        raise ValueError(f'the brackets of {text!r} do not match, or are nested too deep') from None

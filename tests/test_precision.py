@@ -1,0 +1,93 @@
+"""Low precisions, and inputs that strain them: finite outputs and gradients, and how far from float64."""
+
+import copy
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from tests.conftest import TINY, randomize
+
+# Relative errors of the outputs against float64 that are allowed; measured are about a third of them.
+BOUNDS = {torch.float32: 1.5e-6, torch.bfloat16: 0.03, torch.float16: 0.004}
+IMAGES = {
+    'noise': lambda: torch.randn(2, 3, 40, 56),
+    'zeros': lambda: torch.zeros(2, 3, 40, 56),
+    'constant': lambda: torch.full((2, 3, 40, 56), 3.7),
+    'huge': lambda: torch.full((2, 3, 40, 56), 1e4) * torch.randn(2, 3, 40, 56).sign(),
+}
+
+
+def error(outs, reference):
+    return max(
+        ((out.double() - ref).norm() / ref.norm().clamp_min(1e-6)).item()
+        for out, ref in zip(outs, reference, strict=True)
+    )
+
+
+def check_gradients(model, outs):
+    sum(out.float().mean() for out in outs).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize('image', IMAGES)
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_cast_models_are_finite(dtype, image):
+    reference = SwinBackbone(**TINY, drop_path_rate=0.0).double()
+    model = copy.deepcopy(reference).to(dtype)
+    images = IMAGES[image]()
+    outs = model(images.to(dtype))
+    assert all(out.isfinite().all() and out.dtype == dtype for out in outs)
+    if image == 'noise' and dtype in BOUNDS:
+        assert error(outs, reference(images.double())) <= BOUNDS[dtype]
+    check_gradients(model, outs)
+
+
+@pytest.mark.parametrize('image', IMAGES)
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_is_finite(dtype, image):
+    reference = SwinBackbone(**TINY, drop_path_rate=0.0).double()
+    model = copy.deepcopy(reference).float()
+    images = IMAGES[image]()
+    with torch.autocast('cpu', dtype):
+        outs = model(images)
+    assert all(out.isfinite().all() for out in outs)
+    if image == 'noise':
+        assert error(outs, reference(images.double())) <= BOUNDS[dtype]
+    check_gradients(model, outs)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
+def test_huge_logits_are_finite(dtype):
+    """Attention that is all but one-hot: queries, keys and values ten times as large."""
+    model = randomize(SwinBackbone(**TINY, drop_path_rate=0.0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith('qkv.weight'):
+                parameter.mul_(10)
+    with torch.autocast('cpu', dtype):
+        outs = model(torch.randn(1, 3, 40, 56))
+    assert all(out.isfinite().all() for out in outs)
+    check_gradients(model, outs)
+
+
+@pytest.mark.slow
+def test_a_hundred_steps_under_a_grad_scaler_stay_finite():
+    model = SwinBackbone(**TINY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler('cpu', init_scale=2.0**12)
+    first = None
+    for _ in range(100):
+        optimizer.zero_grad()
+        with torch.autocast('cpu', torch.float16):
+            loss = sum((out.float() - 1).square().mean() for out in model(torch.randn(2, 3, 32, 32)))
+        assert loss.isfinite()
+        first = loss.item() if first is None else first
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() >= 1
+    assert loss.item() < first
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
