@@ -154,9 +154,9 @@ class Record:
         # The last line of a run that was killed may be cut off; its image is done again.
         whole = [line for line in lines if line.endswith(b'\n')]
         first = json.dumps({'settings': settings}).encode() + b'\n'
-        if whole and whole[0] != first:
+        if lines and not first.startswith(lines[0]):  # the first line of a run that was killed may be cut off too
             raise ValueError(
-                f'{path} holds what another run found, of {whole[0].decode(errors="replace").strip()[:200]}; '
+                f'{path} holds what another run found, of {lines[0].decode(errors="replace").strip()[:200]}; '
                 'this one has other settings, so give another file'
             )
         for line in whole[1:]:

@@ -104,6 +104,9 @@ def test_an_interrupted_run_goes_on(folder, checkpoint, capsys, tmp_path, monkey
     status, said = evaluate(folder, checkpoint, capsys, '--size', '32', '--out', str(out))
     assert status == 2
     assert 'other settings' in said.err
+    (tmp_path / 'mine.txt').write_bytes(b'precious')
+    status, said = evaluate(folder, checkpoint, capsys, '--out', str(tmp_path / 'mine.txt'))
+    assert (status, (tmp_path / 'mine.txt').read_bytes()) == (2, b'precious')
 
 
 @needs('rich')
