@@ -197,7 +197,7 @@ def test_index_as_parquet(tmp_path):
     ]
 
 
-@pytest.mark.parametrize('file_format', FORMATS)
+@pytest.mark.parametrize('file_format', ['npz', *WITH_PACKAGES])
 @pytest.mark.parametrize('damage', ['empty', 'half', 'gone'])
 def test_what_is_not_whole_is_not_finished(tmp_path, file_format, damage):
     folder = FeatureFolder(tmp_path, file_format)
@@ -218,7 +218,7 @@ def test_what_is_not_whole_is_not_finished(tmp_path, file_format, damage):
     assert_equal(load(folder.path_of('a.jpg'))[0], MAPS)
 
 
-@pytest.mark.parametrize('file_format', FORMATS)
+@pytest.mark.parametrize('file_format', ['npz', *WITH_PACKAGES])
 def test_a_replaced_image_is_not_finished(tmp_path, file_format):
     folder = FeatureFolder(tmp_path / 'out', file_format)
     image = tmp_path / 'a.jpg'
