@@ -33,6 +33,7 @@ def write_onnx(model: nn.Module, img: Tensor, free: dict[int, str], opset: int |
             (img,),
             input_names=['img'],
             output_names=_output_names(program),
+            dynamic_shapes=(free,) if free else None,  # their names; the program has them already
             opset_version=opset or DEFAULT_OPSET,
             dynamo=True,
             verbose=False,

@@ -1,7 +1,5 @@
 """Exported files against the model, each at sizes and batches that it never saw; and what is refused, or removed."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,9 +10,9 @@ from swin_dense import SwinBackbone, SwinV2Backbone, export_model
 from swin_dense.__main__ import main
 from swin_dense.export import ExportError, formats, running
 from swin_dense.export.pooling import RecordedPool
-from tests.conftest import randomize
+from tests.conftest import needs, randomize
 
-needs_onnx = pytest.mark.skipif(find_spec('onnxruntime') is None, reason='the extra [export] is not installed')
+needs_onnx = needs('onnxruntime')
 
 TINY = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
 # Batch, height and width: smaller than a patch and than a window, odd, long and thin, multiples of everything.
@@ -129,7 +127,13 @@ class TestStatic:
 
         path = tmp_path / 'x.onnx'
         export_model(self.MODEL, path, dynamic=False, size=self.SIZE, batch=None, check=False)
-        operators = {node.op_type for node in onnx.load(path).graph.node}
+        graph = onnx.load(path).graph
+        assert [axis.dim_param or axis.dim_value for axis in graph.input[0].type.tensor_type.shape.dim] == [
+            'batch',
+            3,
+            *self.SIZE,
+        ]
+        operators = {node.op_type for node in graph.node}
         assert not operators & {'Shape', 'Range', 'Concat', 'Div', 'Mod', 'Less', 'Equal', 'Expand', 'Pad'}
         assert_right(running.load(path), self.MODEL, [(batch, *self.SIZE) for batch in (1, 2, 5)])
 
