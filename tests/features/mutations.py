@@ -49,6 +49,8 @@ ORIGINALS = {
     ),
     'big tiff': lambda: with_tifffile(bigtiff=True, photometric='rgb'),
 }
+if '.avif' not in Image.registered_extensions():  # an older Pillow
+    del ORIGINALS['avif']
 
 
 def mutate(content: bytes, chance: random.Random) -> bytes:
