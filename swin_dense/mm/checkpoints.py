@@ -124,9 +124,9 @@ def newest_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
     if last is not None and '://' in str(last):
         return last, passed
     found: list[tuple[Any, Path]] = []
-    for path in {*([] if last is None else [last]), *work_dir.glob('*.pth')}:
-        if path != last and not _NUMBERED.fullmatch(path.name):
-            continue
+    numbered = [path for path in work_dir.glob('*.pth') if _NUMBERED.fullmatch(path.name)]
+    candidates = {*numbered, *([] if last is None else [last])}
+    for path in candidates:
         if path.is_dir():  # of a sharded model; whether all its ranks are there, the loading of it tells
             found.append(((path == last, '', path.stat().st_mtime), path))
             continue
@@ -143,7 +143,7 @@ def newest_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
             passed.append(str(error))
         else:
             return path, passed
-    if any(work_dir.glob('*.pth')):
+    if candidates:
         raise CheckpointError(f'no checkpoint in {work_dir} is whole: {"; ".join(passed)}')
     return None, passed
 

@@ -78,7 +78,13 @@ def test_where_no_checkpoint_is_whole_nothing_starts_anew(work_dir):
     torch.save({'state_dict': {}}, work_dir / 'weights.pth')
     with pytest.raises(CheckpointError, match='no state of a training to resume'):
         check_training_checkpoint(work_dir / 'weights.pth')
-    assert newest_checkpoint(work_dir / 'empty') == (None, [])
+
+
+def test_a_training_that_was_killed_in_its_first_save_starts_anew(tmp_path):
+    assert newest_checkpoint(tmp_path / 'nowhere') == (None, [])
+    (tmp_path / '.unfinished-iter_2.pth').write_bytes(b'half')
+    (tmp_path / 'weights.pth').write_bytes(b'of somebody')
+    assert newest_checkpoint(tmp_path) == (None, [])
 
 
 @pytest.mark.slow
