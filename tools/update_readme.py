@@ -1,4 +1,4 @@
-"""Write the tables of README.md from the raw results under benchmarks/, so that no figure in it is typed in."""
+"""Write the tables of the README and the pages from the raw results under benchmarks/, so that none is typed in."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ DEMO_METRICS = {
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    readme = ROOT / 'README.md'
-    readme.write_text(with_tables(readme.read_text()))
+    for name in PAGES:
+        page = ROOT / name
+        page.write_text(with_tables(page.read_text()))
 
 
 def with_tables(text: str) -> str:
-    """Return the README with every table as the raw results have it."""
+    """Return a page with every table in it as the raw results have it."""
     for name, (sources, table) in TABLES.items():
+        if f'<!-- {name} -->' not in text:
+            continue
         reports = [json.loads((ROOT / 'benchmarks' / source).read_text()) for source in sources]
         text = replace_block(text, name, table(*reports))
     return text
@@ -45,7 +48,7 @@ def replace_block(text: str, name: str, block: str) -> str:
     before, found, rest = text.partition(start)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f'README.md needs the lines {start.strip()} and {end} around this table')
+        raise ValueError(f'a page needs the lines {start.strip()} and {end} around this table')
     return before + start + block + end + after
 
 
@@ -123,8 +126,9 @@ SPEED_COLUMNS = {
     'matrix products': 'matrix products alone',
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
+PAGES = ('README.md', 'docs/features.md')
 CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512', 'compile_512')
-# Per marker in the README, the files below benchmarks/ and what makes a table of them.
+# Per marker in a page, the files below benchmarks/ and what makes a table of them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
     'speed': ([f'cpu_{case}.json' for case in CPU_CASES], speed_table),

@@ -9,13 +9,16 @@ import pytest
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / 'tools'))
-from update_readme import replace_block, with_tables
+from update_readme import PAGES, TABLES, replace_block, with_tables
 
 README = (ROOT / 'README.md').read_text()
 
 
 def test_tables_are_those_of_the_raw_results():
-    assert with_tables(README) == README
+    pages = {name: (ROOT / name).read_text() for name in PAGES}
+    assert {name: with_tables(text) for name, text in pages.items()} == pages
+    for table in TABLES:
+        assert sum(f'<!-- {table} -->' in text for text in pages.values()) == 1, table
 
 
 def test_a_missing_marker_is_told():
