@@ -1,6 +1,7 @@
 # make demo   train and test both models on a small data set made here, and show what came out
 # make test   run the whole test suite
 # make test-core  the tests that need torch alone, without any mm package
+# make test-oldest, test-newest  the core's tests, and training where mm packages are, on other stacks: benchmarks/stacks.json
 # make lint   ruff and mypy
 # make setup  only what the others need
 # Each sets up what it needs first; a second run sets up nothing. PYTHON=python3.11 chooses the interpreter.
@@ -18,8 +19,11 @@ PEERS_READY := .venv-peers/ready
 # The core alone: torch, numpy, Pillow and what runs the tests.
 CORE := .venv-core/bin/python
 CORE_READY := .venv-core/ready
+# Other stacks, which nothing else uses. mmcv is compiled there too: as long as for the main one.
+OLDEST_PYTHON ?= python3.10
+NEWEST_PYTHON ?= python3.13
 
-.PHONY: setup demo test test-core lint
+.PHONY: setup demo test test-core test-oldest test-newest lint
 setup: $(READY)
 
 $(READY): $(SET_UP_FILES) requirements/mm.txt requirements/dev.txt
@@ -43,6 +47,24 @@ test: $(READY) $(PEERS_READY)
 
 test-core: $(CORE_READY)
 	$(CORE) -m pytest $(filter-out tests/test_wheel.py,$(wildcard tests/test_*.py)) tests/ops tests/checkpoint tests/features
+
+.venv-oldest/ready: requirements/oldest.txt
+	$(OLDEST_PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install $$(grep -E '^(torch|numpy|setuptools|wheel|ninja|psutil)==' $<)
+	.venv-oldest/bin/pip install --no-build-isolation $$(grep '^mmcv==' $<)
+	.venv-oldest/bin/pip install -r $<
+	touch $@
+
+.venv-newest/ready: requirements/newest.txt
+	$(NEWEST_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install -r $<
+	touch $@
+
+test-oldest: .venv-oldest/ready
+	.venv-oldest/bin/python benchmarks/stacks.py oldest
+
+test-newest: .venv-newest/ready
+	.venv-newest/bin/python benchmarks/stacks.py newest
 
 lint: $(READY)
 	$(PY) -m ruff check .

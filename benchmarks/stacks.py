@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -21,7 +22,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'benchmarks' / 'stacks.json'
-CORE = ['tests/ops', 'tests/checkpoint', 'tests/features']
+CORE = [
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / 'tests').glob('test_*.py'))),
+    'tests/ops',
+    'tests/checkpoint',
+    'tests/features',
+]
 PACKAGES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation')
 STEPS = 10
 
@@ -29,13 +35,19 @@ STEPS = 10
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('name', help='of the row')
+    parser.add_argument('--tests', nargs='+', default=CORE, help='of the core, where there is no time for all')
     parser.add_argument('--train', choices=('mmdet', 'mmseg'), help=argparse.SUPPRESS)  # in a process of its own
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if args.train:
         print(json.dumps(train(args.train)))
         return
-    row = {'python': platform.python_version(), 'packages': packages(), 'core': core_tests()}
+    row = {
+        'python': platform.python_version(),
+        'packages': packages(),
+        'core': core_tests(args.tests),
+        'numbers': numbers(),
+    }
     row['training'] = {framework: in_a_process(framework) for framework in ('mmdet', 'mmseg')}
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps({**rows, args.name: row}, indent=2) + '\n')
@@ -52,19 +64,41 @@ def packages() -> dict[str, str]:
     return found
 
 
-def core_tests() -> dict[str, int]:
-    """Return how many of the core's tests passed, failed and were skipped."""
-    tests = [*sorted(str(path) for path in (ROOT / 'tests').glob('test_*.py')), *CORE]
+def core_tests(tests: list[str]) -> dict[str, object]:
+    """Return how many tests passed, failed and were skipped, and which were run if not all of the core's."""
     command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'not slow', *tests]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
-    print(done.stdout[-3000:], file=sys.stderr)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    print(done.stdout, file=sys.stderr)
     summary = done.stdout.strip().splitlines()[-1]
-    counts = {what: int(count) for count, what in re.findall(r'(\d+) (passed|failed|skipped|errors?)', summary)}
-    return {'passed': 0, 'failed': 0, 'skipped': 0, **counts}
+    counts: dict[str, object] = {
+        what: int(n) for n, what in re.findall(r'(\d+) (passed|failed|skipped|error)', summary)
+    }
+    return counts if tests == CORE else {**counts, 'of': ' '.join(tests)}
+
+
+def numbers() -> list[float]:
+    """Return the mean square of every output and every gradient of a small float64 backbone, the same everywhere."""
+    import numpy as np
+    import torch
+
+    from swin_dense import SwinBackbone
+
+    generator = np.random.default_rng(0)
+    backbone = SwinBackbone(embed_dims=16, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8), drop_path_rate=0.0).double()
+    parameters = dict(sorted(backbone.named_parameters()))
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.copy_(torch.from_numpy(generator.normal(0.5, 0.5, tuple(parameter.shape))))
+    levels = backbone(torch.from_numpy(generator.normal(size=(2, 3, 70, 93))))
+    torch.stack([level.square().mean() for level in levels]).sum().backward()
+    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+    return [tensor.square().mean().item() for tensor in [*levels, *gradients]]
 
 
 def in_a_process(framework: str) -> dict[str, object]:
     """Train, and return the losses, or why there are none."""
+    if importlib.util.find_spec(framework) is None:
+        return {'error': f'{framework} is not installed'}
     command = [sys.executable, '-W', 'ignore', __file__, 'unused', '--train', framework]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     if done.returncode:

@@ -98,7 +98,8 @@ def stacks_table(report: dict[str, Any]) -> str:
     for name, row in report.items():
         found = row['packages']
         mm = ', '.join(found.get(package, '-') for package in ('mmcv', 'mmdet', 'mmsegmentation'))
-        core = ', '.join(f'{count} {what}' for what, count in row['core'].items() if count)
+        core = ', '.join(f'{count} {what}' for what, count in row['core'].items() if what != 'of')
+        core += f' (of {row["core"]["of"]})' if 'of' in row['core'] else ''
         training = ' | '.join(_training(row['training'][framework]) for framework in ('mmdet', 'mmseg'))
         lines.append(f'| {name} | {row["python"]} | {found["torch"]} | {found["numpy"]} | {mm} | {core} | {training} |')
     return '\n'.join(lines) + '\n'

@@ -1,5 +1,6 @@
 """The README says what the raw results say, and what it tells a user to type works."""
 
+import json
 import re
 import subprocess
 import sys
@@ -52,3 +53,11 @@ def test_python_examples_run(tmp_path, monkeypatch):
     )
     assert done.returncode == 0, done.stderr
     assert '4 (96, 16, 16)' in done.stdout
+
+
+def test_stacks_compute_the_same_numbers():
+    """Mean squares of outputs and gradients in float64; some gradients vanish, and are rounding alone."""
+    rows = json.loads((ROOT / 'benchmarks' / 'stacks.json').read_text()).values()
+    oldest, newest = (row['numbers'] for row in rows)
+    assert len(oldest) == len(newest) > 100
+    assert newest == pytest.approx(oldest, rel=1e-9, abs=1e-20)
