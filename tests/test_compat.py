@@ -101,7 +101,7 @@ def test_the_careful_unpickler_reads_weights(tmp_path, legacy):
 )
 def test_the_careful_unpickler_runs_nothing(load, tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(pickle.UnpicklingError, match='GLOBAL|may not ask'):  # the second where swin_dense.mm is there
+    with pytest.raises(pickle.UnpicklingError, match=r'GLOBAL|may not ask'):  # the second where swin_dense.mm is there
         load({'a': value})
     assert not (tmp_path / 'ran').exists()
 
