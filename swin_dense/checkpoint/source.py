@@ -151,7 +151,9 @@ def read_source(
             source.unexpected.append(key)
     for name, found in parts.items():
         source.keys[name.ours] = keys = [found[part] for part in sorted(found)]
-        if len(found) == len(family.write(name)) and len({tensors[key].shape for key in keys}) == 1:
+        # Parts that are joined must be alike; integers beside floats are not weights.
+        kinds = {(tensors[key].shape, tensors[key].is_floating_point()) for key in keys}
+        if len(found) == len(family.write(name)) and len(kinds) == 1:
             source.parameters[name.ours] = family.decode(name, [tensors[key] for key in keys], grid)
         index = tensors.get(keys[0].replace('relative_position_bias_table', 'relative_position_index'))
         if name.role == 'table' and index is not None:

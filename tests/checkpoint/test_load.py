@@ -379,3 +379,11 @@ def test_a_damaged_checkpoint_loads_rightly_or_not_at_all(data):
         assert not report.new or not any(key.startswith(('norm0', 'hidden_states_norms.stage1')) for key in kept)
         expected = {**expected, **{name: before[name] for name in report.new}}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in backbone.state_dict().items())
+
+
+def test_a_part_of_a_parameter_in_integers_is_no_weight():
+    """Joined with its neighbours it would become one."""
+    state = export_state_dict(build(1), 'transformers')
+    key = next(key for key in state if 'query.weight' in key or 'q_proj.weight' in key)
+    with pytest.raises(CheckpointError):
+        load(build(2), {**state, key: state[key].long()})
