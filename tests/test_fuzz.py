@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.recipes.settings import parse_settings
-from tests.conftest import TINY
+from tests.conftest import TINY, needs
 
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 9), st.floats(), st.text(max_size=4), st.binary(max_size=2),
@@ -86,6 +86,7 @@ def test_images_of_another_form_are_refused(shape, dtype):
             assert image.shape[1] == 3
 
 
+@needs('mmengine')
 @settings(max_examples=300)
 @given(st.lists(st.text(alphabet='ab.=[](){},"\'1e-_ \\\n\x00', max_size=40), max_size=3))
 def test_settings_are_read_or_refused(given_settings):
