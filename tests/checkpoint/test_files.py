@@ -558,7 +558,7 @@ class TestAddresses:
         monkeypatch.undo()
         with pytest.raises(
             CheckpointError,
-            match=r'cannot be fetched through mmengine.*there are also paths and addresses of file, http',
+            match=r'gopher:// is not among the addresses that are read.*paths and addresses of file, http',
         ):
             load(backbone, 'gopher://swin.pth')
         monkeypatch.setitem(sys.modules, 'mmengine.fileio', None)

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import shlex
 import subprocess
 import sys
 
@@ -90,7 +91,7 @@ def test_as_a_program():
 
 
 def test_a_reader_that_stops_early_is_no_error():
-    command = f'set -o pipefail; {sys.executable} -m swin_dense zoo --markdown | head -c 10'
+    command = f'set -o pipefail; {shlex.quote(sys.executable)} -m swin_dense zoo --markdown | head -c 10'
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
     assert (done.returncode, len(done.stdout)) == (0, 10), done.stderr
     assert not done.stderr

@@ -2,13 +2,12 @@
 
 import contextlib
 import csv
-import logging
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +22,7 @@ from swin_dense.commands import _backbone
 from swin_dense.features.job import stop_signals
 from swin_dense.features.sources import list_images
 from swin_dense.features.storage import FeatureFolder
-from tests.conftest import TINY, photograph, randomize
+from tests.conftest import ROOT, TINY, photograph, randomize
 from tests.features.mutations import ORIGINALS, mutate
 from tests.features.test_extraction import failures_in, make_images
 from tests.features.test_storage import load, tree
@@ -55,6 +54,28 @@ def in_a_process(function):
     with process(function) as started:
         started.join()
         return started.exitcode
+
+
+# In a fresh process, as memory that an earlier test left free in the heap would be no limit.
+WITH_LITTLE_MEMORY = """
+import logging, resource, sys
+from pathlib import Path
+from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
+from swin_dense.commands import _backbone
+from tests.conftest import TINY, randomize
+
+photos, out, spare = sys.argv[1:]
+toy = randomize(SwinBackbone(**TINY)).eval()
+_backbone.BACKBONES['swin'] = lambda *args, **options: toy
+records = []
+logging.getLogger('swin_dense.features').addHandler(handler := logging.Handler())
+handler.emit = lambda record: records.append(record.getMessage())
+used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (int(spare) << 20),) * 2)
+found = main(['features', photos, '--pool', 'avg', '--workers', '0', '--out', out])
+sys.exit(found if any('too little memory for 8 images of 1024 x 1024' in record for record in records) else 9)
+"""
 
 
 def index_of(folder):
@@ -131,16 +152,9 @@ def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
     for index in range(8):
         Image.fromarray(np.roll(image, index)).save(tmp_path / 'photos' / f'{index}.bmp')
 
-    def run_with_little():
-        records = []
-        logging.getLogger('swin_dense.features').addHandler(handler := logging.Handler())
-        handler.emit = lambda record: records.append(record.getMessage())
-        used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (spare << 20),) * 2)
-        found = run(tmp_path / 'photos', '--pool', 'avg', '--workers', 0)
-        return found if any('too little memory for 8 images of 1024 x 1024' in record for record in records) else 9
-
-    assert in_a_process(run_with_little) == status
+    command = [sys.executable, '-c', WITH_LITTLE_MEMORY, tmp_path / 'photos', tmp_path / 'out', str(spare)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
     done = index_of(tmp_path / 'out')
     assert len(done) == (8 if status == 0 else 0)
     if status:
@@ -177,6 +191,7 @@ def test_a_killed_run_holds_nothing_and_its_failures_are_known(run, tmp_path):
 
 def test_the_second_signal_ends_what_the_first_has_asked_to_end():
     def twice():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
         with stop_signals() as received:
             os.kill(os.getpid(), signal.SIGINT)
             if received != [signal.SIGINT]:

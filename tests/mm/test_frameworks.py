@@ -101,6 +101,7 @@ def test_a_compiled_backbone_trains_as_the_eager_one(framework, demo_data):
     compiled.load_state_dict(eager.state_dict())
     batches = itertools.cycle(Runner.build_dataloader(cfg.train_dataloader, seed=0))
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (eager, compiled)]
+    torch._dynamo.reset()  # or what another test compiled would serve
     torch._dynamo.utils.counters.clear()
     for step in range(10):
         batch, losses = next(batches), []

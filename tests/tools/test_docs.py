@@ -24,6 +24,7 @@ SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
     'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out': 'upernet_swin-demo --out',
     'epoch_12.pth': 'epoch_1.pth',
+    'load_from=mask_rcnn_swin-t-p4-w7_fpn_1x_coco.pth': 'load_from=work_dirs/fruit/epoch_1.pth',
     'tools/dist_train.sh mine.py 2': 'PORT=29531 tools/dist_train.sh mine.py 2',
 }
 SHORT = {
