@@ -128,7 +128,7 @@ SPEED_COLUMNS = {
 }
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 PAGES = ('README.md', 'docs/features.md')
-CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512', 'compile_512')
+CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512')
 # Per marker in a page, the files below benchmarks/ and what makes a table of them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
