@@ -173,7 +173,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         rows[name]['peak_mib'] = memory_in_a_process(name)
     limit = roofline(*shape)
     return {
-        'options': {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()},
+        'options': written(args),
         'rows': rows,
         'seconds': seconds,
         'roofline': limit,
@@ -194,6 +194,7 @@ def compare_in_processes(args: argparse.Namespace) -> dict[str, Any]:
             reports.append(json.loads(report.read_text()))
         print(f'process {index + 1} of {args.processes} is done', file=sys.stderr)
     first = reports[0]
+    del first['command']  # the caller's is the one
     ours = next(iter(first['rows']))
     names = [name for name in first['rows'] if all(name in report['rows'] for report in reports)]
     rows, ratios = {}, {}
@@ -203,7 +204,12 @@ def compare_in_processes(args: argparse.Namespace) -> dict[str, Any]:
         rows[name] = {**first['rows'][name], **over}
         ratios[name] = [report['rows'][name]['median_ms'] / report['rows'][ours]['median_ms'] for report in reports]
     seconds = {name: [report['seconds'][name] for report in reports] for name in names}
-    return {**first, 'rows': rows, 'ratios': ratios, 'seconds': seconds}
+    return {**first, 'options': written(args), 'rows': rows, 'ratios': ratios, 'seconds': seconds}
+
+
+def written(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options as a report holds them."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
 
 
 def check_outputs(models: dict[str, nn.Module], img: Tensor, args: argparse.Namespace) -> dict[str, float]:
