@@ -65,9 +65,10 @@ from swin_dense.__main__ import main
 from swin_dense.commands import _backbone
 from tests.conftest import TINY, randomize
 
-photos, out, spare = sys.argv[1:]
+small, photos, out, spare = sys.argv[1:]
 toy = randomize(SwinBackbone(**TINY)).eval()
 _backbone.BACKBONES['swin'] = lambda *args, **options: toy
+main(['features', small, '--pool', 'avg', '--workers', '0', '--out', out + '_before'])  # imports what it needs
 records = []
 logging.getLogger('swin_dense.features').addHandler(handler := logging.Handler())
 handler.emit = lambda record: records.append(record.getMessage())
@@ -144,15 +145,17 @@ def test_another_batch_size_goes_on_in_the_same_folder(run, tmp_path):
     assert run(tmp_path / 'photos', '--batch-size', 1) == 0
 
 
-@pytest.mark.parametrize(('spare', 'status'), [(160, 0), (16, 1)])
+@pytest.mark.parametrize(('spare', 'status'), [(230, 0), (110, 1)])
 def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
-    """On a CPU torch says so as an error only under such a limit; with 160 MiB two images of eight run at once."""
+    """On a CPU torch says so as an error only under such a limit; with 230 MiB a part of eight images runs at once, with 110 none."""
     (tmp_path / 'photos').mkdir()
     image = photograph(1024, 1024)
     for index in range(8):
         Image.fromarray(np.roll(image, index)).save(tmp_path / 'photos' / f'{index}.bmp')
 
-    command = [sys.executable, '-c', WITH_LITTLE_MEMORY, tmp_path / 'photos', tmp_path / 'out', str(spare)]
+    Image.fromarray(image[:64, :64]).save(tmp_path / 'small.bmp')
+    paths = [tmp_path / name for name in ('small.bmp', 'photos', 'out')]
+    command = [sys.executable, '-c', WITH_LITTLE_MEMORY, *paths, str(spare)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     done = index_of(tmp_path / 'out')
