@@ -147,7 +147,7 @@ def test_another_batch_size_goes_on_in_the_same_folder(run, tmp_path):
 
 @pytest.mark.parametrize(('spare', 'status'), [(230, 0), (110, 1)])
 def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
-    """On a CPU torch says so as an error only under such a limit; with 230 MiB a part of eight images runs at once, with 110 none."""
+    """On a CPU torch says so only under such a limit; 230 MiB are for some of eight images at once, 110 for none."""
     (tmp_path / 'photos').mkdir()
     image = photograph(1024, 1024)
     for index in range(8):
