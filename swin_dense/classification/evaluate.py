@@ -20,8 +20,10 @@ from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, t
 from swin_dense.features.inference import evaluation_mode
 
 TOP = 5
-# Published accuracies are for images whose shorter side is resized to 256/224 of the crop.
+# How the published accuracies were measured: the shorter side resized to 256/224 of a crop from the middle, but by
+# the classifiers fine-tuned at 384 pixels on whole images, https://github.com/microsoft/Swin-Transformer (TEST.CROP).
 RESIZE = 256 / 224
+WHOLE_FROM = 384
 _SUFFIXES = {'.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff'}
 
 
@@ -104,35 +106,46 @@ def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int)
     return images
 
 
-def read_crop(path: Path, size: int) -> Tensor:
-    """Read the middle of an image as the published accuracies are measured, (3, size, size), normalised.
+def crops_at(size: int) -> bool:
+    """Whether accuracies at this size were published for crops, not for whole images."""
+    return size < WHOLE_FROM
+
+
+def read_square(path: Path, size: int, crop: bool) -> Tensor:
+    """Read an image as the published accuracies are measured, (3, size, size), normalised.
 
     As it is stored, that is without regard to its orientation tag.
+
+    Args:
+        path: of the image.
+        size: side of the square in pixels.
+        crop: take the middle of the image, undistorted, else the whole, squeezed to a square.
     """
     with Image.open(path) as opened:
         image = opened.convert('RGB')
     shorter = int(RESIZE * size)
-    sides = [shorter * side // min(image.size) for side in image.size]
-    image = image.resize((sides[0], sides[1]), Image.Resampling.BICUBIC)
-    left, top = (round((side - size) / 2) for side in image.size)
-    crop = image.crop((left, top, left + size, top + size))
-    return normalize(to_tensor(np.asarray(crop), 3, str(path)), IMAGENET_MEAN, IMAGENET_STD)
+    width, height = (shorter * side // min(image.size) for side in image.size) if crop else (size, size)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    square = image.crop((left, top, left + size, top + size))
+    return normalize(to_tensor(np.asarray(square), 3, str(path)), IMAGENET_MEAN, IMAGENET_STD)
 
 
-class _Crops(Dataset):
-    """Index, crop and, where there is none, the reason."""
+class _Squares(Dataset):
+    """Index, square of the image and, where there is none, the reason."""
 
-    def __init__(self, folder: Path, images: Sequence[Labelled], size: int) -> None:
+    def __init__(self, folder: Path, images: Sequence[Labelled], size: int, crop: bool) -> None:
         self.folder = folder
         self.images = images
         self.size = size
+        self.crop = crop
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | None, str]:
         try:
-            return index, read_crop(self.folder / self.images[index].name, self.size), ''
+            return index, read_square(self.folder / self.images[index].name, self.size, self.crop), ''
         except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             return index, None, str(error)
 
@@ -184,6 +197,7 @@ def evaluate(
     images: Sequence[Labelled],
     size: int,
     *,
+    crop: bool,
     batch_size: int = 32,
     workers: int = 2,
     record: Record | None = None,
@@ -196,7 +210,8 @@ def evaluate(
         classifier: from (B, 3, size, size) to (B, classes).
         folder: that the names of the images begin at.
         images: from :func:`list_labelled`.
-        size: side of the crop in pixels.
+        size: side of the square that it sees, in pixels.
+        crop: whether that is the middle of the image, or the whole; :func:`crops_at` tells what was published.
         batch_size: images at once.
         workers: processes that read.
         record: where rankings are kept, and taken from where they are known already.
@@ -211,11 +226,12 @@ def evaluate(
             scores.add(image.label, done[image.name])
             on_image()
     pending = [image for image in images if image.name not in done]
-    for indices, crops, broken in _batches(_Crops(folder, pending, size), batch_size, workers):
+    squares = _Squares(folder, pending, size, crop)
+    for indices, batch, broken in _batches(squares, batch_size, workers):
         for index, reason in broken:
             scores.broken[pending[index].name] = reason
             on_image()
-        rankings = _rank(classifier, crops) if indices else []
+        rankings = _rank(classifier, batch) if indices else []
         for index, ranking in zip(indices, rankings, strict=True):
             scores.add(pending[index].label, ranking)
             on_image()
@@ -226,17 +242,20 @@ def evaluate(
     return scores
 
 
-def _batches(crops: _Crops, batch_size: int, workers: int) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
-    """Yield indices and crops of the images that can be read, and index and reason of the others."""
-    loader: Any = DataLoader(crops, batch_size=batch_size, num_workers=workers, collate_fn=list)
+def _batches(
+    squares: _Squares, batch_size: int, workers: int
+) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
+    """Yield indices and pixels of the images that can be read, and index and reason of the others."""
+    loader: Any = DataLoader(squares, batch_size=batch_size, num_workers=workers, collate_fn=list)
     for samples in loader:
-        read = [(index, crop) for index, crop, _ in samples if crop is not None]
-        broken = [(index, reason) for index, crop, reason in samples if crop is None]
-        yield [index for index, _ in read], torch.stack([crop for _, crop in read]) if read else torch.empty(0), broken
+        read = [(index, square) for index, square, _ in samples if square is not None]
+        broken = [(index, reason) for index, square, reason in samples if square is None]
+        batch = torch.stack([square for _, square in read]) if read else torch.empty(0)
+        yield [index for index, _ in read], batch, broken
 
 
-def _rank(classifier: nn.Module, crops: Tensor) -> list[list[int]]:
+def _rank(classifier: nn.Module, batch: Tensor) -> list[list[int]]:
     parameter = next(classifier.parameters())
     with evaluation_mode(classifier), torch.inference_mode():
-        scores = classifier(crops.to(parameter.device, parameter.dtype))
+        scores = classifier(batch.to(parameter.device, parameter.dtype))
     return scores.topk(min(TOP, scores.shape[1])).indices.tolist()

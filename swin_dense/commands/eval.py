@@ -4,7 +4,8 @@
     swin-dense eval imagenet/val --checkpoint swinv2_tiny_window16_256.pth --size 256 --out scores.jsonl
 
 FOLDER holds one folder of images per class; their names in order are the classes 0, 1 and so on. Images are resized,
-cropped and normalised as for the published accuracies. With --out, the same command goes on where it stopped.
+cropped (below 384 pixels) and normalised as for the published accuracies. With --out, the same command goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from swin_dense.classification.classifier import create_classifier
-from swin_dense.classification.evaluate import Record, evaluate, list_labelled
+from swin_dense.classification.evaluate import Record, crops_at, evaluate, list_labelled
 from swin_dense.features.job import stop_signals, weights_digest
 
 console = Console(stderr=True)
@@ -30,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--checkpoint', required=True, help='classifier of any family, a file or an address')
     parser.add_argument('--arch', help='swin_t to swin_l, swinv2_t to swinv2_l (default: as the checkpoint tells)')
     parser.add_argument('--window-size', type=int, metavar='N', help='in tokens (default: as the checkpoint tells)')
-    parser.add_argument('--size', type=int, default=224, help='side of the crop in pixels (default: %(default)s)')
+    parser.add_argument('--size', type=int, default=224, help='side of the input in pixels (default: %(default)s)')
+    parser.add_argument(
+        '--crop',
+        action=argparse.BooleanOptionalAction,
+        help='take the middle of an image, undistorted, else all of it (default: --no-crop from 384 pixels on)',
+    )
     parser.add_argument('--classes', type=Path, metavar='FILE', help='names of the folders in order, one a line')
     parser.add_argument('--out', type=Path, metavar='FILE', help='keep what was found, to go on after an interruption')
     parser.add_argument('--batch-size', type=int, default=32, help='(default: %(default)s)')
@@ -45,7 +51,13 @@ def run(args: argparse.Namespace) -> int:
     classifier = classifier.to(args.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
     classes = args.classes.read_text().split() if args.classes else None
     images = list_labelled(args.folder, classes, classifier.head.out_features)
-    settings = {'weights': weights_digest(classifier), 'window': classifier.backbone.window_size, 'size': args.size}
+    crop = crops_at(args.size) if args.crop is None else args.crop
+    settings = {
+        'weights': weights_digest(classifier),
+        'window': classifier.backbone.window_size,
+        'size': args.size,
+        'crop': crop,
+    }
     record = Record(args.out, settings) if args.out else None
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with stop_signals() as received, Progress(*columns, console=console) as progress:
@@ -55,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             args.folder,
             images,
             args.size,
+            crop=crop,
             batch_size=args.batch_size,
             workers=args.workers,
             record=record,

@@ -10,7 +10,7 @@ from PIL import Image
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
 from swin_dense.__main__ import main
 from swin_dense.classification.classifier import create_classifier, load_classifier
-from swin_dense.classification.evaluate import read_crop
+from swin_dense.classification.evaluate import read_square
 from tests.conftest import TINY, needs, randomize
 
 CLASSES = ('n01', 'n02', 'n10')
@@ -79,7 +79,7 @@ def test_accuracy_is_that_of_a_count_by_hand(folder, checkpoint, capsys):
     for label, name in enumerate(CLASSES):
         for path in (folder / name).iterdir():
             with torch.no_grad():
-                right += int(classifier(read_crop(path, 64)[None])[0].argmax()) == label
+                right += int(classifier(read_square(path, 64, True)[None])[0].argmax()) == label
     status, said = evaluate(folder, checkpoint, capsys, '--json')
     result = json.loads(said.out)
     assert status == 0
@@ -95,7 +95,8 @@ def test_an_interrupted_run_goes_on(folder, checkpoint, capsys, tmp_path, monkey
     out.write_bytes(whole[: len(whole) // 2])  # killed in the middle of a line
     read = []
     monkeypatch.setattr(
-        'swin_dense.classification.evaluate.read_crop', lambda path, size: read.append(path) or read_crop(path, size)
+        'swin_dense.classification.evaluate.read_square',
+        lambda path, *how: read.append(path) or read_square(path, *how),
     )
     status, said = evaluate(folder, checkpoint, capsys, '--json', '--out', str(out))
     assert (status, json.loads(said.out)) == (0, expected)
@@ -104,6 +105,8 @@ def test_an_interrupted_run_goes_on(folder, checkpoint, capsys, tmp_path, monkey
     status, said = evaluate(folder, checkpoint, capsys, '--size', '32', '--out', str(out))
     assert status == 2
     assert 'other settings' in said.err
+    status, said = evaluate(folder, checkpoint, capsys, '--no-crop', '--out', str(out))
+    assert status == 2
     (tmp_path / 'mine.txt').write_bytes(b'precious')
     status, said = evaluate(folder, checkpoint, capsys, '--out', str(tmp_path / 'mine.txt'))
     assert (status, (tmp_path / 'mine.txt').read_bytes()) == (2, b'precious')
@@ -134,7 +137,26 @@ def test_a_crop_is_the_middle_of_the_resized_image(tmp_path):
     pixels = np.zeros((300, 400, 3), np.uint8)
     pixels[:, 200:] = 255
     Image.fromarray(pixels).save(tmp_path / 'a.png')
-    crop = read_crop(tmp_path / 'a.png', 224)
+    crop = read_square(tmp_path / 'a.png', 224, True)
     assert crop.shape == (3, 224, 224)
     torch.testing.assert_close(crop[:, 5, 5], torch.tensor([-2.1179, -2.0357, -1.8044]), atol=1e-3, rtol=0)
     torch.testing.assert_close(crop[:, 5, 220], torch.tensor([2.2489, 2.4286, 2.6400]), atol=1e-3, rtol=0)
+
+
+def test_a_whole_image_keeps_its_edges(tmp_path):
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    pixels[:, :8] = 255  # a crop of 384 out of a width of 585 loses it
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    assert read_square(tmp_path / 'a.png', 384, False)[0, 200, 2] > 2
+    assert read_square(tmp_path / 'a.png', 384, True)[0, 200, 2] < -2
+
+
+@needs('rich')
+@pytest.mark.parametrize(('size', 'crop'), [(64, True), (352, True), (384, False), (416, False)])
+def test_crops_as_published_for_the_size(size, crop, folder, checkpoint, capsys, monkeypatch):
+    seen = set()
+    monkeypatch.setattr(
+        'swin_dense.classification.evaluate.read_square', lambda path, *how: seen.add(how) or read_square(path, *how)
+    )
+    evaluate(folder, checkpoint, capsys, '--size', str(size))
+    assert seen == {(size, crop)}
