@@ -90,9 +90,18 @@ class WindowAttention(nn.Module):
         """Return queries, keys and values, (B, H, W, 3C), of x, (B, H, W, C)."""
         return self.qkv(x)
 
+    def qkv_bias(self) -> Tensor | None:
+        """Return the bias of queries, keys and values, (3C,), or None."""
+        return self.qkv.bias
+
     def pad_kv(self) -> Tensor | None:
         """Return key and value of a padding token, (2C,), or None for zeros."""
-        return None if self.qkv.bias is None else self.qkv.bias[self.qkv.in_features :]
+        bias = self.qkv_bias()
+        return None if bias is None else bias[self.qkv.in_features :]
+
+    def cosine_scales(self) -> Tensor | None:
+        """Return the factors on the heads' scores, (A,), where these are cosines; None where they are products."""
+        return None
 
     def relative_bias(self, window: Pair) -> Tensor | None:
         """Return what is added to the scores of a window of that size, (A, T, T), or None."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from swin_dense import checks
 from swin_dense.archs import Arch
 from swin_dense.attention import WindowAttention
-from swin_dense.block import SwinBlock
+from swin_dense.block import SwinBlock, register_standard_block
 from swin_dense.layers import PatchMerging, build_norm
 from swin_dense.model import SwinBackbone, SwinStage
 from swin_dense.ops import relative_position_bias
@@ -77,8 +77,7 @@ class CosineWindowAttention(WindowAttention):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.q_bias is not None and self.v_bias is not None:
             q, v = q + self.q_bias, v + self.v_bias
-        factor = self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp().view(-1, 1)
-        q = self._directions(q) * factor
+        q = self._directions(q) * self.cosine_scales().view(-1, 1)
         return torch.cat([q.flatten(-2).to(v.dtype), self._directions(k).flatten(-2).to(v.dtype), v], dim=-1)
 
     def _directions(self, x: Tensor) -> Tensor:
@@ -86,9 +85,14 @@ class CosineWindowAttention(WindowAttention):
         heads = x.unflatten(-1, (self.num_heads, self.head_dim))
         return F.normalize(heads.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
 
-    def pad_kv(self) -> Tensor | None:
+    def qkv_bias(self) -> Tensor | None:
+        if self.q_bias is None or self.v_bias is None:
+            return None
         # The key of a zero token is zero, and stays zero at any length that it is brought to.
-        return None if self.v_bias is None else F.pad(self.v_bias, (self.qkv.in_features, 0))
+        return torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])
+
+    def cosine_scales(self) -> Tensor:
+        return self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp().flatten()
 
     def relative_bias(self, window: Pair) -> Tensor:
         first: Any = self.cpb_mlp[0]
@@ -100,11 +104,24 @@ class CosineWindowAttention(WindowAttention):
 class SwinBlockV2(SwinBlock):
     """Window attention and an MLP, each before a LayerNorm and on a residual branch: (B, H, W, C) to the same."""
 
-    _norms_feed_products = False  # but the residual sum, which keeps its precision under autocast
+    norms_are_last = True
 
     def forward_modules(self, x: Tensor) -> Tensor:
         x = x + self.drop_path(self.norm1(self.attn(x)))
         return x + self.drop_path(self.norm2(self.mlp(x)))
+
+
+register_standard_block(
+    SwinBlockV2,
+    {
+        'attn': CosineWindowAttention,
+        'attn.cpb_mlp': nn.Sequential,
+        'attn.cpb_mlp.0': nn.Linear,
+        'attn.cpb_mlp.1': nn.ReLU,
+        'attn.cpb_mlp.2': nn.Linear,
+    },
+    ('logit_scale', 'q_bias', 'v_bias', 'cpb_mlp.0.weight', 'cpb_mlp.0.bias', 'cpb_mlp.2.weight'),
+)
 
 
 class PatchMergingV2(PatchMerging):

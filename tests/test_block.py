@@ -14,19 +14,22 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.flop_counter import FlopCounterMode
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense import block as block_module
 from swin_dense.attention import WindowAttention
-from swin_dense.block import SwinBlock, reason_not_to_fuse
+from swin_dense.block import reason_not_to_fuse
 from swin_dense.layers import DropPath
 
 CHANNELS = 8
 OPTIONS = {'embed_dims': CHANNELS, 'depths': (2, 2), 'num_heads': (2, 2), 'strides': (4, 2), 'window_size': 4}
 
 
-def make(backend, **options):
+VERSIONS = [SwinBackbone, SwinV2Backbone]
+
+
+def make(backend, kind=SwinBackbone, **options):
     torch.manual_seed(0)
-    model = SwinBackbone(**{**OPTIONS, 'drop_path_rate': 0.0, **options}, attn_backend=backend).double()
+    model = kind(**{**OPTIONS, 'drop_path_rate': 0.0, **options}, attn_backend=backend).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model
@@ -83,22 +86,18 @@ def change_an_input(model):
     model.layers[1].blocks[0].attn.register_forward_pre_hook(lambda module, args: (2 * args[0],))
 
 
-class DoubledBlock(SwinBlock):
-    def forward_modules(self, x):
-        return 2 * super().forward_modules(x)
-
-
 def subclass_a_block(model):
-    model.layers[0].blocks[1].__class__ = DoubledBlock
-
-
-class HalvedAttention(WindowAttention):
-    def forward(self, x):
-        return super().forward(x) / 2
+    block = model.layers[0].blocks[1]
+    original = type(block)
+    block.__class__ = type(
+        'Doubled', (original,), {'forward_modules': lambda self, x: 2 * original.forward_modules(self, x)}
+    )
 
 
 def subclass_attention(model):
-    model.layers[0].blocks[0].attn.__class__ = HalvedAttention
+    attn = model.layers[0].blocks[0].attn
+    original = type(attn)
+    attn.__class__ = type('Halved', (original,), {'forward': lambda self, x: original.forward(self, x) / 2})
 
 
 def replace_the_way_through_a_block(model):
@@ -112,6 +111,16 @@ def replace_a_method_of_a_class(model):
 
     def undo():
         DropPath.forward = original
+
+    return undo
+
+
+def replace_a_method_of_a_base_class(model):
+    original = WindowAttention.forward
+    WindowAttention.forward = lambda self, x: 3 * original(self, x)
+
+    def undo():
+        WindowAttention.forward = original
 
     return undo
 
@@ -176,6 +185,7 @@ CHANGES = [
     subclass_attention,
     replace_the_way_through_a_block,
     replace_a_method_of_a_class,
+    replace_a_method_of_a_base_class,
     replace_the_draw,
     replace_a_layer,
     replace_a_norm,
@@ -187,7 +197,8 @@ CHANGES = [
 
 @contextlib.contextmanager
 def changed(change, *models):
-    undos = [change(model) for model in models[: 1 if change in (listen_to_all, replace_a_method_of_a_class) else None]]
+    is_for_all = change in (listen_to_all, replace_a_method_of_a_class, replace_a_method_of_a_base_class)
+    undos = [change(model) for model in models[: 1 if is_for_all else None]]
     try:
         yield
     finally:
@@ -196,10 +207,11 @@ def changed(change, *models):
                 undo()
 
 
+@pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('with_cp', [False, True])
 @pytest.mark.parametrize('change', CHANGES, ids=lambda change: change.__name__)
-def test_a_change_has_the_effect_that_it_has_on_the_modules(change, with_cp):
-    options = {'with_cp': with_cp, 'drop_rate': 0.3 if change is monte_carlo_dropout else 0.0}
+def test_a_change_has_the_effect_that_it_has_on_the_modules(change, with_cp, version):
+    options = {'kind': version, 'with_cp': with_cp, 'drop_rate': 0.3 if change is monte_carlo_dropout else 0.0}
     ours, plain = make('auto', **options), make('reference', **options)
     before = run(ours.eval() if change is monte_carlo_dropout else ours, an_image())
     with changed(change, ours, plain):
@@ -238,11 +250,12 @@ def test_a_counter_by_global_hooks_sees_every_layer():
     assert names.count('SwinBlock') == 8
 
 
+@pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('is_training', [False, True])
-def test_a_flop_counter_sees_every_product(is_training):
+def test_a_flop_counter_sees_every_product(is_training, version):
     totals = []
     for backend in ('auto', 'reference'):
-        model = make(backend)
+        model = make(backend, version)
         with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(is_training):
             loss = sum(out.sum() for out in model(an_image()))
             if is_training:
@@ -303,8 +316,9 @@ def test_every_option_of_a_block_is_respected(options):
     assert_same(run(make('auto', **options), an_image()), run(make('reference', **options), an_image()))
 
 
-def test_autocast_around_the_forward_pass_and_around_the_backward_pass():
-    outer = make('auto').float(), make('reference').float()
+@pytest.mark.parametrize('version', VERSIONS)
+def test_autocast_around_the_forward_pass_and_around_the_backward_pass(version):
+    outer = make('auto', version).float(), make('reference', version).float()
     results = []
     for forward, backward in [(False, False), (False, True), (True, False), (True, True)]:
         for model in outer:
@@ -374,12 +388,13 @@ def test_another_default_device(backend):
             )
 
 
-def test_a_block_is_fused_after_a_copy_a_pickle_and_new_weights():
-    model = make('auto')
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_block_is_fused_after_a_copy_a_pickle_and_new_weights(version):
+    model = make('auto', version)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         twin.load_state_dict(model.state_dict())
         assert reason_not_to_fuse(twin.layers[0].blocks[1], block_input(dtype=torch.float64)) is None
-        assert_same(run(twin, an_image()), run(make('reference'), an_image()))
+        assert_same(run(twin, an_image()), run(make('reference', version), an_image()))
 
 
 def test_threads():
@@ -432,6 +447,7 @@ def test_the_choice_is_logged_once(caplog):
 def test_any_combination(data):
     """Random situations together: changes, modes of parts, frozen parts, checkpoints, sizes."""
     options = {
+        'kind': data.draw(st.sampled_from(VERSIONS)),
         'with_cp': data.draw(st.booleans()),
         'drop_path_rate': data.draw(st.sampled_from([0.0, 0.7])),
         'qkv_bias': data.draw(st.booleans()),

@@ -78,9 +78,32 @@ def test_the_pretrained_window_is_the_scale_of_the_offsets():
     assert not torch.allclose(make(window_size=6).layers[0].blocks[0].attn.relative_bias((6, 6)), wider)
 
 
-def test_why_it_is_not_fused():
-    block = SwinV2Backbone(**TINY).layers[0].blocks[0]
-    assert reason_not_to_fuse(block, torch.zeros(1, 8, 8, 16)) == 'SwinBlockV2 has no fused form'
+def test_gradients_per_image():
+    block = make().layers[0].blocks[1]
+    x = torch.randn(2, 9, 7, 16, dtype=torch.float64)
+    parameters = dict(block.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(block, parameters, (x[None],)).square().sum()
+
+    singles = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    expected = torch.autograd.grad(block(x[1:]).square().sum(), list(parameters.values()))
+    for single, alone in zip(singles.values(), expected, strict=True):
+        torch.testing.assert_close(single[1], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ('options', 'reason'),
+    [
+        ({}, None),
+        ({'window_size': (4, 6)}, None),
+        ({'qkv_bias': False}, 'attn.q_bias is missing or no plain parameter'),
+    ],
+)
+def test_when_it_is_fused(options, reason):
+    block = SwinV2Backbone(**{**TINY, **options}).layers[0].blocks[0]
+    found = reason_not_to_fuse(block, torch.zeros(1, 8, 8, 16))
+    assert found is None if reason is None else found.startswith(reason)
 
 
 @pytest.mark.parametrize(

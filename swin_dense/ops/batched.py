@@ -8,12 +8,16 @@ CPU that is faster than torch's fused kernel, which gains little from a second c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from swin_dense.ops.plan import CACHE_BYTES, Cache, plan_windows
 from swin_dense.windows import Pair
+
+# What a direction is found with, of a vector of no length too; that of torch.nn.functional.normalize.
+SMALLEST_LENGTH = 1e-12
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,23 @@ def layout_of(size: tuple[int, int, int], window: Pair, shift: Pair, heads: int)
     return _cache.get(size, window, shift, heads)
 
 
-def attend(qkv: Tensor, bias: Tensor, layout: Layout, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+class Attended(NamedTuple):
+    """What the windows of a map hold after attention.
+
+    Attributes:
+        heads: (3, N * A, T, D) queries, keys and values; queries and keys at length 1 where directions are compared.
+        lengths: (2, N * A, T, 1) which queries and keys had before, or None where products are compared.
+        weights: (N * A, T, T) of the attention, or None where they are to be computed again.
+    """
+
+    heads: Tensor
+    lengths: Tensor | None
+    weights: Tensor | None
+
+
+def attend(
+    qkv: Tensor, bias: Tensor, layout: Layout, scale: float, cosine_scales: Tensor | None
+) -> tuple[Tensor, Attended]:
     """Attend within windows.
 
     Args:
@@ -60,30 +80,41 @@ def attend(qkv: Tensor, bias: Tensor, layout: Layout, scale: float) -> tuple[Ten
         bias: (A, T, T) added to the scores of every window.
         layout: of the map.
         scale: factor on the scores.
+        cosine_scales: (A,) where the score is the cosine of the angle between query and key, the factor of each head
+            on it; None where it is their product.
 
     Returns:
-        The output, (L, C), and what :func:`attend_backward` starts from: the heads, (3, N * A, T, D), and the weights,
-        (N * A, T, T).
+        The output, (L, C), and what :func:`attend_backward` starts from.
     """
     heads = qkv.view(-1, qkv.shape[1] // 3 // layout.heads).index_select(0, layout.gather)
     heads = heads.view(3, -1, layout.window_tokens, heads.shape[1])
-    weights = attention_weights(heads, bias, layout, scale)
+    lengths = None
+    if cosine_scales is not None:
+        directions = heads[:2]
+        lengths = torch.linalg.vector_norm(directions, dim=-1, keepdim=True).clamp_min_(SMALLEST_LENGTH)
+        directions /= lengths
+    weights = attention_weights(heads, bias, layout, scale, cosine_scales)
     out = torch.bmm(weights, heads[2])
-    return out.view(-1, out.shape[2]).index_select(0, layout.scatter_out).view(len(qkv) - 1, -1), heads, weights
+    out = out.view(-1, out.shape[2]).index_select(0, layout.scatter_out).view(len(qkv) - 1, -1)
+    return out, Attended(heads, lengths, weights)
 
 
 def attend_backward(
-    grad_out: Tensor, heads: Tensor, weights: Tensor, layout: Layout, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of qkv without its last row, (L, 3C), of bias and of the padding token's k and v, (2C,).
+    grad_out: Tensor, attended: Attended, layout: Layout, scale: float, cosine_scales: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return gradients: of qkv without its last row, (L, 3C), of the padding token's k and v, (2C,), bias and factors.
+
+    Where directions are compared, that of the padding token's k is zero, as its key is.
 
     Args:
         grad_out: (L + 1, C), zeros in the last row.
-        heads: (3, N * A, T, D) from :func:`attend`.
-        weights: (N * A, T, T) from :func:`attend` or :func:`attention_weights`.
+        attended: from :func:`attend`, with weights.
         layout: as in :func:`attend`.
         scale: as in :func:`attend`.
+        cosine_scales: as in :func:`attend`.
     """
+    heads, lengths, weights = attended
+    assert weights is not None
     dim = heads.shape[3]
     q, k, v = heads
     grad_heads = grad_out.view(-1, dim).index_select(0, layout.gather_out).view_as(v)
@@ -91,23 +122,41 @@ def attend_backward(
     grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
     grads = torch.empty_like(heads)
     torch.baddbmm(q, grad_scores, k, beta=0, alpha=scale, out=grads[0])
-    torch.baddbmm(k, grad_scores.transpose(1, 2), q, beta=0, alpha=scale, out=grads[1])
+    torch.baddbmm(k, grad_scores.transpose(1, 2), _scaled(q, cosine_scales), beta=0, alpha=scale, out=grads[1])
     torch.bmm(weights.transpose(1, 2), grad_heads, out=grads[2])
+    grad_scales = None
+    if cosine_scales is not None and lengths is not None:
+        directions, grad_directions = heads[:2], grads[:2]
+        along = (directions * grad_directions).sum(-1, keepdim=True)
+        grad_scales = along[0].view(-1, layout.heads, layout.window_tokens).sum((0, 2))
+        grad_directions.addcmul_(directions, along, value=-1).div_(lengths)
+        grads[0] = _scaled(grads[0], cosine_scales)
     rows = grads.view(-1, dim)
     grad_qkv = rows.index_select(0, layout.scatter).view(len(grad_out) - 1, -1)
-    grad_pad = rows[layout.padding].sum(2).flatten()
+    grad_pad = rows[layout.padding].sum(2)
+    if cosine_scales is not None:
+        grad_pad[0] = 0
     grad_bias = grad_scores.view(-1, layout.heads, *grad_scores.shape[1:]).sum(0)
-    return grad_qkv, grad_bias, grad_pad
+    return grad_qkv, grad_pad.flatten(), grad_bias, grad_scales
 
 
-def attention_weights(heads: Tensor, bias: Tensor, layout: Layout, scale: float) -> Tensor:
-    """Return the weights of :func:`attend` alone."""
+def attention_weights(
+    heads: Tensor, bias: Tensor, layout: Layout, scale: float, cosine_scales: Tensor | None
+) -> Tensor:
+    """Return the weights of :func:`attend` alone, of the heads that it returns."""
     q, k, _ = heads
     scores = q.new_empty(len(q), layout.window_tokens, layout.window_tokens)
     groups = scores.view(-1, *bias.shape).split([windows for windows, _ in layout.masks])
     for group, (_, mask) in zip(groups, layout.masks, strict=True):
         group.copy_(bias if mask is None else bias + mask)
-    return scores.baddbmm_(q, k.transpose(1, 2), alpha=scale).softmax(-1)
+    return scores.baddbmm_(_scaled(q, cosine_scales), k.transpose(1, 2), alpha=scale).softmax(-1)
+
+
+def _scaled(q: Tensor, cosine_scales: Tensor | None) -> Tensor:
+    """Return queries, (N * A, T, D), times the factors of their heads."""
+    if cosine_scales is None:
+        return q
+    return (q.view(-1, len(cosine_scales), *q.shape[1:]) * cosine_scales.view(-1, 1, 1)).view_as(q)
 
 
 @torch.inference_mode(False)  # a cached inference tensor could not be used in training later

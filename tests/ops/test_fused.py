@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.block import reason_not_to_fuse
 from swin_dense.ops import bands, batched, fused
 
 CHANNELS, HEADS = 8, 2
+VERSIONS = [SwinBackbone, SwinV2Backbone]
 
 
-def make_blocks(shift=True, **options):
+def make_blocks(shift=True, kind=SwinBackbone, **options):
     """Return a block that is fused, and one with the same weights that takes plain torch operations."""
     torch.manual_seed(0)
     options = {'embed_dims': CHANNELS, 'depths': (2,), 'num_heads': (HEADS,), 'strides': (4,), **options}
     ours, plain = (
-        SwinBackbone(**options, attn_backend=backend).double().layers[0].blocks[int(shift)]
-        for backend in ('auto', 'reference')
+        kind(**options, attn_backend=backend).double().layers[0].blocks[int(shift)] for backend in ('auto', 'reference')
     )
     for parameter in ours.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -55,11 +55,13 @@ def an_input(*shape):
 def test_any_map_in_any_bands(data):
     window = (data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8)))
     options = {
+        'kind': data.draw(st.sampled_from(VERSIONS)),
         'window_size': window,
         'drop_path_rate': data.draw(st.sampled_from([0.0, 0.6])),
         'with_cp': data.draw(st.booleans()),
-        'qk_scale': data.draw(st.sampled_from([None, 0.3])),
     }
+    if options['kind'] is SwinBackbone:
+        options['qk_scale'] = data.draw(st.sampled_from([None, 0.3]))
     ours, plain = make_blocks(data.draw(st.booleans()), **options)
     x = an_input(data.draw(st.integers(1, 4)), data.draw(st.integers(1, 30)), data.draw(st.integers(1, 15)))
     with pytest.MonkeyPatch.context() as patch:
@@ -72,45 +74,55 @@ def test_any_map_in_any_bands(data):
 def branch(kind, saves, kept=None):
     """Return a branch as a function of tensors, and tensors for it."""
     kept = kept or fused.Kept.of(None, 1)
+    norm_is_last = kind.endswith('of V2')
     x = an_input(3 if len(kept.runs) > 1 else 1, 3, 4)
-    norm = [torch.randn(CHANNELS, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+    def draw(*shape):
+        return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
     def linear(inputs, outputs):
-        shapes = (outputs, inputs), (outputs,)
-        return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+        return draw(outputs, inputs), draw(outputs)
 
-    def attend(x, w, b, wq, bq, wp, bp, bias):
+    def attend(x, w, b, wq, bq, wp, bp, bias, scales=None):
         attention = fused.Attention(HEADS, (2, 3), (1, 1), 0.7)
-        linears = fused.Linear(wq, bq), fused.Linear(wp, bp)
-        return fused.attention_branch(x, kept, fused.Norm(w, b, 1e-5), *linears, bias, attention, saves)
+        if scales is not None:  # keys have no bias
+            bq = torch.cat([bq[:CHANNELS], torch.zeros_like(bp), bq[2 * CHANNELS :]])
+        norm, qkv, proj = fused.Norm(w, b, 1e-5, norm_is_last), fused.Linear(wq, bq), fused.Linear(wp, bp)
+        return fused.attention_branch(x, kept, norm, qkv, proj, bias, scales, attention, saves)
 
     def mlp(x, w, b, w1, b1, w2, b2):
         linears = fused.Linear(w1, b1), fused.Linear(w2, b2)
-        return fused.mlp_branch(x, kept, fused.Norm(w, b, 1e-5), *linears, 'none', saves)
+        return fused.mlp_branch(x, kept, fused.Norm(w, b, 1e-5, norm_is_last), *linears, 'none', saves)
 
-    if kind == 'mlp':
-        return mlp, (x, *norm, *linear(CHANNELS, 12), *linear(12, CHANNELS))
-    bias = torch.randn(HEADS, 6, 6, dtype=torch.float64, requires_grad=True)
-    return attend, (x, *norm, *linear(CHANNELS, 3 * CHANNELS), *linear(CHANNELS, CHANNELS), bias)
+    tensors = x, draw(CHANNELS), draw(CHANNELS)
+    if kind.startswith('mlp'):
+        return mlp, (*tensors, *linear(CHANNELS, 12), *linear(12, CHANNELS))
+    scales = (draw(HEADS),) if norm_is_last else ()
+    linears = *linear(CHANNELS, 3 * CHANNELS), *linear(CHANNELS, CHANNELS)
+    return attend, (*tensors, *linears, draw(HEADS, 6, 6), *scales)
+
+
+BRANCHES = ['attention', 'mlp', 'attention of V2', 'mlp of V2']
 
 
 @pytest.mark.parametrize('saves', [False, True])
-@pytest.mark.parametrize('kind', ['attention', 'mlp'])
+@pytest.mark.parametrize('kind', BRANCHES)
 def test_gradcheck(kind, saves):
     assert torch.autograd.gradcheck(*branch(kind, saves))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['attention', 'mlp'])
+@pytest.mark.parametrize('kind', BRANCHES)
 def test_gradients_of_gradients(kind):
     kept = fused.Kept.of(torch.tensor([1.5, 0.0, 1.5]), 3)
     assert torch.autograd.gradgradcheck(*branch(kind, saves=True, kept=kept), fast_mode=True)
 
 
-def test_a_gradient_penalty_trains_a_model():
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_gradient_penalty_trains_a_model(version):
     """Differentiating twice works as with any backend."""
     penalties = []
-    for block in make_blocks(drop_path_rate=0.0):
+    for block in make_blocks(kind=version, drop_path_rate=0.0):
         x = torch.linspace(-1, 1, 81 * CHANNELS, dtype=torch.float64).view(1, 9, 9, CHANNELS).requires_grad_()
         (grad,) = torch.autograd.grad(block(x).square().mean(), x, create_graph=True)
         penalties.append(torch.autograd.grad(grad.square().mean(), list(block.parameters()), allow_unused=True))
@@ -127,9 +139,10 @@ def test_factors_of_images_are_one_value_or_refused():
         fused.Kept.of(torch.tensor([2.0, 0.5, 0.0]), 3)
 
 
+@pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_a_dropped_image_is_left_out_of_the_work(with_cp):
-    block, _ = make_blocks(with_cp=with_cp, drop_path_rate=0.5)
+def test_a_dropped_image_is_left_out_of_the_work(with_cp, version):
+    block, _ = make_blocks(kind=version, with_cp=with_cp, drop_path_rate=0.5)
     x = torch.randn(20, 9, 9, CHANNELS, dtype=torch.float64)
     torch.manual_seed(3)
     is_dropped = sum(block.drop_path.draw(x) for _ in range(2)) == 0
@@ -144,17 +157,19 @@ def test_a_dropped_image_is_left_out_of_the_work(with_cp):
     assert all(parameter.grad.isfinite().all() for parameter in block.parameters())
 
 
-def test_checkpointing_keeps_the_input_of_each_branch_and_nothing_else():
+@pytest.mark.parametrize(('version', 'maps'), [(SwinBackbone, 10), (SwinV2Backbone, 12)])
+def test_checkpointing_keeps_the_input_of_each_branch_and_nothing_else(version, maps):
     kept = {}
     x = an_input(1, 21, 21)
     for with_cp in (False, True):
-        block, _ = make_blocks(with_cp=with_cp, drop_path_rate=0.0)
+        block, _ = make_blocks(kind=version, with_cp=with_cp, window_size=7, drop_path_rate=0.0)
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
             block(x)
-        kept[with_cp] = sum(t.numel() for t in saved if t.numel() % (21 * 21) == 0)  # the rest are parameters
+        # The rest are parameters, and two lengths for each head of a token.
+        kept[with_cp] = sum(t.numel() for t in saved if t.numel() % x.numel() == 0)
     assert kept[True] == 2 * x.numel()
-    assert kept[False] == 10 * x.numel()
+    assert kept[False] == maps * x.numel()
 
 
 def products_of(wanted):
@@ -181,19 +196,25 @@ def test_a_gradient_that_nobody_wants_is_not_computed():
 
 
 @pytest.mark.parametrize(
-    'wanted',
+    ('version', 'wanted'),
     [
-        ['attn.proj.weight', 'mlp.fc1.bias'],
-        ['norm1.bias'],
-        ['attn.qkv.bias'],
-        ['norm2.weight', 'mlp.fc2.bias'],
-        ['attn.relative_position_bias_table'],
+        (SwinBackbone, ['attn.proj.weight', 'mlp.fc1.bias']),
+        (SwinBackbone, ['norm1.bias']),
+        (SwinBackbone, ['attn.qkv.bias']),
+        (SwinBackbone, ['norm2.weight', 'mlp.fc2.bias']),
+        (SwinBackbone, ['attn.relative_position_bias_table']),
+        (SwinV2Backbone, ['attn.proj.weight', 'mlp.fc1.bias']),
+        (SwinV2Backbone, ['norm1.bias']),
+        (SwinV2Backbone, ['attn.q_bias']),
+        (SwinV2Backbone, ['norm2.weight', 'mlp.fc2.bias']),
+        (SwinV2Backbone, ['attn.logit_scale']),
+        (SwinV2Backbone, ['attn.cpb_mlp.0.weight']),
     ],
-    ids=' '.join,
+    ids=lambda value: ' '.join(value) if isinstance(value, list) else value.__name__,
 )
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_a_block_that_is_frozen_in_part(wanted, with_cp):
-    ours, plain = make_blocks(with_cp=with_cp)
+def test_a_block_that_is_frozen_in_part(version, wanted, with_cp):
+    ours, plain = make_blocks(kind=version, with_cp=with_cp)
     for block in (ours, plain):
         block.requires_grad_(False)
         for name in wanted:
@@ -207,21 +228,24 @@ def test_the_tanh_approximation():
     assert_same(ours, plain, an_input(2, 9, 9))
 
 
-def test_a_copy_of_a_block_that_has_run():
-    ours, plain = make_blocks()
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_copy_of_a_block_that_has_run(version):
+    ours, plain = make_blocks(kind=version)
     run(ours, an_input(1, 9, 9))
     assert_same(copy.deepcopy(ours), plain, an_input(1, 9, 9))
 
 
-def test_a_backward_pass_inside_autocast():
-    """The forward pass ran outside; the region shall not change the gradients."""
-    block, _ = make_blocks(drop_path_rate=0.0)
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_backward_pass_inside_autocast(version):
+    """The forward pass ran outside; the region shall not change the gradients of what is fused."""
+    block, _ = make_blocks(kind=version, drop_path_rate=0.0)
     block.float()
+    wanted = [parameter for name, parameter in block.named_parameters() if 'cpb_mlp' not in name]
     gradients = []
     for enabled in (False, True):
         loss = block(torch.linspace(-1, 1, 81 * CHANNELS).view(1, 9, 9, CHANNELS)).square().sum()
         with torch.autocast('cpu', torch.bfloat16, enabled=enabled):
-            gradients.append(torch.autograd.grad(loss, list(block.parameters())))
+            gradients.append(torch.autograd.grad(loss, wanted))
     for ours, expected in zip(*gradients, strict=True):
         assert torch.equal(ours, expected)
 
