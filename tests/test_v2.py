@@ -169,7 +169,12 @@ def test_pictures():
 
 @pytest.mark.parametrize(
     ('name', 'window', 'size', 'parameters', 'gflops'),
-    [('swinv2_t', 16, 256, 28_347_154, 6.6), ('swinv2_b', 24, 384, 87_918_816, 54.7)],
+    [
+        ('swinv2_t', 16, 256, 28_347_154, 6.6),
+        ('swinv2_s', 8, 256, 49_728_418, 11.5),
+        ('swinv2_b', 24, 384, 87_918_816, 54.7),
+        ('swinv2_l', 16, 256, 196_739_932, 47.5),
+    ],
 )
 def test_published_parameters_and_flops(name, window, size, parameters, gflops):
     with torch.device('meta'):

@@ -115,7 +115,47 @@ class SwinDense(SwinBackbone, BaseModule):
 
 @MODELS.register_module()
 class SwinDenseV2(SwinDense, SwinV2Backbone):
-    """:class:`SwinV2Backbone` as an mmengine module; takes its options and those that :class:`SwinDense` adds."""
+    """:class:`SwinV2Backbone` as an mmengine module; takes its options and those that :class:`SwinDense` adds.
+
+    Args:
+        arch: see :class:`SwinBackbone`.
+        window_size: see :class:`SwinV2Backbone`. Beside ``img_size`` it may be mmpretrain's list of the windows per
+            stage, which says how the largest shrinks to the maps of such an image; ``clamp_window`` does that.
+        pretrained_window_sizes: mmpretrain's name of ``pretrained_window_size``.
+        **options: of :class:`SwinDense` and :class:`SwinV2Backbone`.
+
+    Raises:
+        ValueError: a list of windows is not how the largest one shrinks, or see :class:`SwinDense`.
+    """
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Any] | Arch = 't',
+        *,
+        window_size: int | Sequence[int] = 8,
+        pretrained_window_sizes: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        if pretrained_window_sizes is not None:
+            if 'pretrained_window_size' in options:
+                raise ValueError('pretrained_window_sizes and pretrained_window_size say the same; give one')
+            options['pretrained_window_size'] = pretrained_window_sizes
+        if options.get('img_size') is not None and isinstance(window_size, Sequence) and len(window_size) > 2:
+            window_size = _before_clamping(window_size, options['img_size'], options.get('patch_size', 4))
+        super().__init__(arch, window_size=window_size, **options)
+
+
+def _before_clamping(windows: Sequence[int], img_size: int | Sequence[int], patch_size: int) -> int:
+    """Return the window that clamping to the maps of an image turns into these, stage by stage."""
+    windows = checks.integers('window_size', windows)
+    side = min(checks.pair('img_size', img_size)) // patch_size
+    clamped = tuple(min(max(windows), side // 2**stage) for stage in range(len(windows)))
+    if windows != clamped:
+        raise ValueError(
+            f'window_size={list(windows)}: a window of {max(windows)} shrinks to {list(clamped)} at '
+            f'img_size={img_size}, and other windows per stage do not exist here; give one window_size'
+        )
+    return max(windows)
 
 
 def _listed(init_cfg: Any) -> list[Any]:

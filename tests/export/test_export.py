@@ -11,6 +11,7 @@ from swin_dense.__main__ import main
 from swin_dense.export import ExportError, formats, running
 from swin_dense.export.pooling import RecordedPool
 from tests.conftest import needs, randomize
+from tests.test_ablations import ROWS
 
 needs_onnx = needs('onnxruntime')
 
@@ -92,8 +93,16 @@ def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
 
 
 @pytest.mark.slow
-def test_dynamic_program_is_right_at_every_size(tmp_path):
-    model = Classifier(build(window_size=12))
+@pytest.mark.parametrize(
+    'model',
+    [
+        Classifier(build(window_size=12)),
+        randomize(SwinV2Backbone(**TINY, window_size=6, pretrained_window_size=8)).eval(),
+        build(pretrain_img_size=40, **ROWS['absolute']),
+    ],
+    ids=['classifier', 'v2', 'absolute'],
+)
+def test_dynamic_program_is_right_at_every_size(tmp_path, model):
     export_model(model, tmp_path / 'x.pt2', size=(75, 100), check=False)
     assert_right(running.load(tmp_path / 'x.pt2'), model)
 
@@ -103,10 +112,12 @@ def test_dynamic_program_is_right_at_every_size(tmp_path):
     [
         build(use_abs_pos_embed=True, pretrain_img_size=40),
         build(window_size=(5, 12), patch_size=2, strides=(2, 3), out_indices=(0,)),
-        randomize(SwinV2Backbone(**TINY)).eval(),
+        randomize(SwinV2Backbone(**TINY, window_size=6, pretrained_window_size=8)).eval(),
         Classifier(build(qkv_bias=False, use_rel_pos_bias=False, use_shift=False)).eval(),
+        build(**ROWS['no appearance']),
+        build(pretrain_img_size=40, **ROWS['absolute']),
     ],
-    ids=['position', 'strides', 'v2', 'classifier'],
+    ids=['position', 'strides', 'v2', 'classifier', 'no appearance', 'absolute'],
 )
 def test_dynamic_torchscript_is_right_at_every_size(tmp_path, model):
     export_model(model, tmp_path / 'x.ts', check=False)

@@ -42,8 +42,14 @@ def test_classifier(final):
 @pytest.mark.parametrize(
     ('config', 'ours', 'more'),
     [
-        ('swin_transformer/tiny_224', 'SwinDense', {}),
-        ('swin_transformer_v2/tiny_256', 'SwinDenseV2', {'extra_norm_every_n_blocks': 0}),
+        ('_base_/models/swin_transformer/tiny_224', 'SwinDense', {}),
+        ('_base_/models/swin_transformer_v2/tiny_256', 'SwinDenseV2', {'extra_norm_every_n_blocks': 0}),
+        # Windows per stage, and those of the pretraining.
+        (
+            'swin_transformer_v2/swinv2-base-w16_in21k-pre_16xb64_in1k-256px',
+            'SwinDenseV2',
+            {'extra_norm_every_n_blocks': 0},
+        ),
     ],
 )
 def test_a_config_of_mmpretrain_builds_and_trains_with_the_type_changed(config, ours, more):
@@ -56,7 +62,7 @@ def test_a_config_of_mmpretrain_builds_and_trains_with_the_type_changed(config, 
     from mmpretrain.structures import DataSample
 
     init_default_scope('mmpretrain')
-    model = Config.fromfile(Path(mmpretrain.__path__[0], f'.mim/configs/_base_/models/{config}.py')).model
+    model = Config.fromfile(Path(mmpretrain.__path__[0], f'.mim/configs/{config}.py')).model
     model.head.update(in_channels=128, num_classes=3)
     model.train_cfg = None
     model.backbone.arch = {**ARCH, 'depths': (2, 2, 2, 2), **more}
