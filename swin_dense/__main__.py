@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
+from swin_dense.doctor import DISTRIBUTIONS
 
 EXIT_STATUS = 'Exit status: 0 done, 1 some of it failed, 2 wrong usage; above 128 stopped by a signal.'
 _FOLDER = Path(__file__).with_name('commands')
@@ -39,24 +40,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has seen enough, as in `swin-dense zoo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except ModuleNotFoundError as error:
-        print(f'swin-dense {name}: error: {_missing(error)}', file=sys.stderr)
-        return 2
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f'swin-dense {name}: error: {error}', file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        explanation = _explained(error)
+        if explanation is None:
+            raise
+        print(f'swin-dense {name}: error: {explanation}', file=sys.stderr)
+        return 2
 
 
-def _missing(error: ModuleNotFoundError) -> str:
-    """Return what to do about a package that a command or one of its packages imports and that is not there."""
-    if error.name is None:
+def _explained(error: Exception) -> str | None:
+    """Return one line on what is wrong and what to do, None where the error is a defect of ours."""
+    if swin_dense._why_no_core is not None:
+        return f'{swin_dense._why_no_core}; `swin-dense doctor` says more'
+    if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
+        return None
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return str(error)
     if error.name == 'pkg_resources':
         return "pkg_resources is missing, which setuptools left out in 81: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
-    return f'this command needs the package {package}, which is not installed: pip install {package}'
+    return f'this command needs {package}, which is not installed: pip install {DISTRIBUTIONS.get(package, package)}'
 
 
 def command_names() -> list[str]:

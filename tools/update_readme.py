@@ -25,16 +25,19 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     for name in PAGES:
         page = ROOT / name
-        page.write_text(with_tables(page.read_text()))
+        page.write_text(with_tables(page.read_text(), 'zh-CN' in name))
 
 
-def with_tables(text: str) -> str:
+def with_tables(text: str, in_chinese: bool = False) -> str:
     """Return a page with every table in it as the raw results have it."""
     for name, (sources, table) in TABLES.items():
         if f'<!-- {name} -->' not in text:
             continue
         reports = [json.loads((ROOT / 'benchmarks' / source).read_text()) for source in sources]
-        text = replace_block(text, name, table(*reports))
+        block = table(*reports)
+        for english, chinese in CHINESE.items() if in_chinese else ():
+            block = block.replace(english, chinese)
+        text = replace_block(text, name, block)
     return text
 
 
@@ -82,6 +85,18 @@ def speed_table(*reports: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def short_speed_table(*reports: dict[str, Any]) -> str:
+    """Return the medians alone of the times and of the memory that others take, ours being 1."""
+    lines = ['| Swin-T, float32, CPU | ' + ' | '.join(PEERS) + ' |', '|' + ' --- |' * (len(PEERS) + 1)]
+    for report in reports:
+        times = [ratio(report, name, 'auto').partition(' ')[0] for name in PEERS]
+        lines.append(f'| {_case(report)}: time | ' + ' | '.join(times) + ' |')
+        if report['options']['mode'] == 'train':
+            peaks = [report['rows'][name]['peak_mib'] / report['rows']['auto']['peak_mib'] for name in PEERS]
+            lines.append(f'| {_case(report)}: memory | ' + ' | '.join(f'{peak:.2f}' for peak in peaks) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def memory_table(report: dict[str, Any]) -> str:
     """Return the peak memory of a training step, in MiB above start."""
     named = {name: row['peak_mib'] for name, row in report['rows'].items() if row.get('peak_mib')}
@@ -118,20 +133,29 @@ def _case(report: dict[str, Any]) -> str:
     return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}{how}'
 
 
-SPEED_COLUMNS = {
-    'mmdet': 'mmdet',
-    'mmseg': 'mmseg',
-    'timm': 'timm',
-    'transformers': 'transformers',
-    'torchvision': 'torchvision',
-    'matrix products': 'matrix products alone',
-}
+PEERS = ('mmdet', 'mmseg', 'timm', 'transformers', 'torchvision')
+SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix products alone'}
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
-PAGES = ('README.md', 'docs/features.md')
+PAGES = ('README.md', 'README_zh-CN.md', 'docs/features.md', 'docs/install.md', 'docs/speed.md')
+# What the tables of the README say, for that in Chinese.
+CHINESE = {
+    'inference, ': '推理，',
+    'training step, ': '训练一步，',
+    ': time': '：时间',
+    ': memory': '：内存',
+    '| stack |': '| 环境 |',
+    'tests of the core': '核心测试',
+    ' steps, loss ': ' 步，损失 ',
+    'not run: ': '未运行：',
+    ' failed': ' 失败',
+    ' passed': ' 通过',
+    ' skipped': ' 跳过',
+}
 CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512')
 # Per marker in a page, the files below benchmarks/ and what makes a table of them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
+    'speed in short': ([f'cpu_{case}.json' for case in CPU_CASES], short_speed_table),
     'speed': ([f'cpu_{case}.json' for case in CPU_CASES], speed_table),
     'memory': (['cpu_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),

@@ -29,11 +29,14 @@ def run(args: argparse.Namespace) -> int:
 
 def report(findings: list[Finding]) -> list[str]:
     lines = []
-    for topic, title in TITLES.items():
-        lines += ['', title]
+    for topic in dict.fromkeys(finding.topic for finding in findings):
+        lines += ['', TITLES[topic]]
         for finding in findings:
             if finding.topic == topic:
                 lines.append(f'  {finding.status:7} {finding.name:24} {finding.text}')
                 lines += [f'{"":11}{"":24}-> {finding.cure}'] if finding.cure else []
-    broken = sum(finding.status == 'broken' for finding in findings)
-    return [*lines[1:], '', f'{broken} broken' if broken else 'Nothing is broken.']
+    broken = [finding for finding in findings if finding.status == 'broken']
+    if not broken:
+        return [*lines[1:], '', 'Nothing is broken.']
+    cures = dict.fromkeys(finding.cure for finding in broken if finding.cure)
+    return [*lines[1:], '', f'{len(broken)} broken. What helps:', *(f'  {cure}' for cure in cures)]

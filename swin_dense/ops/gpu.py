@@ -11,13 +11,11 @@ from torch.torch_version import TorchVersion
 
 from swin_dense import compat
 
+_unusable: str | None = None
+IS_INTERPRETED = False
 try:
     import triton
-except ImportError as error:
-    _unusable: str | None = f'triton cannot be imported ({error})'
-    IS_INTERPRETED = False
-else:
-    _unusable = None
+
     if TorchVersion(triton.__version__) < '3.6':
         _unusable = f'triton {triton.__version__} is older than 3.6, the first to take all that the kernels use'
 
@@ -27,6 +25,8 @@ else:
 
     # Whether TRITON_INTERPRET was set when triton decorated the kernels: it asks only then.
     IS_INTERPRETED = not isinstance(_nothing, triton.JITFunction)
+except Exception as error:  # an installed triton may fail in any way; nothing but the kernels needs it
+    _unusable = f'triton cannot be imported ({error})'
 
 
 def reason_not_to_run(x: Tensor) -> str | None:

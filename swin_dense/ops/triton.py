@@ -25,7 +25,7 @@ from swin_dense.windows import Pair, window_grid
 try:
     from swin_dense.ops import partial_sums
     from swin_dense.ops import triton_kernels as kernels
-except ImportError:  # the reason is known to :mod:`swin_dense.ops.gpu`
+except Exception:  # the reason is known to :mod:`swin_dense.ops.gpu`
     pass
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -43,13 +43,16 @@ def load_recipe(name: str) -> Config:
     and with a setuptools without pkg_resources.
 
     Raises:
-        ValueError: there is neither a recipe nor a file of this name.
+        ValueError: there is neither a recipe nor a file of this name, or the file is no config.
         ImportError: mmengine, or the package that the recipe starts from, is not installed.
     """
     from mmengine.config import Config
 
     if Path(name).is_file():
-        return Config.fromfile(name)
+        try:
+            return Config.fromfile(name)
+        except Exception as error:  # a config is a program, and raises anything
+            raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
     path = _find(name)
     for package in _FOREIGN_BASE.findall(path.read_text()):
         if _configs_of(package) is None:

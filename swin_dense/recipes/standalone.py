@@ -30,12 +30,13 @@ def own_data(config: Config, data_root: str | None, classes: Sequence[str] | Non
             pixel in a mask is the index of its class in this list, and 255 is ignored.
 
     Raises:
-        ValueError: the names are not distinct, or there are too few.
+        ValueError: the names are not distinct, or too few, or the config is of a kind that cannot be changed here.
     """
+    _check_kind(config)
     is_detector = config.default_scope == 'mmdet'
     entries = list(config.values())
     if data_root is not None:
-        old = config.data_root
+        old = _data_root(config)
         new = data_root.rstrip('/') + '/' * old.endswith('/')
         _replace(entries, lambda text: new + text.removeprefix(old) if text.startswith(old) else text)
     if classes is not None:
@@ -63,7 +64,7 @@ def check_classes(config: Config) -> None:
         ValueError: they differ.
     """
     for dataset in _datasets(config):
-        annotations = Path(dataset['data_root'], dataset.get('ann_file', ''))
+        annotations = Path(dataset.get('data_root') or '', dataset.get('ann_file', ''))
         if annotations.suffix != '.json' or not annotations.is_file():
             continue
         found = [category['name'] for category in json.loads(annotations.read_text())['categories']]
@@ -81,7 +82,7 @@ def missing_data(config: Config) -> list[str]:
     """Return the files and folders of a recipe's data that are not there, where their root is."""
     missing = {}
     for dataset in _datasets(config):
-        root = Path(dataset['data_root'])
+        root = Path(dataset.get('data_root') or '')
         for path in [dataset.get('ann_file'), *dataset.get('data_prefix', {}).values()]:
             if path and root.is_dir() and not (root / path).exists():
                 missing[str(root / path)] = True
@@ -139,12 +140,39 @@ def _replace(value: Any, change: Callable[[str], str]) -> None:
 
 def _datasets(config: Config) -> list[Any]:
     loaders = (config.get(f'{split}_dataloader') or {} for split in ('train', 'val', 'test'))
-    return [part for loader in loaders for part in _dicts(loader.get('dataset')) if 'data_root' in part]
+    parts = [part for loader in loaders for part in _dicts(loader.get('dataset'))]
+    return [
+        part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)
+    ]  # not those that wrap others
+
+
+def _check_kind(config: Config) -> None:
+    if any(not isinstance(part.get('type', ''), str) for part in _dicts(list(config.values()))):
+        raise ValueError(
+            'this is a lazy config, which imports the classes that it names; give one whose types are names in quotes'
+        )
+    if config.get('default_scope') not in ('mmdet', 'mmseg'):
+        raise ValueError(
+            f'this config has the default_scope {config.get("default_scope")!r}; it must be one of mmdet or of mmseg'
+        )
+
+
+def _data_root(config: Config) -> str:
+    roots = {str(dataset.get('data_root') or '') for dataset in _datasets(config)}
+    if len(roots) != 1 or '' in roots:
+        found = ', '.join(repr(root) for root in sorted(roots)) or 'no dataset'
+        raise ValueError(
+            f'a data root is replaced where all datasets of a config have the same; here is {found}: '
+            'set them one by one, as in --set train_dataloader.dataset.data_root=DIR'
+        )
+    return roots.pop()
 
 
 def _class_count(model: Any) -> int:
     """Return the number of classes that the heads agree on; a head of proposals has its own."""
     counts = Counter(part['num_classes'] for part in _dicts(model) if part.get('num_classes'))
+    if not counts:
+        raise ValueError('no part of the model has num_classes, so own classes cannot be set')
     return counts.most_common(1)[0][0]
 
 

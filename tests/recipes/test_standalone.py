@@ -25,7 +25,7 @@ ONE_PER_FOLDER = [DETECTOR, SEGMENTOR, CASCADE, 'retinanet_swin-t-p4-w7_fpn_1x_c
 
 def write(tmp_path, *arguments, name=DETECTOR):
     out = tmp_path / 'mine.py'
-    assert main(['config', name, '--out', str(out), *map(str, arguments)]) == 0
+    assert main(['config', str(name), '--out', str(out), *map(str, arguments)]) == 0
     return Config.fromfile(out)
 
 
@@ -76,6 +76,57 @@ def test_own_boxes(tmp_path, name):
     for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
         dataset = DATASETS.build({**loader.dataset, 'pipeline': []})
         assert [dataset.get_data_info(index)['instances'][0]['bbox_label'] for index in range(4)] == [0, 1, 0, 1]
+
+
+WRAPPED = """_base_ = '{root}/configs/mask_rcnn/{name}.py'
+inner = _base_.train_dataloader.dataset
+train_dataloader = dict(dataset=dict(_delete_=True, type='RepeatDataset', times=3, dataset=dict(
+    type='ConcatDataset', datasets=[inner, dict(type='ClassBalancedDataset', oversample_thr=1e-3, dataset=inner)])))
+"""
+
+
+def test_data_that_is_wrapped(tmp_path):
+    """As mmdet builds it: 4 pictures, and 4 in which no class is rare, three times."""
+    (tmp_path / 'wrapped.py').write_text(WRAPPED.format(root=ROOT, name=DETECTOR))
+    root = make_coco(tmp_path / 'fruit')
+    config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=tmp_path / 'wrapped.py')
+    init_default_scope('mmdet')
+    wrapped = config.train_dataloader.dataset
+    for part in (wrapped.dataset.datasets[0], wrapped.dataset.datasets[1].dataset):
+        part.pipeline = []
+    dataset = DATASETS.build(wrapped)
+    assert len(dataset) == 3 * (4 + 4)
+    assert dataset.metainfo['classes'] == tuple(CLASSES)
+    assert [dataset.get_data_info(index)['instances'][0]['bbox_label'] for index in range(8)] == [0, 1] * 4
+
+
+def test_what_was_written_is_written_anew(tmp_path):
+    """Without the entries that only served to put the recipe together, data_root among them."""
+    write(tmp_path, '--data-root', make_coco(tmp_path / 'fruit'), '--classes', ','.join(CLASSES))
+    (tmp_path / 'mine.py').rename(tmp_path / 'first.py')
+    other = make_coco(tmp_path / 'other fruit')
+    config = write(tmp_path, '--data-root', other, '--classes', CLASSES[0], name=tmp_path / 'first.py')
+    assert {config[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')} == {f'{other}/'}
+    assert config.test_evaluator.ann_file == f'{other}/annotations/instances_val2017.json'
+    assert config.model.roi_head.bbox_head.num_classes == 1
+
+
+@pytest.mark.parametrize(
+    ('text', 'arguments', 'message'),
+    [
+        ('from mmengine.model import BaseModel\nmodel = dict(type=BaseModel)', [], 'this is a lazy config'),
+        ('model = dict()', [], 'has the default_scope None'),
+        ("default_scope = 'mmdet'\nmodel = dict()", ['--classes', 'a'], 'no part of the model has num_classes'),
+        ("default_scope = 'mmdet'\nmodel = dict()", ['--data-root', 'a'], 'here is no dataset'),
+        ('model = dict(', [], 'cannot be read as a config (SyntaxError'),
+        ("_base_ = 'gone.py'", [], 'cannot be read as a config'),
+    ],
+)
+def test_configs_of_another_kind_are_refused(tmp_path, capsys, text, arguments, message):
+    (tmp_path / 'other.py').write_text(text)
+    assert main(['config', str(tmp_path / 'other.py'), '--out', str(tmp_path / 'mine.py'), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / 'mine.py').exists()
 
 
 def test_own_masks(tmp_path):

@@ -16,7 +16,7 @@ from swin_dense import SwinBackbone
 from tests.conftest import ROOT
 from tests.recipes.data import make_coco, make_masks
 
-PAGES = sorted((ROOT / 'docs').glob('*.md'))
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 # The page on export wants packages and files that this place lacks.
 RUN = [page for page in PAGES if page.stem != 'export' and '```' in page.read_text()]
 # Models that a CPU trains in seconds take the places of Swin-T's, and a short schedule that of the recipe's.
@@ -25,6 +25,8 @@ SMALL = {
     'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out': 'upernet_swin-demo --out',
     'epoch_12.pth': 'epoch_1.pth',
     'load_from=mask_rcnn_swin-t-p4-w7_fpn_1x_coco.pth': 'load_from=work_dirs/fruit/epoch_1.pth',
+    '--classes apple,pear': '--classes "apple,ripe pear"',
+    'swin_tiny.onnx': 'swin_tiny.ts --size 64 96',
     'tools/dist_train.sh mine.py 2': 'PORT=29531 tools/dist_train.sh mine.py 2',
 }
 SHORT = {

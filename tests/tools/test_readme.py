@@ -13,13 +13,60 @@ sys.path.insert(0, str(ROOT / 'tools'))
 from update_readme import PAGES, TABLES, replace_block, with_tables
 
 README = (ROOT / 'README.md').read_text()
+CHINESE = (ROOT / 'README_zh-CN.md').read_text()
+WEIGHTS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/'
 
 
 def test_tables_are_those_of_the_raw_results():
     pages = {name: (ROOT / name).read_text() for name in PAGES}
-    assert {name: with_tables(text) for name, text in pages.items()} == pages
+    assert {name: with_tables(text, 'zh-CN' in name) for name, text in pages.items()} == pages
     for table in TABLES:
-        assert sum(f'<!-- {table} -->' in text for text in pages.values()) == 1, table
+        assert any(f'<!-- {table} -->' in text for text in pages.values()), table
+
+
+def facts(text):
+    """Return what a README states in whatever language: code, commands, links, names, numbers, tables."""
+    code = re.findall(r'^```(\w+)\n(.*?)^```', text, re.S | re.M)
+    prose = re.sub(r'^```.*?^```|(?<=-->\n).*?(?=<!-- end -->)', '', text, flags=re.S | re.M)
+    links = [target for target in re.findall(r'\]\(([^)]+)\)', prose) if not target.startswith(('#', 'README'))]
+    prose = re.sub(r'\]\([^)]+\)', ']', prose)
+    return {
+        'headings': re.findall(r'^#+ ', text, re.M),
+        'code': [(language, re.sub(r' *#.*', '', block)) for language, block in code],
+        'tables': re.findall(r'<!-- .* -->', text),
+        'rows': len(re.findall(r'^\|', prose, re.M)),
+        'points': len(re.findall(r'^- \*\*', prose, re.M)),
+        'links': sorted(links),
+        'names': sorted(re.findall(r'`[^`]+`', prose)),
+        'numbers': sorted(re.findall(r'\d+(?:\.\d+)*', re.sub(r'`[^`]+`', '', prose))),
+    }
+
+
+def test_both_languages_state_the_same():
+    assert facts(CHINESE) == facts(README)
+    assert [word for word in re.findall(r'[A-Za-z]+', CHINESE) if word not in README] == []
+    assert '[简体中文](README_zh-CN.md)' in README.splitlines()[2]
+    assert '[English](README.md)' in CHINESE.splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ('old', 'new'),
+    [
+        ('12 ', '15 '),
+        ('3.10', '3.11'),
+        ("'swin_t'", "'swin_s'"),
+        ('--pool gem', '--pool mean'),
+        ('v1.0.0', 'v1.0.1'),
+        ('(docs/own-data.md)', '(docs/features.md)'),
+        ('`init_cfg`', '`load_from`'),
+        ('## ', '### '),
+        ('<!-- stacks -->', ''),
+        ('docs/images/pyramid.png', 'docs/images/windows.png'),
+    ],
+)
+def test_a_change_of_one_language_alone_is_seen(old, new):
+    assert facts(CHINESE.replace(old, new, 1)) != facts(README)
+    assert facts(README.replace(old, new, 1)) != facts(CHINESE)
 
 
 def test_a_missing_marker_is_told():
@@ -28,13 +75,15 @@ def test_a_missing_marker_is_told():
 
 
 def test_links_and_pictures_lead_somewhere():
-    for target in re.findall(r'\]\(([^)#]+)', README):
+    for target in re.findall(r'\]\(([^)#]+)', README + CHINESE):
         if '://' not in target:
             assert (ROOT / target).exists(), target
 
 
 def test_commands_name_files_that_are_there():
-    for path in re.findall(r'(?:tools|configs|tests|benchmarks)/[\w./-]+\.(?:py|sh)', README):
+    paths = re.findall(r'(?:tools|configs|tests|benchmarks)/[\w./-]+\.(?:py|sh)', README)
+    assert paths
+    for path in paths:
         assert (ROOT / path).is_file(), path
 
 
@@ -43,14 +92,13 @@ def test_python_examples_run(tmp_path, monkeypatch):
     prepare = (
         'import torch; from PIL import Image; from swin_dense import SwinBackbone\n'
         "torch.save({'model': SwinBackbone('t').state_dict()}, 'swin_tiny_patch4_window7_224.pth')\n"
-        "Image.new('RGB', (64, 64), 'grey').save('photograph.jpg')\n"
+        "Image.new('RGB', (64, 64), 'grey').save('photo.jpg')\n"
         'img = torch.zeros(1, 3, 64, 64)\n'
     )
-    blocks = [block for block in re.findall(r'```python\n(.*?)```', README, re.S) if 'swin_dense import' in block]
-    assert len(blocks) >= 2
-    done = subprocess.run(
-        [sys.executable, '-c', prepare + '\n'.join(blocks)], cwd=tmp_path, capture_output=True, text=True
-    )
+    blocks = re.findall(r'```python\n(.*?)```', README, re.S)
+    assert len(blocks) == 3
+    code = prepare + '\n'.join(blocks).replace(WEIGHTS, '')
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '4 (96, 16, 16)' in done.stdout
 

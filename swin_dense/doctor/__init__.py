@@ -1,0 +1,193 @@
+"""What is installed here, what of it works, and how to cure what does not.
+
+Every check runs in a process of its own: a broken installation may raise anything, hang, or end the process. Here
+nothing is imported but Python's own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from swin_dense.doctor.probes import CHECKS, TRAPS
+
+TIMEOUT = 120  # seconds for one check; importing everything from a slow disk takes long
+# Package, oldest version and first version that is too new, both None where any will do. mmdet and mmseg say which mmcv
+# they accept; mmcv and mmengine import pkg_resources, which setuptools 81 left out.
+VERSIONS = {
+    'torch': ('2.1', '2.16'),
+    'numpy': ('1.26', '3'),
+    'pillow': (None, None),
+    'setuptools': (None, '81'),
+    'mmengine': ('0.10.7', '0.11'),
+    'mmcv': ('2.1.0', '2.2'),
+    'mmdet': ('3.3.0', '3.4'),
+    'mmsegmentation': ('1.2.2', '1.3'),
+    'triton': ('3.6', None),
+}
+# The maintained forks, which install under the same import names.
+FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection'}
+FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
+
+_COMPILE_MMCV = 'pip uninstall mmcv mmcv-lite; pip cache remove mmcv; pip install --no-build-isolation mmcv==2.1.0'
+# What an error says, and what helps. The first that fits counts.
+CURES = {
+    r'pkg_resources': "pip install 'setuptools<81'",
+    r'torchvision': 'install the torchvision made for this torch, or uninstall torchvision',
+    r'MMCV==|mmcv.*incompatible': 'the framework refuses this mmcv: pip install --no-build-isolation mmcv==2.1.0',
+    r"No module named 'mmcv._ext'": f'this mmcv has no compiled operators: {_COMPILE_MMCV}',
+    r'mmcv.*(undefined symbol|_ext)': f'mmcv was compiled for another torch: {_COMPILE_MMCV}',
+    r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
+    r'Weights only|weights_only': 'import swin_dense before loading; in a config, custom_imports does',
+    r'shadowed': "write type='swin_dense.SwinDense' in the config, or rename the other class",
+}
+# What to install for a module whose name is not that of its distribution.
+DISTRIBUTIONS = {'PIL': 'Pillow', 'cv2': 'opencv-python', 'mmseg': 'mmsegmentation', 'yaml': 'PyYAML'}
+# What helps where a package fails in a way that nobody foresaw; for all others, to install them again.
+REPAIRS = {
+    'torch': 'install torch again, the build for this machine: https://pytorch.org/get-started/locally',
+    'mmcv': _COMPILE_MMCV,
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        topic: 'version', 'trap', 'backend' or 'check'.
+        name: of the package, trap, backend or framework.
+        status: 'ok', 'note' for what is unusual or cannot be used here, 'broken'.
+        text: what was found.
+        cure: what to do, '' where there is nothing to do.
+    """
+
+    topic: str
+    name: str
+    status: str
+    text: str
+    cure: str = ''
+
+
+def examine() -> list[Finding]:
+    """Look at everything; raises nothing."""
+    core, *frameworks = CHECKS
+    torch_alone = probe('check', core)
+    if torch_alone.status == 'broken':  # so is what is built on it, and its errors would only hide the cause
+        return [*versions(), torch_alone]
+    with ThreadPoolExecutor(4) as pool:
+        backends = pool.submit(probe_backends)
+        traps = pool.map(lambda name: probe('trap', name), TRAPS)
+        checks = pool.map(lambda name: probe('check', name), frameworks)
+        return [*versions(), *traps, *backends.result(), torch_alone, *checks]
+
+
+def versions() -> list[Finding]:
+    """Compare what is installed with the versions that were tried together."""
+    is_tried = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    python = Finding('version', 'python', 'ok' if is_tried else 'note', platform.python_version())
+    return [python, *(_version(package) for package in VERSIONS)]
+
+
+def _version(package: str) -> Finding:
+    version, fork = _version_of(package), _version_of(FORKS.get(package, ''))
+    if version and fork:
+        text = f'{version}, and {FORKS[package]} {fork} under the same import name'
+        return Finding('version', package, 'broken', text, f'keep one: pip uninstall {package} {FORKS[package]}')
+    if fork:
+        return Finding(
+            'version', package, 'note', f'{FORKS[package]} {fork}', 'recipes: write them with swin-dense config'
+        )
+    if version is None:
+        return Finding('version', package, 'note', 'not installed')
+    oldest, too_new = VERSIONS[package]
+    number = _numbers(version)
+    if (oldest is None or number >= _numbers(oldest)) and (too_new is None or number < _numbers(too_new)):
+        return Finding('version', package, 'ok', version)
+    tried = ', '.join(filter(None, (oldest and f'>= {oldest}', too_new and f'< {too_new}')))
+    return Finding('version', package, 'note', version, f'tried: {tried}')
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r'\d+', version.partition('+')[0])))
+
+
+def probe(topic: str, name: str) -> Finding:
+    """Run one check in a process of its own."""
+    found = _ask(topic, name)
+    if isinstance(found, Finding):
+        return found
+    return Finding(topic, name, 'note' if found.startswith('not ') else 'ok', found)
+
+
+def probe_backends() -> list[Finding]:
+    """Say which ways to compute attention and blocks run here, and why not the others."""
+    found = _ask('backend', 'backends')
+    if isinstance(found, Finding):
+        return [found]
+    return [Finding('backend', name, 'note' if why else 'ok', why or 'runs') for name, why in found.items()]
+
+
+def _ask(topic: str, name: str) -> Any:
+    """Return what a probe found, or the finding that it failed."""
+    # With this path for modules: a folder mmcv where the user happens to stand must not take the package's place.
+    code = f'import sys; sys.path[:] = {sys.path!r}; from swin_dense.doctor.probes import main; main({name!r})'
+    try:
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', '-c', code],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            errors='replace',
+        )
+        answer = json.loads(done.stdout.strip().rpartition('\n')[2])
+    except subprocess.TimeoutExpired:
+        return Finding(topic, name, 'broken', f'gave no answer within {TIMEOUT} seconds', _by_hand(name))
+    except ValueError:  # no answer: the process came to its end
+        ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f'status {done.returncode}'
+        complaint = done.stderr.strip().rpartition('\n')[2]
+        return Finding(topic, name, 'broken', f'ended with {ended}. {complaint}'.rstrip('. '), _by_hand(name))
+    if 'error' not in answer:
+        return answer['found']
+    text = textwrap.shorten(answer['error'], 300, placeholder=' ...')
+    return Finding(topic, name, 'broken', text, cure_for(answer['error'], answer['package']))
+
+
+def _by_hand(name: str) -> str:
+    return f'see where: {sys.executable} -X faulthandler -c "from swin_dense.doctor.probes import main; main({name!r})"'
+
+
+def cure_for(error: str, package: str = '') -> str:
+    """Return what helps against an error, '' where that is not known.
+
+    Args:
+        error: its type and message, in one line.
+        package: the one that raised it, '' where that is not known.
+    """
+    for pattern, cure in CURES.items():
+        if re.search(pattern, error):
+            return cure
+    missing = re.search(r"No module named '(\w+)'", error)
+    if missing:
+        return f'pip install {DISTRIBUTIONS.get(missing[1], missing[1])}'
+    if package in REPAIRS or not package:
+        return REPAIRS.get(package, '')
+    return f'pip install --force-reinstall --no-deps {DISTRIBUTIONS.get(package, package)}'
+
+
+def _version_of(distribution: str) -> str | None:
+    if not distribution:
+        return None
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,198 @@
+"""What the doctor tries, each in a process of its own: every function returns what it found, or raises anything."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import logging
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def pkg_resources() -> str:
+    if find_spec('mmengine') is None:
+        return 'not needed without mmengine'
+    import pkg_resources
+
+    return f'there, from {Path(pkg_resources.__file__).parent.parent}'
+
+
+def pillow() -> str:
+    import PIL
+    from PIL import Image
+
+    Image.new('RGB', (8, 8)).save(io.BytesIO(), 'png')
+    return f'Pillow {PIL.__version__} writes pictures'
+
+
+def numpy_bridge() -> str:
+    import numpy as np
+    import torch
+
+    torch.from_numpy(np.ones(1)).numpy()
+    return 'torch and numpy exchange arrays'
+
+
+def torchvision() -> str:
+    if find_spec('torchvision') is None:
+        return 'not installed, and not needed'
+    import torchvision
+
+    return f'torchvision {torchvision.__version__} imports'
+
+
+def mmcv_operators() -> str:
+    if find_spec('mmcv') is None:
+        return 'not installed'
+    import torch
+    from mmcv.ops import nms
+
+    nms(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.ones(1), 0.5)
+    return 'compiled for this torch'
+
+
+def resume() -> str:
+    if find_spec('mmengine') is None:
+        return 'not needed without mmengine'
+    import torch
+    from mmengine.logging import HistoryBuffer
+
+    import swin_dense
+
+    history = HistoryBuffer()
+    history.update(1.0)
+    file = io.BytesIO()
+    torch.save({'message_hub': {'log_scalars': {'loss': history}}}, file)
+    file.seek(0)
+    torch.load(file)
+    return f'torch loads what mmengine saves, with swin_dense {swin_dense.__version__} imported'
+
+
+def registry() -> str:
+    names = [name for name in ('mmdet', 'mmseg') if find_spec(name)]
+    if not names:
+        return 'not needed without mmdet and mmseg'
+    from swin_dense.mm import SwinDense
+
+    for name in names:
+        found = importlib.import_module(f'{name}.registry').MODELS.get('SwinDense')
+        if found is not SwinDense:
+            raise RuntimeError(f'SwinDense is shadowed in {name} by {found}')
+    return f'SwinDense is found from {" and ".join(names)}'
+
+
+def triton() -> str:
+    if find_spec('triton') is None:
+        return 'not installed; what it is for is computed by torch'
+    import triton
+
+    return f'triton {triton.__version__} imports'
+
+
+def backends() -> dict[str, str | None]:
+    """Return why each way to compute attention and blocks does not run here, None where it does."""
+    import torch
+
+    from swin_dense import ops
+    from swin_dense.ops import fused
+
+    qkv = torch.zeros(1, 7, 7, 3 * 32, device='cuda' if torch.cuda.is_available() else 'cpu')
+    reasons = {}
+    for name in ops.BACKENDS[1:]:
+        module = importlib.import_module(f'swin_dense.ops.{name}')
+        reasons[f'attention: {name}'] = module.reason_not_to_run(qkv, (7, 7), 1, 0.0)
+    return {**reasons, 'block: fused': fused.reason_not_to_run(qkv)}
+
+
+def core() -> str:
+    import torch
+
+    from swin_dense.model import SwinBackbone
+
+    backbone = SwinBackbone({'embed_dims': 16, 'depths': (1, 2, 1, 1), 'num_heads': (1, 2, 4, 8)})
+    torch.stack([level.square().mean() for level in backbone(torch.randn(1, 3, 70, 90))]).sum().backward()
+    idle = [name for name, parameter in backbone.named_parameters() if parameter.grad is None]
+    if idle:
+        raise RuntimeError(f'no gradient for {idle[0]}')
+    return f'forward and backward with torch {torch.__version__}'
+
+
+def mmdet() -> str:
+    if find_spec('mmdet') is None:
+        return 'not installed'
+    import torch
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
+
+    instances = InstanceData(bboxes=torch.tensor([[8.0, 8.0, 40.0, 40.0]]), labels=torch.tensor([0]))
+    sample = DetDataSample(metainfo={'img_shape': (64, 64), 'pad_shape': (64, 64), 'batch_input_shape': (64, 64)})
+    sample.gt_instances = instances
+    return _train_once('retinanet_swin-t-p4-w7_fpn_1x_coco', 'mmdet', [sample])
+
+
+def mmseg() -> str:
+    if find_spec('mmseg') is None:
+        return 'not installed'
+    import torch
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    sample = SegDataSample(metainfo={'img_shape': (64, 64)})
+    sample.gt_sem_seg = PixelData(data=torch.zeros(1, 64, 64, dtype=torch.long))
+    return _train_once('upernet_swin-demo', 'mmseg', [sample] * 2)
+
+
+def _train_once(recipe: str, framework: str, samples: list) -> str:
+    """Compute the gradients of a model with a small SwinDense once."""
+    import torch
+    from mmengine.registry import MODELS, init_default_scope
+
+    import swin_dense  # noqa: F401  registers SwinDense
+    from swin_dense.recipes.files import load_recipe
+
+    config = load_recipe(recipe)
+    config.model.backbone.depths, config.model.backbone.init_cfg = (1, 1, 1, 1), None
+    init_default_scope(framework)
+    model = MODELS.build(config.model).train()
+    losses = model.loss(torch.randn(len(samples), 3, 64, 64), samples)
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    if model.backbone.patch_embed.proj.weight.grad is None:
+        raise RuntimeError('no gradient reaches the backbone')
+    return f'forward and backward of {type(model).__name__}'
+
+
+TRAPS = {
+    'pkg_resources': pkg_resources,
+    'Pillow': pillow,
+    'numpy with torch': numpy_bridge,
+    'triton': triton,
+    'torchvision': torchvision,
+    'operators of mmcv': mmcv_operators,
+    'checkpoints of mmengine': resume,
+    'name in the registries': registry,
+}
+CHECKS = {'torch alone': core, 'mmdet': mmdet, 'mmsegmentation': mmseg}
+
+
+def main(name: str) -> None:
+    """Print, as JSON, what was found, or the error and the package that it comes from, '' where that is not known."""
+    logging.disable()
+    try:
+        answer = {'found': {**TRAPS, **CHECKS, 'backends': backends}[name]()}
+    except BaseException as error:  # packages raise anything, SystemExit among it
+        answer = {'error': ' '.join(f'{type(error).__name__}: {error}'.split()), 'package': _raised_in(error)}
+    print(json.dumps(answer))
+
+
+def _raised_in(error: BaseException) -> str:
+    """Return the package, neither this one nor Python's own, that an error went through last."""
+    found, trace = '', error.__traceback__
+    while trace is not None:
+        package = trace.tb_frame.f_globals.get('__name__', '').partition('.')[0]
+        if package not in sys.stdlib_module_names and package not in ('swin_dense', '__main__'):
+            found = package
+        trace = trace.tb_next
+    return found
