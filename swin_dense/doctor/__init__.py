@@ -150,16 +150,16 @@ def _ask(topic: str, name: str) -> Any:
             errors='replace',
         )
         answer = json.loads(done.stdout.strip().rpartition('\n')[2])
+        if 'found' in answer:
+            return answer['found']
+        error, package = answer['error'], answer['package']
     except subprocess.TimeoutExpired:
         return Finding(topic, name, 'broken', f'gave no answer within {TIMEOUT} seconds', _by_hand(name))
-    except ValueError:  # no answer: the process came to its end
+    except (ValueError, KeyError, TypeError):  # no answer: the process came to its end
         ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f'status {done.returncode}'
         complaint = done.stderr.strip().rpartition('\n')[2]
         return Finding(topic, name, 'broken', f'ended with {ended}. {complaint}'.rstrip('. '), _by_hand(name))
-    if 'error' not in answer:
-        return answer['found']
-    text = textwrap.shorten(answer['error'], 300, placeholder=' ...')
-    return Finding(topic, name, 'broken', text, cure_for(answer['error'], answer['package']))
+    return Finding(topic, name, 'broken', textwrap.shorten(error, 300, placeholder=' ...'), cure_for(error, package))
 
 
 def _by_hand(name: str) -> str:

@@ -79,7 +79,7 @@ def test_cures(error, package, cure):
     [
         ('raise ImportError("mmcv/_ext.so: undefined symbol: x")', 'undefined symbol', 'compiled for another torch'),
         ('import os; os.kill(os.getpid(), 11)', 'ended with SIGSEGV', '-X faulthandler'),
-        ('import sys; sys.exit(7)', 'SystemExit: 7', 'pip uninstall mmcv'),
+        ('raise SystemExit(7)', 'SystemExit: 7', 'pip uninstall mmcv'),
         ('import os; print("{}"); os._exit(7)', 'ended with status 7', '-X faulthandler'),
         ('', "cannot import name 'nms'", ''),
     ],

@@ -56,6 +56,7 @@ def place(tmp_path_factory):
     for index in range(4):
         pixels = generator.integers(0, 255, (60, 70, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / 'photos' / f'{index}.png')
+    Image.fromarray(pixels).save(folder / 'photo.jpg')
     tifffile.imwrite(folder / 'slide.tif', generator.integers(0, 255, (64, 96, 3), dtype=np.uint8))
     command = folder / 'bin' / 'swin-dense'
     command.parent.mkdir()
@@ -67,7 +68,8 @@ def place(tmp_path_factory):
 def script(page):
     """Return the blocks of a page as one bash script; Python blocks of a page share their names."""
     lines, names = ['set -e'], ''
-    for language, block in re.findall(r'^```(sh|python)\n(.*?)^```', page.read_text(), re.S | re.M):
+    languages = 'sh' if page.stem == 'README' else 'sh|python'  # its Python is tried beside its tables
+    for language, block in re.findall(rf'^```({languages})\n(.*?)^```', page.read_text(), re.S | re.M):
         if language == 'python':
             names += block
             lines.append(f"python - <<'END'\n{names}END")
@@ -90,8 +92,9 @@ def test_a_page_runs(place, page):
         'PYTHONWARNINGS': 'ignore',
         'OMP_NUM_THREADS': '1',
     }
+    (place / 'mine.py').unlink(missing_ok=True)  # of another page
     if page.stem == 'several-gpus':  # its config is any
-        run('swin-dense config mask-rcnn_swin-demo_fpn --force --out mine.py --data-root data/fruit '
+        run('swin-dense config mask-rcnn_swin-demo_fpn --out mine.py --data-root data/fruit '
             f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
     run(script(page), place, environment)
 
