@@ -22,7 +22,7 @@ LAYERS = [
     {'model', 'analysis'},
     {'v2'},
     {'create'},
-    {'mm', 'export', 'recipes', 'classification'},
+    {'mm', 'export', 'recipes', 'classification', 'explore'},
     {'swin_dense'},
     {'doctor'},
     {'commands'},

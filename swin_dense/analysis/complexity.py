@@ -6,6 +6,7 @@ and softmax, well below 1 % of a backbone, have none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,10 +40,10 @@ def msa_flops(height: int, width: int, channels: int) -> int:
     return 4 * tokens * channels**2 + 2 * tokens**2 * channels
 
 
-def window_msa_flops(height: int, width: int, channels: int, window: int) -> int:
+def window_msa_flops(height: int, width: int, channels: int, window: int | Pair) -> int:
     """FLOPs of self-attention within windows on a map that they tile: 4 h w C^2 + 2 M^2 h w C."""
     tokens = height * width
-    return 4 * tokens * channels**2 + 2 * window**2 * tokens * channels
+    return 4 * tokens * channels**2 + 2 * math.prod(checks.pair('window', window)) * tokens * channels
 
 
 def backbone_costs(

@@ -59,7 +59,7 @@ def token_attention(
     _check_index('pixel row', pixel[0], img.shape[2])
     _check_index('pixel column', pixel[1], img.shape[3])
     attn = backbone.layers[stage].blocks[block].attn
-    with evaluation_mode(backbone), torch.no_grad(), _recording_input(attn) as recorded:
+    with evaluation_mode(backbone), torch.no_grad(), recording_input(attn) as recorded:
         backbone(img)
     stride = math.prod(backbone.strides[: stage + 1])
     cell = (pixel[0] // stride, pixel[1] // stride)
@@ -146,7 +146,8 @@ def _prepare(backbone: Any, image: Any, bgr: bool) -> Tensor:
 
 
 @contextmanager
-def _recording_input(module: nn.Module) -> Iterator[list[Tensor]]:
+def recording_input(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what the module is given in the block."""
     recorded: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
     try:

@@ -18,6 +18,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from swin_dense import checks
+from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.explain import TokenAttention
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
@@ -139,26 +140,6 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
     axes[0].set_ylabel('query token')
     figure.suptitle(f'shift masks of a {grid[0]} x {grid[1]} map: white pairs attend to each other')
     return figure
-
-
-def pca_rgb(level: Tensor) -> np.ndarray:
-    """Return a map (C, H, W) as colours (H, W, 3) in [0, 1]: its first three principal components.
-
-    Each component is stretched between its 1st and 99th percentile, and its sign chosen so that the channel that
-    weighs most counts positive, which makes the colours repeatable.
-    """
-    channels, height, width = level.shape
-    cells = level.detach().to('cpu', torch.float64).reshape(channels, -1).T
-    cells = cells - cells.mean(0)
-    _, axes = torch.linalg.eigh(cells.T @ cells)  # ascending
-    axes = axes[:, -3:].flip(1)
-    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-    components = (cells @ axes).numpy()
-    low, high = np.percentile(components, [1, 99], axis=0)
-    spread = np.where(high > low, high - low, 1.0)
-    colours = ((components - low) / spread).clip(0, 1)
-    colours = np.pad(colours, ((0, 0), (0, 3 - colours.shape[1])))
-    return colours.reshape(height, width, 3)
 
 
 def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> tuple[Figure, list[Axes]]:

@@ -7,6 +7,7 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
+from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.explain import TokenAttention
 from swin_dense.analysis.visualize import (
     draw_attention,
@@ -14,7 +15,6 @@ from swin_dense.analysis.visualize import (
     draw_pyramid,
     draw_shift_masks,
     draw_windows,
-    pca_rgb,
 )
 from swin_dense.commands import _backbone
 from swin_dense.features.pyramid import extract_pyramid

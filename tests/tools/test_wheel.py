@@ -70,6 +70,7 @@ def test_what_it_holds(wheel):
     wanted = {name for name in wanted if '__pycache__' not in name}
     assert len(wanted) > 70
     assert held >= wanted | {'model-index.yml', 'swin_dense/py.typed', 'swin_dense/commands/zoo.py'}
+    assert held >= {f'swin_dense/explore/assets/{name}' for name in ('page.html', 'page.css', 'page.js', 'labels.json')}
     assert not {name for name in held if name.startswith(('tests/', 'benchmarks/')) or '__pycache__' in name}
     assert f'-{swin_dense.__version__}-' in wheel.name
 

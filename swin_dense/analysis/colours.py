@@ -1,0 +1,27 @@
+"""Feature maps as colours."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def pca_rgb(level: Tensor) -> np.ndarray:
+    """Return a map (C, H, W) as colours (H, W, 3) in [0, 1]: its first three principal components.
+
+    Each component is stretched between its 1st and 99th percentile, and its sign chosen so that the channel that
+    weighs most counts positive, which makes the colours repeatable.
+    """
+    channels, height, width = level.shape
+    cells = level.detach().to('cpu', torch.float64).reshape(channels, -1).T
+    cells = cells - cells.mean(0)
+    _, axes = torch.linalg.eigh(cells.T @ cells)  # ascending
+    axes = axes[:, -3:].flip(1)
+    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
+    components = (cells @ axes).numpy()
+    low, high = np.percentile(components, [1, 99], axis=0)
+    spread = np.where(high > low, high - low, 1.0)
+    colours = ((components - low) / spread).clip(0, 1)
+    colours = np.pad(colours, ((0, 0), (0, 3 - colours.shape[1])))
+    return colours.reshape(height, width, 3)

@@ -1,0 +1,189 @@
+"""What the page shows of a backbone and an image, computed by the package's own functions."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swin_dense.analysis.colours import pca_rgb
+from swin_dense.analysis.complexity import msa_flops, window_msa_flops
+from swin_dense.analysis.explain import recording_input
+from swin_dense.analysis.reach import Reach, token_reach
+from swin_dense.archs import ARCHS
+from swin_dense.features.images import scale
+from swin_dense.features.inference import Inference, bare_backbone, evaluation_mode
+from swin_dense.windows import Pair, window_grid
+
+# The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.
+PAPER_EXAMPLE = {'side': 112, 'window': 7, 'channels': 128}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """All that decides where the tokens of one block look.
+
+    Attributes:
+        q: (H, W, A, D), queries times the factor on the query-key product.
+        k: (H, W, A, D), keys.
+        pad_k: (A, D), the key of a padding token.
+        bias: (A, 2 * window height - 1, 2 * window width - 1), what is added to the score of a pair by its offset:
+            query less key, the most negative first.
+        window: (height, width) in tokens.
+        shift: (height, width) in tokens.
+    """
+
+    q: Tensor
+    k: Tensor
+    pad_k: Tensor
+    bias: Tensor
+    window: Pair
+    shift: Pair
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: ``stride`` in pixels per token, ``size`` (height, width) in tokens, and per block its reach."""
+
+    stride: int
+    size: Pair
+    channels: int
+    blocks: list[Attention]
+    reach: list[Reach]
+
+
+@dataclass(frozen=True)
+class CostSeries:
+    """What attention over maps of growing size costs, global and in windows.
+
+    Attributes:
+        name: 'paper', or the number of a stage from 0.
+        window: (height, width) in tokens.
+        channels: of the map.
+        sizes: (height, width, FLOPs of global attention, FLOPs of window attention) of every map, whole windows each.
+        start: index of the size of the example, or of this image.
+    """
+
+    name: str | int
+    window: Pair
+    channels: int
+    sizes: list[tuple[int, int, int, int]]
+    start: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that the page is made of.
+
+    Attributes:
+        model: what the backbone is called.
+        pixels: (H, W, 3) uint8, the image that went in.
+        stages: as built.
+        levels: {stride: (rows, columns, 3) uint8}, the pyramid's components as colours.
+        costs: the paper's example, then every stage.
+    """
+
+    model: str
+    pixels: np.ndarray
+    stages: list[Stage]
+    levels: dict[int, np.ndarray]
+    costs: list[CostSeries]
+
+
+def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: bool = False) -> Record:
+    """Run a backbone on an image and keep what the page shows.
+
+    Args:
+        backbone: a :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`.
+        image: in any form that :func:`swin_dense.features.images.read_image` takes.
+        max_side: shrink an image with a longer side until it has so many pixels; None takes it as it is.
+        bgr: an array or tensor holds blue first.
+    """
+    backbone = bare_backbone(backbone)
+    inference = Inference(bgr=bgr, max_side=max_side)
+    pixels = inference.read(image, backbone.in_channels)
+    parameter = next(backbone.parameters())
+    img = inference.prepare(pixels)[None].to(parameter.device, parameter.dtype)
+    attns = [[block.attn for block in stage.blocks] for stage in backbone.layers]
+    with evaluation_mode(backbone), torch.no_grad(), contextlib.ExitStack() as stack:
+        inputs = [[stack.enter_context(recording_input(attn)) for attn in blocks] for blocks in attns]
+        maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
+        stages = []
+        for index, reach in enumerate(token_reach(backbone, (img.shape[2], img.shape[3]))):
+            blocks = [_attention(attn, given[0]) for attn, given in zip(attns[index], inputs[index], strict=True)]
+            height, width, heads, channels = blocks[0].q.shape
+            stride = math.prod(backbone.strides[: index + 1])
+            stages.append(Stage(stride, (height, width), heads * channels, blocks, reach))
+    levels = {stride: _as_bytes(pca_rgb(level[0])) for stride, level in maps.items()}
+    return Record(_name(backbone), _shown(pixels), stages, levels, _costs(stages))
+
+
+def _attention(attn: Any, x: Tensor) -> Attention:
+    height, width, channels = x.shape[1:]
+    window, shift = attn.windows_on(height, width)
+    per_head = (attn.num_heads, channels // attn.num_heads)
+    q, k, _ = attn.project(x)[0].float().cpu().chunk(3, -1)
+    pad_kv = attn.pad_kv()
+    pad_k = torch.zeros(channels) if pad_kv is None else pad_kv[:channels].detach().float().cpu()
+    bias = attn.relative_bias(window)
+    by_offset = torch.zeros(attn.num_heads, 2 * window[0] - 1, 2 * window[1] - 1)
+    if bias is not None:
+        rows, columns = (torch.arange(1 - side, side) for side in window)
+        first, second = (
+            (sign * rows).clamp(min=0)[:, None] * window[1] + (sign * columns).clamp(min=0) for sign in (1, -1)
+        )
+        by_offset = bias[:, first, second].float().cpu()
+    return Attention(
+        (q * attn.scale).unflatten(-1, per_head),
+        k.unflatten(-1, per_head),
+        pad_k.view(per_head),
+        by_offset,
+        window,
+        shift,
+    )
+
+
+def _name(backbone: Any) -> str:
+    family = 'Swin V2' if backbone._prefix == 'swinv2' else 'Swin'
+    for letter, arch in ARCHS.items():
+        if arch == backbone.arch:
+            return f'{family}-{letter.upper()}'
+    return f'{family} ({backbone.arch.embed_dims}; {"-".join(map(str, backbone.arch.depths))})'
+
+
+def _shown(pixels: Tensor) -> np.ndarray:
+    """Return an image (C, H, W) as colours; of one with other than three channels, the first, as grey."""
+    shown = scale(pixels.cpu())
+    shown = shown if len(shown) == 3 else shown[:1].expand(3, -1, -1)
+    return _as_bytes(shown.permute(1, 2, 0).numpy())
+
+
+def _as_bytes(colours: np.ndarray) -> np.ndarray:
+    return (colours.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def _costs(stages: list[Stage]) -> list[CostSeries]:
+    window, channels = (PAPER_EXAMPLE['window'],) * 2, PAPER_EXAMPLE['channels']
+    sides = range(window[0], 2 * PAPER_EXAMPLE['side'] + 1, window[0])
+    series = [
+        _series('paper', window, channels, [(side, side) for side in sides], sides.index(PAPER_EXAMPLE['side'])),
+    ]
+    for index, stage in enumerate(stages):
+        window = stage.blocks[0].window
+        maps = []
+        for eighths in range(1, 33):
+            height, width = (-(-side * eighths // 8) for side in stage.size)
+            rows, columns = window_grid(height, width, window)
+            maps.append((rows * window[0], columns * window[1]))
+        series.append(_series(index, window, stage.channels, maps, 7))
+    return series
+
+
+def _series(name: str | int, window: Pair, channels: int, maps: list[Pair], start: int) -> CostSeries:
+    sizes = [(*size, msa_flops(*size, channels), window_msa_flops(*size, channels, window)) for size in maps]
+    return CostSeries(name, window, channels, sizes, start)

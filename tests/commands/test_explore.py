@@ -1,0 +1,79 @@
+"""`swin-dense explore`: a page appears whole, or a line says why not and nothing changes."""
+
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
+from swin_dense.explore import page as page_module
+from tests.conftest import TINY, photograph
+from tests.explore.decoding import facts_of
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a photograph and the weights of a small backbone."""
+    folder = tmp_path / 'my photos'
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Image.fromarray(photograph(60, 90)).save('a photo.png')
+    torch.save({'model': SwinBackbone(**TINY).state_dict()}, 'small.pth')
+    return folder
+
+
+def explore(*options):
+    return main(['explore', 'a photo.png', '--checkpoint', 'small.pth', *options])
+
+
+def test_a_page(place, capsys):
+    assert explore('--out', 'page.html') == 0
+    assert 'page.html: Swin (16; 2-2-2-2) on 60 x 90 pixels' in capsys.readouterr().out
+    facts = facts_of((place / 'page.html').read_text(encoding='utf-8'))
+    assert (facts['name'], facts['isRandom'], facts['lang'], facts['size']) == ('a photo.png', False, 'en', [60, 90])
+    assert explore('--out', 'page.html', '--force', '--lang', 'zh', '--max-side', '45') == 0
+    facts = facts_of((place / 'page.html').read_text(encoding='utf-8'))
+    assert (facts['lang'], facts['size']) == ('zh', [30, 45])
+    assert sorted(path.name for path in place.iterdir()) == ['a photo.png', 'page.html', 'small.pth']
+
+
+@pytest.mark.parametrize(
+    ('options', 'told'),
+    [
+        (['--out', 'small.pth'], '--out must end in .html'),
+        (['--out', 'nowhere/page.html'], 'there is no folder nowhere'),
+        (['--out', 'there.html'], 'there.html exists already; --force replaces it'),
+        (['--out', 'page.html', '--max-side', '0'], '--max-side must be at least 1'),
+        (['--out', 'page.html', '--max-size', '0'], '--max-size must be above 0'),
+        (['--out', 'page.html', '--max-size', 'nan'], '--max-size must be above 0'),
+        (['--out', 'page.html', '--max-size', '0.05'], 'MB at least'),
+        (['--out', 'page.html', '--checkpoint', 'nowhere.pth'], 'nowhere.pth'),
+    ],
+)
+def test_wrong_usage(place, capsys, options, told):
+    (place / 'there.html').write_text('mine')
+    assert explore(*options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert (place / 'there.html').read_text() == 'mine'
+    assert not (place / 'page.html').exists()
+
+
+@pytest.mark.parametrize('name', ['nothing.jpg', 'small.pth', '.'])
+def test_no_image(place, capsys, name):
+    assert main(['explore', name, '--checkpoint', 'small.pth', '--out', 'page.html']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert name in line
+
+
+def test_a_failure_leaves_the_old_page(place, capsys, monkeypatch):
+    (place / 'page.html').write_text('old')
+
+    def full(*arguments):
+        raise OSError('no space left on device')
+
+    monkeypatch.setattr('swin_dense.atomic.os.replace', full)
+    assert explore('--out', 'page.html', '--force') == 2
+    assert (place / 'page.html').read_text() == 'old'
+    assert not list(place.glob('.*'))
+    assert page_module.LARGEST_PAGE == 12_000_000

@@ -1,0 +1,158 @@
+"""A page holds the numbers of the model, says so in two languages and needs nothing but itself."""
+
+import base64
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.analysis.colours import pca_rgb
+from swin_dense.analysis.complexity import msa_flops, window_msa_flops
+from swin_dense.analysis.explain import token_attention
+from swin_dense.analysis.reach import token_reach
+from swin_dense.explore.page import LANGUAGES, make_page
+from swin_dense.explore.record import make_record
+from swin_dense.features.pyramid import extract_pyramid
+from tests.conftest import ROOT, TINY, photograph, randomize
+from tests.explore.decoding import Decoded, block_bytes, facts_of
+
+ASSETS = ROOT / 'swin_dense' / 'explore' / 'assets'
+PHOTOGRAPH = photograph(75, 106)
+MODELS = {
+    'v1': lambda: SwinBackbone(**TINY),
+    'v2': lambda: SwinV2Backbone(**TINY),
+    'without bias, 2 x 5': lambda: SwinBackbone(
+        **TINY, window_size=(2, 5), qkv_bias=False, use_rel_pos_bias=False, out_indices=(1, 3)
+    ),
+    'position alone': lambda: SwinBackbone(**TINY, qk_scale=0.0, clamp_window=True),
+}
+
+
+@pytest.fixture(scope='module', params=MODELS)
+def made(request):
+    backbone = randomize(MODELS[request.param]()).eval()
+    return backbone, make_page(make_record(backbone, PHOTOGRAPH), 'photo.jpg', True)
+
+
+def test_attention_is_the_models(made):
+    """At random tokens of every block, as ``analysis`` computes it by a derivative."""
+    backbone, page = made
+    facts, blocks = facts_of(page.text), block_bytes(page.text)
+    generator = np.random.default_rng(0)
+    furthest = 0.0
+    for stage, layer in enumerate(backbone.layers):
+        for block in range(len(layer.blocks)):
+            decoded = Decoded(facts, blocks, stage, block)
+            for _ in range(3):
+                pixel = tuple(int(generator.integers(side)) for side in PHOTOGRAPH.shape[:2])
+                expected = token_attention(backbone, PHOTOGRAPH, stage, block, pixel)
+                found = decoded.weights(*expected.cell)
+                furthest = max(furthest, np.abs(found - expected.weights.numpy()).max())
+    assert furthest <= page.off + 1e-5
+    assert page.off < 0.02  # of noise for weights, whose scores reach far
+    assert facts['off'] == pytest.approx(page.off, abs=1e-6)
+
+
+def test_pyramid_and_photograph(made):
+    backbone, page = made
+    facts = facts_of(page.text)
+    pyramid = extract_pyramid(backbone, PHOTOGRAPH)
+    assert [level['stride'] for level in facts['levels']] == list(pyramid)
+    for level, features in zip(facts['levels'], pyramid.values(), strict=True):
+        colours = opened(level['picture']) / 255
+        assert np.abs(colours - pca_rgb(features)).max() < 0.02
+    assert facts['size'] == [75, 106]
+    assert np.abs(opened(facts['photo']).astype(float) - PHOTOGRAPH).mean() < 12
+
+
+def opened(address):
+    return np.array(Image.open(io.BytesIO(base64.b64decode(address.partition(',')[2]))))
+
+
+def test_reach_is_that_of_analysis(made):
+    backbone, page = made
+    stages = facts_of(page.text)['stages']
+    for stage, reaches in zip(stages, token_reach(backbone, PHOTOGRAPH.shape[:2]), strict=True):
+        for block, reach in zip(stage['blocks'], reaches, strict=True):
+            assert (block['rows'], block['columns']) == (reach.rows.tolist(), reach.columns.tolist())
+
+
+def test_costs(made):
+    paper, *stages = facts_of(made[1].text)['costs']
+    height, width, everywhere, windowed = paper['sizes'][paper['start']]
+    assert (height, width, everywhere - windowed) == (112, 112, 40_124_743_680)
+    for series in stages:
+        for height, width, everywhere, windowed in series['sizes']:
+            assert everywhere == msa_flops(height, width, series['channels'])
+            assert windowed == window_msa_flops(height, width, series['channels'], series['window'])
+        start = series['sizes'][series['start']][:2]
+        size = facts_of(made[1].text)['stages'][series['name']]['size']
+        assert start == [-(-side // step) * step for side, step in zip(size, series['window'], strict=True)]
+
+
+def test_it_asks_for_nothing(made):
+    text = re.sub(r'data:image/\w+;base64,[\w+/=]+', 'data:', made[1].text)
+    assert '://' not in text
+    assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!data:)', text)
+    assert not re.findall(r'\b(fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon|import)\s*\(', text)
+    assert "default-src 'none'" in text
+
+
+def test_a_limit_costs_exactness_alone():
+    backbone = randomize(SwinBackbone(**TINY)).eval()
+    record = make_record(backbone, PHOTOGRAPH)
+    exact = make_page(record, 'photo.jpg', False)
+    size = len(exact.text.encode())
+    coarse = make_page(record, 'photo.jpg', False, limit=size * 3 // 4)
+    assert len(coarse.text.encode()) <= size * 3 // 4
+    assert exact.off < coarse.off < 0.5
+    with pytest.raises(ValueError, match=r'takes .* MB at least and may take 0\.1'):
+        make_page(record, 'photo.jpg', False, limit=100_000)
+
+
+@pytest.mark.parametrize('size', [(1, 1), (3, 200), (64, 64)])
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_images_of_every_kind(size, channels):
+    image = np.random.default_rng(0).integers(0, 255, (*size, channels), dtype=np.uint16)
+    backbone = SwinBackbone(**TINY, in_channels=channels).eval()
+    if channels == 3:
+        facts = facts_of(make_page(make_record(backbone, image), 'a', True).text)
+        assert facts['size'] == list(size)
+    else:
+        with pytest.raises(ValueError, match='mean'):
+            make_record(backbone, image)
+
+
+def test_a_name_cannot_break_out():
+    backbone = SwinBackbone(**TINY).eval()
+    name = '</script><img src=x onerror=alert(1)>&"<!--facts-->.jpg'
+    text = make_page(make_record(backbone, PHOTOGRAPH), name, True).text
+    assert '<img' not in text
+    assert facts_of(text)['name'] == name
+
+
+def test_languages_have_the_same_labels():
+    labels = json.loads((ASSETS / 'labels.json').read_text(encoding='utf-8'))
+    assert tuple(labels) == LANGUAGES
+    assert labels['en'].keys() == labels['zh'].keys()
+    for key, words in labels['en'].items():
+        assert set(re.findall(r'\{\w+\}', words)) == set(re.findall(r'\{\w+\}', labels['zh'][key])), key
+    used = set(re.findall(r'data-label="(\w+)"', (ASSETS / 'page.html').read_text()))
+    script = (ASSETS / 'page.js').read_text()
+    assert used <= labels['en'].keys()
+    for key in labels['en']:
+        assert key in used or f"'{key}'" in script or key in ('content', 'position', 'windows', 'attention', 'reach'), (
+            key
+        )
+
+
+def test_random_is_told_and_only_then():
+    backbone = SwinBackbone(**TINY).eval()
+    record = make_record(backbone, torch.rand(3, 40, 40))
+    for is_random in (True, False):
+        assert facts_of(make_page(record, 'a', is_random, lang='zh').text)['isRandom'] is is_random
