@@ -61,11 +61,15 @@ class AttentionCore:
     def cut(self, run: slice, x: Tensor) -> Iterator[bands.Band]:
         return bands.cut(run, x, self.attention.window, self.attention.shift)
 
-    def forward(self, source: Tensor, weight: Tensor, bias: Tensor, place: Place) -> Found:
+    def enter(self, source: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return what the first linear layer gives L tokens and a padding token: (L + 1, 3C)."""
         qkv = source.new_empty(len(source) + 1, len(weight))
         torch.addmm(bias, source, weight.t(), out=qkv[:-1])
         # A linear layer maps the official code's zero padding to its bias. Nobody reads the query.
         qkv[-1] = bias
+        return qkv
+
+    def forward(self, qkv: Tensor, place: Place) -> Found:
         layout, scale = self._layout(place), self.attention.scale
         out, attended = batched.attend(qkv, self.bias, layout, scale, self.cosine_scales)
         return out, *attended
@@ -124,8 +128,12 @@ class MLPCore:
     def cut(self, run: slice, x: Tensor) -> Iterator[bands.Band]:
         return bands.cut(run, x, (1, 1), (0, 0))
 
-    def forward(self, source: Tensor, weight: Tensor, bias: Tensor, place: Place) -> Found:
-        return (torch.addmm(bias, source, weight.t()),)
+    def enter(self, source: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return what the first linear layer gives."""
+        return torch.addmm(bias, source, weight.t())
+
+    def forward(self, hidden: Tensor, place: Place) -> Found:
+        return (hidden,)
 
     def reached(self, found: Found) -> Tensor:
         """Return what the last linear layer takes."""

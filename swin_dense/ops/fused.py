@@ -13,6 +13,7 @@ Which blocks are computed so is decided in :mod:`swin_dense.block`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -166,7 +167,9 @@ class _Branch(torch.autograd.Function):
     @classmethod
     def forward(cls, ctx, options, saves, *tensors):
         x, norm_weight, norm_bias, first_weight, first_bias, last_weight, last_bias, *core_tensors = tensors
-        kept, core, channels = options.kept, cls.core(options.core, core_tensors), x.shape[3:]
+        kept, eps, norm_is_last, core_options = options
+        core, channels = cls.core(core_options, core_tensors), x.shape[3:]
+        norm = _layer_norm(channels, norm_weight, norm_bias, eps)
         out = _start(x, kept)
         ctx.bands = [band for run in kept.runs for band in core.cut(run, x)]
         saved: list[Tensor | None] = []
@@ -174,14 +177,13 @@ class _Branch(torch.autograd.Function):
             part, target = band.of(x), band.of(out)
             tokens, place = part.reshape(-1, *channels), Place(part.shape[:3], band.shift)
             update, branch = target.view_as(tokens), None
-            if options.norm_is_last:
-                found = core.forward(tokens, first_weight, first_bias, place)
+            # What is not named is freed at once, and the cache holds the rest.
+            entered = core.enter(tokens if norm_is_last else norm(tokens), first_weight, first_bias)
+            found = core.forward(entered, place)
+            if norm_is_last:
                 branch = torch.addmm(last_bias, core.reached(found), last_weight.t())
-                normed = F.layer_norm(branch, channels, norm_weight, norm_bias, options.eps)
-                torch.add(tokens, normed, alpha=kept.factor, out=update)
+                torch.add(tokens, norm(branch), alpha=kept.factor, out=update)
             else:
-                normed = F.layer_norm(tokens, channels, norm_weight, norm_bias, options.eps)
-                found = core.forward(normed, first_weight, first_bias, place)
                 torch.add(tokens, last_bias, alpha=kept.factor, out=update)
                 update.addmm_(core.reached(found), last_weight.t(), alpha=kept.factor)
             if not band.is_view:
@@ -210,9 +212,7 @@ class _Branch(torch.autograd.Function):
         """Compute the branch in operations that torch can differentiate."""
         kept, eps, norm_is_last, core_options = options
         images = torch.tensor(kept.images(), dtype=torch.long, device=x.device)
-        norm = functools.partial(
-            F.layer_norm, normalized_shape=x.shape[3:], weight=norm_weight, bias=norm_bias, eps=eps
-        )
+        norm = _layer_norm(x.shape[3:], norm_weight, norm_bias, eps)
         source = x[images] if norm_is_last else norm(x[images])
         reached = cls.core(core_options, core_tensors).plain(F.linear(source, first_weight, first_bias), first_bias)
         branch = F.linear(reached, last_weight, last_bias)
@@ -241,7 +241,7 @@ class _Branch(torch.autograd.Function):
             if saved:
                 *found, branch = saved[per_band * index : per_band * (index + 1)]
             else:
-                found, branch = core.forward(source, first_weight, first_bias, place), None
+                found, branch = core.forward(core.enter(source, first_weight, first_bias), place), None
             grad_branch = grad_out if kept.factor == 1.0 else grad_out * kept.factor
             lacks_branch = norm_is_last and branch is None
             reached = core.reached(found) if last.weight is not None or lacks_branch else source
@@ -304,6 +304,10 @@ class _NormGradients:
         if self.bias_grad is not None:
             self.bias_grad += grad_bias
         return grad_tokens
+
+
+def _layer_norm(channels: Sequence[int], weight: Tensor, bias: Tensor, eps: float) -> Callable[[Tensor], Tensor]:
+    return functools.partial(F.layer_norm, normalized_shape=channels, weight=weight, bias=bias, eps=eps)
 
 
 def _start(x: Tensor, kept: Kept) -> Tensor:
