@@ -15,6 +15,7 @@ import swin_dense
 from swin_dense.doctor import DISTRIBUTIONS
 
 EXIT_STATUS = 'Exit status: 0 done, 1 some of it failed, 2 wrong usage; above 128 stopped by a signal.'
+_COMMANDS_WITH_EXTRAS = ('export', 'features', 'visualize')  # of pyproject.toml, under the same names
 _FOLDER = Path(__file__).with_name('commands')
 
 
@@ -43,14 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        explanation = _explained(error)
+        explanation = _explained(name, error)
         if explanation is None:
             raise
         print(f'swin-dense {name}: error: {explanation}', file=sys.stderr)
         return 2
 
 
-def _explained(error: Exception) -> str | None:
+def _explained(command: str, error: Exception) -> str | None:
     """Return one line on what is wrong and what to do, None where the error is a defect of ours."""
     if swin_dense._why_no_core is not None:
         return f'{swin_dense._why_no_core}; `swin-dense doctor` says more'
@@ -61,7 +62,15 @@ def _explained(error: Exception) -> str | None:
     if error.name == 'pkg_resources':
         return "pkg_resources is missing, which setuptools left out in 81: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
-    return f'this command needs {package}, which is not installed: pip install {DISTRIBUTIONS.get(package, package)}'
+    return f'this command needs {package}, which is not installed: {_how_to_install(command, package)}'
+
+
+def _how_to_install(command: str, package: str) -> str:
+    if package in ('mmengine', 'mmcv', 'mmdet', 'mmseg'):
+        return "pip install --no-build-isolation mmcv==2.1.0, then pip install 'swin-dense[mm]'; see docs/install.md"
+    if command in _COMMANDS_WITH_EXTRAS:
+        return f"pip install 'swin-dense[{command}]'"
+    return f'pip install {DISTRIBUTIONS.get(package, package)}'
 
 
 def command_names() -> list[str]:

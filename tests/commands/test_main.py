@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import swin_dense
-from swin_dense.__main__ import command_names, main
+from swin_dense.__main__ import _COMMANDS_WITH_EXTRAS, command_names, main
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -78,11 +79,26 @@ def test_a_defect_is_not_called_wrong_usage(command):
 
 
 @pytest.mark.parametrize(
-    ('module', 'advice'), [('rich.console', 'pip install rich'), ('pkg_resources', "pip install 'setuptools<81'")]
+    ('name', 'module', 'advice'),
+    [
+        ('complexity', 'rich.console', 'needs rich, which is not installed: pip install rich'),
+        ('complexity', 'yaml', 'pip install PyYAML'),
+        ('complexity', 'pkg_resources', "pip install 'setuptools<81'"),
+        ('complexity', 'mmengine.config', "then pip install 'swin-dense[mm]'"),
+        ('features', 'rich.console', "pip install 'swin-dense[features]'"),
+    ],
 )
-def test_a_missing_package_is_named(command, capsys, module, advice):
-    assert command(raising(ModuleNotFoundError(f'No module named {module!r}', name=module))) == 2
+def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
+    error = ModuleNotFoundError(f'No module named {module!r}', name=module)
+    monkeypatch.setattr(importlib, 'import_module', raising(error))
+    assert main([name]) == 2
     assert advice in capsys.readouterr().err
+
+
+def test_extras_that_commands_name_are_there():
+    project = (ROOT / 'pyproject.toml').read_text()
+    extras = project.partition('[project.optional-dependencies]')[2].partition('\n\n')[0]
+    assert {*_COMMANDS_WITH_EXTRAS, 'mm'} <= {line.partition(' = ')[0] for line in extras.splitlines()}
 
 
 def test_as_a_program():

@@ -93,7 +93,6 @@ def test_python_examples_run(tmp_path, monkeypatch):
         'import torch; from PIL import Image; from swin_dense import SwinBackbone\n'
         "torch.save({'model': SwinBackbone('t').state_dict()}, 'swin_tiny_patch4_window7_224.pth')\n"
         "Image.new('RGB', (64, 64), 'grey').save('photo.jpg')\n"
-        'img = torch.zeros(1, 3, 64, 64)\n'
     )
     blocks = re.findall(r'```python\n(.*?)```', README, re.S)
     assert len(blocks) == 3
@@ -101,6 +100,8 @@ def test_python_examples_run(tmp_path, monkeypatch):
     done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '4 (96, 16, 16)' in done.stdout
+    assert '[(1, 256, 60, 80), (1, 512, 30, 40), (1, 1024, 15, 20)]' in done.stdout
+    assert '(256, 512, 1024) (8, 16, 32)' in done.stdout
 
 
 def test_stacks_compute_the_same_numbers():
