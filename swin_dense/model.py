@@ -293,6 +293,12 @@ class SwinBackbone(nn.Module):
                 f'img must have {self.in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
                 f'build the backbone with in_channels={img.shape[1]}, or pass (B, {self.in_channels}, H, W)'
             )
+        weight = getattr(self.patch_embed.proj, 'weight', img)
+        if img.dtype != weight.dtype and not compat.is_autocast_enabled(img.device.type):
+            raise TypeError(
+                f'img is {img.dtype} and the weights are {weight.dtype}; convert one of them, as in '
+                f'img.to({weight.dtype}), or run the backbone under torch.autocast'
+            )
         if img.shape[2] < 1 or img.shape[3] < 1:
             raise ValueError(f'the sides of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
 

@@ -330,10 +330,11 @@ def test_wrong_options_say_what_is_allowed(options, error, words):
         (torch.zeros(3, 32, 32), ValueError, ['(B, 3, H, W)', '(3, 32, 32)']),
         (torch.zeros(1, 4, 32, 32), ValueError, ['3 channels', 'got 4', 'in_channels=4']),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, ['floating-point', 'torch.uint8', 'normalise']),
+        (torch.zeros(1, 3, 32, 32).double(), TypeError, ['torch.float64', 'weights are torch.float32', 'autocast']),
         (torch.zeros(1, 3, 0, 32), ValueError, ['at least 1 pixel', '(1, 3, 0, 32)']),
         ('image.png', TypeError, ['torch.Tensor', 'str']),
     ],
-    ids=['rank', 'channels', 'integers', 'empty', 'path'],
+    ids=['rank', 'channels', 'integers', 'float64', 'empty', 'path'],
 )
 def test_wrong_images_say_what_is_allowed(img, error, words):
     backbone = tiny()

@@ -25,6 +25,9 @@ from swin_dense.features.pyramid import Pyramid
 from swin_dense.features.tiling import level_size
 from swin_dense.windows import Pair, merge, region_ids, window_grid
 
+# A mask has a row and a column for each token of a window.
+_LARGEST_MASK = 64
+
 
 def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
     """Draw the image and beside it every level, its three main components as red, green and blue.
@@ -118,12 +121,19 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
 
     Args:
         grid: (height, width) of the map in tokens.
-        window_size: (height, width) in tokens.
+        window_size: (height, width) in tokens, of at most 64 x 64.
     """
     grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
+    if max(window_size) > _LARGEST_MASK:
+        raise ValueError(f'window_size must be at most {_LARGEST_MASK} for its mask to be drawn, got {window_size}')
     shift = (window_size[0] // 2, window_size[1] // 2)
-    rows, columns = window_grid(*grid, window_size)
-    ids = region_ids(*grid, window_size, shift).reshape(rows, columns, -1)
+    # Beyond two rows or columns, more of them have the same masks.
+    counts = window_grid(*grid, window_size)
+    height, width = (
+        side - max(count - 2, 0) * window for side, count, window in zip(grid, counts, window_size, strict=True)
+    )
+    rows, columns = window_grid(height, width, window_size)
+    ids = region_ids(height, width, window_size, shift).reshape(rows, columns, -1)
     kinds = {'bottom right': ids[-1, -1]}
     if columns > 1:
         kinds = {'bottom row': ids[-1, 0], **kinds}

@@ -67,6 +67,8 @@ def load_checkpoint(
         CheckpointError: the checkpoint cannot be read or does not fit. The backbone keeps its weights.
         FileNotFoundError: there is no such file.
     """
+    if prefix is not None and not isinstance(prefix, str):
+        raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
     backbone = _unwrap(backbone)
     for parameter in backbone.parameters():
         if parameter.is_meta:

@@ -19,7 +19,7 @@ import swin_dense
 from swin_dense.atomic import written_whole
 from swin_dense.recipes.files import load_recipe
 from swin_dense.recipes.settings import parse_settings
-from swin_dense.recipes.standalone import as_text, check_classes, checked_settings, missing_data, own_data
+from swin_dense.recipes.standalone import as_text, check_classes, check_form, checked_settings, missing_data, own_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_recipe(args.name)
     own_data(config, args.data_root, None if args.classes is None else args.classes.split(','))
     config.merge_from_dict(checked_settings(parse_settings(args.set)))
+    check_form(config)
     check_classes(config)
     for path in missing_data(config):
         print(f'swin-dense config: note: {path} does not exist; --set can say where else it is', file=sys.stderr)

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from swin_dense.classification.classifier import create_classifier
 from swin_dense.classification.evaluate import Record, crops_at, evaluate, list_labelled
+from swin_dense.features.inference import on_device
 from swin_dense.features.job import stop_signals, weights_digest
 
 console = Console(stderr=True)
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options: dict[str, Any] = {} if args.window_size is None else {'window_size': args.window_size}
     classifier = create_classifier(args.checkpoint, args.arch, **options)
-    classifier = classifier.to(args.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    classifier = on_device(classifier, args.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
     classes = args.classes.read_text().split() if args.classes else None
     images = list_labelled(args.folder, classes, classifier.head.out_features)
     crop = crops_at(args.size) if args.crop is None else args.crop

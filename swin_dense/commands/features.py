@@ -29,7 +29,7 @@ from rich.text import Text
 
 from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
 from swin_dense.features.extraction import POOLINGS, Extraction
-from swin_dense.features.inference import Inference, check_levels
+from swin_dense.features.inference import Inference, check_levels, on_device
 from swin_dense.features.job import run_extraction, stop_signals, weights_digest
 from swin_dense.features.sources import list_images
 from swin_dense.features.storage import FORMATS, FeatureFolder
@@ -122,7 +122,7 @@ def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
             say(console, f'not taken for images, by their names: {counts}; a pattern or a list takes them too')
     if not paths:
         raise ValueError(f'no images found in {args.sources}')
-    backbone = build_backbone(args).to(device_of(args))
+    backbone = on_device(build_backbone(args), device_of(args))
     extraction = build_extraction(args, backbone)
     folder = FeatureFolder(args.out, args.format)
 

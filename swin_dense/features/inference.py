@@ -118,6 +118,19 @@ def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | 
     return getattr(torch, word)
 
 
+def on_device(module: nn.Module, device: torch.device | str) -> Any:
+    """Move a module to a device, or say why that cannot be used.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    try:
+        return module.to(device)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without CUDA
+        reason = str(error).partition('\n')[0]
+        raise ValueError(f'device {str(device)!r} cannot be used: {reason}') from error
+
+
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
     """Return the strides to extract, in the backbone's order."""
     stride, count = Counter(backbone.out_strides).most_common(1)[0]

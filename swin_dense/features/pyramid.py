@@ -21,6 +21,7 @@ from swin_dense.features.inference import (
     check_dtype,
     check_levels,
     group_by_size,
+    on_device,
     run_batch,
 )
 from swin_dense.features.regions import open_large_image
@@ -144,7 +145,7 @@ def extract_pyramid(
     map_dtype = dtype or autocast or next(backbone.parameters()).dtype
     _check_tile_options(tile, overlap, out, gradients, is_single, map_dtype)
     if device is not None:
-        backbone.to(device)
+        on_device(backbone, device)
     inference = Inference(strides, mean, std, bgr, dtype, autocast, page=page, max_side=max_side)
     if tile is not None:
         inference = replace(inference, tiling=check_tiling(backbone, tile, overlap, strides))

@@ -17,7 +17,32 @@ if TYPE_CHECKING:
 
 # Beside what mmengine's Runner takes, what mmdet's and mmseg's tools and inference read from a config.
 _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeline', 'tta_model', 'tta_pipeline'}
+_SPLITS = ('train', 'val', 'test')
 _GOLDEN_RATIO = 0.618034
+
+
+def check_form(config: Config) -> None:
+    """Refuse a config that is not that of a detector of mmdet or a segmentor of mmseg, with names for types.
+
+    Raises:
+        ValueError: it is a lazy one, or its scope, model or data are not of the form that these have.
+    """
+    if any(not isinstance(part.get('type', ''), str) for part in _dicts(list(config.values()))):
+        raise ValueError(
+            'this is a lazy config, which imports the classes that it names; give one whose types are names in quotes'
+        )
+    if config.get('default_scope') not in ('mmdet', 'mmseg'):
+        raise ValueError(
+            f'this config has the default_scope {config.get("default_scope")!r}; it must be one of mmdet or of mmseg'
+        )
+    for key in ('model', *(f'{split}_dataloader' for split in _SPLITS)):
+        part = config.get(key)
+        if not isinstance(part, dict) and (part is not None or key == 'model'):
+            raise ValueError(f'{key} must be a dict, got {part!r}')
+    for dataset in _datasets(config):
+        for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
+            if not isinstance(dataset.get(key) or kind(), kind):
+                raise ValueError(f'{key} of a data set must be a {kind.__name__}, got {dataset[key]!r}')
 
 
 def own_data(config: Config, data_root: str | None, classes: Sequence[str] | None) -> None:
@@ -32,7 +57,7 @@ def own_data(config: Config, data_root: str | None, classes: Sequence[str] | Non
     Raises:
         ValueError: the names are not distinct, or too few, or the config is of a kind that cannot be changed here.
     """
-    _check_kind(config)
+    check_form(config)
     is_detector = config.default_scope == 'mmdet'
     entries = list(config.values())
     if data_root is not None:
@@ -139,22 +164,11 @@ def _replace(value: Any, change: Callable[[str], str]) -> None:
 
 
 def _datasets(config: Config) -> list[Any]:
-    loaders = (config.get(f'{split}_dataloader') or {} for split in ('train', 'val', 'test'))
+    loaders = (config.get(f'{split}_dataloader') or {} for split in _SPLITS)
     parts = [part for loader in loaders for part in _dicts(loader.get('dataset'))]
     return [
         part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)
     ]  # not those that wrap others
-
-
-def _check_kind(config: Config) -> None:
-    if any(not isinstance(part.get('type', ''), str) for part in _dicts(list(config.values()))):
-        raise ValueError(
-            'this is a lazy config, which imports the classes that it names; give one whose types are names in quotes'
-        )
-    if config.get('default_scope') not in ('mmdet', 'mmseg'):
-        raise ValueError(
-            f'this config has the default_scope {config.get("default_scope")!r}; it must be one of mmdet or of mmseg'
-        )
 
 
 def _data_root(config: Config) -> str:
@@ -170,7 +184,7 @@ def _data_root(config: Config) -> str:
 
 def _class_count(model: Any) -> int:
     """Return the number of classes that the heads agree on; a head of proposals has its own."""
-    counts = Counter(part['num_classes'] for part in _dicts(model) if part.get('num_classes'))
+    counts = Counter(part['num_classes'] for part in _dicts(model) if isinstance(part.get('num_classes'), int))
     if not counts:
         raise ValueError('no part of the model has num_classes, so own classes cannot be set')
     return counts.most_common(1)[0][0]

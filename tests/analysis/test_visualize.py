@@ -151,6 +151,16 @@ def test_shift_masks_of_small_maps(grid, kinds):
     assert len(draw_shift_masks(grid, (7, 7)).axes) == kinds
 
 
+def test_shift_masks_of_huge_maps_are_those_of_smaller_ones():
+    smaller, huge = ([ax.images[0].get_array() for ax in draw_shift_masks(grid, (4, 6)).axes] for grid in (
+        (9, 16), (4 * 10**30 + 1, 6 * 10**30 + 4)
+    ))  # fmt: skip
+    assert all(map(np.array_equal, smaller, huge))
+    assert len(smaller) == len(huge) == 4
+    with pytest.raises(ValueError, match='window_size must be at most 64'):
+        draw_shift_masks((1000, 1000), (1000, 1000))
+
+
 @pytest.mark.parametrize('suffix', ['png', 'pdf'])
 @pytest.mark.parametrize(
     'args',

@@ -207,6 +207,8 @@ def test_of_several_backbones_one_must_be_chosen():
     raises_and_keeps(backbone, checkpoint, "no backbone under prefix='teacher'", prefix='teacher')
     raises_and_keeps(backbone, checkpoint, 'several backbones', prefix='backbone')
     raises_and_keeps(backbone, checkpoint, 'no backbone under', prefix='')
+    with pytest.raises(TypeError, match='prefix must be a string'):
+        load(backbone, checkpoint, prefix=['teacher'])
     load(backbone, {**checkpoint, **build(4).state_dict()}, prefix='')
     same_weights(backbone, build(4))
 

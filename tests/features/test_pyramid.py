@@ -334,3 +334,9 @@ def test_device(backbone):
     meta = extract_pyramid(SwinBackbone(**TINY, attn_backend='reference'), PHOTOGRAPH, device='meta')
     assert meta[32].shape == (128, 4, 5)
     assert meta[32].is_meta
+
+
+@pytest.mark.parametrize('device', ['nothing', 'cuda:4096', torch.device('cuda', 4096)])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(ValueError, match=r'device .* cannot be used'):
+        extract_pyramid(SwinBackbone(**TINY), torch.rand(3, 32, 32), device=device)

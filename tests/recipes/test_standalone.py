@@ -62,6 +62,30 @@ def test_a_path_is_a_config_too(tmp_path):
     assert load_recipe(str(tmp_path / 'other.py')).resume is True
 
 
+@pytest.mark.parametrize(
+    ('lines', 'options', 'message'),
+    [
+        (['model = dict('], [], 'cannot be read as a config (SyntaxError'),
+        (['x = undefined'], [], "cannot be read as a config (NameError: name 'undefined'"),
+        (["_base_ = 'missing.py'"], [], 'cannot be read as a config (FileNotFoundError'),
+        (['model = dict()'], [], 'must be one of mmdet or of mmseg'),
+        (["default_scope = 'mmseg'"], [], 'model must be a dict, got None'),
+        (["default_scope = 'mmseg'", 'model = dict()', 'train_dataloader = 3'], [], 'train_dataloader must be a dict'),
+        (["default_scope = 'mmseg'", 'model = dict()'], ['--data-root', 'x'], 'a data root is replaced where all datasets'),
+        (["default_scope = 'mmseg'", 'model = dict()'], ['--classes', 'a,b'], 'no part of the model has num_classes'),
+        (
+            ["default_scope = 'mmdet'", 'model = dict()', 'val_dataloader = dict(dataset=dict(data_root=1))'],
+            [],
+            'data_root of a data set must be a str, got 1',
+        ),
+    ],
+)
+def test_configs_of_another_form(tmp_path, capsys, lines, options, message):
+    (tmp_path / 'other.py').write_text('\n'.join(lines) + '\n')
+    assert main(['config', str(tmp_path / 'other.py'), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('name', [DETECTOR, CASCADE])
 def test_own_boxes(tmp_path, name):
     root = make_coco(tmp_path / 'my fruit')

@@ -1,0 +1,92 @@
+"""Try examples of every kind that the tests fuzz, and count what came of them.
+
+    python benchmarks/fuzz.py --count 100000 --out benchmarks/fuzz.json
+
+Every example is taken, or refused in the way that is documented. What is neither is listed, with the example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import resource
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.fuzzing import KINDS
+
+# Of one run of hypothesis, which remembers all that it has tried.
+ROUND = 500
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--count', type=int, default=100000, help='examples in all (default: %(default)s)')
+    parser.add_argument('--kinds', nargs='+', default=list(KINDS), help='only those whose name holds a word')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--memory', type=int, default=12, help='limit of the process in GiB (default: %(default)s)')
+    parser.add_argument('--out', type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable()
+    # So that what asks for too much memory raises, and does not end the machine.
+    resource.setrlimit(resource.RLIMIT_AS, (args.memory << 30, resource.RLIM_INFINITY))
+    kinds = [kind for kind in KINDS if any(word in kind for word in args.kinds)]
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+    defects: dict[str, str] = {}
+    start = time.perf_counter()
+    for kind in kinds:
+        number, wanted = args.seed, args.count * KINDS[kind].share // 100
+        while counts[kind].total() < wanted:
+            try_examples(kind, min(ROUND, wanted - counts[kind].total()), number, counts[kind], defects)
+            number += 1
+        print(f'{kind}: {dict(counts[kind])}, {time.perf_counter() - start:.0f} s', file=sys.stderr, flush=True)
+    figures = {
+        'examples': sum(count.total() for count in counts.values()),
+        'seed': args.seed,
+        **{what: sum(count[what] for count in counts.values()) for what in ('taken', 'refused', 'defect')},
+        'by_kind': {kind: dict(count) for kind, count in counts.items()},
+    }
+    text = json.dumps(figures, indent=2) + '\n'
+    if args.out is not None:
+        args.out.write_text(text)
+    print(text, *defects.values(), sep='\n')
+    return 1 if defects else 0
+
+
+def try_examples(kind: str, count: int, number: int, counts: Counter[str], defects: dict[str, str]) -> None:
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(KINDS[kind].strategy)
+    def run(example):
+        try:
+            counts[KINDS[kind].attempt(example)] += 1
+        except Exception as error:
+            counts['defect'] += 1
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f'{kind}: {type(error).__name__} in {last.filename}:{last.lineno}'
+            if where not in defects:
+                defects[where] = f'{where}\n{example!r}\n{traceback.format_exc()}'
+                print(defects[where], file=sys.stderr, flush=True)
+
+    run()
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,565 @@
+"""What is fuzzed, by kind: a strategy, and a function that tries one example and returns what came of it.
+
+Shared by ``test_fuzz.py``, which tries a few of each kind, and ``benchmarks/fuzz.py``, which tries many and counts. An
+attempt returns 'taken' or 'refused'; anything that it raises is a defect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import io
+import math
+import os
+import random
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from PIL import Image
+
+from swin_dense import SwinBackbone, SwinV2Backbone, export_state_dict
+from swin_dense.__main__ import main
+from swin_dense.checkpoint import CheckpointError, load_checkpoint
+from swin_dense.checkpoint.families import EXPORTED
+from swin_dense.features.decode import ImageError
+from swin_dense.features.images import read_image
+from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.features.regions import open_large_image
+from tests.conftest import TINY
+from tests.features.mutations import ORIGINALS, mutate
+
+TAKEN, REFUSED = 'taken', 'refused'
+SMALLEST = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4), 'strides': (4, 2), 'out_indices': (0, 1)}
+SEEDS = st.integers(0, 2**32)
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 9), st.floats(), st.text(max_size=4), st.binary(max_size=2),
+    st.lists(st.one_of(st.integers(-1, 5), st.none(), st.text(max_size=2)), max_size=5),
+    st.dictionaries(st.sampled_from(['type', 'eps', 'x']), st.one_of(st.text(max_size=4), st.floats()), max_size=2),
+)  # fmt: skip
+LIKELY = {
+    'embed_dims': st.sampled_from([8, 16, 24]),
+    'depths': st.lists(st.integers(1, 2), min_size=1, max_size=5),
+    'num_heads': st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=5),
+    'in_channels': st.integers(1, 4),
+    'patch_size': st.integers(1, 5),
+    'window_size': st.one_of(st.integers(1, 9), st.tuples(st.integers(1, 5), st.integers(1, 5))),
+    'mlp_ratio': st.sampled_from([0.5, 1, 4]),
+    'strides': st.lists(st.integers(1, 4), min_size=4, max_size=4),
+    'out_indices': st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    'frozen_stages': st.integers(-1, 4),
+    'drop_path_rate': st.floats(0, 1),
+    'drop_rate': st.floats(0, 1),
+    'qk_scale': st.floats(-2, 2),
+    'with_cp': st.booleans(),
+    'patch_norm': st.booleans(),
+    'qkv_bias': st.booleans(),
+    'use_abs_pos_embed': st.booleans(),
+    'clamp_window': st.booleans(),
+    'norm_cfg': st.sampled_from([{'type': 'LN'}, {'type': 'LN', 'eps': 1e-3}, {'type': 'BN'}, {}]),
+    'act_cfg': st.sampled_from([{'type': 'GELU'}, {'type': 'ReLU'}, {'type': 'Nothing'}]),
+    'pretrain_img_size': st.integers(1, 64),
+    'arch': st.sampled_from(['tiny', 'x', '', {}]),
+}
+
+
+def some_of(likely: dict[str, Any], odd: Any) -> Any:
+    """Draw a few of the entries, most of them of the likely values."""
+    return st.lists(st.sampled_from(sorted(likely)), max_size=4, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries(
+            {name: st.one_of(likely[name], likely[name], likely[name], odd) for name in names}
+        )
+    )
+
+
+def try_options(example: Any) -> str:
+    kind, options, (batch, height, width) = example
+    try:
+        backbone = kind(**{**TINY, **options})
+    except (ValueError, TypeError):
+        return REFUSED
+    backbone.eval()
+    try:
+        outs = backbone(torch.zeros(batch, backbone.in_channels, height, width))
+    except (ValueError, TypeError):
+        assert 0 in (height, width)
+        return REFUSED
+    assert [tuple(out.shape) for out in outs] == [
+        (batch, channels, math.ceil(height / stride), math.ceil(width / stride))
+        for channels, stride in zip(backbone.out_channels, backbone.out_strides, strict=True)
+    ]
+    return TAKEN
+
+
+@functools.cache
+def toy() -> SwinBackbone:
+    torch.manual_seed(0)
+    return SwinBackbone(**SMALLEST).eval()
+
+
+def try_tensors(example: Any) -> str:
+    shape, dtype = example
+    image = torch.zeros(shape, dtype=dtype)
+    try:
+        toy()(image)
+    except (ValueError, TypeError):
+        return REFUSED
+    assert image.is_floating_point()
+    assert image.ndim == 4
+    assert image.shape[1] == 3
+    return TAKEN
+
+
+ARRAYS = st.tuples(
+    st.lists(st.integers(0, 9), max_size=4),
+    st.sampled_from(['uint8', 'uint16', 'int32', 'float32', 'float64', 'bool', '>u2', 'complex64', 'object', 'U1']),
+    st.sampled_from([0, 1, 0.5, -3, 255, math.nan, math.inf]),
+    st.booleans(),
+)
+PYRAMID_OPTIONS = {
+    'levels': st.lists(st.sampled_from([4, 8, 16]), max_size=2),
+    'mean': st.sampled_from([None, 0.5, (0.5, 0.5, 0.5), (100, 100, 100)]),
+    'std': st.sampled_from([None, 0.5, (0.5, 0.5, 0.5), 0]),
+    'bgr': st.booleans(),
+    'batch_size': st.integers(-1, 3),
+    'tile': st.one_of(st.sampled_from([56, 112]), st.integers(-1, 60)),
+    'overlap': st.one_of(st.sampled_from([0, 56]), st.integers(-1, 60)),
+    'page': st.integers(-1, 2),
+    'max_side': st.integers(-1, 9),
+    'device': st.sampled_from(['cpu', 'meta0', '']),
+    'dtype': st.sampled_from(['float16', 'float64', 'int8', 'x', torch.float32, torch.int8]),
+    'autocast': st.sampled_from(['bfloat16', 'float64', torch.bfloat16]),
+    'gradients': st.booleans(),
+}
+
+
+def try_arrays(example: Any) -> str:
+    (shape, dtype, value, as_tensor), options = example
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # casts of NaN and infinity to integers
+        image: Any = np.full(shape, value).astype(dtype)
+    if as_tensor and dtype not in ('>u2', 'object', 'U1'):
+        image = torch.from_numpy(image)
+    try:
+        pyramid = extract_pyramid(toy(), image, **options)
+    except (ValueError, TypeError):  # ImageError is a ValueError
+        return REFUSED
+    for single in pyramid if isinstance(pyramid, list) else [pyramid]:
+        assert all(level.isfinite().all() for level in single.values())
+    return TAKEN
+
+
+def try_settings(example: list[str]) -> str:
+    from swin_dense.recipes.settings import parse_settings
+
+    try:
+        parsed = parse_settings(example)
+    except ValueError:
+        return REFUSED
+    assert isinstance(parsed, dict)
+    return TAKEN
+
+
+@functools.cache
+def playground() -> Path:
+    """Return a folder for files that are tried, which the end of the process removes."""
+    folder = tempfile.TemporaryDirectory(prefix='fuzz ')
+    playground.folder = folder  # type: ignore[attr-defined]
+    return Path(folder.name)
+
+
+@functools.cache
+def checkpoints() -> dict[str, bytes]:
+    """Return small checkpoint files by what they are called: containers, families and both versions."""
+    import safetensors.torch
+
+    state = toy().state_dict()
+    torch.manual_seed(0)
+    v2 = SwinV2Backbone(**SMALLEST).state_dict()
+    contents: dict[str, Any] = {
+        'bare': state,
+        'detector': {
+            'meta': {'epoch': 1},
+            'state_dict': {f'backbone.{key}': value for key, value in state.items()},
+            'optimizer': {'param_groups': [{'lr': 0.1}]},
+        },
+        'v2': v2,
+        **{family: export_state_dict(toy(), family=family) for family in EXPORTED},
+    }
+    files = {}
+    for name, content in contents.items():
+        stream = io.BytesIO()
+        torch.save(content, stream)
+        files[f'{name}.pth'] = stream.getvalue()
+    stream = io.BytesIO()
+    torch.save(state, stream, _use_new_zipfile_serialization=False)
+    files['legacy.pth'] = stream.getvalue()
+    files['bare.safetensors'] = safetensors.torch.save(state)
+    return files
+
+
+LOADING_OPTIONS = {
+    'prefix': st.sampled_from(['', 'backbone', 'x']),
+    'ema': st.booleans(),
+    'allow_partial': st.booleans(),
+    'final_norm': st.booleans(),
+    'table_resize': st.sampled_from(['bicubic', 'geometric', 'x']),
+    'in_channels': st.sampled_from(['repeat', 'mean', 'x']),
+    'window_size': st.integers(-1, 9),
+    'trust': st.just(False),
+}
+
+
+@functools.cache
+def receivers() -> dict[str, SwinBackbone]:
+    return {'v1': SwinBackbone(**SMALLEST), 'v2': SwinV2Backbone(**SMALLEST), 'other': SwinBackbone(**TINY)}
+
+
+def try_checkpoint_file(example: Any) -> str:
+    name, damaged, seed, receiver, options = example
+    content = checkpoints()[name]
+    path = playground() / f'checkpoint{Path(name).suffix}'
+    path.write_bytes(mutate(content, random.Random(seed)) if damaged else content)
+    return _try_to_load(receiver, path, options)
+
+
+def _try_to_load(receiver: str, source: Any, options: dict[str, Any]) -> str:
+    backbone = receivers()[receiver]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            load_checkpoint(backbone, source, log=None, **options)
+    except CheckpointError:
+        return REFUSED
+    except (ValueError, TypeError):
+        assert options  # what is wrong with a file is a CheckpointError
+        return REFUSED
+    assert all(parameter.isfinite().all() for parameter in backbone.parameters())
+    return TAKEN
+
+
+def spoil(state: dict[str, Any], chance: random.Random) -> dict[Any, Any]:
+    """Drop, rename, reshape, retype and replace entries of a state dict, and wrap it."""
+    state = dict(state)
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        name = chance.choice(sorted(state))
+        kind = chance.choice(['drop', 'rename', 'reshape', 'type', 'value', 'other', 'copy', 'prefix'])
+        value = state.pop(name)
+        if kind == 'rename':
+            state[name.replace(*chance.choice([('0', '7'), ('weight', 'bias'), ('.', ''), ('norm', 'x')]))] = value
+        elif kind == 'reshape' and isinstance(value, torch.Tensor) and value.ndim:
+            state[name] = chance.choice([value[:1], value[None], value[..., None], value[:0], value.flatten()])
+        elif kind == 'type' and isinstance(value, torch.Tensor):
+            state[name] = value.to(chance.choice([torch.int64, torch.bool, torch.complex64, torch.float16]))
+        elif kind == 'value' and isinstance(value, torch.Tensor):
+            state[name] = torch.full_like(
+                value, chance.choice([0, 1, 1e9, math.nan]) if value.is_floating_point() else 10**6
+            )
+        elif kind == 'other':
+            state[name] = chance.choice([None, 1, 'x', [1], {'a': 1}, {'a': value}, np.zeros(3)])
+        elif kind == 'copy':
+            state[name] = state[f'ema.{name}'] = value
+        elif kind == 'prefix':
+            state = {f'module.{key}': item for key, item in {**state, name: value}.items()}
+    return {chance.choice(['model', 'state_dict', 'x', 1]): state} if chance.random() < 0.2 else state
+
+
+def try_state_dict(example: Any) -> str:
+    family, seed, receiver, options = example
+    state = toy().state_dict() if family == 'ours' else export_state_dict(toy(), family=family)
+    return _try_to_load(receiver, spoil(state, random.Random(seed)), options)
+
+
+def try_image_file(example: Any) -> str:
+    form, seed, by_parts = example
+    path = playground() / 'image'
+    path.write_bytes(mutate(_original(form), random.Random(seed)))
+    try:
+        with mock.patch.object(Image, 'MAX_IMAGE_PIXELS', 1 << 20), warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            if by_parts:
+                with open_large_image(path) as image:
+                    assert image.read(0, 0, *image.size).shape[:2] == image.size
+            else:
+                assert read_image(path, 5 if '5' in form else 3).isfinite().all()
+    except ImageError as error:
+        said = str(error)
+    else:
+        return TAKEN
+    assert str(path) in said
+    return REFUSED
+
+
+@functools.cache
+def _original(form: str) -> bytes:
+    return ORIGINALS[form]()
+
+
+WHOLE_CONFIG = (
+    "default_scope = 'mmseg'",
+    "data_root = 'data/'",
+    "model = dict(type='EncoderDecoder', backbone=dict(type='SwinDense'), decode_head=dict(num_classes=2))",
+    "train_dataloader = dict(dataset=dict(type='ADE20KDataset', data_root='data/', "
+    "data_prefix=dict(img_path='x', seg_map_path='y')))",
+)
+CONFIG_LINES = st.lists(
+    st.sampled_from(
+        [
+            "model = dict(type='SwinDense', embed_dims=8, depths=(1, 1), num_heads=(1, 1))",
+            "model = dict(type='EncoderDecoder', backbone=dict(type='SwinDense'), decode_head=dict(num_classes=3))",
+            "model = dict(type='MaskRCNN', roi_head=dict(bbox_head=dict(num_classes=80)))",
+            'model = None', 'model = [1', "model['x'] = 1", 'model = {}',
+            "default_scope = 'mmdet'", "default_scope = 'mmseg'", 'default_scope = 3',
+            "data_root = 'data/'", 'data_root = None', "data_root = 'missing/'",
+            "train_dataloader = dict(dataset=dict(type='CocoDataset', data_root='data/', ann_file='a.json'))",
+            "val_dataloader = dict(dataset=dict(type='ADE20KDataset', data_root='data/', data_prefix={'img_path': 3}))",
+            "test_dataloader = dict(dataset=[dict(data_root='data/'), None])",
+            'train_dataloader = 3', 'train_cfg = dict(max_epochs=2)', 'visualizer = None',
+            "_base_ = 'missing.py'", "_base_ = ['other.py']", "_base_ = 'mmdet::missing.py'", '_base_ = 3',
+            'import no_such_package', 'import math', 'value = 1 / 0', "raise ValueError('no')",
+            'x = undefined', 'x = {{fileDirname}}', "x = '{{_base_.model}}'", "x = '{{$HOME:none}}'", 'x = lambda: 1',
+            "custom_imports = dict(imports=['swin_dense'])", "custom_imports = dict(imports=['no_such'])",
+            'def f():', '\tif x', '\x00', 'é = "ü"', '# a comment',
+        ]
+    ),
+    max_size=3,
+)  # fmt: skip
+CONFIG_OPTIONS = st.lists(
+    st.sampled_from(
+        [
+            ('--set', 'model.backbone.depths=[2,2]'), ('--set', 'model.x.y.z=1'), ('--set', 'train_cfg=3'),
+            ('--set', 'model=[1'), ('--set', 'x'), ('--set', 'train_dataloader.dataset.0.x=1'), ('--set', '=1'),
+            ('--set', 'default_scope=mmseg'), ('--set', 'model.0=1'), ('--set', "visualizer={'a':1}"),
+            ('--classes', 'a,b'), ('--classes', 'a,a'), ('--classes', ''), ('--data-root', 'mine'),
+            ('--data-root', ''), ('--out', 'written.py'), ('--out', 'x.txt'), ('--out', 'no/x.py'), ('--force',),
+        ]
+    ),
+    max_size=3,
+)  # fmt: skip
+
+
+def try_config(example: Any) -> str:
+    is_whole, lines, options, cut = example
+    lines = [*WHOLE_CONFIG, *lines] if is_whole else lines
+    text = '\n'.join(lines)
+    with in_playground() as folder:
+        Path(folder, 'config.py').write_text(text[: len(text) - cut] + '\n', encoding='utf-8')
+        Path(folder, 'other.py').write_text("data_root = 'data/'\n")
+        return run_command(['config', 'config.py', *(part for option in options for part in option)])
+
+
+# Of the commands, those that end by themselves, in moments. Others are tried with what they are for.
+COMMANDS = ('complexity', 'convert', 'eval', 'features', 'flops', 'predict', 'visualize', 'zoo')
+NUMBERS = st.sampled_from(['0', '1', '2', '3', '7', '-1', '8', '32', '56', '224', '1e3', 'x', '', '9' * 30])
+WORDS = st.one_of(
+    st.sampled_from(
+        [
+            'image.png', 'damaged.png', 'images', 'checkpoint.pth', 'damaged.pth', 'config.py', 'broken.py', 'list.txt',
+            'empty.txt', 'missing', 'missing.pth', 'new', 'new.png', 'new.pdf', 'new.pth', 'new.safetensors', 'a.zarr',
+            'in a folder/new.png', 'swin_t', 'swinv2_t', 'swin_x', 'upernet', 'a=1', 'model.x=[1', '*.png',
+            'http://127.0.0.1:9/x.pth', 'file:///nothing.pth', 'hf://x', 's9://x', 'cpu', 'cuda:99', 'backbone', '.',
+        ]
+    ),
+    st.text(alphabet='ab.=[](){},"\'1e-_ *?\n\x7f\u00e9\udcff', max_size=8),
+)  # fmt: skip
+
+
+RIGHT = {
+    'image': 'image.png', 'images': 'image.png', 'sources': 'images', 'source': 'checkpoint.pth', 'folder': 'images',
+    'checkpoint': 'checkpoint.pth', 'config': 'config.py', 'destination': 'new.pth', 'out': 'new.png',
+}  # fmt: skip
+
+
+def command_lines() -> Any:
+    """Draw a command, what it needs and some of its options, with values of their types and others."""
+    return st.sampled_from(COMMANDS).flatmap(
+        lambda name: _arguments_of(_parser_of(name)).map(lambda found: [name, *found])
+    )
+
+
+def _parser_of(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
+    return parser
+
+
+def _arguments_of(parser: argparse.ArgumentParser) -> Any:
+    actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    inner = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
+    if inner:
+        return st.sampled_from(sorted(inner[0].choices)).flatmap(
+            lambda kind: _arguments_of(inner[0].choices[kind]).map(lambda found: [kind, *found])
+        )
+    named = [_occurrence(action) for action in actions if action.option_strings]
+    needed = [_occurrence(action) for action in actions if action.option_strings and action.required]
+    positional = [_occurrence(action) for action in actions if not action.option_strings]
+    # Each is there most often, so that the wrong ones among them are reached.
+    parts = [st.one_of(part, part, part, part, st.just([])) for part in (*positional, *needed)]
+    more = st.lists(st.one_of(named), max_size=4) if named else st.just([])
+    return st.tuples(st.tuples(*parts), more).map(lambda found: [word for words in chain(*found) for word in words])
+
+
+def _occurrence(action: argparse.Action) -> Any:
+    if action.dest in RIGHT:
+        value = st.one_of(st.just(RIGHT[action.dest]), st.just(RIGHT[action.dest]), WORDS)
+    elif action.choices is not None:
+        value = st.sampled_from([*map(str, action.choices), 'nothing'])
+    elif action.type in (int, float):
+        value = st.one_of(NUMBERS, NUMBERS, NUMBERS, WORDS)
+    else:
+        value = st.one_of(WORDS, WORDS, WORDS, NUMBERS)
+    count = {None: (1, 1), 0: (0, 0), '+': (1, 3), '*': (0, 2)}.get(action.nargs, (action.nargs, action.nargs))
+    return st.lists(value, min_size=count[0], max_size=count[1]).map(lambda words: [*action.option_strings[:1], *words])
+
+
+def try_command_line(example: list[str]) -> str:
+    with in_playground() as folder:
+        Image.new('RGB', (40, 30)).save(folder / 'image.png')
+        (folder / 'damaged.png').write_bytes((folder / 'image.png').read_bytes()[:60])
+        (folder / 'images').mkdir()
+        for name in ('a.png', 'b.png'):
+            shutil.copy(folder / 'image.png', folder / 'images' / name)
+        content = checkpoints()['bare.pth']
+        (folder / 'checkpoint.pth').write_bytes(content)
+        (folder / 'damaged.pth').write_bytes(content[:1000])
+        (folder / 'config.py').write_text("default_scope = 'mmseg'\nmodel = dict(type='SwinDense')\n")
+        (folder / 'broken.py').write_text('model = [1\n')
+        (folder / 'list.txt').write_text('image.png\nmissing\n')
+        (folder / 'empty.txt').write_text('')
+        with mock.patch.dict('swin_dense.create.BACKBONES', {'swin': _in_small, 'swinv2': _in_small}):
+            return run_command(example)
+
+
+def _in_small(*args: Any, **options: Any) -> SwinBackbone:
+    """Refuse what the backbone refuses, and give a small one in place of a large one."""
+    with torch.device('meta'):
+        asked = SwinBackbone(*args, **options)
+    if sum(parameter.numel() for parameter in asked.parameters()) > 10**5:
+        return SwinBackbone(**TINY, window_size=asked.window_size, in_channels=asked.in_channels)
+    return SwinBackbone(*args, **options)
+
+
+@contextlib.contextmanager
+def in_playground() -> Iterator[Path]:
+    """Make an empty folder the current one."""
+    folder = playground() / 'current'
+    folder.mkdir()
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        with mock.patch.dict(os.environ, {'TORCH_HOME': str(folder / 'home'), 'HF_HUB_OFFLINE': '1'}):
+            yield folder
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder)
+
+
+def run_command(arguments: list[str]) -> str:
+    """Run ``swin-dense`` in this process: what is not done is said in the words of the command, with its status."""
+    printed, said = io.StringIO(), io.StringIO()
+    limit = Image.MAX_IMAGE_PIXELS
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            status = main(arguments)
+        except SystemExit as stopped:  # argparse
+            status = stopped.code
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+    assert status in (0, 1, 2), status
+    assert 'Traceback' not in said.getvalue()
+    if status == 2:
+        assert 'error: ' in said.getvalue()
+        return REFUSED
+    return TAKEN
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is fuzzed in one way.
+
+    Attributes:
+        strategy: of the examples.
+        attempt: tries one.
+        share: how many percent of all examples are of this kind, fewer where one takes long.
+        needs: packages that the core is used without.
+    """
+
+    strategy: Any
+    attempt: Callable[[Any], str]
+    share: int
+    needs: tuple[str, ...] = ()
+
+
+KINDS = {
+    'options of both versions, with an image': Kind(
+        st.tuples(
+            st.sampled_from([SwinBackbone, SwinV2Backbone]),
+            some_of(LIKELY, ODD),
+            st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 40)),
+        ),
+        try_options,
+        12,
+    ),
+    'tensors of any shape and type': Kind(
+        st.tuples(
+            st.lists(st.integers(0, 9), max_size=5),
+            st.sampled_from([torch.uint8, torch.int64, torch.bool, torch.float32, torch.float64, torch.complex64]),
+        ),
+        try_tensors,
+        10,
+    ),
+    'arrays for extract_pyramid, with options': Kind(st.tuples(ARRAYS, some_of(PYRAMID_OPTIONS, ODD)), try_arrays, 18),
+    'lists of KEY=VALUE': Kind(
+        st.lists(st.text(alphabet='ab.=[](){},"\'1e-_ \\\n\x00', max_size=40), max_size=3),
+        try_settings,
+        20,
+        ('mmengine',),
+    ),
+    'checkpoint files, whole and damaged': Kind(
+        st.deferred(
+            lambda: st.tuples(
+                st.sampled_from(sorted(checkpoints())),
+                st.sampled_from([True, True, True, False]),
+                SEEDS,
+                st.sampled_from(['v1', 'v1', 'v2', 'other']),
+                some_of(LOADING_OPTIONS, ODD),
+            )
+        ),
+        try_checkpoint_file,
+        13,
+        ('safetensors',),
+    ),
+    'state dicts with wrong entries': Kind(
+        st.tuples(
+            st.sampled_from(['ours', *EXPORTED]), SEEDS, st.sampled_from(['v1', 'other']), some_of(LOADING_OPTIONS, ODD)
+        ),
+        try_state_dict,
+        10,
+    ),
+    'damaged image files, whole or by parts': Kind(
+        st.tuples(st.sampled_from(sorted(ORIGINALS)), SEEDS, st.booleans()),
+        try_image_file,
+        9,
+        ('tifffile', 'cv2'),
+    ),
+    'config files, with options of swin-dense config': Kind(
+        st.tuples(st.booleans(), CONFIG_LINES, CONFIG_OPTIONS, st.sampled_from([0, 0, 0, 1, 5])),
+        try_config,
+        3,
+        ('mmengine',),
+    ),
+    'command lines': Kind(st.deferred(command_lines), try_command_line, 5),
+}
