@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.atomic import reserve
+from swin_dense.features import ome_zarr
 from swin_dense.features.tiling import Blocks
 from swin_dense.windows import Pair
 
@@ -144,15 +145,19 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 
 def _save_zarr(path: Path, maps: Mapping[str, Tensor], record: Record) -> None:
-    group = _zarr_group(path, record)
+    are_maps = all(level.ndim == len(ome_zarr.AXES) for level in maps.values())
+    group = _zarr_group(path, record, ome_zarr.describe_levels(map(int, maps)) if are_maps else {})
+    names = ome_zarr.AXES if are_maps else None
     for name, level in maps.items():
-        group.create_array(name, data=level.numpy(), chunks=tuple(level.shape), config=_ZARR_CONFIG)
+        group.create_array(
+            name, data=level.numpy(), chunks=tuple(level.shape), dimension_names=names, config=_ZARR_CONFIG
+        )
 
 
 def _pieces_zarr(
     path: Path, shapes: Mapping[int, tuple[int, ...]], dtype: torch.dtype, tile: Pair, record: Record
 ) -> Callable[[Blocks], None]:
-    group = _zarr_group(path, record)
+    group = _zarr_group(path, record, ome_zarr.describe_levels(shapes))
     arrays = {
         stride: group.create_array(
             str(stride),
@@ -160,6 +165,7 @@ def _pieces_zarr(
             # One tile, which is written at once, fills one chunk.
             chunks=(shape[0], min(tile[0] // stride, shape[1]), min(tile[1] // stride, shape[2])),
             dtype=str(dtype).removeprefix('torch.'),
+            dimension_names=ome_zarr.AXES,
             config=_ZARR_CONFIG,
         )
         for stride, shape in shapes.items()
@@ -172,10 +178,10 @@ def _pieces_zarr(
     return write
 
 
-def _zarr_group(path: Path, record: Record) -> Any:
+def _zarr_group(path: Path, record: Record, described: Mapping[str, Any]) -> Any:
     import zarr
 
-    return zarr.create_group(path, attributes=_as_dict(record))
+    return zarr.create_group(path, attributes={**_as_dict(record), **described})
 
 
 def _read_zarr(path: Path) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from swin_dense.features.decode import (
     upright_size,
 )
 from swin_dense.features.images import array_pixels, read_image
+from swin_dense.features.ome_zarr import open_plane
 
 _logger = logging.getLogger(__package__)
 _LAZY_PACKAGES = (
@@ -60,15 +61,15 @@ class LargeImage:
 def open_large_image(source: Any, bgr: bool = False, page: int = 0) -> Iterator[LargeImage]:
     """Open an image for reading by regions, and close it at the end of the block.
 
-    Truly lazy are arrays (also memory-mapped and zarr arrays), zarr folders, and TIFF files: these need the packages
-    tifffile and zarr, and where they are compressed imagecodecs. Other files are decoded as a whole and kept at
-    their own depth: 3 or 4 bytes a pixel, or twice that for 16-bit colour. If that is for want of imagecodecs, a
-    warning is logged.
+    Truly lazy are arrays (also memory-mapped and zarr arrays), zarr folders, which hold an array or an image of
+    OME-Zarr, read at its highest resolution, and TIFF files: these need the packages tifffile and zarr, and where they
+    are compressed imagecodecs. Other files are decoded as a whole and kept at their own depth: 3 or 4 bytes a pixel,
+    or twice that for 16-bit colour. If that is for want of imagecodecs, a warning is logged.
 
     Args:
         source: what :func:`swin_dense.features.images.read_image` takes, a zarr array, or the path of a zarr folder.
         bgr: arrays hold blue first.
-        page: of a file with several pages, counted from 0.
+        page: of a file with several pages, or of the planes of OME-Zarr, depth within time, counted from 0.
 
     Raises:
         FileNotFoundError: the path does not exist.
@@ -95,7 +96,7 @@ def _open_file(path: Path, name: str, page: int) -> Iterator[LargeImage]:
         is_folder = path.is_dir()
         header = b'' if is_folder else _read_header(path)
     if is_folder:
-        yield _array_image(_open_zarr(path, name), name, bgr=False)
+        yield _open_zarr(path, name, page)
         return
     with contextlib.ExitStack() as stack:
         image = _open_tiff(path, name, page, stack) if header.startswith(TIFF_MAGIC) else None
@@ -121,16 +122,25 @@ def _open_whole(path: Path, name: str, page: int, header: bytes, stack: contextl
         return _pil_image(image, name)
 
 
-def _open_zarr(path: Path, name: str) -> Any:
+def _open_zarr(path: Path, name: str, page: int) -> LargeImage:
     try:
         import zarr
     except ImportError:
         raise ImageError(f'{name} is a folder; to read it as a zarr array install zarr') from None
     with decoding(name):
         try:
-            return zarr.open_array(path, mode='r')
+            found = zarr.open(path, mode='r')
         except (FileNotFoundError, ValueError, KeyError) as error:
             raise ImageError(f'{name} is a folder without a zarr array in it') from error
+        if isinstance(found, zarr.Array):
+            return _array_image(found, name, bgr=False)
+        size, read = open_plane(found, page, name)
+
+    def read_region(top: int, left: int, bottom: int, right: int) -> np.ndarray:
+        with decoding(name):
+            return read(top, left, bottom, right)
+
+    return LargeImage(name, size, read_region)
 
 
 def _open_tiff(path: Path, name: str, number: int, stack: contextlib.ExitStack) -> LargeImage | None:
