@@ -45,22 +45,33 @@ class Count:
 
 
 def build_on_meta(config: Any) -> nn.Module:
-    """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode."""
+    """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode.
+
+    Raises:
+        ValueError: the config has no model, or one of an unknown type.
+    """
     from mmengine.registry import MODELS, init_default_scope
 
+    if not isinstance(config.get('model'), dict):
+        raise ValueError(f'the config has no model = dict(type=...), got {config.get("model")!r}')
     init_default_scope(config.get('default_scope', 'mmengine'))
     try:
-        with torch.device('meta'):
-            model = MODELS.build(config.model)
-    except RuntimeError:  # some models, mmdet's Swin among them, read numbers out of tensors while they are built
-        model = MODELS.build(config.model).to('meta')
+        try:
+            with torch.device('meta'):
+                model = MODELS.build(config.model)
+        except RuntimeError:  # some models, mmdet's Swin among them, read numbers out of tensors while they are built
+            model = MODELS.build(config.model).to('meta')
+    except KeyError as error:  # of the registry
+        raise ValueError(f'the model cannot be built: {error.args[0]}') from error
     model.eval()
     return model
 
 
 def published_shape(config: Any) -> tuple[int, int]:
     """Return the image size, (height, width), that published figures of an mmdet or mmseg config's model are for."""
-    if config.default_scope == 'mmseg':
+    if config.get('default_scope') == 'mmseg':
+        if 'crop_size' not in config:
+            raise ValueError('the config has no crop_size, for which its figures would be; give the size: --shape')
         height = config.crop_size[0]
         return height, 4 * height
     return 800, 1280
