@@ -8,6 +8,7 @@ Every example is taken, or refused in the way that is documented. What is neithe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import resource
@@ -24,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.fuzzing import KINDS
 
-# Of one run of hypothesis, which remembers all that it has tried.
-ROUND = 500
+ROUNDS = 50
 
 
 def main() -> int:
@@ -44,12 +44,14 @@ def main() -> int:
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     defects: dict[str, str] = {}
     start = time.perf_counter()
-    for kind in kinds:
-        number, wanted = args.seed, args.count * KINDS[kind].share // 100
-        while counts[kind].total() < wanted:
-            try_examples(kind, min(ROUND, wanted - counts[kind].total()), number, counts[kind], defects)
-            number += 1
-        print(f'{kind}: {dict(counts[kind])}, {time.perf_counter() - start:.0f} s', file=sys.stderr, flush=True)
+    # Kind after kind, many times over, so that an interruption leaves figures of all.
+    with contextlib.suppress(KeyboardInterrupt):
+        for number in range(ROUNDS):
+            for kind in kinds:
+                share = args.count * KINDS[kind].share // 100
+                wanted = share * (number + 1) // ROUNDS - share * number // ROUNDS
+                try_examples(kind, wanted, args.seed + number, counts[kind], defects)
+            print(f'{number + 1} of {ROUNDS}, {time.perf_counter() - start:.0f} s', file=sys.stderr, flush=True)
     figures = {
         'examples': sum(count.total() for count in counts.values()),
         'seed': args.seed,
