@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import hashlib
+import json
 import pickle
 import re
 import threading
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from swin_dense import compat
 from swin_dense.atomic import written_whole
-from swin_dense.checkpoint.report import CheckpointError
+from swin_dense.checkpoint.report import CheckpointError, listed
 
 # What a folder or repository of transformers and timm calls its weights, the first first.
 USUAL_NAMES = ('model.safetensors', 'pytorch_model.bin')
+_INDEX = '.index.json'  # after these, where the weights are in several files
 
 # Whether this thread reads a checkpoint here. torch's list of what may be unpickled is one for all threads.
 _is_reading = contextvars.ContextVar('is_reading', default=False)
@@ -105,9 +107,10 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """Read a checkpoint from a file of safetensors, if it is called so, or of ``torch.save``.
 
     Args:
-        path: the file, or a folder with one that is called as ``save_pretrained`` of others calls it. If the name
-            ends in ``-`` and 8 to 16 or 64 hexadecimal digits, not all of them decimal, as in ``swin-1cdeb081.pth``,
-            these must be the first of its SHA-256.
+        path: the file; the index of several that ``save_pretrained`` of others wrote together, as in
+            ``model.safetensors.index.json``; or a folder with one of these by their usual names. If
+            a name ends in ``-`` and 8 to 16 or 64 hexadecimal digits, not all of them decimal, as in
+            ``swin-1cdeb081.pth``, these must be the first of the file's SHA-256.
         trust: unpickle classes that are not known to be harmless, which can run any code.
 
     Raises:
@@ -116,14 +119,15 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """
     path = path.expanduser()
     if path.is_dir():
-        inside = [path / name for name in USUAL_NAMES if (path / name).is_file()]
+        names = [name for usual in USUAL_NAMES for name in (usual, f'{usual}{_INDEX}')]
+        inside = [path / name for name in names if (path / name).is_file()]
         if not inside:
-            raise CheckpointError(
-                f'{path} is a folder without a {" or ".join(USUAL_NAMES)}; give the checkpoint file in it'
-            )
+            raise CheckpointError(f'{path} is a folder without a {" or ".join(names)}; give the checkpoint file in it')
         path = inside[0]
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
+    if path.name.endswith(_INDEX):
+        return _read_shards(path, trust)
     check_hash(path, path.name)
     checkpoint = _read_safetensors(path) if path.suffix == '.safetensors' else _read_pickle(path, trust)
     if isinstance(checkpoint, torch.nn.Module):
@@ -131,6 +135,31 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f'{path} holds a {type(checkpoint).__name__}; a checkpoint is a dict of tensors')
     return checkpoint
+
+
+def _read_shards(index: Path, trust: bool) -> dict[str, Any]:
+    """Read the files that an index of ``save_pretrained`` names, each for the tensors that it says are in it."""
+    try:
+        places = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+        shards = {name: [key for key, place in places.items() if place == name] for name in set(places.values())}
+    except Exception as error:  # any content may be under the name
+        raise CheckpointError(f'{index} is not an index of save_pretrained, or is damaged: {error!r}') from error
+    tensors: dict[str, Any] = {}
+    for name, keys in sorted(shards.items()):
+        if not isinstance(name, str) or name != Path(name).name or name.endswith(_INDEX):
+            raise CheckpointError(f'{index} names {name!r}, which is no file beside it')
+        if not (index.parent / name).is_file():
+            raise CheckpointError(
+                f'{index.parent} lacks {name}, one of the {len(shards)} files of this checkpoint; fetch them all'
+            )
+        held = read_file(index.parent / name, trust)
+        absent = [key for key in keys if key not in held]
+        if absent:
+            raise CheckpointError(
+                f'{index} says that {name} holds {listed(absent)}, which it does not; fetch the folder anew'
+            )
+        tensors.update((key, held[key]) for key in keys)
+    return tensors
 
 
 def check_destination(path: Path, force: bool) -> None:

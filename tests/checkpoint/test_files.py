@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import http.server
+import json
 import multiprocessing
 import operator
 import os
@@ -246,11 +247,74 @@ def test_values_that_are_not_finite(source, backbone):
     assert all(tensor.isfinite().all() for tensor in backbone.state_dict().values())
 
 
-@pytest.mark.parametrize('name', [pytest.param('model.safetensors', marks=needs('safetensors')), 'pytorch_model.bin'])
+SAFETENSORS = pytest.param('model.safetensors', marks=needs('safetensors'))
+
+
+@pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
 def test_a_folder_of_save_pretrained(tmp_path, source, backbone, name):
     write_file(tmp_path / name, source.state_dict())
     load(backbone, tmp_path)
     assert arrived(backbone, source)
+
+
+def write_shards(folder, state, name='model.safetensors', shards=3):
+    """Write a state dict into several files and an index, as save_pretrained does; returns the index."""
+    stem, _, suffix = name.rpartition('.')
+    names = [f'{stem}-{number + 1:05}-of-{shards:05}.{suffix}' for number in range(shards)]
+    for number, shard in enumerate(names):
+        write_file(folder / shard, {key: state[key] for key in list(state)[number::shards]})
+    places = {key: names[number % shards] for number, key in enumerate(state)}
+    (folder / f'{name}.index.json').write_text(json.dumps({'metadata': {'total_size': 1}, 'weight_map': places}))
+    return folder / f'{name}.index.json'
+
+
+@pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
+@pytest.mark.parametrize('by_index', [False, True])
+def test_a_checkpoint_in_several_files(tmp_path, source, backbone, name, by_index):
+    index = write_shards(tmp_path, source.state_dict(), name)
+    report = load(backbone, index if by_index else tmp_path)
+    assert arrived(backbone, source)
+    assert not report.missing
+
+
+def with_places(index, change):
+    content = json.loads(index.read_text())
+    first, *_ = content['weight_map']
+    content['weight_map'][first] = change(content['weight_map'][first])
+    index.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ('damage', 'message'),
+    [
+        (lambda index: min(index.parent.glob('*-00002-*')).unlink(), 'lacks .*-00002-of-00003.* 3 files'),
+        (lambda index: min(index.parent.glob('*-00002-*')).write_bytes(b''), '-00002-of-00003.* is empty'),
+        (
+            lambda index: with_places(index, lambda place: place.replace('-00001-', '-00003-')),
+            'says that .* it does not',
+        ),
+        (lambda index: with_places(index, lambda place: '../' + place), 'which is no file beside it'),
+        (lambda index: with_places(index, lambda place: str(index.parent / place)), 'which is no file beside it'),
+        (lambda index: with_places(index, lambda place: index.name), 'which is no file beside it'),
+        (lambda index: with_places(index, lambda place: 3), 'which is no file beside it'),
+        (lambda index: with_places(index, lambda place: [place]), 'is not an index'),
+        (lambda index: with_places(index, lambda place: '..'), r'lacks \.\.'),
+        (lambda index: index.write_text('{"weight_map": '), 'is not an index'),
+        (lambda index: index.write_text('{"metadata": {}}'), "is not an index.*'weight_map'"),
+        (lambda index: index.write_text('{"weight_map": {}}'), 'no parameters of a Swin'),
+        (lambda index: index.write_bytes(b'\xff'), 'is not an index'),
+    ],
+)
+def test_a_checkpoint_in_several_files_that_is_not_whole(tmp_path, source, backbone, damage, message):
+    (tmp_path / 'in').mkdir()
+    index = write_shards(tmp_path / 'in', source.state_dict(), 'pytorch_model.bin')
+    for shard in index.parent.glob('*.bin'):  # what an index must not reach lies there
+        write_file(tmp_path / shard.name, source.state_dict())
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    damage(index)
+    with pytest.raises(CheckpointError, match=message):
+        load(backbone, index.parent)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
 
 
 def test_other_contents(tmp_path, backbone):

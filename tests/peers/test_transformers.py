@@ -46,6 +46,19 @@ def test_backbone(options):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize('size', ['50KB', '1GB'])
+def test_folders_of_save_pretrained(tmp_path, size):
+    backbone, peer = build(1), build_peer('SwinForImageClassification', 2)
+    peer.save_pretrained(tmp_path, max_shard_size=size)
+    assert (tmp_path / 'model.safetensors.index.json').exists() == (size == '50KB')
+    report = load_checkpoint(backbone, tmp_path, final_norm=True, log=None)
+    assert report.family == 'transformers'
+    assert not report.unexpected
+    expected = peer.swin(IMAGES).last_hidden_state
+    assert (backbone(IMAGES)[-1].flatten(2).transpose(1, 2) - expected).abs().max() < 1e-9
+
+
+@torch.no_grad()
 def test_files_have_the_older_names(tmp_path):
     backbone, peer = build(1), build_peer('SwinForImageClassification', 2)
     peer.save_pretrained(tmp_path)

@@ -71,7 +71,7 @@ def test_a_path_is_a_config_too(tmp_path):
         (['model = dict()'], [], 'must be one of mmdet or of mmseg'),
         (["default_scope = 'mmseg'"], [], 'model must be a dict, got None'),
         (["default_scope = 'mmseg'", 'model = dict()', 'train_dataloader = 3'], [], 'train_dataloader must be a dict'),
-        (["default_scope = 'mmseg'", 'model = dict()'], ['--data-root', 'x'], 'a data root is replaced where all datasets'),
+        (["default_scope = 'mmseg'", 'model = dict()'], ['--data-root', 'x'], 'a data root is replaced where'),
         (["default_scope = 'mmseg'", 'model = dict()'], ['--classes', 'a,b'], 'no part of the model has num_classes'),
         (
             ["default_scope = 'mmdet'", 'model = dict()', 'val_dataloader = dict(dataset=dict(data_root=1))'],
