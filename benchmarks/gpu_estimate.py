@@ -154,13 +154,13 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _cost(func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> gpu.Cost:
+def _cost(func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> gpu.OperatorCost:
     if name in gpu.COSTS:
         return gpu.COSTS[name](*args, **kwargs)
     if name.startswith('swin_dense::'):
         raise RuntimeError(f'the operator {name} does not say what it costs; add it to swin_dense.ops.gpu.COSTS')
     moved = sum(_bytes(t) for t in _tensors((args, kwargs, out)))
-    return gpu.Cost(LAUNCHES.get(name, 1), moved, _flops(func, name, args, kwargs, out))
+    return gpu.OperatorCost(LAUNCHES.get(name, 1), moved, _flops(func, name, args, kwargs, out))
 
 
 def _bytes(t: Tensor) -> int:

@@ -40,7 +40,7 @@ class LayerNorm(nn.LayerNorm):
         """Return x, (B, H, W, C), normalised, in one of ``norm.LAYOUTS``; None where no kernel does that."""
         if not gpu.is_gpu(x) or not self.elementwise_affine or self.bias is None:
             return None
-        if surroundings.is_recorded() or surroundings.is_transformed():  # torch.compile fuses norms itself
+        if surroundings.is_rewritten():  # torch.compile fuses norms itself
             return None
         is_changed = type(self).forward is not LayerNorm.forward or 'forward' in vars(self)
         if layout != 'tokens' and (is_changed or surroundings.has_hooks(self)):  # they see what they see everywhere

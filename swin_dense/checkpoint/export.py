@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from swin_dense import checks
 from swin_dense.checkpoint import v2
-from swin_dense.checkpoint.families import EXPORTED, EXPORTED_V2, OFFICIAL
+from swin_dense.checkpoint.families import EXPORTED, EXPORTED_V2
+from swin_dense.checkpoint.names import OFFICIAL
 from swin_dense.checkpoint.target import Target
 from swin_dense.windows import Pair
 

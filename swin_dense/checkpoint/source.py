@@ -14,14 +14,11 @@ from swin_dense.checkpoint import v2
 from swin_dense.checkpoint.families import (
     EXPORTED,
     MMDET,
-    OFFICIAL,
     OFFICIAL_V2,
-    Family,
-    Name,
     find_backbones,
-    plain_name,
     settle,
 )
+from swin_dense.checkpoint.names import OFFICIAL, Family, Name, plain_name
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.resize import window_of_index
 from swin_dense.windows import Pair

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from swin_dense.checkpoint.families import plain_name
+from swin_dense.checkpoint.names import plain_name
 from swin_dense.windows import Pair
 
 Shape = tuple[int, ...]

@@ -78,8 +78,8 @@ def relative_position_bias(table: Tensor, window_size: tuple[int, int], backend:
         (A, T, T).
     """
     # Whoever records a graph fuses this with what is around it.
-    is_plain = surroundings.is_recorded() or surroundings.is_transformed() or table.dtype not in triton.DTYPES
-    if is_plain or backend not in ('auto', 'triton') or not gpu.is_gpu(table) or gpu.reason_not_to_run(table):
+    is_plain = surroundings.is_rewritten() or backend not in ('auto', 'triton') or not gpu.is_gpu(table)
+    if is_plain or gpu.reason_not_to_run(table):
         return windows.relative_position_bias(table, window_size)
     if backend == 'auto' and proof.reason_against_bias(window_size, table.dtype, table.device):
         return windows.relative_position_bias(table, window_size)

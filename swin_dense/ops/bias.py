@@ -85,9 +85,9 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 _forward.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
-def _cost(source: Tensor, out: Tensor) -> gpu.Cost:
+def _cost(source: Tensor, out: Tensor) -> gpu.OperatorCost:
     copies = 0 if source.is_contiguous() else 1
-    return gpu.Cost(1 + copies, source.nbytes * (1 + 2 * copies) + out.nbytes)
+    return gpu.OperatorCost(1 + copies, source.nbytes * (1 + 2 * copies) + out.nbytes)
 
 
 gpu.COSTS['swin_dense::relative_position_bias'] = lambda table, window: _cost(table, _forward_fake(table, window))

@@ -11,6 +11,8 @@ from torch.torch_version import TorchVersion
 
 from swin_dense import compat
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 _unusable: str | None = None
 IS_INTERPRETED = False
 try:
@@ -37,7 +39,7 @@ def reason_not_to_run(x: Tensor) -> str | None:
         return f'the input is on {x.device}, not on a CUDA device (for tests without one, set TRITON_INTERPRET=1)'
     if x.is_cuda and not (torch.cuda.is_available() and torch.cuda.get_device_properties(x.device).major >= 8):
         return 'triton needs a GPU of compute capability 8.0 or later'
-    return None
+    return None if x.dtype in DTYPES else f'the input is {x.dtype}, not float32, float16 or bfloat16'
 
 
 def is_gpu(x: Tensor) -> bool:
@@ -67,7 +69,7 @@ def stream(device: torch.device) -> int | None:
     return torch.cuda.current_stream(device).cuda_stream if device.type == 'cuda' else None
 
 
-class Cost(NamedTuple):
+class OperatorCost(NamedTuple):
     """What one call of an operator costs on a GPU.
 
     Attributes:
@@ -83,4 +85,4 @@ class Cost(NamedTuple):
 
 # What the operators of this package cost, by qualified name: what counts operations sees one, however many kernels
 # it launches. Each takes the operator's arguments.
-COSTS: dict[str, Callable[..., Cost]] = {}
+COSTS: dict[str, Callable[..., OperatorCost]] = {}

@@ -24,7 +24,6 @@ try:
 except Exception:  # the reason is known to :mod:`swin_dense.ops.gpu`
     pass
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_CHANNELS = 8192
 
 _PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -35,8 +34,6 @@ def reason_not_to_run(x: Tensor, channels: int) -> str | None:
     reason = gpu.reason_not_to_run(x)
     if reason is not None:
         return reason
-    if x.dtype not in DTYPES:
-        return f'the input is {x.dtype}, not float32, float16 or bfloat16'
     if channels > MAX_CHANNELS:
         return f'there are {channels} channels, more than {MAX_CHANNELS}'
     return None
@@ -184,18 +181,20 @@ def parameters(block: int, layout: str) -> dict[str, int]:
     return {'ROWS': rows, 'num_warps': 4 if rows * block <= 4096 else 8}
 
 
-def _forward_cost(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, layout: str) -> gpu.Cost:
+def _forward_cost(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, layout: str
+) -> gpu.OperatorCost:
     copies = [t for t in (x, weight, bias) if not t.is_contiguous()]
     out = _forward_fake(x, weight, bias, eps, dtype, layout)
     moved = sum(t.nbytes for t in (x, weight, bias, out, *copies, *copies))
-    return gpu.Cost(1 + len(copies), moved)
+    return gpu.OperatorCost(1 + len(copies), moved)
 
 
-def _backward_cost(grad: Tensor, x: Tensor, weight: Tensor, eps: float, layout: str) -> gpu.Cost:
+def _backward_cost(grad: Tensor, x: Tensor, weight: Tensor, eps: float, layout: str) -> gpu.OperatorCost:
     copies = [t for t in (grad, x, weight) if not t.is_contiguous()]
     partials = 4 * _Launch(x, layout).programs * 2 * weight.numel()
     moved = sum(t.nbytes for t in (grad, x, x, weight, weight, weight, *copies, *copies))
-    return gpu.Cost(2 + len(copies), moved + 2 * partials)
+    return gpu.OperatorCost(2 + len(copies), moved + 2 * partials)
 
 
 gpu.COSTS['swin_dense::layer_norm'] = _forward_cost

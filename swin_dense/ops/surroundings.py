@@ -28,6 +28,11 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def is_rewritten() -> bool:
+    """Tell whether what runs is recorded or transformed, by somebody who knows torch's operations best."""
+    return is_recorded() or is_transformed()
+
+
 def has_values(x: Tensor) -> bool:
     """Tell whether there are numbers behind the tensor, or its shape alone."""
     return not (x.is_meta or isinstance(x, FakeTensor))
@@ -53,7 +58,7 @@ def reason_for_plain_operations(x: Tensor) -> str | None:
 
 def looks_after_saved_tensors() -> bool:
     """Tell whether what autograd keeps is somebody else's business already."""
-    return is_recorded() or is_transformed() or compat.has_saved_tensors_hooks()
+    return is_rewritten() or compat.has_saved_tensors_hooks()
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -28,7 +28,6 @@ try:
 except Exception:  # the reason is known to :mod:`swin_dense.ops.gpu`
     pass
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (16, 32, 64)
 MAX_TOKENS = 256
 
@@ -41,8 +40,6 @@ def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int, dropout_p:
     reason = gpu.reason_not_to_run(qkv)
     if reason is not None:
         return reason
-    if qkv.dtype not in DTYPES:
-        return f'qkv is {qkv.dtype}, not float32, float16 or bfloat16'
     head_dim = qkv.shape[-1] // 3 // num_heads
     if head_dim not in HEAD_DIMS:
         return f'the head dimension is {head_dim}, not one of {HEAD_DIMS}'
@@ -274,12 +271,12 @@ def _block(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
     return min(padded, key=padded.__getitem__)
 
 
-def _forward_cost(qkv: Tensor, bias: Tensor, pad_kv: Tensor, num_heads: int, *geometry: Any) -> gpu.Cost:
+def _forward_cost(qkv: Tensor, bias: Tensor, pad_kv: Tensor, num_heads: int, *geometry: Any) -> gpu.OperatorCost:
     launch = _Launch.of(qkv, num_heads, *geometry)
     out, lse = _forward_fake(qkv, bias, pad_kv, num_heads, *geometry)
     copies = _copied(launch, bias, qkv, pad_kv)
     moved = _bytes(qkv, bias, pad_kv, out, lse) + 2 * _bytes(*copies)
-    return gpu.Cost(1 + len(copies), moved, _flops(qkv, bias, products=2))
+    return gpu.OperatorCost(1 + len(copies), moved, _flops(qkv, bias, products=2))
 
 
 def _backward_cost(
@@ -291,17 +288,17 @@ def _backward_cost(
     lse: Tensor,
     num_heads: int,
     *geometry: Any,
-) -> gpu.Cost:
+) -> gpu.OperatorCost:
     launch = _Launch.of(qkv, num_heads, *geometry)
     copies = _copied(launch, bias, qkv, pad_kv, grad)
     partials = 4 * launch.strips * (bias.numel() + launch.tiles * pad_kv.numel())
     read = _bytes(grad, qkv, bias, pad_kv, lse)
     moved = read + _bytes(qkv, bias, pad_kv) + 2 * partials + 2 * _bytes(*copies)
     if launch.tiles == 1:
-        return gpu.Cost(2 + len(copies), moved, _flops(qkv, bias, products=5))
+        return gpu.OperatorCost(2 + len(copies), moved, _flops(qkv, bias, products=5))
     # Zeros for the partial sums, and queries' gradients by a kernel of their own, which also leaves delta behind.
     moved += 4 * launch.strips * bias.numel() + read + _bytes(out, lse, lse)
-    return gpu.Cost(4 + len(copies), moved, _flops(qkv, bias, products=7))
+    return gpu.OperatorCost(4 + len(copies), moved, _flops(qkv, bias, products=7))
 
 
 def _copied(launch: _Launch, bias: Tensor, *others: Tensor) -> list[Tensor]:

@@ -306,8 +306,9 @@ def test_kernels_compile_for_an_h200():
     """Down to machine code, without a GPU: what triton's interpreter runs need not be what its compiler takes."""
     rows = compile_for_h200("""
         import itertools
+        from swin_dense.ops import gpu
         from swin_dense.ops import triton as backend
-        for window, dtype in itertools.product(((7, 7), (12, 12)), backend.DTYPES):
+        for window, dtype in itertools.product(((7, 7), (12, 12)), gpu.DTYPES):
             tokens = window[0] * window[1]
             leaves = [torch.zeros(1, 8, 9, 192, dtype=dtype), torch.zeros(2, tokens, tokens), torch.zeros(128)]
             out = backend.window_attention(*[x.requires_grad_() for x in leaves], 2, window, (3, 3), 1.0, 0.0)
