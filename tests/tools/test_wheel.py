@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -28,7 +29,7 @@ BLOCKED = (
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-    """The wheel that the files of this commit make, built beside them, where no earlier build is left."""
+    """The wheel of the sdist of this commit's files, as `python -m build` makes it, where no earlier build is left."""
     folder = tmp_path_factory.mktemp('wheel')
     listed = subprocess.run(['git', 'ls-files', '-z', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True)
     assert listed.returncode == 0, listed.stderr
@@ -37,11 +38,19 @@ def wheel(tmp_path_factory):
         copy.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_file():
             copy.write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation', '-w', folder, '.']
-    done = subprocess.run(command, cwd=folder / 'source', capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    build([sys.executable, '-c', "from setuptools.build_meta import build_sdist; build_sdist('..')"], folder / 'source')
+    (sdist,) = folder.glob('*.tar.gz')
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter='data')
+    options = ['--quiet', '--no-deps', '--no-build-isolation', '-w', folder]
+    build([sys.executable, '-m', 'pip', 'wheel', *options, '.'], folder / sdist.name.removesuffix('.tar.gz'))
     (built,) = folder.glob('*.whl')
     return built
+
+
+def build(command, folder):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope='module')
