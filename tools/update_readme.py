@@ -120,6 +120,20 @@ def stacks_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def explore_table(report: dict[str, Any]) -> str:
+    """Return what benchmarks/explore.py measured of pages."""
+    lines = ['| weights | page, MB | 999 of 1000 weights within, points | all | made in, s | computing, s |']
+    lines.append('|' + ' --- |' * 6)
+    for name, row in report['pages'].items():
+        off = f'{100 * row["usuallyOff"]:.2f} | {100 * row["off"]:.2f}'
+        took = f'{row["seconds"]:.0f} | {row["processor_seconds"]:.0f}'
+        lines.append(f'| {name} | {row["bytes"] / 1e6:.1f} | {off} | {took} |')
+    lines += ['', '| view | drawn in, ms (median) | 95 % in |', '| --- | --- | --- |']
+    for name, row in report['drawing'].items():
+        lines.append(f'| {name} | {row["median_ms"]:.1f} | {row["p95_ms"]:.1f} |')
+    return '\n'.join(lines) + '\n'
+
+
 def _training(result: dict[str, Any]) -> str:
     if 'error' in result:
         return 'not run: ' + result['error']
@@ -136,7 +150,7 @@ def _case(report: dict[str, Any]) -> str:
 PEERS = ('mmdet', 'mmseg', 'timm', 'transformers', 'torchvision')
 SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix products alone'}
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
-PAGES = ('README.md', 'README_zh-CN.md', 'docs/features.md', 'docs/install.md', 'docs/speed.md')
+PAGES = ('README.md', 'README_zh-CN.md', 'docs/explore.md', 'docs/features.md', 'docs/install.md', 'docs/speed.md')
 # What the tables of the README say, for that in Chinese.
 CHINESE = {
     'inference, ': '推理，',
@@ -160,6 +174,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'memory': (['cpu_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),
+    'explore': (['explore.json'], explore_table),
 }
 
 

@@ -30,6 +30,7 @@ from swin_dense.windows import merge, partition, region_ids, relative_position_b
 FINEST = 0.003  # rounding of a score, as a standard deviation, where there is room
 COARSEST = 1e3
 SAMPLED_ROWS = 12
+BINS = 10_000
 LARGEST = 127  # of a rounded number, which takes a byte
 
 
@@ -40,12 +41,12 @@ class Packed:
     Attributes:
         ranks: components per head.
         content: as the module says.
-        off: how far the furthest attention weight, between 0 and 1, is from that of the block.
+        differences: (BINS,), how many attention weights differ so much from those of the block, from 0 to 1.
     """
 
     ranks: list[int]
     content: bytes
-    off: float
+    differences: Tensor
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def pack(blocks: Sequence[Attention], limit: int) -> list[Packed]:
             break
         error *= 1.1
     return [
-        Packed([head.rank for head in heads], content, _largest_difference(block, heads))
+        Packed([head.rank for head in heads], content, _differences(block, heads))
         for block, heads, content in zip(blocks, rounded, contents, strict=True)
     ]
 
@@ -169,15 +170,15 @@ def _size_of(planes: np.ndarray) -> np.ndarray:
     return np.abs(planes.view(np.int8).astype(np.int32)).sum((1, 2))
 
 
-def _largest_difference(block: Attention, heads: Sequence[_Rounded]) -> float:
-    """Return how far the furthest attention weight of the rounded block is from that of the block."""
-    largest = 0.0
+def _differences(block: Attention, heads: Sequence[_Rounded]) -> Tensor:
+    """Count by how much the weights of the rounded block differ from those of the block: (BINS,) of [0, 1]."""
+    counts = torch.zeros(BINS)
     for index, head in enumerate(heads):
         exact = _weights(block, index, block.q[:, :, index], block.k[:, :, index], block.pad_k[index])
-        q = head.q * head.factors
-        shown = _weights(block, index, q, head.k, head.pad_factors / head.factors)
-        largest = max(largest, float((shown - exact).abs().max()))
-    return largest
+        shown = _weights(block, index, head.q * head.factors, head.k, head.pad_factors / head.factors)
+        seen = exact > 0  # neither of padding nor masked
+        counts += torch.histc((shown - exact)[seen].abs(), BINS, 0, 1)
+    return counts
 
 
 def _weights(block: Attention, head: int, q: Tensor, k: Tensor, pad_k: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from swin_dense import checks
-from swin_dense.explore.packing import Packed, pack
+from swin_dense.explore.packing import BINS, Packed, pack
 from swin_dense.explore.record import Record, Stage
 
 LARGEST_PAGE = 12_000_000
@@ -31,10 +33,12 @@ class Page:
     Attributes:
         text: its HTML.
         off: how far the furthest attention weight that it shows, between 0 and 1, is from the model's.
+        usually_off: how far 999 of 1000 are at most.
     """
 
     text: str
     off: float
+    usually_off: float
 
 
 def make_page(record: Record, name: str, is_random: bool, lang: str = 'en', limit: int = LARGEST_PAGE) -> Page:
@@ -54,14 +58,22 @@ def make_page(record: Record, name: str, is_random: bool, lang: str = 'en', limi
     shell = _shell(record, name, is_random, lang)
     room = (limit - len(shell.encode()) - 1000 * len(record.stages)) * 3 // 4
     packed = pack([block for stage in record.stages for block in stage.blocks], room)
-    off = max(block.off for block in packed)
-    text = shell.replace('<!--blocks-->', '\n'.join(map(_block, packed))).replace('"off":null', f'"off":{off:.6f}')
+    differences = sum((block.differences for block in packed), torch.zeros(BINS))
+    off, usually_off = _upper(differences, 1.0), _upper(differences, 0.999)
+    text = shell.replace('<!--blocks-->', '\n'.join(map(_block, packed)))
+    text = text.replace('"off":null', f'"off":{off},"usuallyOff":{usually_off}')
     if len(text.encode()) > limit:
         raise ValueError(
             f'the page takes {len(text.encode()) / 1e6:.1f} MB at least and may take {limit / 1e6:.1f}; '
             'allow more, or make the image smaller'
         )
-    return Page(text, off)
+    return Page(text, off, usually_off)
+
+
+def _upper(counts: Tensor, share: float) -> float:
+    """Return what a share of numbers that are counted in bins of [0, 1] is at most."""
+    enough = counts.double().cumsum(0) >= share * counts.double().sum()
+    return (int(enough.nonzero()[0]) + 1) / len(counts)
 
 
 def _shell(record: Record, name: str, is_random: bool, lang: str) -> str:

@@ -12,6 +12,7 @@ from swin_dense import SwinBackbone
 from swin_dense.analysis.explain import token_attention
 from swin_dense.explore.page import make_page
 from swin_dense.explore.record import make_record
+from swin_dense.windows import region_ids
 from tests.conftest import TINY, photograph, randomize
 
 PHOTOGRAPH = photograph(150, 212)
@@ -122,6 +123,9 @@ def test_every_control(opened):
     page.locator('#roll').fill('40')
     assert look(page, '#photo') not in (windows, rolled)
 
+    ids = region_ids(19, 27, (7, 7), (3, 3)).reshape(3, 4, 49)[-1, 1]  # of the token at the upper edge
+    share = float((ids[:, None] == ids).float().mean())
+    assert page.locator('#mask-note').inner_text().startswith(f'Window 2, 1: 2 regions, {100 * share:.0f}%')
     mask = look(page, '#mask')
     page.locator('#photo').hover(position={'x': 5, 'y': 5})
     assert page.locator('#where').inner_text().startswith('Pixel')

@@ -55,7 +55,8 @@ def test_attention_is_the_models(made):
                 furthest = max(furthest, np.abs(found - expected.weights.numpy()).max())
     assert furthest <= page.off + 1e-5
     assert page.off < 0.02  # of noise for weights, whose scores reach far
-    assert facts['off'] == pytest.approx(page.off, abs=1e-6)
+    assert (facts['off'], facts['usuallyOff']) == (page.off, page.usually_off)
+    assert page.usually_off <= page.off
 
 
 def test_pyramid_and_photograph(made):

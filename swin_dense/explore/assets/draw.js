@@ -164,14 +164,13 @@ function drawGrid(draw, block, padded, stride) {
   draw.setLineDash([]);
 }
 
-/** Draw which pairs of tokens of a window may see each other, queries downwards and keys to the right. */
+/** Draw which pairs of tokens of a window may see each other, queries downwards, keys to the right, padding hatched. */
 function drawMask(canvas, slots, query) {
   const tokens = slots.length;
   const draw = prepare(canvas, [tokens, tokens]);
   draw.fillStyle = isDark() ? '#101114' : '#e8e5df';
   draw.fillRect(0, 0, tokens, tokens);
   slots.forEach((from, y) => {
-    if (from.isPadding) return;
     draw.fillStyle = REGION_COLOURS[from.region] || (isDark() ? '#a9a7a2' : '#77787f');
     // Pairs that stand side by side in one stroke, without seams.
     for (let x = 0, end; x < tokens; x = end) {
@@ -230,7 +229,7 @@ function drawAttention(canvas, photo, size, stage, block, token, looks, weights)
   const { stride } = stage;
   const draw = prepare(canvas, size);
   draw.drawImage(photo, 0, 0, size[1], size[0]);
-  draw.fillStyle = isDark() ? 'rgb(10 11 13 / 0.5)' : 'rgb(255 255 255 / 0.5)';
+  draw.fillStyle = isDark() ? 'rgb(10 11 13 / 0.5)' : 'rgb(255 255 255 / 0.45)';
   draw.fillRect(0, 0, size[1], size[0]);
   if (looks) {
     const largest = Math.max(...weights);
@@ -285,10 +284,10 @@ function drawLevel(canvas, picture, size, stride, pixel) {
 
 function drawScale(canvas, colourOf) {
   const draw = prepare(canvas, [6, 100]);
-  for (let at = 0; at < 100; at++) {
-    draw.fillStyle = colourOf(at / 99);
-    draw.fillRect(at, 0, 1.1, 6);
-  }
+  const gradient = draw.createLinearGradient(0, 0, 100, 0);
+  for (let step = 0; step <= 8; step++) gradient.addColorStop(step / 8, colourOf(step / 8));
+  draw.fillStyle = gradient;
+  draw.fillRect(0, 0, 100, 6);
 }
 
 function drawSwatch(canvas, colour, isHatched) {

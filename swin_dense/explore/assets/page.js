@@ -13,7 +13,8 @@ const state = {
   view: 'windows',
   stage: Math.min(1, facts.stages.length - 1),
   block: 0,
-  pixel: facts.size.map((side) => Math.floor(side / 2)),
+  // At the upper edge, where the shift splits windows.
+  pixel: [0, Math.floor(facts.size[1] / 2)],
   isHeld: false,
   head: 'mean',
   roll: 0,
@@ -46,7 +47,7 @@ function sayAll() {
   const [height, width] = facts.size;
   const window = sides(facts.stages[0].blocks[0].window);
   element('summary').textContent = say('summary', { model: facts.model, window, height, width });
-  element('exact').textContent = say('exact', { off: decimal(Math.ceil(facts.off * 1e4) / 100) });
+  element('exact').textContent = say('exact', { off: decimal(100 * facts.off), usually: decimal(100 * facts.usuallyOff) });
   fillChoices();
   fillLegend();
   fillPresets();
@@ -123,10 +124,9 @@ function showWindows() {
   const { slots, query, index } = windowOf(stage, block, ...token);
   drawMask(element('mask'), slots, query);
 
-  const real = slots.filter((slot) => !slot.isPadding);
-  const count = new Set(real.map((slot) => slot.region)).size;
-  const pairs = real.reduce((sum, from) => sum + slots.filter((to) => to.region === from.region).length, 0);
-  const share = percent(pairs / (real.length * slots.length));
+  const count = new Set(slots.map((slot) => slot.region)).size;
+  const pairs = slots.reduce((sum, from) => sum + slots.filter((to) => to.region === from.region).length, 0);
+  const share = percent(pairs / slots.length ** 2);
   const regions = count === 1 ? say('oneRegion') : say('moreRegions', { count });
   element('mask-note').textContent = say('maskNote', { row: index[0], column: index[1], regions, share });
   element('mask').setAttribute('aria-label', say('maskLabel', { tokens: slots.length, regions: count, share }));
