@@ -46,9 +46,9 @@ def sharpened() -> SwinBackbone:
     with torch.no_grad():
         for name, parameter in backbone.named_parameters():
             if name.endswith('attn.qkv.weight'):
-                parameter *= 10
+                parameter.mul_(10)
             elif name.endswith('relative_position_bias_table'):
-                parameter *= 40
+                parameter.mul_(40)
     return backbone
 
 
