@@ -23,7 +23,7 @@ def integer(name: str, value: Any, minimum: int = 1) -> int:
 
 def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
     """Return ``value``, one integer or (height, width), as (height, width)."""
-    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
     if len(values) not in (1, 2):
         raise OptionError(f'{name} must be one integer or a (height, width) pair, got {value!r}')
     height, width = (integer(name, item, minimum) for item in (values[0], values[-1]))
@@ -32,7 +32,7 @@ def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
 
 def integers(name: str, value: Any, length: int | None = None, minimum: int = 1) -> tuple[int, ...]:
     """Return ``value`` as a tuple of integers, of the given length if there is one."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise TypeError(f'{name} must be a list of integers, got {value!r}')
     values = tuple(integer(f'every entry of {name}', item, minimum) for item in value)
     if not values:

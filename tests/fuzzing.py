@@ -35,6 +35,7 @@ from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.features.decode import ImageError
 from swin_dense.features.images import read_image
+from swin_dense.features.inference import is_out_of_memory
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.regions import open_large_image
 from tests.conftest import TINY
@@ -90,17 +91,28 @@ def try_options(example: Any) -> str:
         backbone = kind(**{**TINY, **options})
     except (ValueError, TypeError):
         return REFUSED
+    except RuntimeError as error:
+        return _for_want_of_memory(error)
     backbone.eval()
     try:
         outs = backbone(torch.zeros(batch, backbone.in_channels, height, width))
     except (ValueError, TypeError):
         assert 0 in (height, width)
         return REFUSED
+    except RuntimeError as error:
+        return _for_want_of_memory(error)
     assert [tuple(out.shape) for out in outs] == [
         (batch, channels, math.ceil(height / stride), math.ceil(width / stride))
         for channels, stride in zip(backbone.out_channels, backbone.out_strides, strict=True)
     ]
     return TAKEN
+
+
+def _for_want_of_memory(error: RuntimeError) -> str:
+    """Let torch itself refuse what no machine has memory for."""
+    if is_out_of_memory(error) or 'Storage size calculation overflowed' in str(error):
+        return REFUSED
+    raise error
 
 
 @functools.cache

@@ -289,6 +289,7 @@ def test_create_backbone_is_ready_for_inference():
         ({'depths': (2, 2, 6)}, ValueError, ['num_heads', '3', '4']),
         ({'depths': 2}, TypeError, ['depths', 'list']),
         ({'depths': (2, 0, 6, 2)}, ValueError, ['depths', 'at least 1']),
+        ({'window_size': b'77'}, TypeError, ['window_size', 'integer', "b'77'"]),
         ({'window_size': -7}, ValueError, ['window_size', '-7', 'at least 1']),
         ({'window_size': 7.0}, TypeError, ['window_size', '7.0']),
         ({'window_size': (7, 7, 7)}, ValueError, ['window_size', '(7, 7, 7)']),

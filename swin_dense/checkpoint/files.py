@@ -141,11 +141,13 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Any]:
     """Read the files that an index of ``save_pretrained`` names, each for the tensors that it says are in it."""
     try:
         places = json.loads(index.read_text(encoding='utf-8'))['weight_map']
-        shards = {name: [key for key, place in places.items() if place == name] for name in set(places.values())}
+        shards = {
+            name: [key for key, place in places.items() if place == name] for name in sorted(set(places.values()))
+        }
     except Exception as error:  # any content may be under the name
         raise CheckpointError(f'{index} is not an index of save_pretrained, or is damaged: {error!r}') from error
     tensors: dict[str, Any] = {}
-    for name, keys in sorted(shards.items()):
+    for name, keys in shards.items():
         if not isinstance(name, str) or name != Path(name).name or name.endswith(_INDEX):
             raise CheckpointError(f'{index} names {name!r}, which is no file beside it')
         if not (index.parent / name).is_file():
@@ -191,7 +193,8 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
         if path.suffix == '.safetensors':
             _safetensors().save_file(checkpoint, unfinished.path)
         else:
-            torch.save(checkpoint, unfinished.path)
+            with unfinished.path.open('wb') as file:  # by its path, torch would write the temporary name into it
+                torch.save(checkpoint, file)
         if add_hash:
             unfinished.destination = path.with_name(f'{path.stem}-{digest_of(unfinished.path)[:8]}{path.suffix}')
             check_destination(unfinished.destination, force)

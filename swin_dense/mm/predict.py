@@ -39,7 +39,7 @@ class Predictor:
         classes: names, by label.
 
     Raises:
-        ValueError: the config is of neither framework.
+        ValueError: the config is of neither framework, or its model cannot be built or take the checkpoint.
     """
 
     def __init__(self, config: Config, checkpoint: str, device: str | None = None, score: float = 0.3) -> None:
@@ -49,10 +49,16 @@ class Predictor:
         self._is_detector = scope == 'mmdet'
         self._score = score
         apis = importlib.import_module(f'{scope}.apis')
-        if self._is_detector:
-            self._inferencer = apis.DetInferencer(config, checkpoint, device, show_progress=False)
-        else:
-            self._inferencer = apis.MMSegInferencer(config, checkpoint, device=device)
+        try:
+            if self._is_detector:
+                self._inferencer = apis.DetInferencer(config, checkpoint, device, show_progress=False)
+            else:
+                self._inferencer = apis.MMSegInferencer(config, checkpoint, device=device)
+        except Exception as error:  # of the framework, about the config or the file, in any form
+            reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
+            raise ValueError(
+                f'the model of the config cannot be built, or {checkpoint} is no checkpoint of it ({reason})'
+            ) from error
         self._name_classes(config)
 
     def __call__(self, path: str) -> Prediction:

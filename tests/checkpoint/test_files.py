@@ -51,7 +51,7 @@ def load(backbone, source, **options):
 
 
 @pytest.mark.parametrize(
-    'name', ['a.pth', 'a.pt', 'a.bin', pytest.param('a.safetensors', marks=needs('safetensors')), 'with space.pth']
+    'name', ['a', 'a.pth', 'a.pt', 'a.bin', pytest.param('a.safetensors', marks=needs('safetensors')), 'with space.pth']
 )
 def test_files_of_every_ending(tmp_path, name, source, backbone):
     state = source.state_dict()
@@ -60,6 +60,9 @@ def test_files_of_every_ending(tmp_path, name, source, backbone):
     assert arrived(backbone, source)
     assert report.source == str(path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
+    content = path.read_bytes()
+    write_file(path, state if name.endswith('safetensors') else {'model': state}, force=True)
+    assert path.read_bytes() == content
 
 
 def test_what_training_leaves_in_checkpoints_is_harmless(tmp_path, source, backbone):
@@ -296,7 +299,7 @@ def with_places(index, change):
         (lambda index: with_places(index, lambda place: '../' + place), 'which is no file beside it'),
         (lambda index: with_places(index, lambda place: str(index.parent / place)), 'which is no file beside it'),
         (lambda index: with_places(index, lambda place: index.name), 'which is no file beside it'),
-        (lambda index: with_places(index, lambda place: 3), 'which is no file beside it'),
+        (lambda index: with_places(index, lambda place: 3), 'is not an index'),
         (lambda index: with_places(index, lambda place: [place]), 'is not an index'),
         (lambda index: with_places(index, lambda place: '..'), r'lacks \.\.'),
         (lambda index: index.write_text('{"weight_map": '), 'is not an index'),
