@@ -1,4 +1,4 @@
-"""Checkpoints that survive the end of a training: whole, the old deleted after the new; and the newest whole one."""
+"""Checkpoints that a training goes on from as if it had not ended: whole, with the state of the random generators."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmengine.dist import barrier, is_main_process
+from mmengine.dist import all_gather_object, barrier, get_rank, get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from swin_dense import compat
 from swin_dense.atomic import put_in_place
 from swin_dense.checkpoint import CheckpointError
+from swin_dense.mm import randomness
 
 _UNFINISHED = '.unfinished-'
 _NUMBERED = re.compile(r'(?:epoch|iter)_\d+\.pth')
@@ -28,22 +29,65 @@ class WholeCheckpointHook(CheckpointHook):
 
     mmengine deletes the oldest checkpoint and then writes the next under its name: what ends the training in between
     leaves half a file, and with ``max_keep_ckpts=1`` nothing else. Takes the arguments of ``CheckpointHook``.
+
+    Its checkpoints hold the state of the random generators of every process, from which a resumed training goes on.
+    A validation leaves that state as it was: the resumed training does not run the one before it again.
     """
 
+    _loaded: list[dict[str, Any]] | None = None
+    _before_val: dict[str, Any] | None = None
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        """Keep the states that a checkpoint holds until the training begins."""
+        self._loaded = checkpoint.get('meta', {}).get('random_states')
+
     def before_train(self, runner: Any) -> None:
-        """Find out where checkpoints go, and remove what a training that was killed left there unfinished."""
+        """Find out where checkpoints go, remove what a killed training left there, and go on from the state loaded."""
         super().before_train(runner)
         if _is_local(self.out_dir) and is_main_process():
             for leftover in Path(self.out_dir).glob(f'{_UNFINISHED}*'):
                 _remove(leftover)
+        if runner.iter > 0:
+            self._go_on(runner)
+
+    def before_val(self, runner: Any) -> None:
+        """Keep the state of the random generators."""
+        self._before_val = randomness.get_state()
+
+    def after_val(self, runner: Any) -> None:
+        """Go on as if nothing had been drawn for the validation."""
+        if self._before_val is not None:
+            randomness.set_state(self._before_val)
+            self._before_val = None
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
         with self._in_order():
-            super()._save_checkpoint_with_step(_WritesWhole.around(runner), step, meta)
+            super()._save_checkpoint_with_step(self._writing_whole(runner), step, meta)
 
     def _save_best_checkpoint(self, runner: Any, metrics: dict) -> None:
         with self._in_order():
-            super()._save_best_checkpoint(_WritesWhole.around(runner), metrics)
+            super()._save_best_checkpoint(self._writing_whole(runner), metrics)
+
+    def _writing_whole(self, runner: Any) -> Any:
+        if isinstance(runner, _WritesWhole):  # the best is saved, and then the last once more
+            return runner
+        return _WritesWhole(runner, all_gather_object(self._before_val or randomness.get_state()))
+
+    def _go_on(self, runner: Any) -> None:
+        """Let the random generators of a resumed training go on from where the checkpoint left them."""
+        states = self._loaded or []
+        if len(states) != get_world_size():
+            runner.logger.warning(
+                f'the checkpoint holds the random states of {len(states)} processes, and {get_world_size()} train now: '
+                'what is random is drawn anew'
+            )
+            return
+        state, loop = states[get_rank()], runner.train_loop
+        if hasattr(loop, 'dataloader_iterator'):
+            # A loop of iterations first reads again what was seen, in which data drawn in this process use up numbers.
+            loop.dataloader_iterator = randomness.set_state_after(loop.dataloader_iterator, runner.iter, state)
+        else:
+            randomness.set_state(state)
 
     @contextlib.contextmanager
     def _in_order(self) -> Iterator[None]:
@@ -77,19 +121,20 @@ class _RemovesLater:
 
 
 class _WritesWhole:
-    """A runner of mmengine whose checkpoints, files or folders with a file per rank, appear under their name whole."""
+    """A runner of mmengine whose checkpoints, files or folders with a file per rank, appear under their name whole.
 
-    def __init__(self, runner: Any) -> None:
+    Each holds the state of the random generators of every rank.
+    """
+
+    def __init__(self, runner: Any, random_states: list[dict[str, Any]]) -> None:
         self._runner = runner
-
-    @classmethod
-    def around(cls, runner: Any) -> Any:
-        return runner if isinstance(runner, cls) else cls(runner)
+        self._random_states = random_states
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **options: Any) -> None:
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, meta: dict, **options: Any) -> None:
+        options['meta'] = {**meta, 'random_states': self._random_states}
         if not _is_local(out_dir):  # stores of objects show no half ones
             self._runner.save_checkpoint(out_dir, filename, *args, **options)
             return

@@ -1,5 +1,6 @@
 """Trainings that are killed, find their checkpoints damaged, run out of disk, or meet another: nothing is lost."""
 
+import random
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.mm.checkpoints import check_training_checkpoint, newest_checkpoint
 from tests.conftest import small_disk
+from tests.tools.killed_training import CASES, differences, span_of, train_until_done
 from tests.tools.test_runners import command_of, environment, train
 from tests.tools.tiny_training import write_config
 
@@ -115,6 +117,21 @@ def test_killed_anywhere_it_ends_as_if_undisturbed(undisturbed, tmp_path):
         assert torch.equal(found['state_dict'][name], tensor), name
     for index, state in expected['optimizer']['state'].items():
         assert all(torch.equal(found['optimizer']['state'][index][key], value) for key, value in state.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', CASES)
+def test_killed_at_random_it_ends_as_if_undisturbed(case, tmp_path):
+    """With drop path, augmentations and validations, which all draw. More often: benchmarks/killed_trainings.py."""
+    seed = random.randrange(2**32)
+    print('random.Random of', seed)  # shown where the test fails
+    config = write_config(tmp_path, CASES[case])
+    train(config, '--work-dir', tmp_path / 'undisturbed')
+    (tmp_path / 'killed').mkdir()
+    run = tmp_path / 'killed' / 'run'
+    counts = train_until_done(config, run, 2, span_of(tmp_path / 'undisturbed'), random.Random(seed))
+    print(counts)
+    assert differences(tmp_path / 'undisturbed', run) == []
 
 
 def test_a_full_disk_ends_it_with_a_message_and_the_last_checkpoint(undisturbed, tmp_path):

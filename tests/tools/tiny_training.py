@@ -1,10 +1,13 @@
 """A training of a few seconds with mmengine alone: what a config for tools/train.py takes from here, and the config."""
 
+import random
 from pathlib import Path
 
+import numpy as np
 import torch
+from mmengine.evaluator import BaseMetric
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS, MODELS
+from mmengine.registry import DATASETS, METRICS, MODELS
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -28,6 +31,25 @@ randomness = dict(seed=0, deterministic=True)
 env_cfg = dict(dist_cfg=dict(backend='gloo'))
 """
 
+# Random in every way: drop path, augmentations by all three generators, and a validation that draws as well.
+RANDOM = """
+model['backbone']['drop_path_rate'] = 0.3
+train_dataloader['dataset'] = dict(type='AugmentedImages')
+val_dataloader = dict(
+    batch_size=4, dataset=dict(type='AugmentedImages'), num_workers=0,
+    sampler=dict(type='DefaultSampler', shuffle=False), collate_fn=dict(type='default_collate'))
+val_evaluator = dict(type='MeanGuess')
+val_cfg = dict()
+train_cfg['val_interval'] = 3
+default_hooks['checkpoint'].update(interval=1, max_keep_ckpts=2, save_best='guess', rule='greater')
+"""
+EPOCHS = """
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=6, val_interval=1)
+train_dataloader['sampler'] = dict(type='DefaultSampler', shuffle=True)
+default_hooks['checkpoint']['by_epoch'] = True
+log_processor['by_epoch'] = True
+"""
+
 
 @DATASETS.register_module()
 class RandomImages(Dataset):
@@ -41,6 +63,29 @@ class RandomImages(Dataset):
         return {'inputs': torch.randn(3, 32, 32, generator=generator), 'numbers': torch.tensor(index / 16)}
 
 
+@DATASETS.register_module()
+class AugmentedImages(RandomImages):
+    """The same images, with a contrast, a brightness and a noise of their own each time."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        item = super().__getitem__(index)
+        item['inputs'] = item['inputs'] * random.uniform(0.5, 2) + np.random.rand() + 0.1 * torch.randn(3, 32, 32)
+        return item
+
+
+@METRICS.register_module()
+class MeanGuess(BaseMetric):
+    """The mean of all guesses."""
+
+    def process(self, data_batch: dict, data_samples: list[dict]) -> None:
+        """Collect the guesses of a batch."""
+        self.results.extend(sample['guess'] for sample in data_samples)
+
+    def compute_metrics(self, results: list[float]) -> dict[str, float]:
+        """Return their mean."""
+        return {'guess': sum(results) / len(results)}
+
+
 @MODELS.register_module()
 class TinyRegressor(BaseModel):
     """A Swin and a linear head."""
@@ -50,9 +95,11 @@ class TinyRegressor(BaseModel):
         self.backbone = MODELS.build(backbone)
         self.head = nn.Linear(self.backbone.out_channels[-1], 1)
 
-    def forward(self, inputs: torch.Tensor, numbers: torch.Tensor, mode: str = 'loss') -> dict[str, torch.Tensor]:
-        """Return the loss of the guesses."""
+    def forward(self, inputs: torch.Tensor, numbers: torch.Tensor, mode: str = 'loss') -> dict | list[dict]:
+        """Return the loss of the guesses, or to predict, the guesses."""
         guesses = self.head(self.backbone(inputs)[-1].mean((2, 3)))[:, 0]
+        if mode == 'predict':
+            return [{'guess': guess} for guess in guesses.tolist()]
         return {'loss': (guesses - numbers).square().mean()}
 
 
