@@ -1,5 +1,6 @@
 # make demo   train and test both models on a small data set made here, and show what came out
-# make test   run the whole test suite
+# make test   run the test suite, but for a few trainings that take long
+# make test-all  run all of it
 # make test-core  the tests that need torch alone, without any mm package
 # make test-oldest, test-newest  the core's tests, and training where mm packages are, on other stacks: benchmarks/stacks.json
 # make lint   ruff and mypy
@@ -23,7 +24,7 @@ CORE_READY := .venv-core/ready
 OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= python3.13
 
-.PHONY: setup demo test test-core test-oldest test-newest lint
+.PHONY: setup demo test test-all test-core test-oldest test-newest lint
 setup: $(READY)
 
 $(READY): $(SET_UP_FILES) requirements/mm.txt requirements/dev.txt
@@ -42,6 +43,10 @@ demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo
 
 test: $(READY) $(PEERS_READY)
+	$(PY) -m pytest -n 2 -m "not long"
+	$(PEERS) -m pytest tests/peers
+
+test-all: $(READY) $(PEERS_READY) test-core
 	$(PY) -m pytest -n 2
 	$(PEERS) -m pytest tests/peers
 

@@ -1,14 +1,17 @@
-"""Two processes over gloo: losses and gradients under DDP and FSDP2 equal those of one process with the whole batch."""
+"""Two processes over gloo: their losses under DDP, FSDP2 and mmengine's FSDP are those of one with the whole batch."""
 
+import itertools
 import sys
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from swin_dense import SwinBackbone
+from swin_dense.block import SwinBlock
 from tests.conftest import TINY, randomize
 
 CASES = {
@@ -37,25 +40,36 @@ def make(options: dict, dtype: torch.dtype) -> Losses:
     return randomize(Losses(options).to(dtype))
 
 
-def train(model: nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
-    """Return the losses of three steps, of all processes together where there are several."""
+def train(model: nn.Module, parts: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    """Return the losses of three steps, each the mean over parts of a batch that have, for drop path, a seed each."""
+    states = {seed: torch.Generator().manual_seed(seed).get_state() for seed in parts}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = model(images)
-        loss.backward()
+        losses.append(torch.zeros((), dtype=torch.float64))
+        for seed, images in parts.items():
+            torch.set_rng_state(states[seed])
+            loss = model(images) / len(parts)
+            states[seed] = torch.get_rng_state()
+            loss.backward()
+            losses[-1] += loss.detach()
         optimizer.step()
-        losses.append(loss.detach())
     return losses
 
 
 def train_together(model: nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
     """Return the means over the processes, each of which has its part of the images."""
-    losses = train(model, images.chunk(dist.get_world_size())[dist.get_rank()])
+    rank = dist.get_rank()
+    losses = train(model, {rank: images.chunk(dist.get_world_size())[rank]})
     for loss in losses:
         dist.all_reduce(loss)
     return [loss / dist.get_world_size() for loss in losses]
+
+
+def train_alone(model: nn.Module, images: torch.Tensor, *, by_parts: bool) -> list[torch.Tensor]:
+    """Return the losses with the whole batch in one pass, or the parts of the processes one after the other."""
+    return train(model, dict(enumerate(images.chunk(dist.get_world_size()))) if by_parts else {0: images})
 
 
 def shard(model: Losses) -> Losses:
@@ -67,24 +81,39 @@ def shard(model: Losses) -> Losses:
     return model
 
 
+def shard_by_mmengine(model: Losses) -> nn.Module:
+    """Shard every block, and then the whole, as mmengine's FSDPStrategy does with our policy."""
+    from mmengine.registry import MODEL_WRAPPERS
+
+    wrapper = {'type': 'MMFullyShardedDataParallel', 'auto_wrap_policy': 'swin_auto_wrap_policy', 'device_id': 'cpu'}
+    blocks = count(model, SwinBlock)
+    sharded = MODEL_WRAPPERS.build(wrapper, default_args={'module': model})
+    assert count(sharded, FullyShardedDataParallel) == blocks + 1
+    return sharded
+
+
+def count(model: nn.Module, kind: type) -> int:
+    """Return how many parts of a model are of a type."""
+    return sum(isinstance(module, kind) for module in model.modules())
+
+
+WAYS = {'DDP': DistributedDataParallel, 'FSDP2': shard}
+if find_spec('mmengine'):
+    WAYS['FSDP of mmengine'] = shard_by_mmengine
+
+
 def main() -> None:
     """Run every case and say which are well."""
     torch.set_num_threads(1)
     dist.init_process_group('gloo')
-    for name, options in CASES.items():
-        for dtype, tolerance in TOLERANCES.items():
-            images = torch.randn(4, 3, 40, 56, generator=torch.Generator().manual_seed(0)).to(dtype)
-            ways = {'DDP': lambda model: DistributedDataParallel(model)}
-            if dtype == torch.float32 and name in ('all outputs', 'with_cp'):
-                ways['FSDP2'] = shard
-            for way, wrap in ways.items():
-                found = train_together(wrap(make(options, dtype)), images)
-                if name == 'drop_path':  # drawn apart in each process
-                    assert all(loss.isfinite() for loss in found)
-                else:
-                    torch.testing.assert_close(found, train(make(options, dtype), images), rtol=tolerance, atol=0)
-                if dist.get_rank() == 0:
-                    print(f'{way}, {name}, {dtype}: well', flush=True)
+    for (name, options), (dtype, tolerance) in itertools.product(CASES.items(), TOLERANCES.items()):
+        images = torch.randn(4, 3, 40, 56, generator=torch.Generator().manual_seed(0)).to(dtype)
+        expected = train_alone(make(options, dtype), images, by_parts='drop_path_rate' in options)
+        for way, wrap in WAYS.items():
+            found = train_together(wrap(make(options, dtype)), images)
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
+            if dist.get_rank() == 0:
+                print(f'{way}, {name}, {dtype}: well', flush=True)
     dist.destroy_process_group()
 
 

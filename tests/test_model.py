@@ -286,7 +286,7 @@ def test_create_backbone_is_ready_for_inference():
         ({'arch': {'embed_dims': 96}}, ValueError, ['depths', 'num_heads']),
         ({'embed_dims': 100}, ValueError, ['num_heads[0] = 3', '100']),
         ({'num_heads': (3, 6, 12, 25)}, ValueError, ['num_heads[3] = 25', '768']),
-        ({'depths': (2, 2, 6)}, ValueError, ['num_heads', '3', '4']),
+        ({'depths': (2, 2, 6)}, ValueError, ['depths=(2, 2, 6)', 'num_heads=(3, 6, 12, 24)', 'give both']),
         ({'depths': 2}, TypeError, ['depths', 'list']),
         ({'depths': (2, 0, 6, 2)}, ValueError, ['depths', 'at least 1']),
         ({'window_size': b'77'}, TypeError, ['window_size', 'integer', "b'77'"]),

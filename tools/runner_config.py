@@ -15,6 +15,12 @@ from mmengine.runner import Runner
 
 from swin_dense.recipes.settings import parse_settings
 
+# What the wrappers of the FlexibleRunner's strategies need where there is no GPU.
+ON_CPU: dict[str, dict[str, Any]] = {
+    'DDPStrategy': {'type': 'MMDistributedDataParallel', 'device_ids': None},
+    'FSDPStrategy': {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'},
+}
+
 
 def make_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that every mmdet and mmseg user knows."""
@@ -53,6 +59,9 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
         # mmengine takes for granted that every rank has a GPU; without one it must find its process group made.
         torch.distributed.init_process_group('gloo')
         cfg.model_wrapper_cfg = {'type': 'MMDistributedDataParallel', 'device_ids': None}
+        wrapper = ON_CPU.get((cfg.get('strategy') or {}).get('type', ''))
+        if wrapper is not None:
+            cfg.strategy.model_wrapper = {**wrapper, **(cfg.strategy.get('model_wrapper') or {})}
     return cfg
 
 

@@ -18,7 +18,7 @@ from mmengine.registry import HOOKS
 from runner_config import build_runner, check_data, load_config, make_parser
 
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.mm.checkpoints import check_training_checkpoint, newest_checkpoint
+from swin_dense.mm.checkpoints import check_training_checkpoint, newest_checkpoint, seed_of
 
 
 def main() -> None:
@@ -79,8 +79,17 @@ def _resume(cfg: Config, asked: str | None, parser: argparse.ArgumentParser) -> 
             if not Path(cfg.load_from).exists():
                 parser.error(f'there is no checkpoint {cfg.load_from!r} to resume from')
             check_training_checkpoint(Path(cfg.load_from))
+        if cfg.get('load_from') is not None and '://' not in cfg.load_from:
+            _take_seed(cfg, Path(cfg.load_from))
     except CheckpointError as error:
         parser.error(f'{error}; --resume without a file takes the newest whole checkpoint of the work directory')
+
+
+def _take_seed(cfg: Config, checkpoint: Path) -> None:
+    """Let a config that sets no seed go on with that of its first run, from which the order of the data comes."""
+    randomness = cfg.setdefault('randomness', ConfigDict())
+    if randomness.get('seed') is None:
+        randomness.seed = seed_of(checkpoint)
 
 
 def _write_whole_checkpoints(cfg: Config) -> None:

@@ -209,6 +209,11 @@ def check_training_checkpoint(path: Path) -> None:
             raise CheckpointError(f'{path} is damaged: the checksum of {damaged} in it is wrong')
 
 
+def seed_of(checkpoint: Path) -> int | None:
+    """Return the seed of the training that wrote a checkpoint, None if it is a folder, or does not tell."""
+    return None if checkpoint.is_dir() else _read_meta(checkpoint).get('seed')
+
+
 def _last_named(work_dir: Path, passed: list[str]) -> Path | None:
     note = work_dir / 'last_checkpoint'
     if not note.exists():

@@ -9,6 +9,7 @@ from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from swin_dense import checks
 from swin_dense.depth import layer_of, stage_of
@@ -49,7 +50,7 @@ class SwinLayerDecayConstructor(DefaultOptimWrapperConstructor):
             number of blocks or stages, which needs not be given; and any key of mmengine's own constructor.
 
     Raises:
-        ValueError: a value is not allowed, or the model has no Swin backbone of ours.
+        ValueError: a value is not allowed, the model has no Swin backbone of ours, or it is sharded by FSDPStrategy.
         TypeError: a key is unknown or missing, or a value has the wrong type.
     """
 
@@ -85,6 +86,11 @@ class SwinLayerDecayConstructor(DefaultOptimWrapperConstructor):
             raise ValueError(
                 f'SwinLayerDecayConstructor found no Swin of swin_dense in {type(model).__name__}; '
                 "the backbone must be of type 'SwinDense' or 'SwinDenseV2'"
+            )
+        if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+            raise ValueError(
+                'SwinLayerDecayConstructor spares from weight decay what has one dimension, and FSDPStrategy has made '
+                "all parameters flat; take mmengine's own constructor, or DDPStrategy"
             )
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         scales, spared = self._scales_of(backbones, names.values())

@@ -15,7 +15,8 @@ Batch = TypeVar('Batch')
 
 def get_state() -> dict[str, Any]:
     """Return the state of the generators of Python, NumPy and torch, and of the current GPU, as numbers and tensors."""
-    name, key, *rest = np.random.get_state(legacy=True)
+    legacy: Any = np.random.get_state(legacy=True)
+    name, key, *rest = legacy
     return {
         'python': random.getstate(),
         'numpy': (name, key.tolist(), *rest),

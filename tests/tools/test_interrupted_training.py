@@ -120,6 +120,7 @@ def test_killed_anywhere_it_ends_as_if_undisturbed(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize('case', CASES)
 def test_killed_at_random_it_ends_as_if_undisturbed(case, tmp_path):
     """With drop path, augmentations and validations, which all draw. More often: benchmarks/killed_trainings.py."""

@@ -1,0 +1,69 @@
+"""What a process that lives long relies on: nothing is left behind, threads do not mix, and results repeat."""
+
+import sys
+import threading
+
+import pytest
+import torch
+
+from benchmarks import long_run
+from swin_dense import SwinBackbone
+from swin_dense.ops import batched, plan
+from tests.conftest import TINY
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='counts what a process holds under /proc')
+def test_many_sizes_leave_nothing_behind(monkeypatch):
+    """Plans are kept up to a number of bytes, here so small that they are full soon."""
+    for module in (plan, batched):
+        monkeypatch.setattr(module._cache, '_capacity', 2**20)
+    early, *_, late = long_run.run(200)['held'][3:]
+    assert (late['handles'], late['threads']) == (early['handles'], early['threads'])
+    assert late['tensors'] < 1.3 * early['tensors']
+
+
+@pytest.mark.parametrize('attn_backend', ['auto', 'sdpa', 'reference'])
+def test_eight_threads_on_one_model_equal_serial_results(attn_backend):
+    model = SwinBackbone(**TINY, attn_backend=attn_backend).eval()
+    images = [torch.randn(1, 3, 20 + 9 * index, 90 - 7 * index) for index in range(8)]
+    with torch.no_grad():
+        expected = [model(image) for image in images]
+    found: list = [None] * 8
+
+    def work(first: int) -> None:
+        with torch.no_grad():
+            for step in range(16):
+                found[first] = model(images[(first + step) % 8])
+                if not all(map(torch.equal, found[first], expected[(first + step) % 8])):
+                    return
+        found[first] = 'equal'
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ['equal'] * 8
+
+
+@pytest.mark.parametrize('options', [{}, {'with_cp': True}, {'attn_backend': 'sdpa'}], ids=str)
+def test_deterministic_algorithms(options):
+    """Under torch.use_deterministic_algorithms nothing is refused, and training and inference repeat bit for bit."""
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = SwinBackbone(**TINY, drop_path_rate=0.3, **options)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum(out.square().mean() for out in model(torch.randn(2, 3, 45, 60))).backward()
+            optimizer.step()
+        with torch.no_grad():
+            return [*model.eval()(torch.randn(1, 3, 45, 60)), *model.parameters()]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert all(map(torch.equal, run(), run()))
+    finally:
+        torch.use_deterministic_algorithms(False)
