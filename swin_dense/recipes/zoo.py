@@ -113,6 +113,7 @@ def markdown(recipes: list[Recipe]) -> str:
     header = ['Backbone', 'Window', 'Pretraining', 'Schedule', 'Recipe', *metrics, 'Published', 'Counted', 'Files']
     lines = ['| ' + ' | '.join(header) + ' |', '|' + ' --- |' * len(header)]
     for recipe in recipes:
+        missing = '' if recipe.metrics else 'none published'
         files = f'[config]({recipe.config.name})' + (f', [weights]({recipe.weights})' if recipe.weights else '')
         cells = [
             recipe.backbone,
@@ -120,7 +121,7 @@ def markdown(recipes: list[Recipe]) -> str:
             recipe.pretraining,
             recipe.schedule,
             recipe.origin,
-            *(str(recipe.metrics.get(name, '')) for name in metrics),
+            *(str(recipe.metrics.get(name, missing)) for name in metrics),
             recipe.published,
             recipe.cost,
             files,
