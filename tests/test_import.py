@@ -61,3 +61,16 @@ def test_an_mmengine_that_cannot_be_imported(tmp_path, file, line, reason):
         (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text(content)
     assert run(CORE, [tmp_path]).count(reason) == 2
+
+
+@pytest.mark.parametrize('source', ['raise RuntimeError("0 active drivers")', '', '__version__ = "3.6"'])
+def test_a_triton_that_cannot_be_used(tmp_path, source):
+    """It raises, is an empty folder that an uninstallation left, or has no compiler."""
+    (tmp_path / 'triton').mkdir()
+    (tmp_path / 'triton' / '__init__.py').write_text(source)
+    run(
+        'import torch, swin_dense\n'
+        "backbone = swin_dense.SwinBackbone({'embed_dims': 16, 'depths': (1, 1), 'num_heads': (1, 1)})\n"
+        'backbone(torch.zeros(1, 3, 32, 32))[-1].sum().backward()\n',
+        [tmp_path],
+    )

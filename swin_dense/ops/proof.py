@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,18 @@ _ROUNDING = 2e-5
 
 _verdicts: dict[Hashable, str | None] = {}
 _lock = threading.Lock()
+_Function = TypeVar('_Function', bound=Callable[..., object])
 
 
-@torch.compiler.assume_constant_result
+def _constant(function: _Function) -> _Function:
+    """Let compiled graphs take what a function returns for a constant."""
+    try:
+        return torch.compiler.assume_constant_result(function)
+    except Exception:  # torch's compiler imports triton; where that fails nothing can be compiled
+        return function
+
+
+@_constant
 def reason_against_attention(
     head_dim: int, window: Pair, dtype: torch.dtype, bias_dtype: torch.dtype, device: torch.device
 ) -> str | None:
@@ -49,7 +59,7 @@ def reason_against_attention(
     return _verdict(what, device, run(triton.window_attention), run(sdpa.window_attention), leaves)
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def reason_against_bias(window: Pair, dtype: torch.dtype, device: torch.device) -> str | None:
     """Say why the kernels that expand a bias table are not to be trusted with such windows, or return None."""
     places = (2 * window[0] - 1) * (2 * window[1] - 1)
@@ -62,7 +72,7 @@ def reason_against_bias(window: Pair, dtype: torch.dtype, device: torch.device) 
     )
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def reason_against_norm(
     layout: str,
     channels: int,

@@ -10,7 +10,7 @@ import pytest
 
 from swin_dense import doctor
 from swin_dense.__main__ import main
-from swin_dense.doctor import Finding, cure_for, probe, versions
+from swin_dense.doctor import REPAIRS, Finding, cure_for, probe, versions
 from tests.conftest import ROOT
 
 
@@ -101,72 +101,79 @@ def test_a_check_that_hangs_is_a_finding(monkeypatch):
     assert (found.status, found.text) == ('broken', 'gave no answer within 0.05 seconds')
 
 
-def doctor_of(path, python=sys.executable):
-    """Return what the doctor prints as JSON in an environment with ``path`` before all others, and as text."""
+def doctor_of(path, *options, python=sys.executable):
+    """Run the doctor in an environment with ``path`` before all others."""
     environment = {'PATH': '/usr/bin:/bin', 'PYTHONPATH': f'{path}{os.pathsep}{ROOT}', 'OMP_NUM_THREADS': '1'}
-    as_json, as_text = (
-        subprocess.run(
-            [python, '-m', 'swin_dense', 'doctor', *options], env=environment, capture_output=True, text=True
-        )
-        for options in (['--json'], [])
-    )
-    assert (as_json.returncode, as_text.returncode) == (1, 1), as_text.stdout + as_text.stderr
-    assert 'Traceback' not in as_json.stderr + as_text.stdout + as_text.stderr
-    broken = {finding['name']: finding for finding in json.loads(as_json.stdout) if finding['status'] == 'broken'}
-    assert all(finding['cure'] in as_text.stdout.partition('What helps:')[2] for finding in broken.values())
-    return broken
+    command = [python, '-m', 'swin_dense', 'doctor', *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert not done.stderr
+    return done.stdout
 
 
-def shadow(tmp_path, package, source):
-    """Put a package that does ``source`` when it is imported before the true one, and hide the frameworks."""
-    (tmp_path / package).mkdir(parents=True)
-    (tmp_path / package / '__init__.py').write_text(source)
-    hidden = {'mmdet', 'mmseg', 'mmcv', 'mmengine'} - {package}
-    (tmp_path / 'sitecustomize.py').write_text(f'import sys\nsys.modules.update(dict.fromkeys({hidden}))\n')
-    return tmp_path
+def broken(report):
+    """Return the findings of a report in JSON that are broken, by name."""
+    return {finding['name']: finding for finding in json.loads(report) if finding['status'] == 'broken'}
+
+
+def shadow(folder, **sources):
+    """Put packages that do ``sources`` when they are imported before the true ones, and hide the other frameworks."""
+    for package, source in sources.items():
+        (folder / package).mkdir(parents=True)
+        (folder / package / '__init__.py').write_text(source)
+    hidden = {'mmdet', 'mmseg', 'mmcv', 'mmengine'} - set(sources)
+    (folder / 'sitecustomize.py').write_text(f'import sys\nsys.modules.update(dict.fromkeys({hidden}))\n')
+    return folder
 
 
 @pytest.mark.parametrize(
-    'error', ['OSError("libcudart.so.12: cannot open shared object file")', 'RuntimeError("two\\nlines")']
+    ('package', 'error', 'cure'),
+    [
+        ('torch', 'OSError("libcudart.so.12: cannot open shared object file")', 'pytorch.org'),
+        ('torch', 'RuntimeError("two\\nlines")', 'pytorch.org'),
+        ('numpy', 'ImportError("Importing the numpy C-extensions failed")', '--no-deps numpy'),
+    ],
 )
-def test_torch_that_cannot_be_imported(tmp_path, error):
-    found = doctor_of(shadow(tmp_path / 'with space', 'torch', f'raise {error}'))
-    assert list(found) == ['torch alone']
-    assert found['torch alone']['text'].startswith(error.partition('(')[0])
-    assert 'pytorch.org' in found['torch alone']['cure']
-    done = subprocess.run(
-        [sys.executable, '-m', 'swin_dense', 'complexity'],
-        env={'PYTHONPATH': f'{tmp_path / "with space"}{os.pathsep}{ROOT}'},
-        capture_output=True,
-        text=True,
-    )
+def test_what_everything_needs_cannot_be_imported(tmp_path, package, error, cure):
+    path = shadow(tmp_path / 'with space', **{package: f'raise {error}'})
+    (finding,) = broken(doctor_of(path, '--json')).values()
+    assert finding['text'].startswith(error.partition('(')[0])
+    assert cure in finding['cure']
+    assert doctor_of(path).endswith(f'1 broken. What helps:\n  {finding["cure"]}\n')
+    command = [sys.executable, '-m', 'swin_dense', 'complexity']
+    environment = {'PYTHONPATH': f'{path}{os.pathsep}{ROOT}'}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert 'error: swin_dense needs torch, which cannot be imported' in done.stderr
-    assert done.stderr.rstrip().endswith('`swin-dense doctor` says more')
+    assert f'error: swin_dense needs {package}, which cannot be imported' in done.stderr
+    assert done.stderr.endswith('`swin-dense doctor` says more\n')
 
 
 def test_an_environment_without_anything(tmp_path):
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'empty'], check=True)
-    found = doctor_of(tmp_path, tmp_path / 'empty' / 'bin' / 'python')
+    found = broken(doctor_of(tmp_path, '--json', python=tmp_path / 'empty' / 'bin' / 'python'))
     assert {name: finding['cure'] for name, finding in found.items()} == {'torch alone': 'pip install torch'}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('package', 'source', 'name', 'text', 'cure'),
-    [
-        ('numpy', 'raise ImportError("C-extensions failed")', 'numpy with torch', 'C-extensions', 'no-deps numpy'),
-        ('PIL', 'raise ImportError("no _imaging")', 'Pillow', 'no _imaging', 'no-deps Pillow'),
-        ('triton', 'raise RuntimeError("0 active drivers")', 'triton', 'active drivers', 'no-deps triton'),
-        ('mmengine', 'MODELS = 1 / 0', 'checkpoints of mmengine', 'ZeroDivisionError', 'no-deps mmengine'),
-        ('mmcv', 'raise OSError("libc10.so: no such file")', 'operators of mmcv', 'libc10.so', 'pip uninstall mmcv'),
-    ],
-)
-def test_one_broken_package_leaves_the_other_findings(tmp_path, package, source, name, text, cure):
-    found = doctor_of(shadow(tmp_path, package, source))
-    assert 'torch alone' not in found
-    assert text in found[name]['text']
-    assert cure in found[name]['cure']
+def test_each_broken_package_has_a_finding(tmp_path):
+    path = shadow(
+        tmp_path,
+        PIL='raise ImportError("no _imaging")',
+        triton='raise RuntimeError("0 active drivers")',
+        mmengine='MODELS = 1 / 0',
+        mmcv='raise OSError("libc10.so: no such file")',
+    )
+    found = broken(doctor_of(path, '--json'))
+    wanted = {
+        'Pillow': ('ImportError: no _imaging', 'pip install --force-reinstall --no-deps Pillow'),
+        'triton': ('RuntimeError: 0 active drivers', 'pip install --force-reinstall --no-deps triton'),
+        'operators of mmcv': ('OSError: libc10.so: no such file', REPAIRS['mmcv']),
+        'checkpoints of mmengine': (
+            'ZeroDivisionError: division by zero',
+            'pip install --force-reinstall --no-deps mmengine',
+        ),
+    }
+    assert {name: (finding['text'], finding['cure']) for name, finding in found.items()} == wanted
 
 
 @pytest.mark.slow
