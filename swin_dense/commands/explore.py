@@ -9,6 +9,7 @@ The page is one file, opens without a network or a server, and follows the mouse
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.image.is_file():
         raise FileNotFoundError(f'there is no file {args.image}')
     record = make_record(build_backbone(args), args.image, args.max_side)
-    page = make_page(record, args.image.name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
+    name = os.fsencode(args.image.name).decode(errors='replace')  # a file's name need not be text
+    page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
     with written_whole(args.out) as unfinished:
         unfinished.path.write_text(page.text, encoding='utf-8')
     height, width = record.pixels.shape[:2]

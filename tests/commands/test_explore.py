@@ -1,5 +1,7 @@
 """`swin-dense explore`: a page appears whole, or a line says why not and nothing changes."""
 
+import os
+
 import pytest
 import torch
 from PIL import Image
@@ -35,6 +37,13 @@ def test_a_page(place, capsys):
     facts = facts_of((place / 'page.html').read_text(encoding='utf-8'))
     assert (facts['lang'], facts['size']) == ('zh', [30, 45])
     assert sorted(path.name for path in place.iterdir()) == ['a photo.png', 'page.html', 'small.pth']
+
+
+def test_a_name_that_is_no_text(place):
+    name = os.fsdecode(b'caf\xe9.png')
+    (place / 'a photo.png').rename(name)
+    assert main(['explore', name, '--checkpoint', 'small.pth', '--out', 'page.html']) == 0
+    assert facts_of((place / 'page.html').read_text(encoding='utf-8'))['name'] == 'caf\ufffd.png'
 
 
 @pytest.mark.parametrize(
