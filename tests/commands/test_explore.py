@@ -8,7 +8,6 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.explore import page as page_module
 from tests.conftest import TINY, photograph
 from tests.explore.decoding import facts_of
 
@@ -85,4 +84,3 @@ def test_a_failure_leaves_the_old_page(place, capsys, monkeypatch):
     assert explore('--out', 'page.html', '--force') == 2
     assert (place / 'page.html').read_text() == 'old'
     assert not list(place.glob('.*'))
-    assert page_module.LARGEST_PAGE == 12_000_000

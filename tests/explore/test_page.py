@@ -116,6 +116,19 @@ def test_a_limit_costs_exactness_alone():
         make_page(record, 'photo.jpg', False, limit=100_000)
 
 
+@pytest.mark.slow
+def test_a_whole_swin_fits():
+    """Swin-T at 512 x 512 pixels, with weights that leave no room, in 12 MB."""
+    backbone = SwinBackbone('t').eval()
+    with torch.no_grad():
+        for layer in backbone.layers:
+            for block in layer.blocks:
+                block.attn.qkv.weight.mul_(4)
+    page = make_page(make_record(backbone, photograph(512, 512)), 'photo.jpg', True)
+    assert 10_000_000 < len(page.text.encode()) <= 12_000_000
+    assert page.usually_off < 0.02
+
+
 @pytest.mark.parametrize('size', [(1, 1), (3, 200), (64, 64)])
 @pytest.mark.parametrize('channels', [1, 3, 4])
 def test_images_of_every_kind(size, channels):
