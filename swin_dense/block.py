@@ -69,11 +69,11 @@ def reason_not_to_fuse(block: SwinBlock, x: Tensor) -> str | None:
     standard = _STANDARD.get(type(block))
     if standard is None:
         return f'{type(block).__name__} has no fused form'
-    tensors: dict[str, Tensor | None] = {}
+    tensors: dict[str, Tensor] = {}
     for name, part in block.named_modules():
         if type(part) is not standard.parts.get(name) or _is_changed(part) or (name and surroundings.has_hooks(part)):
             return f'{name or "the block"} is replaced, changed or listened to'
-        tensors.update({f'{name}.{parameter}': tensor for parameter, tensor in part._parameters.items()})
+        tensors.update({f'{name}.{key}': tensor for key, tensor in part._parameters.items() if tensor is not None})
     attn, mlp = block.attn, block.mlp
     if attn.backend != 'auto':
         return f'attn_backend={attn.backend!r} was asked for'
@@ -83,6 +83,8 @@ def reason_not_to_fuse(block: SwinBlock, x: Tensor) -> str | None:
         tensor = tensors.get(name)
         if type(tensor) is not nn.Parameter or tensor.dtype != x.dtype or tensor.device != x.device:
             return f'{name} is missing or no plain parameter of {x.dtype} on {x.device}'
+    if len(tensors) > len(standard.parameters):
+        return f'there are parameters that it does not know: {sorted(tensors.keys() - set(standard.parameters))}'
     return None if attn.qkv.out_features == 3 * x.shape[3] else 'attention is of another width than the map'
 
 

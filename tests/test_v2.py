@@ -106,6 +106,17 @@ def test_when_it_is_fused(options, reason):
     assert found is None if reason is None else found.startswith(reason)
 
 
+def test_a_bias_that_v2_does_not_have_is_heard():
+    ours, plain = make(), make(attn_backend='reference')
+    for model in (ours, plain):
+        attn = model.layers[0].blocks[0].attn
+        attn.qkv.bias = torch.nn.Parameter(torch.linspace(-1, 1, 48, dtype=torch.float64))
+    x = torch.randn(1, 8, 12, 16, dtype=torch.float64)
+    found, expected = (model.layers[0].blocks[0](x) for model in (ours, plain))
+    torch.testing.assert_close(found, expected)
+    assert 'attn.qkv.bias' in reason_not_to_fuse(ours.layers[0].blocks[0], x)
+
+
 @pytest.mark.parametrize(
     ('options', 'error', 'words'),
     [

@@ -67,6 +67,19 @@ def test_swin_v2(registry):
         SwinDenseV2(pretrained='a.pth', init_cfg={'type': 'Pretrained', 'checkpoint': 'b.pth'})
 
 
+def test_windows_per_stage_of_mmpretrain_are_those_that_clamping_makes():
+    with torch.device('meta'):
+        backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
+        assert (backbone.window_size, backbone.pretrained_window_size) == ((16, 16), (12, 12, 12, 6))
+        assert backbone.layers[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
+        with pytest.raises(ValueError, match=r'16 shrinks to \[16, 16, 16, 8\] at img_size=256'):
+            SwinDenseV2(img_size=256, window_size=[16, 16, 8, 8])
+        with pytest.raises(ValueError, match='one integer or a'):
+            SwinDenseV2(window_size=[16, 16, 16, 8])
+        with pytest.raises(ValueError, match='give one'):
+            SwinDenseV2(pretrained_window_sizes=[8, 8, 8, 8], pretrained_window_size=8)
+
+
 def test_pretrained_is_the_old_way_to_say_init_cfg():
     assert SwinDense(pretrained='a.pth').init_cfg == {'type': 'Pretrained', 'checkpoint': 'a.pth'}
     with pytest.raises(ValueError, match='only init_cfg'):
