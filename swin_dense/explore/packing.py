@@ -28,9 +28,9 @@ from swin_dense.ops.reference import REGION_PENALTY
 from swin_dense.windows import merge, partition, region_ids, relative_position_bias
 
 FINEST = 0.003  # rounding of a score, as a standard deviation, where there is room
-COARSEST = 1e3
-SAMPLED_ROWS = 12
-BINS = 10_000
+COARSEST = 1e3  # by then nothing is left to be stored
+SAMPLED_ROWS = 12  # of every map, to guess sizes by
+BINS = 10_000  # of differences between weights
 LARGEST = 127  # of a rounded number, which takes a byte
 
 
@@ -172,12 +172,12 @@ def _size_of(planes: np.ndarray) -> np.ndarray:
 
 def _differences(block: Attention, heads: Sequence[_Rounded]) -> Tensor:
     """Count by how much the weights of the rounded block differ from those of the block: (BINS,) of [0, 1]."""
-    counts = torch.zeros(BINS)
+    counts = torch.zeros(BINS, dtype=torch.float64)
     for index, head in enumerate(heads):
         exact = _weights(block, index, block.q[:, :, index], block.k[:, :, index], block.pad_k[index])
         shown = _weights(block, index, head.q * head.factors, head.k, head.pad_factors / head.factors)
         seen = exact > 0  # neither of padding nor masked
-        counts += torch.histc((shown - exact)[seen].abs(), BINS, 0, 1)
+        counts += torch.histc((shown - exact)[seen].abs(), BINS, 0, 1).double()
     return counts
 
 

@@ -56,8 +56,9 @@ def make_page(record: Record, name: str, is_random: bool, lang: str = 'en', limi
     """
     checks.one_of('lang', lang, LANGUAGES)
     shell = _shell(record, name, is_random, lang)
-    room = (limit - len(shell.encode()) - 1000 * len(record.stages)) * 3 // 4
-    packed = pack([block for stage in record.stages for block in stage.blocks], room)
+    blocks = [block for stage in record.stages for block in stage.blocks]
+    elements = sum(100 + 4 * block.q.shape[2] for block in blocks)  # around what is packed, with a rank per head
+    packed = pack(blocks, (limit - len(shell.encode()) - elements) * 3 // 4)
     differences = sum((block.differences for block in packed), torch.zeros(BINS))
     off, usually_off = _upper(differences, 1.0), _upper(differences, 0.999)
     text = shell.replace('<!--blocks-->', '\n'.join(map(_block, packed)))
@@ -72,7 +73,7 @@ def make_page(record: Record, name: str, is_random: bool, lang: str = 'en', limi
 
 def _upper(counts: Tensor, share: float) -> float:
     """Return what a share of numbers that are counted in bins of [0, 1] is at most."""
-    enough = counts.double().cumsum(0) >= share * counts.double().sum()
+    enough = counts.cumsum(0) >= share * counts.sum()
     return (int(enough.nonzero()[0]) + 1) / len(counts)
 
 
