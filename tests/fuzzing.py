@@ -277,7 +277,7 @@ def spoil(state: dict[str, Any], chance: random.Random) -> dict[Any, Any]:
             state[name] = value.to(chance.choice([torch.int64, torch.bool, torch.complex64, torch.float16]))
         elif kind == 'value' and isinstance(value, torch.Tensor):
             state[name] = torch.full_like(
-                value, chance.choice([0, 1, 1e9, math.nan]) if value.is_floating_point() else 10**6
+                value, chance.choice([0, 1, 1e4, math.nan]) if value.is_floating_point() else 10**6
             )
         elif kind == 'other':
             state[name] = chance.choice([None, 1, 'x', [1], {'a': 1}, {'a': value}, np.zeros(3)])

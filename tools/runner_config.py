@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from swin_dense.recipes.settings import parse_settings
+from swin_dense.recipes.settings import merge_settings, parse_settings
 
 # What the wrappers of the FlexibleRunner's strategies need where there is no GPU.
 ON_CPU: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
     cfg = Config.fromfile(args.config)
     cfg.launcher = args.launcher
     try:
-        cfg.merge_from_dict(parse_settings(args.cfg_options))
+        merge_settings(cfg, parse_settings(args.cfg_options))
     except ValueError as error:
         parser.error(str(error))
     if args.work_dir is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import swin_dense
 from swin_dense.atomic import written_whole
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.settings import parse_settings
+from swin_dense.recipes.settings import merge_settings, parse_settings
 from swin_dense.recipes.standalone import as_text, check_classes, check_form, checked_settings, missing_data, own_data
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         check_out(args.out, args.force)
     config = load_recipe(args.name)
     own_data(config, args.data_root, None if args.classes is None else args.classes.split(','))
-    config.merge_from_dict(checked_settings(parse_settings(args.set)))
+    merge_settings(config, checked_settings(parse_settings(args.set)))
     check_form(config)
     check_classes(config)
     for path in missing_data(config):

@@ -15,7 +15,7 @@ import json
 
 from swin_dense.analysis.counting import Count, build_on_meta, count, published_shape
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.settings import parse_settings
+from swin_dense.recipes.settings import merge_settings, parse_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load_recipe(args.config)
-    config.merge_from_dict(parse_settings(args.cfg_options))
+    merge_settings(config, parse_settings(args.cfg_options))
     if config.get('default_scope') is None:
         raise ValueError(
             f'{args.config} has no default_scope, which says in which framework its model is; '

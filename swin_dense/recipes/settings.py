@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -20,6 +23,19 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f'a setting must be KEY=VALUE, such as model.backbone.with_cp=True, got {setting!r}')
         parsed[key] = parse_value(value)
     return parsed
+
+
+def merge_settings(config: Config, settings: dict[str, Any]) -> None:
+    """Change entries of a config, those that :func:`parse_settings` returns.
+
+    Raises:
+        ValueError: they do not go with the config or with each other.
+    """
+    for key, value in settings.items():
+        try:
+            config.merge_from_dict({key: value})
+        except Exception as error:  # of mmengine, where a key leads into what is no dict or list
+            raise ValueError(f'{key}={value!r} cannot be set in this config: {error}') from error
 
 
 def parse_value(text: str) -> Any:

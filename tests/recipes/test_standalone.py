@@ -70,6 +70,11 @@ def test_a_path_is_a_config_too(tmp_path):
         (["_base_ = 'missing.py'"], [], 'cannot be read as a config (FileNotFoundError'),
         (['model = dict()'], [], 'must be one of mmdet or of mmseg'),
         (["default_scope = 'mmseg'"], [], 'model must be a dict, got None'),
+        (
+            ["default_scope = 'mmseg'", 'model = dict()'],
+            ['--set', 'model=3', 'model.a.b=1'],
+            'model.a.b=1 cannot be set in this config',
+        ),
         (["default_scope = 'mmseg'", 'model = dict()', 'train_dataloader = 3'], [], 'train_dataloader must be a dict'),
         (["default_scope = 'mmseg'", 'model = dict()'], ['--data-root', 'x'], 'a data root is replaced where'),
         (["default_scope = 'mmseg'", 'model = dict()'], ['--classes', 'a,b'], 'no part of the model has num_classes'),
