@@ -369,8 +369,8 @@ class TestWriting:
         assert read_file(path).keys() == source.state_dict().keys()
 
     def test_a_failure_leaves_nothing(self, tmp_path, monkeypatch):
-        def fail(checkpoint, path):
-            pathlib.Path(path).write_text('half')
+        def fail(checkpoint, file):
+            file.write(b'half')
             raise OSError('disk full')
 
         monkeypatch.setattr(torch, 'save', fail)
