@@ -8,17 +8,18 @@ The row of that name in stacks.json is written anew; tools/update_readme.py make
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib.metadata
 import importlib.util
 import json
 import math
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'benchmarks' / 'stacks.json'
@@ -28,7 +29,9 @@ CORE = [
     'tests/checkpoint',
     'tests/features',
 ]
-PACKAGES = ('torch', 'numpy', 'mmengine', 'mmcv', 'mmcv-lite', 'mmdet', 'mmsegmentation')
+MM = ('mmengine', 'mmcv', 'mmdet', 'mmsegmentation')
+FORKS = ('onedl-mmengine', 'onedl-mmcv', 'onedl-mmdetection', 'onedl-mmsegmentation')
+PACKAGES = ('torch', 'numpy', *MM, *FORKS)
 STEPS = 10
 
 
@@ -65,13 +68,24 @@ def packages() -> dict[str, str]:
 
 
 def core_tests(tests: list[str]) -> dict[str, object]:
-    """Return how many tests passed, failed and were skipped, and which were run if not all of the core's."""
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'not slow', *tests]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
-    print(done.stdout, file=sys.stderr)
-    summary = done.stdout.strip().splitlines()[-1]
-    counts: dict[str, object] = {
-        what: int(n) for n, what in re.findall(r'(\d+) (passed|failed|skipped|error)', summary)
+    """Return how many tests passed, failed and were skipped, which failed, and why others were skipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, 'report.xml')
+        command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '--junitxml', str(report), *tests]
+        subprocess.run(command, cwd=ROOT, env=environment(), stdout=sys.stderr)
+        cases = list(ElementTree.parse(report).iter('testcase'))
+    skips = [skip.attrib['message'] for case in cases if (skip := case.find('skipped')) is not None]
+    failures = [
+        f'{case.attrib["classname"]}.{case.attrib["name"]}'
+        for case in cases
+        if case.find('failure') is not None or case.find('error') is not None
+    ]
+    counts = {
+        'passed': len(cases) - len(failures) - len(skips),
+        'failed': len(failures),
+        'skipped': len(skips),
+        'failures': failures,
+        'skips': dict(sorted(collections.Counter(skips).items())),
     }
     return counts if tests == CORE else {**counts, 'of': ' '.join(tests)}
 
@@ -134,7 +148,23 @@ def train(framework: str) -> dict[str, object]:
         losses = [float(value) for value in runner.message_hub.get_scalar('train/loss').data[0]]
     if len(losses) != STEPS or not all(map(math.isfinite, losses)):
         raise RuntimeError(f'{len(losses)} steps, losses {losses}')
-    return {'steps': STEPS, 'first_loss': round(losses[0], 3), 'last_loss': round(losses[-1], 3)}
+    return {
+        'steps': STEPS,
+        'first_loss': round(losses[0], 3),
+        'last_loss': round(losses[-1], 3),
+        'bases': bases(framework),
+    }
+
+
+def bases(framework: str) -> str:
+    """Tell what becomes of a config that starts from one of the framework's own."""
+    from mmengine.config import Config
+
+    try:
+        Config.fromstring(f"_base_ = '{framework}::_base_/default_runtime.py'\n", '.py')
+    except Exception as error:
+        return f'{type(error).__name__}: {error}'
+    return 'resolve'
 
 
 def environment() -> dict[str, str]:

@@ -24,6 +24,7 @@ _HAS_2_3, _HAS_2_4, _HAS_2_5, _HAS_2_6, _HAS_2_7 = (
 
 # What 16 bits per channel are held in; torch has their own type since 2.3.
 UINT16 = torch.uint16 if _HAS_2_3 else torch.int32
+OutOfMemoryError = torch.OutOfMemoryError if _HAS_2_5 else torch.cuda.OutOfMemoryError
 
 
 def storable(dtype: np.dtype) -> np.dtype:

@@ -37,6 +37,27 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(find_spec(package) is None, reason=f'needs {package}')
 
 
+def _computes_half() -> bool:
+    """Tell whether torch computes in float16 on a CPU."""
+    try:
+        with torch.autocast('cpu', torch.float16):
+            torch.nn.functional.conv2d(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1))
+        torch.nn.functional.linear(torch.ones(1, 1).half(), torch.ones(1, 1).half())
+    except RuntimeError:
+        return False
+    return True
+
+
+# What torch 2.1 lacks.
+needs_half = pytest.mark.skipif(
+    not _computes_half(), reason=f'torch {torch.__version__} does not compute in float16 on a CPU'
+)
+needs_fully_shard = pytest.mark.skipif(
+    torch.__version__ < '2.6', reason=f'torch {torch.__version__} has no fully_shard'
+)
+FLOAT16 = pytest.param(torch.float16, marks=needs_half)
+
+
 class IfInstalled:
     """A package that the core is tested without: where it is absent, a test that uses it is skipped."""
 
@@ -63,7 +84,7 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device='cpu')
             parameter.copy_(0.2 * noise + (parameter.ndim == 1))
     return module
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel
 
 from swin_dense import SwinBackbone
@@ -76,8 +76,8 @@ def shard(model: Losses) -> Losses:
     """Shard every block, and then the whole."""
     for stage in model.backbone.layers:
         for block in stage.blocks:
-            fully_shard(block)
-    fully_shard(model)
+            fsdp.fully_shard(block)
+    fsdp.fully_shard(model)
     return model
 
 
@@ -88,7 +88,7 @@ def shard_by_mmengine(model: Losses) -> nn.Module:
     wrapper = {'type': 'MMFullyShardedDataParallel', 'auto_wrap_policy': 'swin_auto_wrap_policy', 'device_id': 'cpu'}
     blocks = count(model, SwinBlock)
     sharded = MODEL_WRAPPERS.build(wrapper, default_args={'module': model})
-    assert count(sharded, FullyShardedDataParallel) == blocks + 1
+    assert count(sharded, fsdp.FullyShardedDataParallel) == blocks + 1
     return sharded
 
 
@@ -97,8 +97,10 @@ def count(model: nn.Module, kind: type) -> int:
     return sum(isinstance(module, kind) for module in model.modules())
 
 
-WAYS = {'DDP': DistributedDataParallel, 'FSDP2': shard}
-if find_spec('mmengine'):
+WAYS = {'DDP': DistributedDataParallel}
+if torch.__version__ >= '2.6':
+    WAYS['FSDP2'] = shard
+if find_spec('mmengine') and '__init__' in vars(torch.cpu.Stream):  # without it FSDP does not run on a CPU: torch 2.1
     WAYS['FSDP of mmengine'] = shard_by_mmengine
 
 

@@ -16,7 +16,7 @@ PACKAGE = ROOT / 'swin_dense'
 # What torch 2.1 lacks, or has in another form.
 NEWER = {
     'custom_op', 'is_compiling', 'is_exporting', 'is_autocast_enabled', 'get_autocast_dtype', 'uint16',
-    'register_load_state_dict_pre_hook', 'add_safe_globals', 'get_safe_globals', 'safe_globals',
+    'register_load_state_dict_pre_hook', 'add_safe_globals', 'get_safe_globals', 'safe_globals', 'OutOfMemoryError',
 }  # fmt: skip
 
 

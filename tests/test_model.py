@@ -9,7 +9,7 @@ import torch
 
 from swin_dense import SwinBackbone, create_backbone
 from swin_dense.model import SwinBlock
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, needs_half, randomize
 
 PUBLISHED_PARAMETERS = {
     ('t', 7): 27_520_698,
@@ -64,7 +64,10 @@ def test_an_empty_batch_passes_forward_and_backward():
 
 
 @pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
-@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-4), (torch.bfloat16, 0.15), (torch.float16, 0.02)])
+@pytest.mark.parametrize(
+    ('dtype', 'tolerance'),
+    [(torch.float32, 1e-4), (torch.bfloat16, 0.15), pytest.param(torch.float16, 0.02, marks=needs_half)],
+)
 def test_lower_precisions_follow_float64(dtype, tolerance, backend):
     backbone = tiny(attn_backend=backend, use_abs_pos_embed=True).double().eval()
     img = torch.randn(1, 3, 50, 70, dtype=torch.float64)

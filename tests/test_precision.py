@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
-from tests.conftest import TINY, randomize
+from tests.conftest import FLOAT16, TINY, needs_half, randomize
 
 # Relative errors of the outputs against float64 that are allowed; measured are about a third of them.
 BOUNDS = {torch.float32: 1.5e-6, torch.bfloat16: 0.03, torch.float16: 0.004}
@@ -33,7 +33,7 @@ def check_gradients(model, outs):
 
 
 @pytest.mark.parametrize('image', IMAGES)
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, FLOAT16], ids=str)
 def test_cast_models_are_finite(dtype, image):
     reference = SwinBackbone(**TINY, drop_path_rate=0.0).double()
     model = copy.deepcopy(reference).to(dtype)
@@ -46,7 +46,7 @@ def test_cast_models_are_finite(dtype, image):
 
 
 @pytest.mark.parametrize('image', IMAGES)
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16], ids=str)
 def test_autocast_is_finite(dtype, image):
     reference = SwinBackbone(**TINY, drop_path_rate=0.0).double()
     model = copy.deepcopy(reference).float()
@@ -59,7 +59,7 @@ def test_autocast_is_finite(dtype, image):
     check_gradients(model, outs)
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16], ids=str)
 def test_huge_logits_are_finite(dtype):
     """Attention that is all but one-hot: queries, keys and values ten times as large."""
     model = randomize(SwinBackbone(**TINY, drop_path_rate=0.0))
@@ -74,6 +74,7 @@ def test_huge_logits_are_finite(dtype):
 
 
 @pytest.mark.slow
+@needs_half
 def test_a_hundred_steps_under_a_grad_scaler_stay_finite():
     model = SwinBackbone(**TINY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import importlib.util
 import os
 import sys
 from collections import Counter
@@ -32,7 +31,7 @@ from swin_dense.features.extraction import POOLINGS, Extraction
 from swin_dense.features.inference import Inference, check_levels, on_device
 from swin_dense.features.job import run_extraction, stop_signals, weights_digest
 from swin_dense.features.sources import list_images
-from swin_dense.features.storage import FORMATS, FeatureFolder
+from swin_dense.features.storage import FORMATS, FeatureFolder, require_package
 from swin_dense.features.tiling import check_tiling
 
 DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
@@ -77,8 +76,7 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError('--format npz cannot be written piece by piece; use safetensors or zarr with --tile')
     if args.overlap is not None and args.tile is None:
         raise ValueError('--overlap belongs to --tile')
-    if args.format == 'zarr' and importlib.util.find_spec('zarr') is None:
-        raise ValueError('--format zarr needs the package zarr; install it with: pip install zarr')
+    require_package(args.format)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from swin_dense.export.folding import fold_constants
 
@@ -94,10 +95,13 @@ def outputs_of(result: Any) -> list[Tensor]:
 
 
 def _program(model: nn.Module, img: Tensor, free: dict[int, str]) -> torch.export.ExportedProgram:
+    if TorchVersion(torch.__version__) < '2.7':
+        raise ImportError(
+            '.onnx, .pt2 and files for one size need torch 2.7 or later, '
+            f'not {torch.__version__}; .ts files for any size do not'
+        )
     from torch.fx.experimental import _config as symbolic_shapes
 
-    if not hasattr(symbolic_shapes, 'backed_size_oblivious'):
-        raise ImportError(f'.onnx and .pt2 files need torch 2.7 or later, not {torch.__version__}; .ts files do not')
     sizes = ({axis: torch.export.Dim(name, min=1) for axis, name in free.items()},)
     # Without it torch would look at every size whether it is 1, and keep to what it saw.
     with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense import checks
+from swin_dense import checks, compat
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize, read_pixels, scale
 from swin_dense.windows import Pair
 
@@ -192,7 +192,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that the memory of the device, or of the machine, does not suffice."""
     # On a CPU there is no type of error for it; the second is what oneDNN says when it gets none.
     said = ("can't allocate memory", 'could not create a primitive')
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in said)
+    return isinstance(error, (compat.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in said)
 
 
 _modes_lock = threading.Lock()

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,19 @@ _FAILURES, _FAILURE_COLUMNS = 'failures.csv', ('image', 'error')
 _NO_SETTINGS = {'batch_size'}
 
 
+def require_package(file_format: str) -> None:
+    """Raise ImportError with one line that says what is missing to write a format."""
+    if file_format == 'npz':
+        return
+    if find_spec(file_format) is None:
+        raise ImportError(f'the format {file_format} needs the package of that name: pip install {file_format}')
+    if file_format == 'zarr' and (found := version('zarr')).startswith('2.'):
+        raise ImportError(
+            f'the format zarr needs zarr 3, not {found}: pip install "zarr>=3", with Python 3.11 or later; '
+            'safetensors needs neither'
+        )
+
+
 class FeatureFolder:
     """A folder with one feature file per image.
 
@@ -43,13 +57,12 @@ class FeatureFolder:
         file_format: 'safetensors', 'npz' or 'zarr'.
 
     Raises:
-        ImportError: the package that the format belongs to is not installed.
+        ImportError: the package that the format belongs to is not installed, or too old.
     """
 
     def __init__(self, root: str | os.PathLike, file_format: str) -> None:
         checks.one_of('file_format', file_format, FORMATS)
-        if file_format != 'npz' and find_spec(file_format) is None:
-            raise ImportError(f'the format {file_format} needs the package of that name: pip install {file_format}')
+        require_package(file_format)
         self.root = Path(root)
         self.file_format = file_format
         self.root.mkdir(parents=True, exist_ok=True)

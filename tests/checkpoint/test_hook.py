@@ -12,7 +12,7 @@ from torch import nn
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.model import SwinBlock
-from tests.conftest import TINY, IfInstalled, randomize
+from tests.conftest import TINY, IfInstalled, needs_fully_shard, randomize
 
 mmengine_checkpoint = IfInstalled('mmengine.runner.checkpoint')
 
@@ -177,6 +177,11 @@ def one_process_group(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
+needs_cpu_streams = pytest.mark.skipif(
+    '__init__' not in vars(torch.cpu.Stream), reason=f'FSDP of torch {torch.__version__} does not run on a CPU'
+)
+
+
 class TestWrappers:
     def test_data_parallel(self, one_process_group):
         source, model = Detector(1), nn.parallel.DistributedDataParallel(Detector(2))
@@ -204,6 +209,7 @@ class TestWrappers:
         source.load_state_dict(backbone.state_dict())  # with the names of the wrapper
 
     @pytest.mark.filterwarnings('ignore')
+    @needs_cpu_streams
     @pytest.mark.parametrize('use_orig_params', [True, False])
     @pytest.mark.parametrize('nested', [True, False])
     def test_fully_sharded(self, one_process_group, use_orig_params, nested):
@@ -225,6 +231,7 @@ class TestWrappers:
             loaded = model.state_dict()
             assert all(torch.equal(loaded[name], tensor) for name, tensor in source.state_dict().items())
 
+    @needs_fully_shard
     def test_fully_sharded_by_tensors(self, one_process_group):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
         from torch.distributed.fsdp import fully_shard

@@ -22,7 +22,7 @@ from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.sources import list_images
 from swin_dense.features.storage import FeatureFolder
 from tests.conftest import TINY, IfInstalled, photograph, randomize
-from tests.features.test_storage import load, tree
+from tests.features.test_storage import EVERY_FORMAT, in_format, load, tree
 
 tifffile = IfInstalled('tifffile')
 pytest.importorskip('rich')
@@ -66,7 +66,7 @@ def failures_in(folder):
         return [Path(row['image']).name for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize('file_format', ['safetensors', 'npz', 'zarr'])
+@pytest.mark.parametrize('file_format', EVERY_FORMAT)
 def test_features_are_those_of_the_images(run, backbone, tmp_path, file_format):
     paths = make_images(tmp_path / 'photos', 5)
     assert run(tmp_path / 'photos', '--format', file_format, '--batch-size', 2) == 1
@@ -238,24 +238,28 @@ def small_disk(tmp_path):
     subprocess.run(['umount', str(disk)], check=True)
 
 
-@pytest.mark.parametrize('options', [('--format', 'safetensors'), ('--format', 'zarr'), ('--tile', '224')])
-def test_a_full_disk_ends_the_run_and_loses_nothing(run, small_disk, tmp_path, capsys, options):
+@pytest.mark.parametrize(
+    ('file_format', 'options'),
+    [in_format('safetensors', ()), in_format('zarr', ()), ('safetensors', ('--tile', '224'))],
+)
+def test_a_full_disk_ends_the_run_and_loses_nothing(run, small_disk, tmp_path, capsys, file_format, options):
     # A small pyramid of the toy takes about 20 KiB, one of 225 x 225 pixels about 420 KiB.
-    if options[0] == '--tile':
+    if options:
         for index in range(2):
             Image.fromarray(PHOTOGRAPH[index : 225 + index, :225]).save(tmp_path / f'{index}.png')
         sources = sorted(tmp_path.glob('*.png'))
     else:
         sources = make_images(tmp_path / 'photos', 45, broken=False)
-    assert run(*sources, *options, '--batch-size', 1) == 1
+    args = (*sources, '--format', file_format, *options, '--batch-size', 1)
+    assert run(*args) == 1
     assert 'No space left' in capsys.readouterr().err
-    folder = FeatureFolder(small_disk, 'zarr' if 'zarr' in options else 'safetensors')
+    folder = FeatureFolder(small_disk, file_format)
     finished = [path for path in sources if folder.is_finished(path)]
     assert 0 < len(finished) < len(sources)
     for path in finished:
         load(folder.path_of(path))
     subprocess.run(['mount', '-o', 'remount,size=64m', str(small_disk)], check=True)
-    assert run(*sources, *options, '--batch-size', 1) == 0
+    assert run(*args) == 0
     assert all(folder.is_finished(path) for path in sources)
 
 
@@ -312,7 +316,7 @@ def wait_for_files(process, out, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('file_format', ['safetensors', 'zarr'])
+@pytest.mark.parametrize('file_format', [in_format('safetensors'), in_format('zarr')])
 def test_killed_at_random_moments(tmp_path, file_format):
     make_images(tmp_path / 'photos', 120)
     args = (tmp_path / 'photos', '--format', file_format, '--batch-size', 4, '--workers', 1)

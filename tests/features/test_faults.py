@@ -25,7 +25,7 @@ from swin_dense.features.storage import FeatureFolder
 from tests.conftest import ROOT, TINY, photograph, randomize
 from tests.features.mutations import ORIGINALS, mutate
 from tests.features.test_extraction import failures_in, make_images
-from tests.features.test_storage import load, tree
+from tests.features.test_storage import EVERY_FORMAT, load, tree
 
 pytest.importorskip('rich')
 
@@ -84,7 +84,7 @@ def index_of(folder):
         return [row['image'] for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize('file_format', ['safetensors', 'npz', 'zarr'])
+@pytest.mark.parametrize('file_format', EVERY_FORMAT)
 def test_what_is_not_whole_or_out_of_date_is_done_again(run, tmp_path, file_format):
     paths = make_images(tmp_path / 'photos', 5, broken=False)
     args = (tmp_path / 'photos', '--format', file_format)

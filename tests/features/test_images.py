@@ -34,6 +34,12 @@ def opaque(pixels):
     return np.concatenate([pixels, np.full((*pixels.shape[:2], 1), np.iinfo(pixels.dtype).max, pixels.dtype)], 2)
 
 
+def deep_tensor():
+    if not hasattr(torch, 'uint16'):
+        pytest.skip(f'torch {torch.__version__} has no uint16')
+    return torch.from_numpy(RGB.astype(np.uint16) * 257).permute(2, 0, 1)
+
+
 FORMS = {
     'png bytes': lambda: encode(RGB, 'png'),
     'bytearray': lambda: bytearray(encode(RGB, 'png')),
@@ -50,7 +56,7 @@ FORMS = {
     'uint16 array': lambda: RGB.astype(np.uint16) * 257,
     'uint8 tensor': lambda: torch.from_numpy(RGB.copy()).permute(2, 0, 1),
     'float tensor': lambda: torch.from_numpy(RGB / np.float32(255)).permute(2, 0, 1),
-    'uint16 tensor': lambda: torch.from_numpy(RGB.astype(np.uint16) * 257).permute(2, 0, 1),
+    'uint16 tensor': lambda: deep_tensor(),
     '16-bit colour png': lambda: cv2.imencode('.png', RGB[:, :, ::-1].astype(np.uint16) * 257)[1].tobytes(),
     '16-bit colour tiff': lambda: encode_tiff(RGB.astype(np.uint16) * 257, photometric='rgb'),
 }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
 from swin_dense.ops import BACKENDS, plan, window_attention
+from tests.conftest import FLOAT16
 
 SIDES = st.integers(1, 30)
 HEADS = 2
@@ -101,7 +102,7 @@ def test_where_there_are_no_values_there_is_a_shape(backend):
     assert out.shape == (2, 9, 8, HEADS * 16)
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
 def test_low_precision_is_at_most_twice_as_far_off_as_plain_torch(dtype):
     case = (2, 20, 23, (7, 7), (3, 3), True, True)
     inputs, options = make_inputs(case, dtype)
