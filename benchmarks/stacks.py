@@ -43,7 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if args.train:
-        print(json.dumps(train(args.train)))
+        print(json.dumps({'bases': bases(args.train), **train(args.train)}))
         return
     row = {
         'python': platform.python_version(),
@@ -90,8 +90,12 @@ def core_tests(tests: list[str]) -> dict[str, object]:
     return counts if tests == CORE else {**counts, 'of': ' '.join(tests)}
 
 
-def numbers() -> list[float]:
-    """Return the mean square of every output and every gradient of a small float64 backbone, the same everywhere."""
+def numbers() -> list[tuple[float, float]]:
+    """Return what every output and every gradient of a small float64 backbone is, the same everywhere.
+
+    Returns:
+        of each, the norm and the product with random numbers, which sees signs and order.
+    """
     import numpy as np
     import torch
 
@@ -106,11 +110,12 @@ def numbers() -> list[float]:
     levels = backbone(torch.from_numpy(generator.normal(size=(2, 3, 70, 93))))
     torch.stack([level.square().mean() for level in levels]).sum().backward()
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    return [tensor.square().mean().item() for tensor in [*levels, *gradients]]
+    arrays = [tensor.detach().numpy() for tensor in [*levels, *gradients]]
+    return [(float(np.linalg.norm(a)), float((a * generator.normal(size=a.shape)).sum())) for a in arrays]
 
 
 def in_a_process(framework: str) -> dict[str, object]:
-    """Train, and return the losses, or why there are none."""
+    """Return what :func:`bases` and :func:`train` do, whatever they do to the process."""
     if importlib.util.find_spec(framework) is None:
         return {'error': f'{framework} is not installed'}
     command = [sys.executable, '-W', 'ignore', __file__, 'unused', '--train', framework]
@@ -121,7 +126,17 @@ def in_a_process(framework: str) -> dict[str, object]:
 
 
 def train(framework: str) -> dict[str, object]:
-    """Train a demo model on rectangles for ten steps, and return the first and the last loss."""
+    """Train a demo model on rectangles for ten steps; return the first and the last loss, or why there are none."""
+    try:
+        losses = losses_of(framework)
+    except Exception as error:
+        return {'error': f'{type(error).__name__}: {error}'.splitlines()[0]}
+    if len(losses) != STEPS or not all(map(math.isfinite, losses)):
+        return {'error': f'{len(losses)} steps, losses {losses}'}
+    return {'steps': STEPS, 'first_loss': round(losses[0], 3), 'last_loss': round(losses[-1], 3)}
+
+
+def losses_of(framework: str) -> list[float]:
     from mmengine.config import Config
     from mmengine.runner import Runner
 
@@ -145,25 +160,17 @@ def train(framework: str) -> dict[str, object]:
         cfg.default_hooks.logger.interval = 1
         runner = Runner.from_cfg(cfg)
         runner.train()
-        losses = [float(value) for value in runner.message_hub.get_scalar('train/loss').data[0]]
-    if len(losses) != STEPS or not all(map(math.isfinite, losses)):
-        raise RuntimeError(f'{len(losses)} steps, losses {losses}')
-    return {
-        'steps': STEPS,
-        'first_loss': round(losses[0], 3),
-        'last_loss': round(losses[-1], 3),
-        'bases': bases(framework),
-    }
+        return [float(value) for value in runner.message_hub.get_scalar('train/loss').data[0]]
 
 
 def bases(framework: str) -> str:
     """Tell what becomes of a config that starts from one of the framework's own."""
-    from mmengine.config import Config
-
     try:
+        from mmengine.config import Config
+
         Config.fromstring(f"_base_ = '{framework}::_base_/default_runtime.py'\n", '.py')
     except Exception as error:
-        return f'{type(error).__name__}: {error}'
+        return f'do not resolve: {error}'.splitlines()[0]
     return 'resolve'
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from benchmark import ratio
 
 ROOT = Path(__file__).resolve().parent.parent
+# Packages of OpenMMLab that stacks differ in, and their forks.
+FORKS = {'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection', 'mmsegmentation': 'onedl-mmsegmentation'}
 # What mmdet and mmseg call a metric, and what the table says.
 DEMO_METRICS = {
     'coco/bbox_mAP': 'Mask R-CNN, box AP',
@@ -112,8 +114,8 @@ def stacks_table(report: dict[str, Any]) -> str:
     lines.append('|' + ' --- |' * 8)
     for name, row in report.items():
         found = row['packages']
-        mm = ', '.join(found.get(package, '-') for package in ('mmcv', 'mmdet', 'mmsegmentation'))
-        core = ', '.join(f'{count} {what}' for what, count in row['core'].items() if what != 'of')
+        mm = ', '.join(_version(found, package, fork) for package, fork in FORKS.items())
+        core = ', '.join(f'{row["core"][what]} {what}' for what in ('passed', 'failed', 'skipped'))
         core += f' (of {row["core"]["of"]})' if 'of' in row['core'] else ''
         training = ' | '.join(_training(row['training'][framework]) for framework in ('mmdet', 'mmseg'))
         lines.append(f'| {name} | {row["python"]} | {found["torch"]} | {found["numpy"]} | {mm} | {core} | {training} |')
@@ -132,6 +134,10 @@ def explore_table(report: dict[str, Any]) -> str:
     for name, row in report['drawing'].items():
         lines.append(f'| {name} | {row["median_ms"]:.1f} | {row["p95_ms"]:.1f} |')
     return '\n'.join(lines) + '\n'
+
+
+def _version(found: dict[str, str], package: str, fork: str) -> str:
+    return found.get(package) or (f'{fork} {found[fork]}' if fork in found else '-')
 
 
 def _training(result: dict[str, Any]) -> str:
