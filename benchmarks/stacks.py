@@ -1,4 +1,4 @@
-"""Run the core's tests and ten training steps of each framework in this environment, and note what came of it.
+"""Run the core's tests, without the slow ones, and ten training steps of each framework in this environment, and note what came of it.
 
     .venv-oldest/bin/python benchmarks/stacks.py 'oldest'
 
@@ -71,7 +71,8 @@ def core_tests(tests: list[str]) -> dict[str, object]:
     """Return how many tests passed, failed and were skipped, which failed, and why others were skipped."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, 'report.xml')
-        command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '--junitxml', str(report), *tests]
+        options = ['-q', '-p', 'no:cacheprovider', '-m', 'not slow', '--junitxml', str(report)]
+        command = [sys.executable, '-m', 'pytest', *options, *tests]
         subprocess.run(command, cwd=ROOT, env=environment(), stdout=sys.stderr)
         cases = list(ElementTree.parse(report).iter('testcase'))
     skips = [skip.attrib['message'] for case in cases if (skip := case.find('skipped')) is not None]
