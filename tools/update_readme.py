@@ -115,9 +115,11 @@ def stacks_table(report: dict[str, Any]) -> str:
     for name, row in report.items():
         found = row['packages']
         mm = ', '.join(_version(found, package, fork) for package, fork in FORKS.items())
-        core = ', '.join(f'{row["core"][what]} {what}' for what in ('passed', 'failed', 'skipped'))
-        core += f' (of {row["core"]["of"]})' if 'of' in row['core'] else ''
-        training = ' | '.join(_training(row['training'][framework]) for framework in ('mmdet', 'mmseg'))
+        core = _counts(row.get('core'))
+        if 'again' in row.get('core', {}):
+            core += f'; those that failed, mended and run again: {_counts(row["core"]["again"])}'
+        results = row.get('training', {})
+        training = ' | '.join(_training(results.get(framework)) for framework in ('mmdet', 'mmseg'))
         lines.append(f'| {name} | {row["python"]} | {found["torch"]} | {found["numpy"]} | {mm} | {core} | {training} |')
     return '\n'.join(lines) + '\n'
 
@@ -136,11 +138,19 @@ def explore_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def _counts(outcome: dict[str, Any] | None) -> str:
+    if outcome is None:
+        return 'not run'
+    return ', '.join(f'{outcome[what]} {what}' for what in ('passed', 'failed', 'skipped'))
+
+
 def _version(found: dict[str, str], package: str, fork: str) -> str:
     return found.get(package) or (f'{fork} {found[fork]}' if fork in found else '-')
 
 
-def _training(result: dict[str, Any]) -> str:
+def _training(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return 'not run'
     if 'error' in result:
         return 'not run: ' + result['error']
     return f'{result["steps"]} steps, loss {result["first_loss"]} to {result["last_loss"]}'
