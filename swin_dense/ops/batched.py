@@ -3,6 +3,7 @@
 Tokens come as rows, and the padding token is one more row behind them. One gather then brings every head of every
 window together, (3, N, A, T, D), without padding, rolling or permuting, and one gather brings the results back. On a
 CPU that is faster than torch's fused kernel, which gains little from a second core for sequences as short as a window.
+Large windows go forward through that kernel, as their weights are dear to store.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.ops.plan import CACHE_BYTES, Cache, plan_windows
@@ -62,7 +64,8 @@ class Attended(NamedTuple):
     Attributes:
         heads: (3, N * A, T, D) queries, keys and values; queries and keys at length 1 where directions are compared.
         lengths: (2, N * A, T, 1) which queries and keys had before, or None where products are compared.
-        weights: (N * A, T, T) of the attention, or None where they are to be computed again.
+        weights: (N * A, T, T) of the attention, or None where windows have more than twice as many tokens as a head has
+            channels: there they are dearer to store than to compute again.
     """
 
     heads: Tensor
@@ -93,14 +96,18 @@ def attend(
         directions = heads[:2]
         lengths = torch.linalg.vector_norm(directions, dim=-1, keepdim=True).clamp_min_(SMALLEST_LENGTH)
         directions /= lengths
-    weights = attention_weights(heads, bias, layout, scale, cosine_scales)
-    out = torch.bmm(weights, heads[2])
+    weights = None
+    if layout.window_tokens <= 2 * heads.shape[3]:
+        weights = attention_weights(heads, bias, layout, scale, cosine_scales)
+        out = torch.bmm(weights, heads[2])
+    else:
+        out = _attend_without_weights(heads, bias, layout, scale, cosine_scales)
     out = out.view(-1, out.shape[2]).index_select(0, layout.scatter_out).view(len(qkv) - 1, -1)
     return out, Attended(heads, lengths, weights)
 
 
 def attend_backward(
-    grad_out: Tensor, attended: Attended, layout: Layout, scale: float, cosine_scales: Tensor | None
+    grad_out: Tensor, attended: Attended, bias: Tensor, layout: Layout, scale: float, cosine_scales: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return gradients: of qkv without its last row, (L, 3C), of the padding token's k and v, (2C,), bias and factors.
 
@@ -108,13 +115,15 @@ def attend_backward(
 
     Args:
         grad_out: (L + 1, C), zeros in the last row.
-        attended: from :func:`attend`, with weights.
-        layout: as in :func:`attend`.
-        scale: as in :func:`attend`.
+        attended: from :func:`attend`.
+        bias: as in :func:`attend`, and so are the others.
+        layout: of the map.
+        scale: factor on the scores.
         cosine_scales: as in :func:`attend`.
     """
     heads, lengths, weights = attended
-    assert weights is not None
+    if weights is None:
+        weights = attention_weights(heads, bias, layout, scale, cosine_scales)
     dim = heads.shape[3]
     q, k, v = heads
     grad_heads = grad_out.view(-1, dim).index_select(0, layout.gather_out).view_as(v)
@@ -150,6 +159,21 @@ def attention_weights(
     for group, (_, mask) in zip(groups, layout.masks, strict=True):
         group.copy_(bias if mask is None else bias + mask)
     return scores.baddbmm_(_scaled(q, cosine_scales), k.transpose(1, 2), alpha=scale).softmax(-1)
+
+
+def _attend_without_weights(
+    heads: Tensor, bias: Tensor, layout: Layout, scale: float, cosine_scales: Tensor | None
+) -> Tensor:
+    """Return the output of the heads, (N * A, T, D), by torch's kernel, which stores no weights."""
+    q, k, v = (x.unflatten(0, (-1, layout.heads)) for x in (_scaled(heads[0], cosine_scales), heads[1], heads[2]))
+    outs, first = [], 0
+    for windows, mask in layout.masks:
+        group, score_bias = slice(first, first + windows), bias if mask is None else bias + mask
+        outs.append(
+            F.scaled_dot_product_attention(q[group], k[group], v[group], attn_mask=score_bias[None], scale=scale)
+        )
+        first += windows
+    return torch.cat(outs).flatten(0, 1)
 
 
 def _scaled(q: Tensor, cosine_scales: Tensor | None) -> Tensor:

@@ -78,24 +78,18 @@ class AttentionCore:
         """Return what the last linear layer takes."""
         return found[0]
 
-    def worth_keeping(self, found: Found) -> Found:
-        """Return what was found, without the weights of large windows, which are cheaper to compute again."""
-        out, heads, lengths, weights = found
-        return out, heads, lengths, weights if weights.shape[2] <= 2 * heads.shape[3] else None
-
     def backward(
         self, grad_branch: Tensor, last_weight: Tensor, found: Found, place: Place, grad_first_bias: Tensor | None
     ) -> Tensor:
         """Return the gradient of what the first linear layer gave, and add that of its padding to that of its bias."""
         channels, scale, layout = len(last_weight), self.attention.scale, self._layout(place)
         attended = batched.Attended(*found[1:])
-        if attended.weights is None:
-            weights = batched.attention_weights(attended.heads, self.bias, layout, scale, self.cosine_scales)
-            attended = attended._replace(weights=weights)
         grad_out = grad_branch.new_empty(len(grad_branch) + 1, channels)
         torch.mm(grad_branch, last_weight, out=grad_out[:-1])
         grad_out[-1] = 0.0
-        grad_qkv, grad_pad, *grads = batched.attend_backward(grad_out, attended, layout, scale, self.cosine_scales)
+        grad_qkv, grad_pad, *grads = batched.attend_backward(
+            grad_out, attended, self.bias, layout, scale, self.cosine_scales
+        )
         if grad_first_bias is not None:
             grad_first_bias[channels:] += grad_pad
         for total, grad in zip(self.grads, grads, strict=True):
@@ -138,9 +132,6 @@ class MLPCore:
     def reached(self, found: Found) -> Tensor:
         """Return what the last linear layer takes."""
         return F.gelu(found[0], approximate=self.approximate)
-
-    def worth_keeping(self, found: Found) -> Found:
-        return found
 
     def backward(
         self, grad_branch: Tensor, last_weight: Tensor, found: Found, place: Place, grad_first_bias: Tensor | None

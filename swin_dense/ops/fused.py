@@ -189,7 +189,7 @@ class _Branch(torch.autograd.Function):
             if not band.is_view:
                 band.put(out, target)
             if saves and any(ctx.needs_input_grad):
-                saved += [*core.worth_keeping(found), branch]
+                saved += [*found, branch]
         ctx.save_for_backward(*tensors, *saved)
         ctx.inputs, ctx.options = len(tensors), options
         return out
