@@ -39,7 +39,7 @@ SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
+def prepared(tmp_path_factory):
     """A folder with what the pages take for granted: data, weights, pictures, the tools and the command."""
     folder = tmp_path_factory.mktemp('pages')
     make_coco(folder / 'data' / 'fruit')
@@ -63,6 +63,12 @@ def place(tmp_path_factory):
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
     command.chmod(0o755)
     return folder
+
+
+@pytest.fixture
+def place(prepared, tmp_path):
+    """A copy of it, in which no other page has written."""
+    return shutil.copytree(prepared, tmp_path / 'place')
 
 
 def script(page):
@@ -92,7 +98,6 @@ def test_a_page_runs(place, page):
         'PYTHONWARNINGS': 'ignore',
         'OMP_NUM_THREADS': '1',
     }
-    (place / 'mine.py').unlink(missing_ok=True)  # of another page
     if page.stem == 'several-gpus':  # its config is any
         run('swin-dense config mask-rcnn_swin-demo_fpn --out mine.py --data-root data/fruit '
             f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
