@@ -177,6 +177,8 @@ CHINESE = {
     'tests of the core': '核心测试',
     ' steps, loss ': ' 步，损失 ',
     'not run: ': '未运行：',
+    'not run': '未运行',
+    '; those that failed, mended and run again: ': '；失败者修复后重跑：',
     ' failed': ' 失败',
     ' passed': ' 通过',
     ' skipped': ' 跳过',
