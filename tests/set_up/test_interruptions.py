@@ -39,7 +39,14 @@ esac
 
 def start(folder):
     command = [sys.executable, str(ROOT / 'tools/set_up'), 'core', str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    )
+
+
+def heed_interrupts():
+    """In the background of a shell, where tests may run, SIGINT is ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def pips(folder):
