@@ -5,8 +5,10 @@ When nobody uses older ones, what calls a function of this file calls torch's of
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
@@ -142,6 +144,16 @@ def load_weights(path: Path, mmap: bool = False) -> Any:
     return torch.load(str(path), map_location='cpu', pickle_module=_CarefulPickle, mmap=mmap)
 
 
+# Of what later torches allow themselves, what checkpoints hold. Bytes, of NumPy's numbers say, are text to encode.
+_ALLOWED_LATER = {
+    '_codecs.encode': codecs.encode,
+    'builtins.complex': complex,
+    'collections.Counter': Counter,
+    'torch.device': torch.device,
+    **{str(dtype): dtype for dtype in (torch.bool, torch.uint8, torch.bfloat16)},
+}
+
+
 def _named(entry: Any) -> tuple[str, Any]:
     return (entry[1], entry[0]) if isinstance(entry, tuple) else (f'{entry.__module__}.{entry.__qualname__}', entry)
 
@@ -149,7 +161,7 @@ def _named(entry: Any) -> tuple[str, Any]:
 def _allowed() -> dict[str, Any]:
     from torch._weights_only_unpickler import _get_allowed_globals
 
-    return {**_get_allowed_globals(), **_safe}
+    return {**_ALLOWED_LATER, **_get_allowed_globals(), **_safe}
 
 
 _UNUSUAL = [code[0] for code in (pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4)]

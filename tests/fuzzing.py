@@ -162,8 +162,9 @@ def try_arrays(example: Any) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # casts of NaN and infinity to integers
         image: Any = np.full(shape, value).astype(dtype)
-    if as_tensor and dtype not in ('>u2', 'object', 'U1'):
-        image = torch.from_numpy(image)
+    if as_tensor:
+        with contextlib.suppress(TypeError, ValueError):  # torch does not know every type of NumPy
+            image = torch.from_numpy(image)
     try:
         pyramid = extract_pyramid(toy(), image, **options)
     except (ValueError, TypeError):  # ImageError is a ValueError
@@ -573,5 +574,7 @@ KINDS = {
         3,
         ('mmengine',),
     ),
-    'command lines': Kind(st.deferred(command_lines), try_command_line, 5),
+    'command lines': Kind(
+        st.deferred(command_lines), try_command_line, 5, ('matplotlib', 'rich', 'mmengine', 'mmdet', 'mmseg')
+    ),
 }

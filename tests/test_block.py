@@ -259,6 +259,10 @@ def test_a_flop_counter_sees_every_product(is_training, version):
         model = make(backend, version)
         # Before torch 2.4 it sees no modules but those that it was told of.
         told = None if find_spec('torch.utils.module_tracker') else model
+        if told is not None and is_training and version is SwinV2Backbone:
+            pytest.skip(
+                'the counter of torch before 2.4 asserts an order of modules going backward that V2 does not keep'
+            )
         with FlopCounterMode(told, display=False) as counter, torch.set_grad_enabled(is_training):
             loss = sum(out.sum() for out in model(an_image()))
             if is_training:
