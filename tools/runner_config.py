@@ -19,6 +19,13 @@ from swin_dense.recipes.settings import merge_settings, parse_settings
 ON_CPU: dict[str, dict[str, Any]] = {
     'DDPStrategy': {'type': 'MMDistributedDataParallel', 'device_ids': None},
     'FSDPStrategy': {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'},
+    'ResumableFSDPStrategy': {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'},
+}
+# FSDPStrategy's 'full' without the moves to a CPU, which free there what is yet to be written.
+FULL_ON_CPU = {
+    'state_dict_type': 'FULL_STATE_DICT',
+    'state_dict_config': {'type': 'FullStateDictConfig', 'rank0_only': True},
+    'optim_state_dict_config': {'type': 'FullOptimStateDictConfig', 'rank0_only': True},
 }
 
 
@@ -62,6 +69,8 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
         wrapper = ON_CPU.get((cfg.get('strategy') or {}).get('type', ''))
         if wrapper is not None:
             cfg.strategy.model_wrapper = {**wrapper, **(cfg.strategy.get('model_wrapper') or {})}
+            if cfg.strategy.get('state_dict_cfg') == 'full':
+                cfg.strategy.state_dict_cfg = FULL_ON_CPU
     return cfg
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
+from mmengine._strategy import FSDPStrategy
 from mmengine.config import Config, ConfigDict
 from mmengine.hooks import CheckpointHook
-from mmengine.registry import HOOKS
+from mmengine.registry import HOOKS, STRATEGIES
 from runner_config import build_runner, check_data, load_config, make_parser
 
 from swin_dense.checkpoint import CheckpointError
@@ -48,6 +49,8 @@ def main() -> None:
         cfg.auto_scale_lr.enable = True
     _resume(cfg, args.resume, parser)
     _write_whole_checkpoints(cfg)
+    if cfg.get('strategy') and STRATEGIES.get(cfg.strategy.get('type', '')) is FSDPStrategy:
+        cfg.strategy.type = 'ResumableFSDPStrategy'
     check_data(cfg, ('train', 'val'), parser)
     with _alone(cfg, parser):
         try:

@@ -8,9 +8,16 @@ from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.checkpoints import WholeCheckpointHook
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
-from swin_dense.mm.sharding import swin_auto_wrap_policy
+from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 
-__all__ = ['SwinDense', 'SwinDenseV2', 'SwinLayerDecayConstructor', 'WholeCheckpointHook', 'swin_auto_wrap_policy']
+__all__ = [
+    'ResumableFSDPStrategy',
+    'SwinDense',
+    'SwinDenseV2',
+    'SwinLayerDecayConstructor',
+    'WholeCheckpointHook',
+    'swin_auto_wrap_policy',
+]
 
 # Models that were pickled whole by version 0.1 name the module that the class stood in.
 sys.modules['swin_dense.backbone'] = backbone
