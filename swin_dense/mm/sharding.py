@@ -28,9 +28,10 @@ def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: in
 
 @STRATEGIES.register_module()
 class ResumableFSDPStrategy(FSDPStrategy):  # type: ignore[misc]
-    """mmengine's FSDPStrategy, that can also go on from a checkpoint; ``tools/train.py`` puts it in the other's place.
+    """mmengine's FSDPStrategy, that with ``state_dict_cfg='full'`` can also go on from a checkpoint.
 
-    mmengine 0.10.7 hands the state of the optimizer over in the order of torch 2.0, which torch has changed since.
+    ``tools/train.py`` puts it in the other's place. mmengine 0.10.7 hands the state of the optimizer over in the
+    order of torch 2.0, which torch has changed since.
     """
 
     def load_optim_state_dict(self, state_dict: dict[str, Any]) -> None:

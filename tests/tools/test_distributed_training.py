@@ -97,17 +97,7 @@ def test_two_hosts_train_as_one_process_does(start, alone, tmp_path):
             folder = tmp_path / host
             folder.mkdir()
             config = write_config(folder, EXTRA.format(start=start, batch_size=1))
-            command = [
-                'ip',
-                'netns',
-                'exec',
-                host,
-                ROOT / 'tools/dist_train.sh',
-                config,
-                '1',
-                '--work-dir',
-                folder / 'run',
-            ]
+            training = [ROOT / 'tools/dist_train.sh', config, '1', '--work-dir', folder / 'run']
             with open(folder / 'said.txt', 'w') as said:
                 processes.append(
                     subprocess.Popen(
