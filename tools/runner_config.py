@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,7 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
     if args.launcher == 'pytorch' and not torch.cuda.is_available():
         # mmengine takes for granted that every rank has a GPU; without one it must find its process group made.
         torch.distributed.init_process_group('gloo')
+        atexit.register(_leave_process_group)  # its threads must not outlive Python, which would abort the process
         cfg.model_wrapper_cfg = {'type': 'MMDistributedDataParallel', 'device_ids': None}
         wrapper = ON_CPU.get((cfg.get('strategy') or {}).get('type', ''))
         if wrapper is not None:
@@ -72,6 +74,11 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
             if cfg.strategy.get('state_dict_cfg') == 'full':
                 cfg.strategy.state_dict_cfg = FULL_ON_CPU
     return cfg
+
+
+def _leave_process_group() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def build_runner(cfg: Config, parser: argparse.ArgumentParser) -> Any:
