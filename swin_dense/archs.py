@@ -56,6 +56,14 @@ ARCHS = {
 ALIASES = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
 
 
+def published_letter(options: Mapping[str, Any]) -> str | None:
+    """Return the letter of the published architecture that options are of, as far as they say it; None if of none."""
+    for letter, arch in ARCHS.items():
+        if all(options.get(key, value) == value for key, value in vars(arch).items()):
+            return letter
+    return None
+
+
 # What stands before the letter of an architecture in the name of a model.
 PREFIXES = {'swin': ('swin_', 'swin-'), 'swinv2': ('swinv2_', 'swinv2-', 'swin_v2_', 'swin-v2-')}
 

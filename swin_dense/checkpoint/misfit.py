@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swin_dense.archs import ARCHS
+from swin_dense.archs import published_letter
 from swin_dense.checkpoint.report import Report, listed
 from swin_dense.checkpoint.source import Source
 from swin_dense.checkpoint.target import OUT_NORM, Shape, Target
@@ -128,11 +128,3 @@ def _architecture(options: dict[str, Any], keys: Sequence[str]) -> str:
     letter = published_letter(options)
     shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
     return f'a Swin-{letter.upper()} with {shown}' if letter else f'a Swin with {shown}'
-
-
-def published_letter(options: dict[str, Any]) -> str | None:
-    """Return the published architecture that the options are of."""
-    for letter, arch in ARCHS.items():
-        if all(options.get(key, value) == value for key, value in vars(arch).items()):
-            return letter
-    return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from swin_dense.checkpoint.misfit import options_of, published_letter
+from swin_dense.archs import published_letter
+from swin_dense.checkpoint.misfit import options_of
 from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.resize import square_window
 from swin_dense.checkpoint.source import Source

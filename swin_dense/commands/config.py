@@ -17,6 +17,7 @@ from pathlib import Path
 
 import swin_dense
 from swin_dense.atomic import written_whole
+from swin_dense.commands._out import check_out
 from swin_dense.recipes.files import load_recipe
 from swin_dense.recipes.settings import merge_settings, parse_settings
 from swin_dense.recipes.standalone import as_text, check_classes, check_form, checked_settings, missing_data, own_data
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.out is not None:
+        if args.out.suffix != '.py':
+            raise ValueError(f'--out must end in .py, as mmengine reads configs by their suffix, got {str(args.out)!r}')
         check_out(args.out, args.force)
     config = load_recipe(args.name)
     own_data(config, args.data_root, None if args.classes is None else args.classes.split(','))
@@ -51,12 +54,3 @@ def run(args: argparse.Namespace) -> int:
         unfinished.path.write_text(text)
     print(f'wrote {args.out}')
     return 0
-
-
-def check_out(out: Path, force: bool) -> None:
-    if out.suffix != '.py':
-        raise ValueError(f'--out must end in .py, as mmengine reads configs by their suffix, got {str(out)!r}')
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f'there is no folder {out.parent}')
-    if out.exists() and not force:
-        raise FileExistsError(f'{out} exists already; --force replaces it')

@@ -16,6 +16,7 @@ from pathlib import Path
 from swin_dense import checks
 from swin_dense.atomic import written_whole
 from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
+from swin_dense.commands._out import check_out
 from swin_dense.explore.page import LANGUAGES, LARGEST_PAGE, make_page
 from swin_dense.explore.record import make_record
 
@@ -46,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.out.suffix.lower() not in ('.html', '.htm'):
+        raise ValueError(f'--out must end in .html, got {str(args.out)!r}')
     check_out(args.out, args.force)
     checks.integer('--max-side', args.max_side)
     if not 0 < args.max_size < float('inf'):
@@ -66,14 +69,3 @@ def run(args: argparse.Namespace) -> int:
     if page.usually_off > COARSE:
         print('swin-dense explore: note: a larger --max-size or a smaller --max-side is more exact', file=sys.stderr)
     return 0
-
-
-def check_out(out: Path, force: bool) -> None:
-    if out.suffix.lower() not in ('.html', '.htm'):
-        raise ValueError(f'--out must end in .html, got {str(out)!r}')
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f'there is no folder {out.parent}')
-    if out.is_dir():
-        raise IsADirectoryError(f'{out} is a folder')
-    if out.exists() and not force:
-        raise FileExistsError(f'{out} exists already; --force replaces it')

@@ -15,7 +15,7 @@ from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
 from swin_dense.analysis.explain import recording_input
 from swin_dense.analysis.reach import Reach, token_reach
-from swin_dense.archs import ARCHS
+from swin_dense.archs import published_letter
 from swin_dense.features.images import scale
 from swin_dense.features.inference import Inference, bare_backbone, evaluation_mode
 from swin_dense.windows import Pair, window_grid
@@ -150,9 +150,9 @@ def _attention(attn: Any, x: Tensor) -> Attention:
 
 def _name(backbone: Any) -> str:
     family = 'Swin V2' if backbone._prefix == 'swinv2' else 'Swin'
-    for letter, arch in ARCHS.items():
-        if arch == backbone.arch:
-            return f'{family}-{letter.upper()}'
+    letter = published_letter(vars(backbone.arch))
+    if letter is not None:
+        return f'{family}-{letter.upper()}'
     return f'{family} ({backbone.arch.embed_dims}; {"-".join(map(str, backbone.arch.depths))})'
 
 

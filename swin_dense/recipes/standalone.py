@@ -166,9 +166,8 @@ def _replace(value: Any, change: Callable[[str], str]) -> None:
 def _datasets(config: Config) -> list[Any]:
     loaders = (config.get(f'{split}_dataloader') or {} for split in _SPLITS)
     parts = [part for loader in loaders for part in _dicts(loader.get('dataset'))]
-    return [
-        part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)
-    ]  # not those that wrap others
+    # Those that wrap others have none of these.
+    return [part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)]
 
 
 def _data_root(config: Config) -> str:
