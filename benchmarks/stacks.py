@@ -31,9 +31,6 @@ CORE = [
     'tests/checkpoint',
     'tests/features',
 ]
-MM = ('mmengine', 'mmcv', 'mmdet', 'mmsegmentation')
-FORKS = ('onedl-mmengine', 'onedl-mmcv', 'onedl-mmdetection', 'onedl-mmsegmentation')
-PACKAGES = ('torch', 'numpy', *MM, *FORKS)
 STEPS = 10
 FRAMEWORKS = ('mmdet', 'mmseg')
 PARTS = ('core', 'numbers', 'training')
@@ -67,8 +64,10 @@ def main() -> None:
 
 
 def packages() -> dict[str, str]:
+    from swin_dense.doctor import FORKS
+
     found = {}
-    for name in PACKAGES:
+    for name in ('torch', 'numpy', *FORKS, *FORKS.values()):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

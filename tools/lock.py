@@ -9,8 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ('torch.txt', 'core.txt', 'mm.txt', 'dev.txt')
+# The set-up runs by itself, before anything is installed, so it is no package.
+sys.path.insert(0, str(Path(__file__).with_name('set_up')))
+
+from kinds import KINDS, ROOT
+
 HEADER = """\
 # The stack that the tests ran with, and what it requires, with the hashes of all files: Python 3.11, Linux, x86_64.
 # Written by tools/lock.py from the environment that it ran in. How to install it: docs/install.md.
@@ -25,7 +28,7 @@ def main() -> None:
         hashed = run(
             *('uv', 'pip', 'compile', '--quiet', '--no-header', '--no-annotate', '--generate-hashes'),
             *('--python', sys.executable, '--no-build-isolation', '--constraints', installed),
-            *(ROOT / 'requirements' / name for name in SOURCES),
+            *(ROOT / 'requirements' / name for name in KINDS['main'].files),
         )
     write(ROOT / 'requirements', hashed)
 

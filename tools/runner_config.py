@@ -16,11 +16,12 @@ from mmengine.runner import Runner
 
 from swin_dense.recipes.settings import merge_settings, parse_settings
 
+_FSDP_ON_CPU = {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'}
 # What the wrappers of the FlexibleRunner's strategies need where there is no GPU.
 ON_CPU: dict[str, dict[str, Any]] = {
     'DDPStrategy': {'type': 'MMDistributedDataParallel', 'device_ids': None},
-    'FSDPStrategy': {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'},
-    'ResumableFSDPStrategy': {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'},
+    'FSDPStrategy': _FSDP_ON_CPU,
+    'ResumableFSDPStrategy': _FSDP_ON_CPU,
 }
 # FSDPStrategy's 'full' without the moves to a CPU, which free there what is yet to be written.
 FULL_ON_CPU = {

@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmark import ratio
 
+from swin_dense.doctor import FORKS
+
 ROOT = Path(__file__).resolve().parent.parent
-# Packages of OpenMMLab that stacks differ in, and their forks.
-FORKS = {'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection', 'mmsegmentation': 'onedl-mmsegmentation'}
 # What mmdet and mmseg call a metric, and what the table says.
 DEMO_METRICS = {
     'coco/bbox_mAP': 'Mask R-CNN, box AP',
@@ -114,7 +114,7 @@ def stacks_table(report: dict[str, Any]) -> str:
     lines.append('|' + ' --- |' * 8)
     for name, row in report.items():
         found = row['packages']
-        mm = ', '.join(_version(found, package, fork) for package, fork in FORKS.items())
+        mm = ', '.join(_version(found, package, FORKS[package]) for package in ('mmcv', 'mmdet', 'mmsegmentation'))
         core = _counts(row.get('core'))
         if 'again' in row.get('core', {}):
             core += f'; those that failed, mended and run again: {_counts(row["core"]["again"])}'
