@@ -55,6 +55,6 @@ def __getattr__(name: str) -> NoReturn:
         raise ImportError(f'{name} needs mmengine: pip install mmengine; {core} is the same without it')
     raise ImportError(
         f'{name} needs mmengine, which is installed but cannot be imported ({type(_why_no_mm).__name__}: '
-        f'{_why_no_mm}); repair it, for example with pip install "setuptools<81" where pkg_resources is missing. '
-        f'{core} is the same without it'
+        f'{_why_no_mm}); repair it, for example with pip install "setuptools<81" where pkg_resources is missing; '
+        f'`swin-dense doctor` says what helps. {core} is the same without it'
     ) from _why_no_mm

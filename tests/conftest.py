@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,16 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(['umount', '--lazy', str(folder)], check=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let one process write the cache of yapf, which mmengine imports, before the workers start.
+
+    yapf writes it in place when it is first imported: of two processes, the second may read half a file.
+    """
+    if not hasattr(config, 'workerinput'):
+        with contextlib.suppress(ImportError):  # the core is tested without it
+            import_module('yapf.yapflib.yapf_api')
 
 
 @pytest.fixture(autouse=True)

@@ -47,6 +47,9 @@ CURES = {
     r"No module named 'mmcv._ext'": f'this mmcv has no compiled operators: {_COMPILE_MMCV}',
     r'mmcv.*(undefined symbol|_ext)': f'mmcv was compiled for another torch: {_COMPILE_MMCV}',
     r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
+    r'Ran out of input|pickle data was truncated': (
+        'the cache of yapf is half written, by a process that was ended or by several at once: rm -r ~/.cache/YAPF'
+    ),
     r'Weights only|weights_only': 'import swin_dense before loading; in a config, custom_imports does',
     r'shadowed': "write type='swin_dense.SwinDense' in the config, or rename the other class",
 }

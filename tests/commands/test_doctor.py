@@ -63,6 +63,7 @@ def test_forks_and_originals_in_one_place_are_broken(installed):
         ('ImportError: libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent', 'torch', 'install torch again'),
         ('RuntimeError: Numpy is not available', 'torch', "pip install 'numpy<2'"),
         ('UnpicklingError: Weights only load failed. WeightsUnpickler error', 'torch', 'import swin_dense before'),
+        ('EOFError: Ran out of input', 'yapf_third_party', 'rm -r ~/.cache/YAPF'),
         ("ModuleNotFoundError: No module named 'ftfy'", 'mmseg', 'pip install ftfy'),
         ("ModuleNotFoundError: No module named 'PIL'", '', 'pip install Pillow'),
         ('KeyError: 3', 'mmseg', 'pip install --force-reinstall --no-deps mmsegmentation'),
@@ -93,6 +94,16 @@ def test_a_broken_package_is_a_finding(tmp_path, monkeypatch, source, text, cure
     assert found.status == 'broken'
     assert text in found.text
     assert cure in found.cure
+
+
+def test_a_half_written_cache_of_yapf_has_a_cure(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    subprocess.run([sys.executable, '-c', 'import mmengine'], check=True)
+    for file in tmp_path.glob('YAPF/*/*.pickle'):
+        file.write_bytes(file.read_bytes()[:1000])
+    found = probe('trap', 'checkpoints of mmengine')
+    assert found.status == 'broken'
+    assert 'rm -r ~/.cache/YAPF' in found.cure
 
 
 def test_a_check_that_hangs_is_a_finding(monkeypatch):

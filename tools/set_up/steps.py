@@ -63,6 +63,9 @@ def set_up(kind: Kind, folder: Path) -> None:
             install_mmcv(pip, mmcv, build, source[0])
         say('4/4 swin_dense itself')
         pip.run('install', '-qq', '--no-build-isolation', '--no-deps', '--editable', ROOT)
+        # yapf, which mmengine imports, writes its cache in place when it is first imported: of the processes of a first
+        # training, one would read what another has half written.
+        subprocess.run([pip.python, '-c', 'import yapf.yapflib.yapf_api'], stderr=subprocess.DEVNULL)
 
 
 def say(line: str) -> None:
