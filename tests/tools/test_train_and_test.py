@@ -1,6 +1,7 @@
 """tools/train.py and tools/test.py, run as a user runs them, on a few images."""
 
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -133,12 +134,7 @@ def test_test_time_augmentation(trained, tmp_path):
 def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
     common = [*options('mmdet', demo_data), *SHORT['mmdet'], 'model.backbone.frozen_stages=2', 'train_cfg.max_epochs=1']
     command = ['bash', 'tools/dist_train.sh', CONFIGS['mmdet'], '2', '--work-dir', tmp_path, '--cfg-options', *common]
-    environment = {
-        'PATH': f'{sys.prefix}/bin:/usr/bin:/bin',
-        'PORT': '29511',
-        'OMP_NUM_THREADS': '1',
-        'HOME': str(tmp_path),
-    }
+    environment = {**os.environ, 'PATH': f'{sys.prefix}/bin:/usr/bin:/bin', 'PORT': '29511', 'OMP_NUM_THREADS': '1'}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(losses(done.stdout)) == 1
