@@ -2,7 +2,8 @@
 # make test   run the test suite, but for a few trainings that take long
 # make test-all  run all of it
 # make test-core  the tests that need torch alone, without any mm package
-# make test-oldest, test-newest  the core's tests, and training where mm packages are, on other stacks: benchmarks/stacks.json
+# make test-oldest, test-newest, test-onedl  the core's tests, and training where mm packages are, on other stacks:
+#                                            benchmarks/stacks.json
 # make lint   ruff and mypy
 # make setup  only what the others need
 # Each sets up what it needs first; a second run sets up nothing. PYTHON=python3.11 chooses the interpreter.
@@ -23,8 +24,9 @@ CORE_READY := .venv-core/ready
 # Other stacks, which nothing else uses. mmcv is compiled there too: as long as for the main one.
 OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= python3.13
+ONEDL_PYTHON ?= python3.12
 
-.PHONY: setup demo test test-all test-core test-oldest test-newest lint
+.PHONY: setup demo test test-all test-core test-oldest test-newest test-onedl lint
 setup: $(READY)
 
 $(READY): $(SET_UP_FILES) requirements/mm.txt requirements/dev.txt
@@ -53,11 +55,13 @@ test-all: $(READY) $(PEERS_READY) test-core
 test-core: $(CORE_READY)
 	$(CORE) -m pytest $(filter-out tests/test_wheel.py,$(wildcard tests/test_*.py)) tests/ops tests/checkpoint tests/features
 
-.venv-oldest/ready: requirements/oldest.txt
-	$(OLDEST_PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/pip install $$(grep -E '^(torch|numpy|setuptools|wheel|ninja|psutil)==' $<)
-	.venv-oldest/bin/pip install --no-build-isolation $$(grep '^mmcv==' $<)
-	.venv-oldest/bin/pip install -r $<
+.venv-oldest/ready: STACK_PYTHON = $(OLDEST_PYTHON)
+.venv-onedl/ready: STACK_PYTHON = $(ONEDL_PYTHON)
+.venv-oldest/ready .venv-onedl/ready: .venv-%/ready: requirements/%.txt
+	$(STACK_PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install $$(grep -E '^(torch|numpy|setuptools|wheel|ninja|psutil)==' $<)
+	.venv-$*/bin/pip install --no-build-isolation $$(grep -E '^(onedl-)?mmcv==' $<)
+	.venv-$*/bin/pip install -r $<
 	touch $@
 
 .venv-newest/ready: requirements/newest.txt
@@ -65,11 +69,8 @@ test-core: $(CORE_READY)
 	.venv-newest/bin/pip install -r $<
 	touch $@
 
-test-oldest: .venv-oldest/ready
-	.venv-oldest/bin/python benchmarks/stacks.py oldest
-
-test-newest: .venv-newest/ready
-	.venv-newest/bin/python benchmarks/stacks.py newest
+test-oldest test-newest test-onedl: test-%: .venv-%/ready
+	.venv-$*/bin/python benchmarks/stacks.py $*
 
 lint: $(READY)
 	$(PY) -m ruff check .

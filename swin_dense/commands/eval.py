@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from swin_dense.classification.classifier import create_classifier
 from swin_dense.classification.evaluate import Record, crops_at, evaluate, list_labelled
 from swin_dense.features.inference import on_device
 from swin_dense.features.job import stop_signals, weights_digest
-
-console = Console(stderr=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from swin_dense.commands._progress import progress_bar, say
+
     options: dict[str, Any] = {} if args.window_size is None else {'window_size': args.window_size}
     classifier = create_classifier(args.checkpoint, args.arch, **options)
     classifier = on_device(classifier, args.device or ('cuda' if torch.cuda.is_available() else 'cpu'))
@@ -60,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         'crop': crop,
     }
     record = Record(args.out, settings) if args.out else None
-    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with stop_signals() as received, Progress(*columns, console=console) as progress:
+    with stop_signals() as received, progress_bar() as progress:
         task = progress.add_task('', total=len(images))
         scores = evaluate(
             classifier,
@@ -79,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         record.close()
     result = scores.as_dict()
     for name, reason in scores.broken.items():
-        console.print(f'not read: {name}: {reason}', style='yellow', markup=False, highlight=False, soft_wrap=True)
+        say(f'not read: {name}: {reason}')
     if args.json:
         print(json.dumps({**result, 'of': len(images), **settings}, indent=2))
     elif scores.images:

@@ -22,9 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from PIL import Image
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
 from swin_dense.features.extraction import POOLINGS, Extraction
@@ -35,14 +32,6 @@ from swin_dense.features.storage import FORMATS, FeatureFolder, require_package
 from swin_dense.features.tiling import check_tiling
 
 DTYPES = {'float32': torch.float32, 'float16': torch.float16, 'bfloat16': torch.bfloat16}
-console = Console(stderr=True)
-
-
-class RateColumn(ProgressColumn):
-    """Images per second."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f'{task.speed:.1f} images/s' if task.speed else '')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
+    from swin_dense.commands._progress import console, progress_bar, say
+
     skipped: dict[str, str] = {}
     no_images: Counter[str] = Counter()
 
@@ -114,17 +105,18 @@ def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
     paths = list_images(args.sources, on_skipped)
     if rank == 0:
         for reason in skipped.values():
-            say(console, f'skipped: {reason}')
+            say(f'skipped: {reason}')
         if no_images:
             counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
-            say(console, f'not taken for images, by their names: {counts}; a pattern or a list takes them too')
+            say(f'not taken for images, by their names: {counts}; a pattern or a list takes them too')
     if not paths:
         raise ValueError(f'no images found in {args.sources}')
     backbone = on_device(build_backbone(args), device_of(args))
     extraction = build_extraction(args, backbone)
     folder = FeatureFolder(args.out, args.format)
 
-    with stop_signals() as received, progress_bar(rank, world_size) as progress:
+    name = f'rank {rank} of {world_size}' if world_size > 1 else 'images'
+    with stop_signals() as received, progress_bar(name, disable=rank != 0) as progress:
         task = progress.add_task('', total=None)
 
         def on_start(images: int, finished: int) -> None:
@@ -133,7 +125,7 @@ def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
         def on_image(path: str, error: str | None) -> None:
             progress.advance(task)
             if error is not None:
-                say(progress.console, f'skipped: {error}')
+                say(f'skipped: {error}')
 
         outcome = run_extraction(
             backbone,
@@ -157,10 +149,6 @@ def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
     if received:
         return 128 + received[0]
     return 1 if outcome.failures else 0
-
-
-def say(where: Console, text: str) -> None:
-    where.print(text, style='yellow', markup=False, highlight=False, soft_wrap=True)
 
 
 def device_of(args: argparse.Namespace) -> str:
@@ -208,16 +196,3 @@ def describe_settings(args: argparse.Namespace, extraction: Extraction, backbone
         'tile': tiling.tile if tiling else None,
         'overlap': tiling.overlap if tiling else None,
     }
-
-
-def progress_bar(rank: int, world_size: int) -> Progress:
-    name = f'rank {rank} of {world_size}' if world_size > 1 else 'images'
-    return Progress(
-        TextColumn(name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        RateColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=rank != 0,
-    )

@@ -14,13 +14,16 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from swin_dense import checks
 from swin_dense.atomic import written_whole
-from swin_dense.mm.predict import Prediction, Predictor
 from swin_dense.recipes.files import load_recipe
+
+if TYPE_CHECKING:
+    from swin_dense.mm.predict import Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     twice = [stem for stem, count in counts.items() if count > 1]
     if twice:
         raise ValueError(f'several pictures are called {", ".join(twice)}; run them into folders of their own (--out)')
+    from swin_dense.mm.predict import Predictor  # help does without the frameworks
+
     predictor = Predictor(load_recipe(args.config), args.checkpoint, args.device, args.score)
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0

@@ -14,15 +14,16 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 
 from swin_dense.analysis.explain import grad_cam, token_attention
-from swin_dense.analysis.visualize import draw_attention, draw_grad_cam, draw_pyramid, draw_shift_masks, draw_windows
 from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
 from swin_dense.features.pyramid import extract_pyramid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STAGES = range(4)  # of every published size
 
@@ -62,20 +63,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(args: argparse.Namespace) -> Figure:
+    from swin_dense.analysis import visualize  # help does without matplotlib
+
     if args.kind == 'masks':
-        return draw_shift_masks(tuple(args.grid), (args.window_size, args.window_size))
+        return visualize.draw_shift_masks(tuple(args.grid), (args.window_size, args.window_size))
     if args.kind == 'windows':
-        return draw_windows(args.image, 4 * 2**args.stage, (args.window_size, args.window_size))
+        return visualize.draw_windows(args.image, 4 * 2**args.stage, (args.window_size, args.window_size))
     backbone = build_backbone(args)
     if args.kind == 'pyramid':
-        return draw_pyramid(extract_pyramid(backbone, args.image), args.image)
+        return visualize.draw_pyramid(extract_pyramid(backbone, args.image), args.image)
     if args.kind == 'attention':
         attention = token_attention(backbone, args.image, args.stage, args.block, tuple(args.pixel))
-        return draw_attention(attention, args.image, args.heads)
+        return visualize.draw_attention(attention, args.image, args.heads)
     target = None if args.channel is None else partial(channel_mean, channel=args.channel)
     stages = range(len(backbone.layers)) if args.stages is None else args.stages
     cams = {backbone.out_strides[stage]: grad_cam(backbone, args.image, stage, target) for stage in stages}
-    return draw_grad_cam(cams, args.image)
+    return visualize.draw_grad_cam(cams, args.image)
 
 
 def channel_mean(maps: Any, channel: int) -> torch.Tensor:

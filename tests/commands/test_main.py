@@ -64,6 +64,39 @@ def test_every_argument_is_explained(name):
                 parsers += action.choices.values()
 
 
+def test_help_and_wrong_usage_do_without_what_a_command_needs_to_run():
+    absent = [
+        'mmengine',
+        'mmcv',
+        'mmdet',
+        'mmseg',
+        'rich',
+        'matplotlib',
+        'safetensors',
+        'tifffile',
+        'zarr',
+        'imagecodecs',
+    ]
+    absent += ['cv2', 'huggingface_hub', 'scipy', 'skimage', 'onnx', 'onnxscript', 'onnxruntime', 'openvino', 'timm']
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({absent}))
+from swin_dense.__main__ import command_names, main
+for name in command_names():
+    for arguments in ([name, '--help'], [name, '--no-such-option']):
+        try:
+            print(*arguments, 'returned', main(arguments))
+        except SystemExit as stopped:
+            print(*arguments, 'ended with', stopped.code)
+"""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in command_names():
+        assert f'usage: swin-dense {name} ' in done.stdout
+        assert f'{name} --help ended with 0' in done.stdout
+        assert f'{name} --no-such-option ended with 2' in done.stdout
+
+
 def test_exit_status_of_every_outcome(command, capsys):
     assert command(lambda args: 0) == 0
     assert command(lambda args: 1) == 1
