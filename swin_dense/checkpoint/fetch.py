@@ -9,8 +9,8 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from http.client import HTTPException
-from pathlib import Path
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.error import URLError
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -20,7 +20,7 @@ import torch
 from torch.hub import tqdm
 
 from swin_dense.atomic import written_whole
-from swin_dense.checkpoint.files import USUAL_NAMES, check_hash, digest_of
+from swin_dense.checkpoint.files import USUAL_NAMES, check_hash, digest_of, read_index
 from swin_dense.checkpoint.report import CheckpointError
 
 _logger = logging.getLogger(__package__)
@@ -41,8 +41,9 @@ def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         source: a path; an address of http, https or file; ``hf://owner/repository[@revision][/file]``, with
-            huggingface_hub; or any other address that mmengine's file backends read, such as ``s3://``. An address
-            may end in ``#sha256=`` (or sha384, sha512) and the digest that the file must have.
+            huggingface_hub, where the index of several files brings these along; or any other address that
+            mmengine's file backends read, such as ``s3://``. An address may end in ``#sha256=`` (or sha384, sha512)
+            and the digest that the file must have.
 
     Raises:
         CheckpointError: the address cannot be reached or is of an unknown kind, or the file is not the one meant.
@@ -205,17 +206,18 @@ def _open(request: Request) -> Any:
         raise _LostError(str(error)) from error
 
 
-def _read(response: IO[bytes]) -> bytes:
+def _read(response: HTTPResponse) -> bytes:
     try:
-        return response.read(_PIECE)
+        return response.read1(_PIECE)  # what is there: of a whole piece, all would be lost where the connection breaks
     except OSError as error:
         raise _LostError(str(error)) from error
 
 
 def _download_from_hub(address: str, rest: str) -> Path:
+    """Fetch a file by huggingface_hub; where it is the index of several, these as well, which come to lie beside it."""
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
         raise ImportError(f'{shown(address)} needs huggingface_hub: pip install huggingface_hub') from error
     owner, _, rest = rest.partition('/')
@@ -223,14 +225,35 @@ def _download_from_hub(address: str, rest: str) -> Path:
     repository, _, revision = repository.partition('@')
     if not owner or not repository:
         raise CheckpointError(f'{shown(address)} must be of the form hf://owner/repository[@revision][/file]')
-    for name in [file] if file else USUAL_NAMES:
-        try:
-            return Path(hf_hub_download(f'{owner}/{repository}', name, revision=revision or None))
-        except EntryNotFoundError:
-            continue
-        except Exception as error:
-            raise CheckpointError(f'{shown(address)} cannot be fetched: {error}') from error
-    raise CheckpointError(f'{shown(address)}: the repository has no file {file or " or ".join(USUAL_NAMES)}')
+    names = [file] if file else USUAL_NAMES
+    unreachable: Exception | None = None
+
+    def fetch(name: str) -> Path:
+        # Out of reach, the hub is tried for half a minute: once, and then only what is in its cache.
+        cached_only = unreachable is not None
+        return Path(
+            hf_hub_download(f'{owner}/{repository}', name, revision=revision or None, local_files_only=cached_only)
+        )
+
+    try:
+        for name in names:
+            try:
+                path = fetch(name)
+                break
+            except LocalEntryNotFoundError as error:
+                unreachable = unreachable or error
+            except EntryNotFoundError:
+                continue
+        else:
+            raise unreachable or CheckpointError(f'{shown(address)}: the repository has no file {" or ".join(names)}')
+        for shard in read_index(path):
+            if fetch(str(PurePosixPath(name).with_name(shard))).parent != path.parent:
+                raise CheckpointError(f'{shown(address)} has changed while it was fetched; load it again')
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f'{shown(address)} cannot be fetched: {error}') from error
+    return path
 
 
 @contextlib.contextmanager

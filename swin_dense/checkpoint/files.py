@@ -22,9 +22,9 @@ from swin_dense import compat
 from swin_dense.atomic import written_whole
 from swin_dense.checkpoint.report import CheckpointError, listed
 
+_INDEX = '.index.json'  # after the usual name, where the weights are in several files
 # What a folder or repository of transformers and timm calls its weights, the first first.
-USUAL_NAMES = ('model.safetensors', 'pytorch_model.bin')
-_INDEX = '.index.json'  # after these, where the weights are in several files
+USUAL_NAMES = ('model.safetensors', f'model.safetensors{_INDEX}', 'pytorch_model.bin', f'pytorch_model.bin{_INDEX}')
 
 # Whether this thread reads a checkpoint here. torch's list of what may be unpickled is one for all threads.
 _is_reading = contextvars.ContextVar('is_reading', default=False)
@@ -119,10 +119,11 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """
     path = path.expanduser()
     if path.is_dir():
-        names = [name for usual in USUAL_NAMES for name in (usual, f'{usual}{_INDEX}')]
-        inside = [path / name for name in names if (path / name).is_file()]
+        inside = [path / name for name in USUAL_NAMES if (path / name).is_file()]
         if not inside:
-            raise CheckpointError(f'{path} is a folder without a {" or ".join(names)}; give the checkpoint file in it')
+            raise CheckpointError(
+                f'{path} is a folder without a {" or ".join(USUAL_NAMES)}; give the checkpoint file in it'
+            )
         path = inside[0]
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
@@ -137,19 +138,34 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     return checkpoint
 
 
-def _read_shards(index: Path, trust: bool) -> dict[str, Any]:
-    """Read the files that an index of ``save_pretrained`` names, each for the tensors that it says are in it."""
+def read_index(path: Path) -> dict[str, list[str]]:
+    """Return the files that an index of ``save_pretrained`` names, each with the keys that it says are in it.
+
+    A file that is no such index, by its name, names none.
+
+    Raises:
+        CheckpointError: it is damaged, or names files that are not beside it.
+    """
+    if not path.name.endswith(_INDEX):
+        return {}
     try:
-        places = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+        places = json.loads(path.read_text(encoding='utf-8'))['weight_map']
         shards = {
             name: [key for key, place in places.items() if place == name] for name in sorted(set(places.values()))
         }
     except Exception as error:  # any content may be under the name
-        raise CheckpointError(f'{index} is not an index of save_pretrained, or is damaged: {error!r}') from error
-    tensors: dict[str, Any] = {}
-    for name, keys in shards.items():
+        raise CheckpointError(f'{path} is not an index of save_pretrained, or is damaged: {error!r}') from error
+    for name in shards:
         if not isinstance(name, str) or name != Path(name).name or name.endswith(_INDEX):
-            raise CheckpointError(f'{index} names {name!r}, which is no file beside it')
+            raise CheckpointError(f'{path} names {name!r}, which is no file beside it')
+    return shards
+
+
+def _read_shards(index: Path, trust: bool) -> dict[str, Any]:
+    """Read the files that an index names, each for the tensors that it says are in it."""
+    tensors: dict[str, Any] = {}
+    shards = read_index(index)
+    for name, keys in shards.items():
         if not (index.parent / name).is_file():
             raise CheckpointError(
                 f'{index.parent} lacks {name}, one of the {len(shards)} files of this checkpoint; fetch them all'

@@ -12,6 +12,7 @@ import operator
 import os
 import pathlib
 import pickle
+import shutil
 import socket
 import sys
 import threading
@@ -386,6 +387,7 @@ class Server(http.server.ThreadingHTTPServer):
     Attributes:
         folder: what is served.
         hang_ups: how many answers are still cut off, each after half of what it should bring.
+        silences: how many answers still stop there, with the connection open.
         understands_ranges: whether it goes on in the middle of a file when asked to.
         announces_length: whether it says how long the file is.
         ranges: the ranges that were asked for.
@@ -395,6 +397,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(('127.0.0.1', 0), Handler)
         self.folder = folder
         self.hang_ups = 0
+        self.silences = 0
         self.understands_ranges = True
         self.announces_length = True
         self.ranges = []
@@ -423,6 +426,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.server.hang_ups:
             self.server.hang_ups -= 1
             rest = rest[: len(rest) // 2]
+        if self.server.silences:
+            self.server.silences -= 1
+            self.wfile.write(rest[: len(rest) // 2])
+            self.connection.recv(1)  # until the other side gives up
+            return None
         self.wfile.write(rest)
 
     def log_message(self, *args):
@@ -479,12 +487,21 @@ class TestDownloads:
                 load(backbone, address)
         assert cached(tmp_path) == []
 
+    def test_a_server_that_falls_silent_in_the_midst(self, server, source, backbone, monkeypatch):
+        monkeypatch.setattr(fetch, '_SILENCE', 1)
+        server.silences = 1
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        load(backbone, f'{server.address}/swin.pth')
+        assert arrived(backbone, source)
+        assert [asked is None for asked in server.ranges] == [True, False]
+
     def test_a_hash_finds_what_no_length_tells(self, server, tmp_path, source, backbone):
         server.announces_length = False
         server.hang_ups = 2
         path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
         digest = hashlib.sha384(path.read_bytes()).hexdigest()
-        for address in (f'{server.address}/{path.name}', f'{server.address}/{path.name}#sha384={digest}'):
+        shutil.copy(path, server.folder / 'plain.pth')
+        for address in (f'{server.address}/{path.name}', f'{server.address}/plain.pth#sha384={digest}'):
             with pytest.raises(CheckpointError, match='sent another file than the one that was meant'):
                 load(backbone, address)
             assert cached(tmp_path) == []
@@ -561,6 +578,49 @@ def _fetch_or_fail(address):
         sys.exit(path.stat().st_size == 0)
 
 
+class Hub(types.ModuleType):
+    """Stands in for huggingface_hub, with a folder for each repository.
+
+    Attributes:
+        asked: (repository, file, revision) of each request.
+        is_reachable: whether a file that is not there is known not to be.
+        tried: how often it was looked for out of reach, which takes long.
+        later: where files lie after the first index, as if the repository had changed.
+    """
+
+    def __init__(self, folder):
+        super().__init__('huggingface_hub')
+        self.folder = folder
+        self.asked = []
+        self.is_reachable = True
+        self.tried = 0
+        self.later = None
+        self.errors = types.ModuleType('huggingface_hub.errors')
+        self.errors.EntryNotFoundError = type('EntryNotFoundError', (Exception,), {})
+        self.errors.LocalEntryNotFoundError = type('LocalEntryNotFoundError', (self.errors.EntryNotFoundError,), {})
+
+    def hf_hub_download(self, repository, file, revision=None, local_files_only=False):
+        self.tried += not (self.is_reachable or local_files_only)
+        has_changed = self.later is not None and any(name.endswith('.json') for _, name, _ in self.asked[2:])
+        self.asked.append((repository, file, revision))
+        path = (self.later if has_changed else self.folder / repository) / file
+        if path.exists():
+            return str(path)
+        if self.is_reachable:
+            raise self.errors.EntryNotFoundError(f'404: {file}')
+        raise self.errors.LocalEntryNotFoundError('check your connection')
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with the empty repository me/swin."""
+    (tmp_path / 'me/swin').mkdir(parents=True)
+    hub = Hub(tmp_path)
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
+    monkeypatch.setitem(sys.modules, 'huggingface_hub.errors', hub.errors)
+    return hub
+
+
 class TestAddresses:
     def test_http_downloads_once_to_the_cache_of_torch_hub(self, server, tmp_path, source, backbone):
         path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
@@ -589,34 +649,71 @@ class TestAddresses:
         assert arrived(backbone, source)
 
     @needs('safetensors')
-    def test_hugging_face(self, tmp_path, source, backbone, monkeypatch):
-        path = write_file(tmp_path / 'a.safetensors', source.state_dict())
-        asked = []
-
-        class EntryNotFoundError(Exception):
-            pass
-
-        def hf_hub_download(repository, file, revision=None):
-            asked.append((repository, file, revision))
-            if file == 'model.safetensors':
-                raise EntryNotFoundError
-            return str(path)
-
-        hub = types.ModuleType('huggingface_hub')
-        hub.hf_hub_download = hf_hub_download
-        hub.errors = types.ModuleType('huggingface_hub.errors')
-        hub.errors.EntryNotFoundError = EntryNotFoundError
-        monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
-        monkeypatch.setitem(sys.modules, 'huggingface_hub.errors', hub.errors)
+    def test_hugging_face(self, tmp_path, source, backbone, hub, monkeypatch):
+        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
         load(backbone, 'hf://me/swin')
         assert arrived(backbone, source)
-        assert asked == [('me/swin', 'model.safetensors', None), ('me/swin', 'pytorch_model.bin', None)]
-        load(backbone, 'hf://me/swin@v2/sub/a.bin')
-        assert asked[-1] == ('me/swin', 'sub/a.bin', 'v2')
+        assert hub.asked == [
+            ('me/swin', name, None)
+            for name in ('model.safetensors', 'model.safetensors.index.json', 'pytorch_model.bin')
+        ]
+        (tmp_path / 'me/swin/sub').mkdir()
+        write_file(tmp_path / 'me/swin/sub/a.safetensors', source.state_dict())
+        load(backbone, 'hf://me/swin@v2/sub/a.safetensors')
+        assert hub.asked[-1] == ('me/swin', 'sub/a.safetensors', 'v2')
+        (tmp_path / 'me/swin/pytorch_model.bin').unlink()
+        with pytest.raises(CheckpointError, match=r'hf://me/swin: .* no file .*model\.safetensors or .*pytorch_model'):
+            load(backbone, 'hf://me/swin')
         with pytest.raises(CheckpointError, match='must be of the form hf://'):
             load(backbone, 'hf://swin')
         monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
         with pytest.raises(ImportError, match='pip install huggingface_hub'):
+            load(backbone, 'hf://me/swin')
+
+    @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
+    @pytest.mark.parametrize('by_index', [False, True])
+    def test_several_files_of_hugging_face(self, tmp_path, source, backbone, hub, name, by_index):
+        index = write_shards(tmp_path / 'me/swin', source.state_dict(), name)
+        load(backbone, f'hf://me/swin@v2/{index.name}' if by_index else 'hf://me/swin@v2')
+        assert arrived(backbone, source)
+        shards = sorted(path.name for path in index.parent.glob('*-of-*'))
+        assert hub.asked[-3:] == [('me/swin', shard, 'v2') for shard in shards]
+
+    def test_several_files_in_a_folder_of_hugging_face(self, tmp_path, source, backbone, hub):
+        (tmp_path / 'me/swin/sub').mkdir()
+        index = write_shards(tmp_path / 'me/swin/sub', source.state_dict(), 'pytorch_model.bin')
+        load(backbone, f'hf://me/swin/sub/{index.name}')
+        assert arrived(backbone, source)
+
+    @pytest.mark.parametrize(
+        ('damage', 'message'),
+        [
+            (lambda index: min(index.parent.glob('*-00002-*')).unlink(), 'cannot be fetched: .*-00002-of-00003.bin'),
+            (lambda index: with_places(index, lambda place: '../' + place), 'which is no file beside it'),
+            (lambda index: index.write_text('{}'), 'is not an index'),
+        ],
+    )
+    def test_several_files_of_hugging_face_that_are_not_whole(self, tmp_path, source, backbone, hub, damage, message):
+        damage(write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin'))
+        with pytest.raises(CheckpointError, match=message):
+            load(backbone, 'hf://me/swin')
+        assert not any('..' in name for _, name, _ in hub.asked)
+
+    def test_hugging_face_out_of_reach(self, tmp_path, source, backbone, hub):
+        """What is in the cache loads; of what is not, nobody can say that the repository has no such file."""
+        hub.is_reachable = False
+        with pytest.raises(CheckpointError, match=r'hf://me/swin cannot be fetched: check your connection'):
+            load(backbone, 'hf://me/swin')
+        assert hub.tried == 1
+        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
+        load(backbone, 'hf://me/swin')
+        assert arrived(backbone, source)
+
+    def test_a_repository_of_hugging_face_that_changes_in_between(self, tmp_path, source, backbone, hub):
+        write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
+        shutil.copytree(tmp_path / 'me/swin', tmp_path / 'later')
+        hub.later = tmp_path / 'later'
+        with pytest.raises(CheckpointError, match='hf://me/swin has changed while it was fetched; load it again'):
             load(backbone, 'hf://me/swin')
 
     @needs('mmengine')

@@ -1,7 +1,9 @@
 """The real huggingface_hub, against a server on this machine that speaks its protocol."""
 
+import contextlib
 import hashlib
 import http.server
+import json
 import os
 import subprocess
 import sys
@@ -13,56 +15,86 @@ from safetensors.torch import save
 from .peer import build
 
 pytest.importorskip('huggingface_hub', reason='see requirements/peers.txt')
-PROGRAM = """
+WITH_NETWORK = """
 import sys, torch
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from tests.peers.peer import build
-backbone = build(2)
-load_checkpoint(backbone, 'hf://me/swin', log=None)
-assert torch.equal(backbone.norm2.weight, build(1).norm2.weight)
-load_checkpoint(backbone, 'hf://me/swin@main/model.safetensors', log=None)
+for address in ('hf://me/swin', 'hf://me/swin@main/model.safetensors', 'hf://me/sharded', 'hf://me/sharded@main/sub/model.safetensors.index.json'):
+    backbone = build(2)
+    report = load_checkpoint(backbone, address, log=None)
+    assert not report.missing
+    assert torch.equal(backbone.norm2.weight, build(1).norm2.weight)
+for address in ('hf://me/swin/none.bin', 'hf://me/lacking'):
+    try:
+        load_checkpoint(backbone, address)
+    except CheckpointError as error:
+        print(error)
+"""
+WITHOUT_NETWORK = """
+from swin_dense.checkpoint import CheckpointError, load_checkpoint
+from tests.peers.peer import build
+load_checkpoint(build(2), 'hf://me/sharded', log=None)
 try:
-    load_checkpoint(backbone, 'hf://me/swin/none.bin')
+    load_checkpoint(build(2), 'hf://me/another')
 except CheckpointError as error:
     print(error)
 """
 
 
-def test_files_of_the_hub(tmp_path):
-    content = save(build(1).state_dict())
+@contextlib.contextmanager
+def serve(files):
+    """Serve {'owner/repository/file': bytes} as the hub does, and yield the address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
-            found = self.path.endswith('/model.safetensors')
-            self.send_response(200 if found else 404)
+            content = files.get(self.path.strip('/').replace('/resolve/main/', '/'))
+            self.send_response(404 if content is None else 200)
             self.send_header('X-Repo-Commit', 'a' * 40)
-            self.send_header('ETag', f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header('Content-Length', str(len(content) if found else 0))
-            if not found:
+            self.send_header('ETag', f'"{hashlib.sha256(content or b"").hexdigest()}"')
+            self.send_header('Content-Length', str(len(content or b'')))
+            if content is None:
                 self.send_header('X-Error-Code', 'EntryNotFound')
             self.end_headers()
-            return found
+            return content
 
         def do_GET(self):
-            if self.do_HEAD():
-                self.wfile.write(content)
+            self.wfile.write(self.do_HEAD() or b'')
 
         def log_message(self, *args):
             pass
 
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
+
+
+def test_files_of_the_hub(tmp_path):
+    state = build(1).state_dict()
+    shards = {f'model-{number + 1:05}-of-00002.safetensors': list(state)[number::2] for number in range(2)}
+    places = {key: shard for shard, keys in shards.items() for key in keys}
+    sharded = {shard: save({key: state[key] for key in keys}) for shard, keys in shards.items()}
+    sharded['model.safetensors.index.json'] = json.dumps({'weight_map': places}).encode()
+    files = {f'me/sharded/{folder}{name}': content for name, content in sharded.items() for folder in ('', 'sub/')}
+    files['me/lacking/model.safetensors.index.json'] = sharded['model.safetensors.index.json']
+    files['me/swin/model.safetensors'] = save(state)
+
+    def run(program):
         environment = {
             **os.environ,
-            'HF_ENDPOINT': f'http://127.0.0.1:{server.server_port}',
+            'HF_ENDPOINT': address,
             'HF_HOME': str(tmp_path),
             'HF_HUB_DISABLE_XET': '1',
             'NO_PROXY': '127.0.0.1',
             'PYTHONPATH': os.pathsep.join(sys.path),
         }
-        done = subprocess.run(
-            [sys.executable, '-c', PROGRAM], env=environment, capture_output=True, text=True, check=False
-        )
-        server.shutdown()
-    assert done.returncode == 0, done.stderr
-    assert 'the repository has no file none.bin' in done.stdout
+        done = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with serve(files) as address:
+        said = run(WITH_NETWORK)
+    assert 'hf://me/swin/none.bin: the repository has no file none.bin' in said
+    assert 'hf://me/lacking cannot be fetched: ' in said
+    assert 'model-00001-of-00002.safetensors' in said
+    assert 'hf://me/another cannot be fetched: ' in run(WITHOUT_NETWORK)
