@@ -190,7 +190,8 @@ def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: boo
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that the memory of the device, or of the machine, does not suffice."""
-    # On a CPU there is no type of error for it. The second is said of more bytes than can be counted, the third by oneDNN.
+    # On a CPU there is no type of error for it. The second is said of more bytes than can be counted, the third by
+    # oneDNN when it gets none.
     said = ("can't allocate memory", 'Storage size calculation overflowed', 'could not create a primitive')
     return isinstance(error, (compat.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in said)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import swin_dense
 from swin_dense.__main__ import _COMMANDS_WITH_EXTRAS, command_names, main
@@ -104,6 +105,14 @@ def test_exit_status_of_every_outcome(command, capsys):
     for error in (ValueError('a b'), TypeError('a b'), FileNotFoundError('a b'), ImportError('a b')):
         assert command(raising(error)) == 2
         assert capsys.readouterr().err == 'swin-dense complexity: error: a b\n'
+
+
+@pytest.mark.parametrize('sizes', [(2**50,), (2**40, 2**40)])
+def test_too_little_memory_is_one_line(command, capsys, sizes):
+    assert command(lambda args: torch.empty(sizes)) == 2
+    said = capsys.readouterr().err
+    assert 'error: there is not enough memory for these sizes' in said
+    assert said.count('\n') == 1
 
 
 def test_a_defect_is_not_called_wrong_usage(command):
