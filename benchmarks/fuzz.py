@@ -17,6 +17,7 @@ import time
 import traceback
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -35,6 +36,9 @@ def main() -> int:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--memory', type=int, default=12, help='limit of the process in GiB (default: %(default)s)')
     parser.add_argument('--out', type=Path)
+    parser.add_argument(
+        '--add', nargs='+', type=Path, default=[], metavar='JSON', help='runs with other seeds, to be counted in'
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable()
@@ -52,17 +56,23 @@ def main() -> int:
                 wanted = share * (number + 1) // ROUNDS - share * number // ROUNDS
                 try_examples(kind, wanted, args.seed + number, counts[kind], defects)
             print(f'{number + 1} of {ROUNDS}, {time.perf_counter() - start:.0f} s', file=sys.stderr, flush=True)
-    figures = {
-        'examples': sum(count.total() for count in counts.values()),
-        'seed': args.seed,
-        **{what: sum(count[what] for count in counts.values()) for what in ('taken', 'refused', 'defect')},
-        'by_kind': {kind: dict(count) for kind, count in counts.items()},
-    }
-    text = json.dumps(figures, indent=2) + '\n'
+    seeds = [args.seed]
+    for path in args.add:
+        other = json.loads(path.read_text())
+        seeds += other['seeds']
+        for kind, count in other['by_kind'].items():
+            counts[kind].update(count)
+    text = json.dumps(figures(counts, seeds), indent=2) + '\n'
     if args.out is not None:
         args.out.write_text(text)
     print(text, *defects.values(), sep='\n')
     return 1 if defects else 0
+
+
+def figures(counts: dict[str, Counter[str]], seeds: list[int]) -> dict[str, Any]:
+    outcomes = {what: sum(count[what] for count in counts.values()) for what in ('taken', 'refused', 'defect')}
+    by_kind = {kind: dict(count) for kind, count in counts.items()}
+    return {'examples': sum(outcomes.values()), 'seeds': seeds, **outcomes, 'by_kind': by_kind}
 
 
 def try_examples(kind: str, count: int, number: int, counts: Counter[str], defects: dict[str, str]) -> None:
@@ -77,17 +87,22 @@ def try_examples(kind: str, count: int, number: int, counts: Counter[str], defec
     )
     @given(KINDS[kind].strategy)
     def run(example):
-        try:
-            counts[KINDS[kind].attempt(example)] += 1
-        except Exception as error:
-            counts['defect'] += 1
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f'{kind}: {type(error).__name__} in {last.filename}:{last.lineno}'
-            if where not in defects:
-                defects[where] = f'{where}\n{example!r}\n{traceback.format_exc()}'
-                print(defects[where], file=sys.stderr, flush=True)
+        count_one(kind, example, counts, defects)
 
     run()
+
+
+def count_one(kind: str, example: Any, counts: Counter[str], defects: dict[str, str]) -> None:
+    """Try one example, and keep the first defect of each place."""
+    try:
+        counts[KINDS[kind].attempt(example)] += 1
+    except Exception as error:
+        counts['defect'] += 1
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f'{kind}: {type(error).__name__} in {last.filename}:{last.lineno}'
+        if where not in defects:
+            defects[where] = f'{where}\n{example!r}\n{traceback.format_exc()}'
+            print(defects[where], file=sys.stderr, flush=True)
 
 
 if __name__ == '__main__':
