@@ -1,9 +1,14 @@
-"""Measure the memory that reading images ahead takes, for one image size after the other.
+"""Measure the memory that reading images ahead takes, and that a whole extraction takes from its start to its end.
 
     python benchmarks/loader_memory.py --out benchmarks/loader_memory.json
 
-Each size is read in a process of its own, by the threads of an extraction, from one JPEG under many names. The reader
-keeps ahead of a caller who takes 50 ms for an image and holds it for that time, as a model does.
+*reading*: each size is read in a process of its own, by the threads of an extraction, from one JPEG under many names.
+The reader keeps ahead of a caller who takes 50 ms for an image and holds it for that time, as a model does.
+
+*run*: `swin-dense features` on photographs of 12 megapixels with its default options and a small model, as one command
+from a shell. What is counted is the resident memory of the command and all of its children together.
+
+A part that is not measured anew (`--part`) stays in the file as it is.
 """
 
 from __future__ import annotations
@@ -11,17 +16,28 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL import Image
 
+from swin_dense import SwinBackbone
+from swin_dense.checkpoint.files import write_file
 from swin_dense.features.dataset import read_ahead
 from swin_dense.features.inference import Inference
 
 SIZES = ((224, 224), (3000, 4000), (6000, 8000), (9000, 12000), (13000, 13700))
+PHOTOGRAPH = (3000, 4000)
+DISTINCT = 4
+# Wide enough to be a Swin; its maps of 160 photographs take 7 GB of the disk.
+MODEL: dict[str, Any] = {'embed_dims': 8, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
 def measure(path: Path, count: int, workers: int, queue: multiprocessing.Queue) -> None:
@@ -33,34 +49,110 @@ def measure(path: Path, count: int, workers: int, queue: multiprocessing.Queue) 
     queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--count', type=int, default=24, help='images of each size (default: %(default)s)')
-    parser.add_argument('--workers', type=int, default=2)
-    parser.add_argument('--out', type=Path)
-    args = parser.parse_args()
+def measure_sizes(count: int, workers: int) -> dict[str, Any]:
+    """Return the peak of reading images of each size, above what the process held before, in GiB."""
     context = multiprocessing.get_context('fork')
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for height, width in SIZES:
             path = Path(folder, f'{height}x{width}.jpg')
-            make = context.Process(target=lambda path=path, size=(width, height): write_noise(path, size))
-            make.start()
-            make.join()
+            write_noise(path, (width, height))
             queue = context.Queue()
-            process = context.Process(target=measure, args=(path, args.count, args.workers, queue))
+            process = context.Process(target=measure, args=(path, count, workers, queue))
             process.start()
             rows.append({'size': [height, width], 'gib': round(queue.get(), 3)})
             process.join()
-    text = json.dumps({'workers': args.workers, 'images': args.count, 'peak': rows}, indent=2) + '\n'
-    if args.out is not None:
-        args.out.write_text(text)
-    print(text)
+    return {'workers': workers, 'images': count, 'peak': rows}
+
+
+def measure_run(count: int, parent: Path | None) -> dict[str, Any]:
+    """Extract the maps of photographs by the command line, and return the peak from its start to its end, in GiB."""
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        photographs, out, checkpoint = (Path(folder, name) for name in ('photographs', 'out', 'model.pth'))
+        photographs.mkdir()
+        for index in range(count):
+            path = photographs / f'{index:04}.jpg'
+            if index < DISTINCT:
+                write_noise(path, (PHOTOGRAPH[1], PHOTOGRAPH[0]))
+            else:
+                path.hardlink_to(photographs / f'{index % DISTINCT:04}.jpg')
+        torch.manual_seed(0)
+        write_file(checkpoint, SwinBackbone(**MODEL).state_dict())
+        options = ['features', photographs, '--checkpoint', checkpoint, '--out', out]
+        run = subprocess.Popen([sys.executable, '-m', 'swin_dense', *map(str, options)])
+        most = processes = 0
+        while run.poll() is None:
+            held = [resident_bytes(pid) for pid in [run.pid, *descendants(run.pid)]]
+            most, processes = max(most, sum(held)), max(processes, len(held))
+            time.sleep(0.05)
+        # What fell between two looks, of the largest process alone.
+        most = max(most, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
+        finished = sum(1 for _ in out.glob('features/*/*'))
+        return {
+            'command': 'swin-dense features photographs --checkpoint model.pth --out out',
+            'model': MODEL,
+            'size': list(PHOTOGRAPH),
+            'images': count,
+            'finished': finished,
+            'status': run.returncode,
+            'processes': processes,
+            'gib': round(most / 2**30, 3),
+        }
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and theirs."""
+    parents: dict[int, list[int]] = {}
+    for path in Path('/proc').glob('[0-9]*/stat'):
+        try:
+            parent = int(path.read_text().rpartition(')')[2].split()[1])
+        except OSError:  # it has ended
+            continue
+        parents.setdefault(parent, []).append(int(path.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f'/proc/{pid}/statm').read_text().split()[1]) * os.sysconf('SC_PAGESIZE')
+    except OSError:  # it has ended
+        return 0
 
 
 def write_noise(path: Path, size: tuple[int, int]) -> None:
     """Write a JPEG in a process of its own, so that its memory is not counted."""
-    Image.effect_noise(size, 50).convert('RGB').save(path, quality=30)
+
+    def write() -> None:
+        Image.effect_noise(size, 50).convert('RGB').save(path, quality=30)
+
+    process = multiprocessing.get_context('fork').Process(target=write)
+    process.start()
+    process.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--part', choices=('reading', 'run', 'both'), default='both')
+    parser.add_argument('--count', type=int, default=24, help='images of each size (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=2, help='that read each size (default: %(default)s)')
+    parser.add_argument('--photographs', type=int, default=160, help='of the whole run (default: %(default)s)')
+    parser.add_argument('--folder', type=Path, help='where the files of the whole run lie for its time')
+    parser.add_argument('--out', type=Path)
+    args = parser.parse_args()
+    report = json.loads(args.out.read_text()) if args.out is not None and args.out.exists() else {}
+    if args.part != 'reading':
+        report['whole_run'] = measure_run(args.photographs, args.folder)
+    if args.part != 'run':
+        report.update(measure_sizes(args.count, args.workers))
+    text = json.dumps(report, indent=2) + '\n'
+    if args.out is not None:
+        args.out.write_text(text)
+    print(text)
 
 
 if __name__ == '__main__':

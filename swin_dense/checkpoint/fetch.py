@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path, PurePosixPath
@@ -169,7 +170,7 @@ def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
         lost = 'the connection ended too early'
         total = None
         try:
-            with _open(Request(address, headers=headers)) as response:
+            with _open(_request(address, headers)) as response:
                 validator = response.headers.get('ETag') or response.headers.get('Last-Modified')
                 if response.status != 206:
                     before = file.seek(0)
@@ -195,6 +196,17 @@ def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
 
 class _LostError(Exception):
     """The connection broke, as against the disk on which the file is written."""
+
+
+def _request(address: str, headers: dict[str, str]) -> Request:
+    """Return a request of an address, which may hold a user and a password as in ``https://user:password@host/``."""
+    parts = urlsplit(address)
+    access, _, host = parts.netloc.rpartition('@')
+    request = Request(parts._replace(netloc=host).geturl(), headers=headers)
+    if access:
+        encoded = b64encode(unquote(access).encode()).decode()
+        request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not for the host of a redirection
+    return request
 
 
 def _open(request: Request) -> Any:

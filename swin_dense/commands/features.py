@@ -148,6 +148,9 @@ def extract(args: argparse.Namespace, rank: int, world_size: int) -> int:
         )
     if received:
         return 128 + received[0]
+    if outcome.is_deserted:
+        say(f'rank {rank}: another rank ended before its share was done; the same command goes on from here')
+        return 1
     return 1 if outcome.failures else 0
 
 

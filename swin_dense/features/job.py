@@ -33,11 +33,13 @@ class Outcome:
         finished: how many of the images are in the folder; known to the first rank.
         failures: by path, why an image failed: those of all ranks in the first, in others their own.
         pruned: how many feature files of other images were removed.
+        is_deserted: another rank ended before its share was done.
     """
 
     finished: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     pruned: int = 0
+    is_deserted: bool = False
 
 
 def run_extraction(
@@ -79,14 +81,17 @@ def run_extraction(
             check_settings(folder, settings)
             collect_failures(folder)  # of runs that were killed
             folder.remove_leftovers()
-        _meet(world_size, should_stop)
+        if not _meet(world_size):  # the first rank was refused the folder, or has died
+            outcome.is_deserted = True
+            return outcome
         outcome.failures = extract_files(
             backbone, paths, folder, extraction, rank, world_size, on_start, on_image, should_stop
         )
         if not should_stop():  # after a signal, nobody waits for the last image of another rank
-            _meet(world_size, should_stop)
+            outcome.is_deserted = not _meet(world_size)
+        ends_early = should_stop() or outcome.is_deserted
         if rank == 0:
-            if prune_others and not should_stop():
+            if prune_others and not ends_early:
                 outcome.pruned = prune(folder, paths)
             all_failures = collect_failures(folder, skipped or {})
             outcome.failures = {
@@ -95,22 +100,22 @@ def run_extraction(
                 if readable(path) in all_failures
             }
             outcome.finished = write_index(folder, paths)
-            if world_size == 1 or not should_stop():
+            if world_size == 1 or not ends_early:
                 folder.remove_leftovers()
-        if not should_stop():  # torchrun ends all ranks as soon as one leaves with a status that is not 0
-            _meet(world_size, should_stop)
+        if not ends_early:  # torchrun ends all ranks as soon as one leaves with a status that is not 0
+            _meet(world_size)
     return outcome
 
 
-def _meet(world_size: int, should_stop: Callable[[], bool]) -> None:
-    """Wait for the other ranks; one that a signal has ended does not come."""
+def _meet(world_size: int) -> bool:
+    """Wait for the other ranks, and return whether they came; one that a signal has ended does not."""
     if world_size == 1:
-        return
+        return True
     try:
         dist.barrier()
     except RuntimeError:
-        if not should_stop():
-            raise
+        return False
+    return True
 
 
 def weights_digest(module: nn.Module) -> str:

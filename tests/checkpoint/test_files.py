@@ -1,6 +1,7 @@
 """Reading, fetching and writing files: nothing in them runs, and what is wrong with one is said."""
 
 import argparse
+import base64
 import collections
 import concurrent.futures
 import contextlib
@@ -127,6 +128,14 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, named
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
     load(backbone, path, trust=True)
     assert trap.exists()
+    assert arrived(backbone, source)
+
+
+def test_a_pickle_can_call_no_array(tmp_path, source, backbone):
+    """A terabyte, which would be taken at once."""
+    torch.save({'model': source.state_dict(), 'x': Malicious((np.ndarray, ((1 << 40,),)))}, tmp_path / 'a.pth')
+    assert not isinstance(read_file(tmp_path / 'a.pth')['x'], np.ndarray)
+    load(backbone, tmp_path / 'a.pth')
     assert arrived(backbone, source)
 
 
@@ -391,6 +400,7 @@ class Server(http.server.ThreadingHTTPServer):
         understands_ranges: whether it goes on in the middle of a file when asked to.
         announces_length: whether it says how long the file is.
         ranges: the ranges that were asked for.
+        authorization: what the last request brought.
     """
 
     def __init__(self, folder):
@@ -401,6 +411,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.understands_ranges = True
         self.announces_length = True
         self.ranges = []
+        self.authorization = None
         self.address = f'http://127.0.0.1:{self.server_port}'
 
 
@@ -411,6 +422,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send_error(404)
         content = path.read_bytes()
         asked = self.headers['Range']
+        self.server.authorization = self.headers['Authorization']
         self.server.ranges.append(asked)
         begin = 0
         if asked and self.server.understands_ranges and self.headers['If-Range'] == hash_of(path):
@@ -549,8 +561,12 @@ class TestDownloads:
         load(backbone, f'{server.address}/swin.pth?token=SECRET')  # the same file, asked for in another way
         load(backbone, f'{server.address}/swin.pth')
         assert len(server.ranges) == 1
+        shutil.copy(server.folder / 'swin.pth', server.folder / 'private.pth')
+        private = server.address.replace('//', '//me:SECRET@')
+        report = f'{report}{load(backbone, f"{private}/private.pth")}'
+        assert server.authorization == f'Basic {base64.b64encode(b"me:SECRET").decode()}'
         with pytest.raises(CheckpointError, match='cannot be fetched') as raised:
-            load(backbone, f'{server.address}/other.pth?token=SECRET')
+            load(backbone, f'{private}/other.pth?token=SECRET')
         said = f'{report}{raised.value}{capsys.readouterr()}'
         kept = ''.join(p.read_text() for p in tmp_path.glob('cache/hub/checkpoints/*.origin'))
         assert 'SECRET' not in said + kept

@@ -315,6 +315,13 @@ def wait_for_files(process, out, count):
         time.sleep(0.002)
 
 
+def ranks_of(process):
+    """Return the processes of the two ranks of a launcher, in their order."""
+    ranks = subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True).stdout.split()
+    assert len(ranks) == 2
+    return sorted(map(int, ranks))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('file_format', [in_format('safetensors'), in_format('zarr')])
 def test_killed_at_random_moments(tmp_path, file_format):
@@ -366,9 +373,7 @@ def test_two_ranks_and_one_that_dies(tmp_path):
     out = tmp_path / 'out'
     process = start(*args, '--out', out, ranks=2)
     wait_for_files(process, out, 10)
-    ranks = subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True).stdout.split()
-    assert len(ranks) == 2
-    os.kill(int(ranks[1]), signal.SIGKILL)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
     process.communicate(timeout=120)
     assert process.returncode != 0
     assert 0 < finished_files(out) < 90
@@ -377,6 +382,25 @@ def test_two_ranks_and_one_that_dies(tmp_path):
     _, errors = again.communicate(timeout=120)
     assert again.returncode == 1, errors
     assert tree(out) == tree(tmp_path / 'alone')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_the_tables_do_not_depend_on_a_rank_that_is_waited_for(tmp_path, number):
+    """The first rank, done with its image, waits for the second, which has many tiles left when it is ended."""
+    for name, side in (('0.png', 40), ('1.png', 3000)):
+        Image.new('RGB', (side, side)).save(tmp_path / name)
+    args = (tmp_path / '0.png', tmp_path / '1.png', '--tile', 224, '--levels', 32, '--out', tmp_path / 'out')
+    process = start(*args, ranks=2)
+    wait_for_files(process, tmp_path / 'out', 1)
+    _, second = ranks_of(process)
+    time.sleep(0.5)
+    os.kill(second, number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert 'job.py' not in errors  # a traceback of ours, as the launcher has its own
+    assert finished_files(tmp_path / 'out') == 1
+    assert '0.png' in (tmp_path / 'out' / 'index.csv').read_text()
 
 
 @pytest.mark.slow

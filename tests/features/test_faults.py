@@ -14,14 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
 from swin_dense.commands import _backbone
-from swin_dense.features.job import stop_signals
+from swin_dense.features.extraction import Extraction
+from swin_dense.features.inference import Inference
+from swin_dense.features.job import run_extraction, stop_signals
 from swin_dense.features.sources import list_images
-from swin_dense.features.storage import FeatureFolder
+from swin_dense.features.storage import FeatureFolder, check_settings
 from tests.conftest import ROOT, TINY, photograph, randomize
 from tests.features.mutations import ORIGINALS, mutate
 from tests.features.test_extraction import failures_in, make_images
@@ -77,6 +80,9 @@ resource.setrlimit(resource.RLIMIT_AS, (used + (int(spare) << 20),) * 2)
 found = main(['features', photos, '--pool', 'avg', '--workers', '0', '--out', out])
 sys.exit(found if any('too little memory for 8 images of 1024 x 1024' in record for record in records) else 9)
 """
+
+
+ONE_BY_ONE = Extraction(Inference(), batch_size=1)
 
 
 def index_of(folder):
@@ -179,6 +185,30 @@ def test_two_runs_at_once(run, tmp_path, capsys):
         assert first.exitcode == 1
     assert len(index_of(tmp_path / 'out')) == 40
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
+
+
+def test_where_the_first_rank_is_refused_the_others_write_nothing(tmp_path):
+    paths = [str(path) for path in make_images(tmp_path / 'photos', 8, broken=False)]  # four for each rank
+    folder = FeatureFolder(tmp_path / 'out', 'safetensors')
+    check_settings(folder, {'pool': 'avg'})
+    toy = randomize(SwinBackbone(**TINY)).eval()
+
+    def as_rank(rank):
+        dist.init_process_group('gloo', init_method=f'file://{tmp_path}/meeting', rank=rank, world_size=2)
+        try:
+            settings = {'pool': 'gem'}
+            outcome = run_extraction(toy, paths, folder, ONE_BY_ONE, settings, rank=rank, world_size=2)
+        except ValueError:
+            return 2
+        finally:
+            dist.destroy_process_group()
+        return outcome.is_deserted
+
+    with process(lambda: as_rank(0)) as first, process(lambda: as_rank(1)) as second:
+        first.join()
+        second.join()
+    assert (first.exitcode, second.exitcode) == (2, 1)
+    assert not (tmp_path / 'out' / 'features').exists()
 
 
 def test_a_killed_run_holds_nothing_and_its_failures_are_known(run, tmp_path):

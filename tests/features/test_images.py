@@ -1,6 +1,7 @@
 """Every form of an image gives the pixels that it was made of, and what is no image is refused with a reason."""
 
 import io
+import struct
 import sys
 
 import numpy as np
@@ -143,7 +144,6 @@ def test_orientation_is_honoured(file_format, orientation):
 
 def add_png_exif(content, exif):
     """Put an eXIf chunk after the header of a PNG."""
-    import struct
     import zlib
 
     body = b'eXIf' + exif.removeprefix(b'Exif\0\0')
@@ -261,6 +261,17 @@ def test_wrong_types_and_paths(tmp_path):
     (tmp_path / 'text.png').write_text('text')
     with pytest.raises(ImageError, match=r'text\.png'):
         read_image(tmp_path / 'text.png')
+
+
+@pytest.mark.parametrize('error', [ZeroDivisionError, MemoryError, TypeError, KeyError, struct.error, EOFError])
+def test_whatever_a_decoder_raises_is_an_error_of_the_image(tmp_path, monkeypatch, error):
+    def fail(*args, **options):
+        raise error('as a decoder does')
+
+    monkeypatch.setattr(Image, 'open', fail)
+    (tmp_path / 'x.png').write_bytes(b'x')
+    with pytest.raises(ImageError, match=r'x\.png.*damaged or cut off: .*as a decoder does'):
+        read_image(tmp_path / 'x.png')
 
 
 def test_decompression_bomb_says_what_to_do(monkeypatch):
