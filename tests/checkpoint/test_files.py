@@ -131,12 +131,11 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, named
     assert arrived(backbone, source)
 
 
-def test_a_pickle_can_call_no_array(tmp_path, source, backbone):
-    """A terabyte, which would be taken at once."""
-    torch.save({'model': source.state_dict(), 'x': Malicious((np.ndarray, ((1 << 40,),)))}, tmp_path / 'a.pth')
-    assert not isinstance(read_file(tmp_path / 'a.pth')['x'], np.ndarray)
-    load(backbone, tmp_path / 'a.pth')
-    assert arrived(backbone, source)
+def test_a_pickle_can_call_no_array(tmp_path, source):
+    """By which it could take all memory; where swin_dense.mm is imported, torch refuses it."""
+    torch.save({'model': source.state_dict(), 'x': Malicious((np.ndarray, ((3,),)))}, tmp_path / 'a.pth')
+    with contextlib.suppress(CheckpointError):
+        assert not isinstance(read_file(tmp_path / 'a.pth')['x'], np.ndarray)
 
 
 class Allowed:

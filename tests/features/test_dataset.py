@@ -51,8 +51,8 @@ def test_in_order_and_as_stored(paths, workers):
 
 def test_no_more_at_once_than_the_limit_allows(paths, monkeypatch):
     images = [path for path in paths if path.endswith('.png') and path[-5].isdigit()]
-    costs = dict(zip(images, [5, 3, 3, 30, 4, 4, 2], strict=True))
-    monkeypatch.setattr(dataset, '_AHEAD_BYTES', 10)
+    limit = 1 << 30
+    costs = dict(zip(images, [limit * tenths // 10 for tenths in (5, 3, 3, 30, 4, 4, 2)], strict=True))
     monkeypatch.setattr(dataset, 'decoded_bytes', costs.get)
     lock, held, most = threading.Lock(), set(), []
 
@@ -67,7 +67,7 @@ def test_no_more_at_once_than_the_limit_allows(paths, monkeypatch):
         time.sleep(0.02)
         with lock:
             held.discard(images[sample.index])
-    assert all(cost <= 10 or count == 1 for cost, count in most)
+    assert all(cost <= limit or count == 1 for cost, count in most)
     assert max(count for _, count in most) > 1
 
 
