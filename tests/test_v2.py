@@ -154,9 +154,9 @@ def test_names_build_the_right_network():
 
 def test_versions_are_told_apart_and_said(caplog):
     v1, v2 = SwinBackbone(**TINY), make(1)
-    with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2 in a config') as said:
+    with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2 in a config') as e:
         v1.load_state_dict(v2.state_dict())
-    assert 'allow_partial' not in str(said.value)  # which would load nothing of it
+    assert 'allow_partial' not in str(e.value)  # which would load nothing of it
     with pytest.raises(CheckpointError, match='It is a Swin V1'):
         load_checkpoint(v2, export_state_dict(v1, 'mmdet'))
     with pytest.raises(ValueError, match='mmdet has no Swin V2'):

@@ -205,7 +205,7 @@ def write_index(folder: FeatureFolder, images: Iterable[str]) -> int:
     files = {row[1] for row in rows}
     others = [
         (row['image'], row['file'], int(row['height']), int(row['width']))
-        for row in _read_csv(folder.root / _INDEX)
+        for row in _read_csv(folder.root / _INDEX, _INDEX_COLUMNS)
         if row['file'] not in files and (folder.root / row['file']).exists()
     ]
     table = others + rows
@@ -254,7 +254,7 @@ def collect_failures(folder: FeatureFolder, more: Mapping[str, str] | None = Non
     """
     failures = {**_read_failures(folder), **(more or {})}
     for part in sorted((folder.root / _PARTIAL).glob('failures-*.csv')):
-        failures.update((row['image'], row['error']) for row in _read_csv(part))
+        failures.update((row['image'], row['error']) for row in _read_csv(part, _FAILURE_COLUMNS))
     failures = {readable(image): error for image, error in failures.items() if not folder.is_finished(image)}
     write_failures(folder, failures)
     return failures
@@ -279,8 +279,13 @@ def check_settings(folder: FeatureFolder, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         folder.write_text(path.name, text)
         return
-    recorded = json.loads(path.read_text(encoding='utf-8'))
     current = json.loads(text)
+    try:
+        recorded = dict(json.loads(path.read_text(encoding='utf-8')))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f'{path} is damaged ({error}), so nothing tells how the features beside it were made; choose another folder'
+        ) from error
     keys = (recorded.keys() | current.keys()) - _NO_SETTINGS
     different = sorted(key for key in keys if recorded.get(key) != current.get(key))
     if different:
@@ -294,14 +299,15 @@ def readable(path: str) -> str:
 
 
 def _read_failures(folder: FeatureFolder) -> dict[str, str]:
-    return {row['image']: row['error'] for row in _read_csv(folder.root / _FAILURES)}
+    return {row['image']: row['error'] for row in _read_csv(folder.root / _FAILURES, _FAILURE_COLUMNS)}
 
 
-def _read_csv(path: Path) -> list[dict[str, str]]:
+def _read_csv(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of a table that are whole, as a killed run or a spreadsheet may have left others."""
     if not path.exists():
         return []
     with path.open(encoding='utf-8', errors='backslashreplace', newline='') as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if all(row.get(column) is not None for column in columns)]
 
 
 def _csv(columns: Sequence[str] | None, rows: Iterable[Sequence[Any]]) -> str:

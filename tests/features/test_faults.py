@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from PIL import Image
 
@@ -24,7 +25,7 @@ from swin_dense.features.extraction import Extraction
 from swin_dense.features.inference import Inference
 from swin_dense.features.job import run_extraction, stop_signals
 from swin_dense.features.sources import list_images
-from swin_dense.features.storage import FeatureFolder, check_settings
+from swin_dense.features.storage import FeatureFolder, check_settings, collect_failures, note_failure, write_index
 from tests.conftest import ROOT, TINY, photograph, randomize
 from tests.features.mutations import ORIGINALS, mutate
 from tests.features.test_extraction import failures_in, make_images
@@ -221,6 +222,27 @@ def test_a_killed_run_holds_nothing_and_its_failures_are_known(run, tmp_path):
     assert not (tmp_path / 'out' / 'index.csv').exists()  # which it would have written at its end
     assert run(next(iter(sorted(tmp_path.glob('photos/*/*.png'))))) == 0
     assert 'empty.jpg' in failures_in(tmp_path / 'out')
+
+
+@pytest.mark.parametrize('content', ['', '{"arch": ', '[]x', '["arch"]', '3'])
+def test_damaged_settings(tmp_path, content):
+    folder = FeatureFolder(tmp_path, 'npz')
+    (tmp_path / 'settings.json').write_text(content)
+    with pytest.raises(ValueError, match=r'settings\.json is damaged .*choose another folder'):
+        check_settings(folder, {'arch': 'swin_t'})
+
+
+def test_rows_of_tables_that_are_not_whole_are_left_out(tmp_path):
+    folder = FeatureFolder(tmp_path, 'npz')
+    folder.save('a.jpg', {4: torch.zeros(2, 3, 3)}, (12, 12))
+    file = folder.path_of('a.jpg').relative_to(tmp_path)
+    (tmp_path / 'index.csv').write_text(f'image,file,height\na.jpg,{file},3\n')
+    (tmp_path / 'failures.csv').write_text('image;error\nb.jpg;it is broken\n')
+    note_failure(folder, 0, 'c.jpg', 'it is empty')
+    with (tmp_path / '.partial' / 'failures-0.csv').open('a') as noted:
+        noted.write('d.jpg')  # where it was killed
+    assert collect_failures(folder) == {'c.jpg': 'it is empty'}
+    assert write_index(folder, ['b.jpg']) == 0
 
 
 def test_the_second_signal_ends_what_the_first_has_asked_to_end():
