@@ -1,5 +1,5 @@
 # make demo   train and test both models on a small data set made here, and show what came out
-# make test   run the test suite, but for a few trainings that take long
+# make test   run the test suite, but for some tests that take long
 # make test-all  run all of it
 # make test-core  the tests that need torch alone, without any mm package
 # make test-oldest, test-newest, test-onedl  the core's tests, and training where mm packages are, on other stacks:

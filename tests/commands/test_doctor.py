@@ -188,6 +188,7 @@ def test_each_broken_package_has_a_finding(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # the page on installing runs the command too
 def test_this_environment_is_whole(capsys):
     assert main(['doctor', '--json']) == 0
     findings = json.loads(capsys.readouterr().out)

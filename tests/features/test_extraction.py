@@ -323,7 +323,7 @@ def ranks_of(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('file_format', [in_format('safetensors'), in_format('zarr')])
+@pytest.mark.parametrize('file_format', [in_format('safetensors'), in_format('zarr', marks=pytest.mark.long)])
 def test_killed_at_random_moments(tmp_path, file_format):
     make_images(tmp_path / 'photos', 120)
     args = (tmp_path / 'photos', '--format', file_format, '--batch-size', 4, '--workers', 1)

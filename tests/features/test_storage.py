@@ -30,13 +30,13 @@ MAPS = {4: torch.randn(3, 10, 13), 8: torch.randn(6, 5, 7)}
 SIZE = (37, 50)
 
 
-def in_format(file_format, *values):
+def in_format(file_format, *values, marks=()):
     """Return a case of a parametrised test, which is skipped where the format cannot be written."""
     try:
         require_package(file_format)
     except ImportError as error:
         return pytest.param(file_format, *values, marks=pytest.mark.skip(str(error)))
-    return pytest.param(file_format, *values)
+    return pytest.param(file_format, *values, marks=marks)
 
 
 EVERY_FORMAT = [in_format(name) for name in FORMATS]

@@ -42,7 +42,7 @@ def predictions(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('framework', ENDING)
+@pytest.mark.parametrize('framework', ['mmseg', pytest.param('mmdet', marks=pytest.mark.long)])
 def test_a_run_of_the_frameworks_own_backbone_resumes(framework, demo_data, tmp_path):
     with DefaultScope.overwrite_default_scope(None):
         started = build_runner(

@@ -43,6 +43,7 @@ def test_compares_with_the_frameworks(tmp_path, mode):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_several_processes(tmp_path):
     report = tmp_path / 'report.json'
     options = [

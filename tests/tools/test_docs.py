@@ -19,6 +19,8 @@ from tests.recipes.data import make_coco, make_masks
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 # The page on export wants packages and files that this place lacks.
 RUN = [page for page in PAGES if page.stem != 'export' and '```' in page.read_text()]
+# Their commands train, which other pages and tests do too.
+LONG = dict.fromkeys(['own-data', 'several-gpus'], pytest.mark.long)
 # Models that a CPU trains in seconds take the places of Swin-T's, and a short schedule that of the recipe's.
 SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
@@ -89,7 +91,7 @@ def script(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('page', RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize('page', [pytest.param(page, marks=LONG.get(page.stem, ()), id=page.stem) for page in RUN])
 def test_a_page_runs(place, page):
     environment = {
         **os.environ,

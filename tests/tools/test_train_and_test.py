@@ -87,6 +87,7 @@ def test_resume_finds_the_newest_checkpoint_by_itself(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_load_from_starts_anew_with_the_weights(trained, tmp_path):
     framework, work_dir, log, common = trained
     load = f'load_from={work_dir / LAST[framework]}'
@@ -121,6 +122,7 @@ def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_test_time_augmentation(trained, tmp_path):
     framework, work_dir, _, common = trained
     common = ['--work-dir', tmp_path, *common[2:]]
