@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
-from swin_dense.doctor import DISTRIBUTIONS
+from swin_dense.doctor import FORKS, distribution_of, install_command
 
 EXIT_STATUS = 'Exit status: 0 done, 1 some of it failed, 2 wrong usage; above 128 stopped by a signal.'
 _COMMANDS_WITH_EXTRAS = ('export', 'features', 'visualize')  # of pyproject.toml, under the same names
@@ -70,11 +70,11 @@ def _explained(command: str, error: Exception) -> str | None:
 
 
 def _how_to_install(command: str, package: str) -> str:
-    if package in ('mmengine', 'mmcv', 'mmdet', 'mmseg'):
+    if package in ('mmengine', 'mmcv', 'mmdet', 'mmseg') and distribution_of(package) not in FORKS.values():
         return "pip install --no-build-isolation mmcv==2.1.0, then pip install 'swin-dense[mm]'; see docs/install.md"
     if command in _COMMANDS_WITH_EXTRAS:
         return f"pip install 'swin-dense[{command}]'"
-    return f'pip install {DISTRIBUTIONS.get(package, package)}'
+    return install_command(package)
 
 
 def command_names() -> list[str]:

@@ -38,14 +38,13 @@ VERSIONS = {
 FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection'}
 FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
 
-_COMPILE_MMCV = 'pip uninstall mmcv mmcv-lite; pip cache remove mmcv; pip install --no-build-isolation mmcv==2.1.0'
 # What an error says, and what helps. The first that fits counts.
 CURES = {
     r'pkg_resources': "pip install 'setuptools<81'",
     r'torchvision': 'install the torchvision made for this torch, or uninstall torchvision',
     r'MMCV==|mmcv.*incompatible': 'the framework refuses this mmcv: pip install --no-build-isolation mmcv==2.1.0',
-    r"No module named 'mmcv._ext'": f'this mmcv has no compiled operators: {_COMPILE_MMCV}',
-    r'mmcv.*(undefined symbol|_ext)': f'mmcv was compiled for another torch: {_COMPILE_MMCV}',
+    r"No module named 'mmcv._ext'": 'this mmcv has no compiled operators: {compile_mmcv}',
+    r'mmcv.*(undefined symbol|_ext)': 'mmcv was compiled for another torch: {compile_mmcv}',
     r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
     r'Ran out of input|pickle data was truncated': (
         'the cache of yapf is half written, by a process that was ended or by several at once: rm -r ~/.cache/YAPF'
@@ -58,7 +57,7 @@ DISTRIBUTIONS = {'PIL': 'Pillow', 'cv2': 'opencv-python', 'mmseg': 'mmsegmentati
 # What helps where a package fails in a way that nobody foresaw; for all others, to install them again.
 REPAIRS = {
     'torch': 'install torch again, the build for this machine: https://pytorch.org/get-started/locally',
-    'mmcv': _COMPILE_MMCV,
+    'mmcv': '{compile_mmcv}',
 }
 
 
@@ -176,15 +175,36 @@ def cure_for(error: str, package: str = '') -> str:
         error: its type and message, in one line.
         package: the one that raised it, '' where that is not known.
     """
-    for pattern, cure in CURES.items():
-        if re.search(pattern, error):
-            return cure
+    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, error)), None)
     missing = re.search(r"No module named '(\w+)'", error)
-    if missing:
-        return f'pip install {DISTRIBUTIONS.get(missing[1], missing[1])}'
-    if package in REPAIRS or not package:
-        return REPAIRS.get(package, '')
-    return f'pip install --force-reinstall --no-deps {DISTRIBUTIONS.get(package, package)}'
+    if cure is None and missing:
+        return install_command(missing[1])
+    if cure is None:
+        cure = REPAIRS.get(package)
+    if cure is not None:
+        return cure.format(compile_mmcv=_compile_mmcv())
+    return f'pip install --force-reinstall --no-deps {distribution_of(package)}' if package else ''
+
+
+def install_command(package: str) -> str:
+    """Return what installs a package, named as it is imported."""
+    distribution = distribution_of(package)
+    if package == 'mmcv':  # compiled here, against the torch that is there
+        return f'pip install --no-build-isolation {"mmcv==2.1.0" if distribution == "mmcv" else distribution}'
+    return f'pip install {distribution}'
+
+
+def distribution_of(package: str) -> str:
+    """Return under which name a package, named as it is imported, is installed: a fork where others of them are."""
+    distribution = DISTRIBUTIONS.get(package, package)
+    uses_forks = any(_version_of(fork) for fork in FORKS.values())
+    return FORKS.get(distribution, distribution) if uses_forks else distribution
+
+
+def _compile_mmcv() -> str:
+    mmcv = distribution_of('mmcv')
+    # Wheels in pip's cache have underscores in their names.
+    return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {install_command("mmcv")}'
 
 
 def _version_of(distribution: str) -> str | None:

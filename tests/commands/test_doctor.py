@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from swin_dense import doctor
-from swin_dense.__main__ import main
-from swin_dense.doctor import REPAIRS, Finding, cure_for, probe, versions
+from swin_dense.__main__ import _explained, main
+from swin_dense.doctor import Finding, cure_for, probe, versions
 from tests.conftest import ROOT
 
 
@@ -66,6 +66,7 @@ def test_forks_and_originals_in_one_place_are_broken(installed):
         ('EOFError: Ran out of input', 'yapf_third_party', 'rm -r ~/.cache/YAPF'),
         ("ModuleNotFoundError: No module named 'ftfy'", 'mmseg', 'pip install ftfy'),
         ("ModuleNotFoundError: No module named 'PIL'", '', 'pip install Pillow'),
+        ("ModuleNotFoundError: No module named 'mmcv'", 'mmdet', 'pip install --no-build-isolation mmcv==2.1.0'),
         ('KeyError: 3', 'mmseg', 'pip install --force-reinstall --no-deps mmsegmentation'),
         ('ValueError: something else', '', ''),
     ],
@@ -73,6 +74,18 @@ def test_forks_and_originals_in_one_place_are_broken(installed):
 def test_cures(error, package, cure):
     found = cure_for(error, package)
     assert found.startswith(cure) if not cure else cure in found
+
+
+def test_cures_where_forks_are_installed_keep_to_forks(installed):
+    installed(onedl_mmengine='0.10.12')
+    compile_mmcv = 'pip install --no-build-isolation onedl-mmcv'
+    assert cure_for("ModuleNotFoundError: No module named 'mmcv'", 'mmdet') == compile_mmcv
+    assert cure_for("ModuleNotFoundError: No module named 'mmseg'") == 'pip install onedl-mmsegmentation'
+    assert cure_for('KeyError: 3', 'mmdet') == 'pip install --force-reinstall --no-deps onedl-mmdetection'
+    anew = cure_for('ImportError: mmcv/_ext.cpython-312.so: undefined symbol: _ZN3c10', 'mmcv')
+    assert anew.endswith(f'pip uninstall onedl-mmcv mmcv-lite; pip cache remove onedl_mmcv; {compile_mmcv}')
+    error = ModuleNotFoundError("No module named 'mmcv'", name='mmcv')
+    assert _explained('predict', error).endswith(f'not installed: {compile_mmcv}')
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,10 @@ def test_each_broken_package_has_a_finding(tmp_path):
     wanted = {
         'Pillow': ('ImportError: no _imaging', 'pip install --force-reinstall --no-deps Pillow'),
         'triton': ('RuntimeError: 0 active drivers', 'pip install --force-reinstall --no-deps triton'),
-        'operators of mmcv': ('OSError: libc10.so: no such file', REPAIRS['mmcv']),
+        'operators of mmcv': (
+            'OSError: libc10.so: no such file',
+            'pip uninstall mmcv mmcv-lite; pip cache remove mmcv; pip install --no-build-isolation mmcv==2.1.0',
+        ),
         'checkpoints of mmengine': (
             'ZeroDivisionError: division by zero',
             'pip install --force-reinstall --no-deps mmengine',
