@@ -119,7 +119,7 @@ def stacks_table(report: dict[str, Any]) -> str:
         if 'again' in row.get('core', {}):
             core += f'; those that failed, mended and run again: {_counts(row["core"]["again"])}'
         results = row.get('training', {})
-        training = ' | '.join(_training(results.get(framework)) for framework in ('mmdet', 'mmseg'))
+        training = ' | '.join(_training(results.get(framework), framework) for framework in ('mmdet', 'mmseg'))
         lines.append(f'| {name} | {row["python"]} | {found["torch"]} | {found["numpy"]} | {mm} | {core} | {training} |')
     return '\n'.join(lines) + '\n'
 
@@ -148,12 +148,13 @@ def _version(found: dict[str, str], package: str, fork: str) -> str:
     return found.get(package) or (f'{fork} {found[fork]}' if fork in found else '-')
 
 
-def _training(result: dict[str, Any] | None) -> str:
+def _training(result: dict[str, Any] | None, framework: str) -> str:
     if result is None:
         return 'not run'
+    without_bases = '' if result.get('bases', 'resolve') == 'resolve' else f'; `{framework}::` bases do not resolve'
     if 'error' in result:
-        return 'not run: ' + result['error']
-    return f'{result["steps"]} steps, loss {result["first_loss"]} to {result["last_loss"]}'
+        return 'not run: ' + result['error'] + without_bases
+    return f'{result["steps"]} steps, loss {result["first_loss"]} to {result["last_loss"]}{without_bases}'
 
 
 def _case(report: dict[str, Any]) -> str:
@@ -178,6 +179,7 @@ CHINESE = {
     ' steps, loss ': ' 步，损失 ',
     'not run: ': '未运行：',
     'not run': '未运行',
+    ' bases do not resolve': ' 基础配置找不到',
     '; those that failed, mended and run again: ': '；失败者修复后重跑：',
     ' failed': ' 失败',
     ' passed': ' 通过',
