@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from swin_dense.ops import gpu
 
-_reason = None if gpu.IS_INTERPRETED else 'needs triton, and TRITON_INTERPRET=1 at its import'
+_reason = gpu._unusable if gpu.IS_INTERPRETED else 'needs triton, and TRITON_INTERPRET=1 at its import'
 if TorchVersion(np.__version__) >= '2.5':
     _reason = f"triton's interpreter does not get on with numpy {np.__version__}"
 needs_interpreter = pytest.mark.skipif(_reason is not None, reason=str(_reason))
