@@ -55,7 +55,7 @@ def _explained(command: str, error: Exception) -> str | None:
     """Return one line on what is wrong and what to do, None where the error is a defect of ours."""
     if swin_dense._why_no_core is not None:
         return f'{swin_dense._why_no_core}; `swin-dense doctor` says more'
-    from swin_dense.features.inference import is_out_of_memory
+    from swin_dense.memory import is_out_of_memory  # which imports torch
 
     if is_out_of_memory(error):
         return f'there is not enough memory for these sizes; give smaller ones: {error}'.partition('\n')[0]

@@ -37,9 +37,9 @@ from swin_dense.doctor import Finding
 from swin_dense.export import formats
 from swin_dense.features.decode import ImageError
 from swin_dense.features.images import read_image
-from swin_dense.features.inference import is_out_of_memory
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.regions import open_large_image
+from swin_dense.memory import is_out_of_memory
 from tests.conftest import TINY
 from tests.features.mutations import ORIGINALS, mutate
 

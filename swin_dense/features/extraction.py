@@ -17,10 +17,11 @@ from torch import Tensor
 from swin_dense import checks
 from swin_dense.features.dataset import Sample, chunk_shares, read_ahead
 from swin_dense.features.decode import ImageError
-from swin_dense.features.inference import Inference, bare_backbone, is_out_of_memory, run_batch
+from swin_dense.features.inference import Inference, bare_backbone, run_batch
 from swin_dense.features.regions import LargeImage, open_large_image
 from swin_dense.features.storage import FeatureFolder, note_failure, source_of
 from swin_dense.features.tiling import run_tiles
+from swin_dense.memory import is_out_of_memory
 from swin_dense.windows import Pair
 
 _BATCHES_PER_CHUNK = 4

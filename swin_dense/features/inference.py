@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense import checks, compat
+from swin_dense import checks
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize, read_pixels, scale
 from swin_dense.windows import Pair
 
@@ -186,14 +186,6 @@ def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: boo
         {stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}
         for index in range(len(batch))
     ]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the memory of the device, or of the machine, does not suffice."""
-    # On a CPU there is no type of error for it. The second is said of more bytes than can be counted, the third by
-    # oneDNN when it gets none.
-    said = ("can't allocate memory", 'Storage size calculation overflowed', 'could not create a primitive')
-    return isinstance(error, (compat.OutOfMemoryError, MemoryError)) or any(text in str(error) for text in said)
 
 
 _modes_lock = threading.Lock()
