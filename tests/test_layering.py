@@ -15,7 +15,7 @@ MM_PACKAGES = {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain'}
 # ``swin_dense`` is the public names.
 LAYERS = [
     {'checks', 'atomic', 'compat'},
-    {'archs', 'windows', 'options', 'depth'},
+    {'archs', 'memory', 'windows', 'options', 'depth'},
     {'ops', 'checkpoint', 'features'},
     {'attention', 'layers'},
     {'block'},
