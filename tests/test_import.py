@@ -38,6 +38,13 @@ def test_without_mmengine():
     assert run(absent + CORE).count('pip install mmengine') == 2
 
 
+def test_torchs_compiler_is_not_imported():
+    """It takes as long as all the rest; `import torch` of the oldest versions brings it."""
+    code = "import sys, torch\nbefore = '{0}' in sys.modules\n{1}assert before or '{0}' not in sys.modules"
+    absent = "sys.modules.update(dict.fromkeys(['mmengine', 'mmcv', 'mmdet', 'mmseg']))\nimport swin_dense\n"
+    run(code.format('torch._dynamo', absent))
+
+
 @pytest.mark.parametrize(
     ('file', 'line', 'reason'),
     [

@@ -32,11 +32,13 @@ _Function = TypeVar('_Function', bound=Callable[..., object])
 
 
 def _constant(function: _Function) -> _Function:
-    """Let compiled graphs take what a function returns for a constant."""
-    try:
-        return torch.compiler.assume_constant_result(function)
-    except Exception:  # torch's compiler imports triton; where that fails nothing can be compiled
-        return function
+    """Let compiled graphs take what a function returns for a constant.
+
+    torch.compiler.assume_constant_result does no more, in torch 2.1 to 2.15, but imports the compiler for it, which
+    takes longer than the rest of this package.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @_constant
