@@ -17,6 +17,7 @@ from pathlib import Path
 from kinds import ROOT
 from machine import Unfit, compile_jobs, has_gpu, nvcc_version
 from packages import Pip
+from precompiled import header_compiled_once
 
 # Measured: 77 files of C++ with gcc 12 and torch 2.13.
 CPU_MINUTES = 36
@@ -128,9 +129,12 @@ def compile_wheel(pip: Pip, requirement: str, build: Build, source: Path) -> Pat
         # Without, a GPU has to be hidden as well: mmcv would look for nvcc where torch sees one.
         env = {'FORCE_CUDA': '1'} if cuda else {'FORCE_CUDA': '0', 'CUDA_VISIBLE_DEVICES': ''}
         env |= {'MMCV_WITH_OPS': '1', 'MAX_JOBS': str(compile_jobs())}
+        key = f'{build.key}, CUDA {"on" if cuda else "off"}'
         with tempfile.TemporaryDirectory(dir=folder) as scratch, progress(source):
+            command = ['wheel', '-qq', '--no-deps', '--no-build-isolation', '--wheel-dir', scratch, source]
             try:
-                pip.run('wheel', '-qq', '--no-deps', '--no-build-isolation', '--wheel-dir', scratch, source, env=env)
+                with header_compiled_once(source, key):
+                    pip.run(*command, env=env)
             except Unfit:
                 if not cuda:
                     raise
