@@ -111,10 +111,11 @@ def _check_trained_windows(source: Source, target: Target) -> None:
 
 
 def _not_finite(tensor: Tensor) -> int:
-    """Return how many values are NaN or infinite, as far as the tensor shows its values."""
+    """Return how many values are NaN or infinite in float32, as far as the tensor shows its values."""
     if tensor.is_meta or tensor.layout != torch.strided:
         return 0
-    tensor = tensor.float() if tensor.element_size() == 1 else tensor  # torch cannot ask numbers of 8 bits
+    # Torch cannot ask numbers of 8 bits; those of 64 may be finite and yet infinite in a model.
+    tensor = tensor.float() if tensor.element_size() in (1, 8) else tensor
     return int((~tensor.isfinite()).sum())
 
 

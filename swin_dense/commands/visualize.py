@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swin_dense import checks
 from swin_dense.analysis.explain import grad_cam, token_attention
 from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
 from swin_dense.features.pyramid import extract_pyramid
@@ -25,6 +26,7 @@ from swin_dense.features.pyramid import extract_pyramid
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SMALLEST_DPI = 10  # below, letters have no height and cannot be drawn
 STAGES = range(4)  # of every published size
 
 
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.out.suffix.lower() not in ('.png', '.pdf'):
         raise ValueError(f'--out must end in .png or .pdf, got {str(args.out)!r}')
+    checks.integer('--dpi', args.dpi, minimum=SMALLEST_DPI)
     draw(args).savefig(args.out, dpi=args.dpi)
     return 0
 

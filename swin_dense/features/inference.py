@@ -123,9 +123,10 @@ def on_device(module: nn.Module, device: torch.device | str) -> Any:
 
     Raises:
         ValueError: there is no such device here.
+        TypeError: it is no device.
     """
     try:
-        return module.to(device)
+        return module.to(device=device)  # by name, as a number or a dtype would be taken for a type to convert to
     except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without CUDA
         reason = str(error).partition('\n')[0]
         raise ValueError(f'device {str(device)!r} cannot be used: {reason}') from error

@@ -192,6 +192,7 @@ def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
         (('windows', '{image}', '--out', '/missing/folder/x.png'), 'No such file'),
         (('windows', '{image}', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
         (('masks', '--grid', '5', '5', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
+        (('masks', '--grid', '5', '5', '--out', 'x.png', '--dpi', '2'), '--dpi must be at least 10'),
         (('masks', '--grid', '5', '5', '--out', 'x.gif'), '--out must end in .png or .pdf'),
         (('masks', '--grid', '0', '0', '--out', 'x.png'), 'grid must be at least 1'),
     ],

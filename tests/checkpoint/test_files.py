@@ -260,6 +260,13 @@ def test_values_that_are_not_finite(source, backbone):
     assert all(tensor.isfinite().all() for tensor in backbone.state_dict().values())
 
 
+def test_a_value_that_is_infinite_in_the_type_of_the_model(source, backbone):
+    state = {name: tensor.double() for name, tensor in source.state_dict().items()}
+    state['norm0.bias'][1] = 1e300
+    with pytest.raises(CheckpointError, match=r'norm0\.bias: 1 of its 8 values'):
+        load(backbone, state)
+
+
 SAFETENSORS = pytest.param('model.safetensors', marks=needs('safetensors'))
 
 

@@ -340,3 +340,10 @@ def test_device(backbone):
 def test_a_device_that_is_not_there(device):
     with pytest.raises(ValueError, match=r'device .* cannot be used'):
         extract_pyramid(SwinBackbone(**TINY), torch.rand(3, 32, 32), device=device)
+
+
+@pytest.mark.parametrize('device', [0.5, torch.float64])
+def test_what_is_no_device_leaves_the_type_of_the_backbone(backbone, device):
+    with pytest.raises(TypeError):
+        extract_pyramid(backbone, PHOTOGRAPH, device=device)
+    assert next(backbone.parameters()).dtype == torch.float32
