@@ -131,18 +131,10 @@ def compile_wheel(pip: Pip, requirement: str, build: Build, source: Path) -> Pat
         env |= {'MMCV_WITH_OPS': '1', 'MAX_JOBS': str(compile_jobs())}
         key = f'{build.key}, CUDA {"on" if cuda else "off"}'
         with tempfile.TemporaryDirectory(dir=folder) as scratch, progress(source):
-            command: list[str | Path] = [
-                'wheel',
-                '-qq',
-                '--no-deps',
-                '--no-build-isolation',
-                '--wheel-dir',
-                scratch,
-                source,
-            ]
+            options = ['-qq', '--no-deps', '--no-build-isolation', '--wheel-dir', scratch]
             try:
                 with header_compiled_once(source, key):
-                    pip.run(*command, env=env)
+                    pip.run('wheel', *options, source, env=env)
             except Unfit:
                 if not cuda:
                     raise
