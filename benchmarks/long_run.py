@@ -31,7 +31,10 @@ TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 SETTINGS = {
     'default': {},
     'mapped': {'MALLOC_MMAP_THRESHOLD_': '65536', 'MALLOC_TRIM_THRESHOLD_': '131072', 'MALLOC_MMAP_MAX_': '1000000'},
+    'trimmed': {},
 }
+# Passes after which glibc is told to give back what it keeps: malloc_trim(3).
+TRIM_EVERY = {'trimmed': 100}
 
 
 def main() -> None:
@@ -44,7 +47,9 @@ def main() -> None:
     for name in args.settings:
         # Spawned, as the C library reads its settings when a process starts.
         with mock.patch.dict(os.environ, SETTINGS[name]), one_thread_elsewhere() as pool:
-            runs[name] = {'environment': SETTINGS[name], **pool.submit(run, args.passes).result()}
+            trim_every = TRIM_EVERY.get(name)
+            held = pool.submit(run, args.passes, trim_every).result()
+            runs[name] = {'environment': SETTINGS[name], 'trim_every': trim_every, 'held': held}
         print(name, json.dumps(runs[name], indent=2), flush=True)
     if args.json is not None:
         report = {'torch': torch.__version__, 'passes': args.passes, 'runs': runs}
@@ -57,7 +62,7 @@ def one_thread_elsewhere() -> ProcessPoolExecutor:
     )
 
 
-def run(passes: int) -> dict[str, Any]:
+def run(passes: int, trim_every: int | None = None) -> list[dict[str, Any]]:
     """Return how many sizes there were, and what the process held after each tenth of the passes.
 
     Sizes are from 1 to 200 pixels a side. Every tenth pass is one of training, forward and backward.
@@ -78,9 +83,11 @@ def run(passes: int) -> dict[str, Any]:
             sum(out.mean() for out in model(images)).backward()
             model.zero_grad()
             model.eval()
+        if trim_every is not None and index % trim_every == 0:
+            ctypes.CDLL(None).malloc_trim(0)
         if index % (passes // 10) == 0:
             held.append({'passes': index, 'sizes': len(sizes), **what_is_held()})
-    return {'held': held}
+    return held
 
 
 def what_is_held() -> dict[str, float]:
