@@ -45,11 +45,11 @@ demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo
 
 test: $(READY) $(PEERS_READY)
-	$(PY) -m pytest -n 2 -m "not long"
+	$(PY) -m pytest -n 2 --dist worksteal -m "not long"
 	$(PEERS) -m pytest tests/peers
 
 test-all: $(READY) $(PEERS_READY) test-core
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 	$(PEERS) -m pytest tests/peers
 
 test-core: $(CORE_READY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,7 @@ def load_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Co
 
 
 def _leave_process_group() -> None:
+    gc.collect()  # sharded models, which are cycles, hold on to the group
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
