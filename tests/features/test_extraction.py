@@ -385,7 +385,7 @@ def test_two_ranks_and_one_that_dies(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_the_tables_do_not_depend_on_a_rank_that_is_waited_for(tmp_path, number):
     """The first rank, done with its image, waits for the second, which has many tiles left when it is ended."""
     for name, side in (('0.png', 40), ('1.png', 3000)):

@@ -93,6 +93,7 @@ def test_losses_of_five_steps_and_predictions_are_the_same(framework, demo_data)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('framework', ['mmseg', pytest.param('mmdet', marks=pytest.mark.long)], indirect=True)
 def test_a_compiled_backbone_trains_as_the_eager_one(framework, demo_data):
     cfg = demo_config(framework, demo_data)
     small = {**OURS, 'depths': (1, 1, 1, 1)}

@@ -67,6 +67,7 @@ def test_training_writes_what_plain_torch_reads_with_weights_only(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_resume_goes_on_where_it_stopped(trained):
     framework, work_dir, log, common = trained
     resumed = run('tools/train.py', CONFIGS[framework], *common, '--resume', work_dir / FIRST[framework]).stdout
@@ -133,6 +134,7 @@ def test_test_time_augmentation(trained, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
     common = [*options('mmdet', demo_data), *SHORT['mmdet'], 'model.backbone.frozen_stages=2', 'train_cfg.max_epochs=1']
     command = ['bash', 'tools/dist_train.sh', CONFIGS['mmdet'], '2', '--work-dir', tmp_path, '--cfg-options', *common]
