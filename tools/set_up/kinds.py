@@ -34,7 +34,7 @@ class Kind:
 
 
 KINDS = {
-    'main': Kind(('torch.txt', 'core.txt', 'mm.txt', 'dev.txt'), triton=True, gigabytes=1.5),
+    'main': Kind(('torch.txt', 'core.txt', 'mm.txt', 'dev.txt'), triton=True, gigabytes=2.0),
     'core': Kind(('torch.txt', 'core.txt'), gigabytes=0.1),
     'peers': Kind(('torch.txt', 'core.txt', 'peers.txt'), no_deps=('peers-no-deps.txt',)),
 }
