@@ -52,7 +52,7 @@ def test_both_languages_state_the_same():
 @pytest.mark.parametrize(
     ('old', 'new'),
     [
-        ('12 ', '15 '),
+        ('4 ', '5 '),
         ('3.10', '3.11'),
         ("'swin_t'", "'swin_s'"),
         ('--pool gem', '--pool mean'),
