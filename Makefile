@@ -46,7 +46,7 @@ demo: $(READY)
 
 test: $(READY) $(PEERS_READY)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not long"
-	$(PEERS) -m pytest tests/peers
+	$(PEERS) -m pytest tests/peers -m "not long"
 
 test-all: $(READY) $(PEERS_READY) test-core
 	$(PY) -m pytest -n 2 --dist worksteal

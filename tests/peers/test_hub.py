@@ -69,7 +69,8 @@ def serve(files):
         server.shutdown()
 
 
-def test_files_of_the_hub(tmp_path):
+@pytest.fixture(scope='module')
+def files():
     state = build(1).state_dict()
     shards = {f'model-{number + 1:05}-of-00002.safetensors': list(state)[number::2] for number in range(2)}
     places = {key: shard for shard, keys in shards.items() for key in keys}
@@ -78,23 +79,35 @@ def test_files_of_the_hub(tmp_path):
     files = {f'me/sharded/{folder}{name}': content for name, content in sharded.items() for folder in ('', 'sub/')}
     files['me/lacking/model.safetensors.index.json'] = sharded['model.safetensors.index.json']
     files['me/swin/model.safetensors'] = save(state)
+    return files
 
-    def run(program):
-        environment = {
-            **os.environ,
-            'HF_ENDPOINT': address,
-            'HF_HOME': str(tmp_path),
-            'HF_HUB_DISABLE_XET': '1',
-            'NO_PROXY': '127.0.0.1',
-            'PYTHONPATH': os.pathsep.join(sys.path),
-        }
-        done = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
+def run(program, address, cache):
+    """Run a program for which the hub is at an address, and return what it says."""
+    environment = {
+        **os.environ,
+        'HF_ENDPOINT': address,
+        'HF_HOME': str(cache),
+        'HF_HUB_DISABLE_XET': '1',
+        'NO_PROXY': '127.0.0.1',
+        'PYTHONPATH': os.pathsep.join(sys.path),
+    }
+    done = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_files_of_the_hub(files, tmp_path):
     with serve(files) as address:
-        said = run(WITH_NETWORK)
+        said = run(WITH_NETWORK, address, tmp_path)
     assert 'hf://me/swin/none.bin: the repository has no file none.bin' in said
     assert 'hf://me/lacking cannot be fetched: ' in said
     assert 'model-00001-of-00002.safetensors' in said
-    assert 'hf://me/another cannot be fetched: ' in run(WITHOUT_NETWORK)
+
+
+@pytest.mark.slow
+@pytest.mark.long  # the hub's own package tries for half a minute
+def test_what_is_in_the_cache_loads_without_the_hub(files, tmp_path):
+    with serve(files) as address:
+        run(WITH_NETWORK, address, tmp_path)
+    assert 'hf://me/another cannot be fetched: ' in run(WITHOUT_NETWORK, address, tmp_path)
