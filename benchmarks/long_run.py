@@ -52,7 +52,10 @@ def main() -> None:
             runs[name] = {'environment': SETTINGS[name], 'trim_every': trim_every, 'held': held}
         print(name, json.dumps(runs[name], indent=2), flush=True)
     if args.json is not None:
-        report = {'torch': torch.__version__, 'passes': args.passes, 'runs': runs}
+        report = {'torch': torch.__version__, 'passes': args.passes}
+        before = json.loads(args.json.read_text()) if args.json.exists() else {}
+        # Runs of other settings stay where all else is the same.
+        report['runs'] = {**before['runs'], **runs} if {**before, **report} == before else runs
         args.json.write_text(json.dumps(report, indent=2) + '\n')
 
 
