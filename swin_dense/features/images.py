@@ -29,6 +29,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Resampling a float image overshoots its range a little; a 0-255 image is far outside.
 _OVERSHOOT = 0.5
+_LEAST_STD = 1e-6  # what is divided by less overflows further on
 _FULL_SCALE = {torch.uint8: 255.0, compat.UINT16: 65535.0}
 Statistic = Sequence[float] | float | None  # per channel, or one for all
 
@@ -89,7 +90,7 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
     Args:
         image: (C, H, W) or (B, C, H, W).
         mean: C values on the image's scale, or one for all channels.
-        std: the same, each above 0.
+        std: the same, each at least 1e-6, a fifteenth of a step of 16 bits.
     """
     if mean is None and std is None:
         return image
@@ -97,9 +98,9 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
     if mean is None or std is None:
         raise ValueError(f'got mean={mean!r} and std={std!r}; give both, or None for both to leave the image as it is')
     means, stds = (_per_channel(name, values, channels) for name, values in (('mean', mean), ('std', std)))
-    if not (all(value <= 1 for value in means) and all(0 < value <= 1 for value in stds)):
+    if not (all(value <= 1 for value in means) and all(_LEAST_STD <= value <= 1 for value in stds)):
         raise ValueError(
-            f'mean and std must be on the scale 0 to 1, and std above 0, got mean={means} and std={stds}; '
+            f'mean and std must be on the scale 0 to 1, and std at least {_LEAST_STD}, got mean={means} and std={stds}; '
             'divide values on the scale 0 to 255 by 255'
         )
     shape = (channels, 1, 1)

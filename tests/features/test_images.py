@@ -332,7 +332,8 @@ def test_normalize_refuses_what_is_no_number(mean):
         ((0.5, 0.5), (1, 1), 'one value per channel'),
         ((0.5, 0.5, 0.5), None, 'give both'),
         ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4), 'divide values'),
-        ((0.5, 0.5, 0.5), (1, 0, 1), 'std above 0'),
+        ((0.5, 0.5, 0.5), (1, 0, 1), 'std at least 1e-06'),
+        ((0.5, 0.5, 0.5), (1, 3.5e-48, 1), 'std at least 1e-06'),  # 0 in float32
         (float('nan'), 1, 'scale 0 to 1'),
     ],
 )
