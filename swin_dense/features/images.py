@@ -100,8 +100,8 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
     means, stds = (_per_channel(name, values, channels) for name, values in (('mean', mean), ('std', std)))
     if not (all(value <= 1 for value in means) and all(_LEAST_STD <= value <= 1 for value in stds)):
         raise ValueError(
-            f'mean and std must be on the scale 0 to 1, and std at least {_LEAST_STD}, got mean={means} and std={stds}; '
-            'divide values on the scale 0 to 255 by 255'
+            f'mean and std must be on the scale 0 to 1, and std at least {_LEAST_STD}, got mean={means} and '
+            f'std={stds}; divide values on the scale 0 to 255 by 255'
         )
     shape = (channels, 1, 1)
     return (image - image.new_tensor(means).view(shape)) / image.new_tensor(stds).view(shape)
