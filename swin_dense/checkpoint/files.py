@@ -61,8 +61,8 @@ _INERT_NAMES = (
     'numpy.ndarray',
     'numpy.dtype',
     'argparse.Namespace',
-    'pathlib.PosixPath',
-    'pathlib.WindowsPath',
+    # Python 3.13 names the second module.
+    *(f'{module}.{system}Path' for module in ('pathlib', 'pathlib._local') for system in ('Posix', 'Windows')),
     'datetime.datetime',
     'builtins.getattr',  # by which a HistoryBuffer names its methods; the stand-in gets nothing
 )

@@ -83,6 +83,16 @@ def test_what_training_leaves_in_checkpoints_is_harmless(tmp_path, source, backb
     assert arrived(backbone, source)
 
 
+def test_a_path_as_python_3_13_names_it(tmp_path, source, backbone, monkeypatch):
+    module = types.ModuleType('pathlib._local')
+    module.PosixPath = type('PosixPath', (str,), {'__module__': 'pathlib._local'})
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, 'pathlib._local', module)
+        torch.save({'state_dict': source.state_dict(), 'output': module.PosixPath('x')}, tmp_path / 'epoch_1.pth')
+    load(backbone, tmp_path / 'epoch_1.pth')
+    assert arrived(backbone, source)
+
+
 def test_official_training_files_hold_a_config_of_yacs(tmp_path, source, backbone, monkeypatch):
     module = types.ModuleType('yacs.config')
     module.CfgNode = type('CfgNode', (dict,), {'__module__': 'yacs.config'})
