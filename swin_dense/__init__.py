@@ -1,10 +1,11 @@
 """A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch."""
 
+import sys
 from importlib import import_module
-from importlib.util import find_spec
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 __all__ = [
     'CheckpointError',
     'SwinBackbone',
@@ -12,49 +13,41 @@ __all__ = [
     'SwinV2Backbone',
     'allow_partial_loading',
     'create_backbone',
+    'export_detector',
     'export_model',
+    'export_segmentor',
     'export_state_dict',
     'extract_pyramid',
     'load_checkpoint',
 ]
 
-_why_no_core: str | None = None
-_why_no_mm: Exception | None = None
-for _name in ('numpy', 'PIL.Image', 'torch'):
-    try:
-        import_module(_name)
-    except Exception as error:  # broken in whatever way: `swin-dense doctor` has to get far enough to name the cure
-        _package = _name.partition('.')[0]
-        _why_no_core = f'swin_dense needs {_package}, which cannot be imported ({type(error).__name__}: {error})'
-        break
-else:
-    from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
-    from swin_dense.classification.classifier import SwinClassifier
-    from swin_dense.create import create_backbone
-    from swin_dense.export import export_model
-    from swin_dense.features.pyramid import extract_pyramid
-    from swin_dense.model import SwinBackbone
-    from swin_dense.v2 import SwinV2Backbone
 
-    if find_spec('mmengine') is not None:
-        try:
-            from swin_dense.mm import SwinDense, SwinDenseV2  # registers them in mmengine's root registry
-
-            __all__ += ['SwinDense', 'SwinDenseV2']
-        except Exception as error:  # an installed mmengine may fail in any way; the core does not need it
-            _why_no_mm = error
-
-
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
+    """Return what a public name stands for, or say why it cannot be imported."""
     if name not in (*__all__, 'SwinDense', 'SwinDenseV2'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    if _why_no_core is not None:
-        raise ImportError(f'{_why_no_core}; `swin-dense doctor` says more')
+    public: Any = import_module('swin_dense._public')
+    if hasattr(public, name):
+        return getattr(public, name)
+    if public.why_no_core is not None:
+        raise ImportError(f'{public.why_no_core}; `swin-dense doctor` says more')
     core = 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'
-    if _why_no_mm is None:
+    if public.why_no_mm is None:
         raise ImportError(f'{name} needs mmengine: pip install mmengine; {core} is the same without it')
     raise ImportError(
-        f'{name} needs mmengine, which is installed but cannot be imported ({type(_why_no_mm).__name__}: '
-        f'{_why_no_mm}); repair it, for example with pip install "setuptools<81" where pkg_resources is missing; '
+        f'{name} needs mmengine, which is installed but cannot be imported ({type(public.why_no_mm).__name__}: '
+        f'{public.why_no_mm}); repair it, for example with pip install "setuptools<81" where pkg_resources is missing; '
         f'`swin-dense doctor` says what helps. {core} is the same without it'
-    ) from _why_no_mm
+    ) from public.why_no_mm
+
+
+def _is_command_line() -> bool:
+    """Return whether this process is `swin-dense`, whose help and `zoo` do without torch."""
+    as_module = ('-m', __name__) in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    return as_module or Path(sys.argv[0] if sys.argv else '').stem == 'swin-dense'
+
+
+if TYPE_CHECKING:
+    from swin_dense._public import *  # noqa: F403
+elif not _is_command_line() and hasattr(import_module('swin_dense._public'), 'SwinDense'):
+    __all__ += ['SwinDense', 'SwinDenseV2']

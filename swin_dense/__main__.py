@@ -7,16 +7,29 @@ import ast
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
+from swin_dense.commands._options import install_extra
 from swin_dense.doctor import FORKS, distribution_of, install_command
 
-EXIT_STATUS = 'Exit status: 0 done, 1 some of it failed, 2 wrong usage; above 128 stopped by a signal.'
+TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # variable of the environment
+CONVENTIONS = (
+    'What a command reads stands in positions, what it writes after --out; where that is there already, --force '
+    'replaces it, but `features` goes on with its folder. Sizes are HEIGHT WIDTH, or one number for both; stages, '
+    'blocks, heads and pages count from 0.'
+)
+EXIT_STATUS = (
+    'Exit status: 0 done, 1 some of it failed, 2 wrong usage; above 128 stopped by a signal. '
+    f'{TRACEBACK}=1 in the environment shows where an error was raised.'
+)
 _COMMANDS_WITH_EXTRAS = ('export', 'features', 'visualize')  # of pyproject.toml, under the same names
+_WITHOUT_TORCH = ('doctor', 'zoo')
 _FOLDER = Path(__file__).with_name('commands')
+_VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,41 +37,90 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # Only the chosen command is imported: what the others need may not be installed.
     name = _overview().parse_args(arguments[:1]).command
-    logging.basicConfig(format='%(message)s')
-    logging.getLogger('swin_dense.checkpoint').setLevel(logging.INFO)
+    parser = argparse.ArgumentParser(
+        prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    _log_in_options(parser)
     try:
         command = importlib.import_module(f'swin_dense.commands.{name}')
-        parser = argparse.ArgumentParser(
-            prog=f'swin-dense {name}',
-            description=command.__doc__,
-            epilog=EXIT_STATUS,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        parser.description = command.__doc__
         command.add_arguments(parser)
-        status = command.run(parser.parse_args(arguments[1:]))
+        args = parser.parse_args(arguments[1:])
+        if name not in _WITHOUT_TORCH:
+            importlib.import_module('swin_dense._public')  # registers SwinDense
+        status = command.run(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever read the output has seen enough, as in `swin-dense zoo | head`
+    except BrokenPipeError:  # the reader has seen enough, as in `swin-dense zoo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         explanation = _explained(name, error)
-        if explanation is None:
+        if explanation is None or os.environ.get(TRACEBACK):
             raise
-        print(f'swin-dense {name}: error: {explanation}', file=sys.stderr)
+        print(f'swin-dense {name}: error: {in_options(explanation, parser)}', file=sys.stderr)
         return 2
+
+
+def in_options(text: str, parser: argparse.ArgumentParser) -> str:
+    """Return a message that speaks of the options of a command: --arch swin_t in place of arch='swin_t'."""
+    options = _options_of(parser)
+    names = '|'.join(options)
+
+    def option(match: re.Match[str]) -> str:
+        name, value = options[match[1]], match[2]
+        if value in ('True', 'False'):
+            return name if value == 'True' else f'--no-{name[2:]}'
+        return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
+
+    # As the subject of a message a name stands at its beginning: elsewhere 'a data set must' is no --set.
+    text = re.sub(rf'(?:^|(?<=every entry of ))({names})()(?= must )', option, text)
+    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', option, text)
+
+
+def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return the options of a parser and those below it, by their names in Python."""
+    found = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                found.update(_options_of(inner))
+        elif action.option_strings:
+            found.setdefault(action.dest, action.option_strings[0])
+    return found
+
+
+def _log_in_options(parser: argparse.ArgumentParser) -> None:
+    """Let what the package logs appear on stderr, in a command's terms."""
+
+    class Formatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return in_options(super().format(record), parser)
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter('%(message)s'))
+    logging.basicConfig(handlers=[handler])
+    for package in ('checkpoint', 'doctor'):
+        logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)
 
 
 def _explained(command: str, error: Exception) -> str | None:
     """Return one line on what is wrong and what to do, None where the error is a defect of ours."""
-    if swin_dense._why_no_core is not None:
-        return f'{swin_dense._why_no_core}; `swin-dense doctor` says more'
-    from swin_dense.memory import is_out_of_memory  # which imports torch
+    from swin_dense import _public  # which imports torch
 
-    if is_out_of_memory(error):
-        return f'there is not enough memory for these sizes; give smaller ones: {error}'.partition('\n')[0]
+    if _public.why_no_core is None:
+        from swin_dense.checkpoint import CheckpointError
+        from swin_dense.utils.memory import is_out_of_memory
+
+        if is_out_of_memory(error):
+            return f'there is not enough memory for these sizes; give smaller ones: {error}'.partition('\n')[0]
+        if isinstance(error, CheckpointError):
+            return error.without_python
+    elif not isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError)):
+        # A broken torch may raise anything else. These come from commands that do without it.
+        return f'{_public.why_no_core}; `swin-dense doctor` says more'
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
@@ -71,10 +133,8 @@ def _explained(command: str, error: Exception) -> str | None:
 
 def _how_to_install(command: str, package: str) -> str:
     if package in ('mmengine', 'mmcv', 'mmdet', 'mmseg') and distribution_of(package) not in FORKS.values():
-        return "pip install --no-build-isolation mmcv==2.1.0, then pip install 'swin-dense[mm]'; see docs/install.md"
-    if command in _COMMANDS_WITH_EXTRAS:
-        return f"pip install 'swin-dense[{command}]'"
-    return install_command(package)
+        return install_extra('mm')
+    return install_extra(command) if command in _COMMANDS_WITH_EXTRAS else install_command(package)
 
 
 def command_names() -> list[str]:
@@ -87,7 +147,7 @@ def _overview() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='swin-dense',
         description=swin_dense.__doc__,
-        epilog='`swin-dense COMMAND --help` explains each. ' + EXIT_STATUS,
+        epilog=f'`swin-dense COMMAND --help` explains each. {CONVENTIONS} {EXIT_STATUS}',
     )
     parser.add_argument('--version', action='version', version=f'swin-dense {swin_dense.__version__}')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_dense import checks
 from swin_dense.features.inference import Inference, evaluation_mode
 from swin_dense.ops import window_attention
+from swin_dense.ops.windows import WindowSpec
+from swin_dense.utils import checks
 
 Score = Callable[[Mapping[int, Tensor]], Tensor]
 
@@ -53,12 +54,12 @@ def token_attention(
     Raises:
         ValueError: there is no such stage, block or pixel.
     """
-    _check_index('stage', stage, len(backbone.layers))
-    _check_index('block', block, len(backbone.layers[stage].blocks))
+    _check_index('stage', stage, len(backbone.stages))
+    _check_index('block', block, len(backbone.stages[stage].blocks))
     img = _prepare(backbone, image, bgr)
     _check_index('pixel row', pixel[0], img.shape[2])
     _check_index('pixel column', pixel[1], img.shape[3])
-    attn = backbone.layers[stage].blocks[block].attn
+    attn = backbone.stages[stage].blocks[block].attn
     with evaluation_mode(backbone), torch.no_grad(), recording_input(attn) as recorded:
         backbone(img)
     stride = math.prod(backbone.strides[: stage + 1])
@@ -73,23 +74,14 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
     The output is linear in the values, and its derivative with respect to them is the weights: so they come out of
     the operation itself, in raster order and right under shift, padding and mask.
     """
-    channels = x.shape[-1]
-    head_dim = channels // attn.num_heads
-    window, shift = attn.windows_on(x.shape[1], x.shape[2])
-    qkv = attn.project(x).detach()
+    channels, windows, w_msa = x.shape[-1], attn.windows_of(x), attn.w_msa
+    head_dim = channels // w_msa.num_heads
+    spec = WindowSpec(w_msa.num_heads, windows.window, windows.shift, w_msa.scale)
+    qkv = w_msa.project(x).detach()
     values = qkv[..., 2 * channels :].requires_grad_()
-    relative_bias, pad_kv = attn.relative_bias(window), attn.pad_kv()
+    bias, pad_kv = windows.bias, w_msa.pad_kv(x)
     with torch.enable_grad():
-        out = window_attention(
-            torch.cat([qkv[..., : 2 * channels], values], -1),
-            relative_bias=relative_bias,
-            pad_kv=pad_kv,
-            num_heads=attn.num_heads,
-            window_size=window,
-            shift=shift,
-            scale=attn.scale,
-            backend='reference',
-        )
+        out = window_attention(torch.cat([qkv[..., : 2 * channels], values], -1), bias, pad_kv, spec, 'reference')
         # Heads do not mix, so the first channel of every head can be asked at once.
         (gradient,) = torch.autograd.grad(out[0, cell[0], cell[1], ::head_dim].sum(), values)
     return gradient[0, :, :, ::head_dim].permute(2, 0, 1)
@@ -115,9 +107,9 @@ def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None,
     Raises:
         ValueError: there is no such stage, or the target does not depend on it.
     """
-    _check_index('stage', stage, len(backbone.layers))
+    _check_index('stage', stage, len(backbone.stages))
     img = _prepare(backbone, image, bgr).requires_grad_()  # frozen parameters would otherwise leave no graph
-    with evaluation_mode(backbone), torch.enable_grad(), _recording_output(backbone.layers[stage]) as recorded:
+    with evaluation_mode(backbone), torch.enable_grad(), _recording_output(backbone.stages[stage]) as recorded:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         score = (target or strongest_channel)(maps)
         if not isinstance(score, Tensor) or score.numel() != 1:

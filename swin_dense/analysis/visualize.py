@@ -17,16 +17,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from swin_dense import checks
 from swin_dense.analysis.colours import pca_rgb
+from swin_dense.analysis.complexity import backbone_costs, total
 from swin_dense.analysis.explain import TokenAttention
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
 from swin_dense.features.tiling import level_size
-from swin_dense.windows import Pair, merge, region_ids, window_grid
+from swin_dense.models.archs import arch_letter
+from swin_dense.ops.windows import Pair, merge, region_ids, window_grid
+from swin_dense.utils import checks
 
 # A mask has a row and a column for each token of a window.
 _LARGEST_MASK = 64
+_COST_SIDES, _COST_TICKS = range(112, 1793, 28), (112, 224, 448, 896, 1792)
 
 
 def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
@@ -113,6 +116,38 @@ def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) 
         _draw_borders(ax, windows * 9 + regions, stride)
         _hatch_padding(ax, image_size, padded, stride)
         ax.set_title(f'stride {stride}: windows of {window_size[0]} x {window_size[1]}, shift {shift[0]}, {shift[1]}')
+    return figure
+
+
+def draw_costs(arch: str, window_size: Pair) -> Figure:
+    """Draw the FLOPs of a backbone against the side of a square image, for global and for window attention.
+
+    Args:
+        arch: 'swin_t', 'swin_s', 'swin_b' or 'swin_l'.
+        window_size: (height, width) in tokens.
+    """
+    letter = arch_letter(arch)
+    figure = Figure(figsize=(7, 4.5), layout='constrained')
+    axes = figure.add_subplot()
+    curves = (
+        ('global attention', None, 'tab:red'),
+        (f'windows of {window_size[0]} x {window_size[1]}', window_size, 'tab:blue'),
+    )
+    for label, window, color in curves:
+        costs = [total(backbone_costs(letter, side, side, window)).flops / 1e9 for side in _COST_SIDES]
+        axes.plot(_COST_SIDES, costs, color=color, linewidth=2, label=label)
+    axes.set(
+        title=f'Cost of Swin-{letter.upper()}, and of the same blocks with global attention',
+        xlabel='side of a square image, pixels',
+        ylabel='GFLOPs (multiply-adds)',
+        xscale='log',
+        yscale='log',
+        xlim=(_COST_SIDES[0], _COST_SIDES[-1]),
+    )
+    axes.set_xticks(_COST_TICKS, [str(side) for side in _COST_TICKS])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(loc='upper left')
     return figure
 
 

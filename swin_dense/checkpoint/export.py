@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swin_dense import checks
 from swin_dense.checkpoint import v2
 from swin_dense.checkpoint.families import EXPORTED, EXPORTED_V2
-from swin_dense.checkpoint.names import OFFICIAL
+from swin_dense.checkpoint.names import MMDET
 from swin_dense.checkpoint.target import Target
-from swin_dense.windows import Pair
+from swin_dense.ops.windows import Pair
+from swin_dense.utils import checks
 
 # Where the files of a family keep the backbone: the key of the state dict, if any, and the prefix of its names.
 _PLACES = {
@@ -39,27 +39,30 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
     Raises:
         ValueError: the family is unknown, or has no Swin V2.
         TypeError: ``backbone`` is no SwinBackbone.
+
+    Examples:
+        >>> from swin_dense import SwinBackbone
+        >>> weights = export_state_dict(SwinBackbone('t'), 'timm')
+        >>> weights['layers.0.blocks.0.attn.qkv.weight'].shape
+        torch.Size([288, 96])
     """
     target = Target.of(backbone)
     own = dict(backbone.named_parameters(remove_duplicate=False))
     parameters = {name: own[key].detach() for name, key in target.names.items()}
-    return export_parameters(parameters, family, target.window, target.trained_windows)
+    return export_parameters(parameters, family, target)
 
 
-def export_parameters(
-    parameters: Mapping[str, Tensor], family: str, window: Pair, trained_windows: Sequence[Pair] = ()
-) -> dict[str, Tensor]:
+def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Target) -> dict[str, Tensor]:
     """Return a copy of parameters of ours, all or some, named and laid out as in another code base.
 
     Args:
         parameters: our name to tensor.
         family: see :func:`export_state_dict`.
-        window: (height, width) in tokens that the relative position tables are for.
-        trained_windows: for parameters of Swin V2, the windows per stage that its position networks were trained with.
+        target: the backbone that the parameters fit.
     """
     checks.one_of('family', family, EXPORTED)
     layout = EXPORTED[family]
-    if trained_windows:
+    if target.version == 2:
         if family not in EXPORTED_V2:
             raise ValueError(f'{family} has no Swin V2; family must be one of {list(EXPORTED_V2)}')
         layout = EXPORTED_V2[family]
@@ -67,19 +70,19 @@ def export_parameters(
         parameters = v2.join_biases(parameters)
     exported = {}
     for our_name, parameter in parameters.items():
-        name = OFFICIAL.read(our_name)
+        name = MMDET.read(our_name)
         if name is None:
             raise ValueError(
                 f'{our_name!r} is no parameter of a Swin Transformer, so no other code base has a name for it'
             )
         inner = '' if name.role == 'out_norm' else layout.inner
-        for key, tensor in zip(layout.write(name), layout.encode(name, parameter), strict=True):
+        for key, tensor in zip(layout.write(name), layout.encode(name, parameter, target.grid), strict=True):
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
-                trained = trained_windows[name.stage or 0]
-                exported[key.replace('logit_scale', v2.COORDINATES)] = v2.coordinates_of(window, trained)
+                trained = target.trained_windows[name.stage or 0]
+                exported[key.replace('logit_scale', v2.COORDINATES)] = v2.coordinates_of(target.window, trained)
             if name.role in ('table', 'logit_scale') and layout.index is not None:
-                index = _position_index(window)
+                index = _position_index(target.window)
                 index_key = key.rpartition('.')[0] + '.relative_position_index'
                 exported[inner + index_key] = index.flatten() if layout.index == 'flat' else index
     return exported

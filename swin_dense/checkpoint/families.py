@@ -7,32 +7,43 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from swin_dense.checkpoint.names import OFFICIAL, Family
+from swin_dense.checkpoint.names import MMDET, Family
 
-MMDET = Family(
-    'mmdet',
+_LAYER = 'layers.{stage}.blocks.{block}'
+# Of the authors; ours too in version 0.1.
+OFFICIAL = Family(
+    'official',
     {
-        'patch_proj': 'patch_embed.projection',
-        'norm1': 'stages.{stage}.blocks.{block}.norm1',
-        'table': 'stages.{stage}.blocks.{block}.attn.w_msa.relative_position_bias_table',
-        'qkv': 'stages.{stage}.blocks.{block}.attn.w_msa.qkv',
-        'proj': 'stages.{stage}.blocks.{block}.attn.w_msa.proj',
-        'norm2': 'stages.{stage}.blocks.{block}.norm2',
-        'fc1': 'stages.{stage}.blocks.{block}.ffn.layers.0.0',
-        'fc2': 'stages.{stage}.blocks.{block}.ffn.layers.1',
-        'merge_norm': 'stages.{stage}.downsample.norm',
-        'merge': 'stages.{stage}.downsample.reduction',
+        'patch_proj': 'patch_embed.proj',
+        'norm1': f'{_LAYER}.norm1',
+        'table': f'{_LAYER}.attn.relative_position_bias_table',
+        'logit_scale': f'{_LAYER}.attn.logit_scale',
+        'cpb1': f'{_LAYER}.attn.cpb_mlp.0',
+        'cpb2': f'{_LAYER}.attn.cpb_mlp.2',
+        'q_bias': f'{_LAYER}.attn.q_bias',
+        'v_bias': f'{_LAYER}.attn.v_bias',
+        'qkv': f'{_LAYER}.attn.qkv',
+        'proj': f'{_LAYER}.attn.proj',
+        'norm2': f'{_LAYER}.norm2',
+        'fc1': f'{_LAYER}.mlp.fc1',
+        'fc2': f'{_LAYER}.mlp.fc2',
+        'merge_norm': 'layers.{stage}.downsample.norm',
+        'merge': 'layers.{stage}.downsample.reduction',
     },
-    unfold_order=True,
-    flat_position=True,
-    index='square',
+    slice_order=True,
+    position_map=True,
 )
 MMSEG = dataclasses.replace(MMDET, name='mmseg')  # one layout in all three
 MMPRETRAIN = dataclasses.replace(MMDET, name='mmpretrain')
-TIMM = Family(
-    'timm',
-    {'merge_norm': 'layers.{stage+1}.downsample.norm', 'merge': 'layers.{stage+1}.downsample.reduction'},
-    flat_position=True,
+TIMM = dataclasses.replace(
+    OFFICIAL,
+    name='timm',
+    names={
+        **OFFICIAL.names,
+        'merge_norm': 'layers.{stage+1}.downsample.norm',
+        'merge': 'layers.{stage+1}.downsample.reduction',
+    },
+    position_map=False,
 )
 TORCHVISION = Family(
     'torchvision',
@@ -49,6 +60,7 @@ TORCHVISION = Family(
         'merge_norm': 'features.{2*stage+2}.norm',
         'merge': 'features.{2*stage+2}.reduction',
     },
+    slice_order=True,
     index='flat',
 )
 # Of 5.x; it reads the older names too.
@@ -70,7 +82,7 @@ TRANSFORMERS = Family(
         'out_norm': 'hidden_states_norms.stage{stage+1}',
         'final_norm': 'layernorm',
     },
-    flat_position=True,
+    slice_order=True,
     inner='swin.',
 )
 OFFICIAL_V2 = dataclasses.replace(OFFICIAL, version=2, coordinates=True)
@@ -107,19 +119,11 @@ TRANSFORMERS_V2 = dataclasses.replace(
 )
 MMPRETRAIN_V2 = dataclasses.replace(
     MMPRETRAIN,
-    names={
-        **MMPRETRAIN.names,
-        'logit_scale': 'stages.{stage}.blocks.{block}.attn.w_msa.logit_scale',
-        'cpb1': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.0',
-        'cpb2': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.2',
-        'q_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.q_bias',
-        'v_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.v_bias',
-        'merge_norm': 'stages.{stage+1}.downsample.norm',
-        'merge': 'stages.{stage+1}.downsample.reduction',
-    },
+    names={'merge_norm': 'stages.{stage+1}.downsample.norm', 'merge': 'stages.{stage+1}.downsample.reduction'},
     version=2,
     coordinates=True,
 )
+OURS_V2 = Family('swin_dense', version=2)
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
 # One per way to spell a block; which of the families that share it is settled once the backbone is found.
@@ -140,24 +144,24 @@ def find_backbones(keys: Iterable[str]) -> Counter[tuple[Family, str]]:
 def settle(family: Family, prefix: str, keys: Iterable[str]) -> Family:
     """Return which of the families that spell a block like ``family`` the plain names are of."""
     own = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    version = 2 if all(any(re.search(mark, key) for key in own) for mark in _MARKS_OF_V2) else 1
-    if family is OFFICIAL and _merges_on_entering(own):
+    on_entering = family in (OFFICIAL, MMDET) and _merges_on_entering(family, own)
+    if family is OFFICIAL and on_entering:
         family = TIMM
-    if version == 1:
+    if not all(any(re.search(mark, key) for key in own) for mark in _MARKS_OF_V2):
         return family
-    return {OFFICIAL: OFFICIAL_V2, TIMM: TIMM_V2, TORCHVISION: TORCHVISION_V2, TRANSFORMERS: TRANSFORMERS_V2}.get(
-        family, MMPRETRAIN_V2
-    )
+    if family is MMDET:
+        return MMPRETRAIN_V2 if on_entering else OURS_V2
+    return {OFFICIAL: OFFICIAL_V2, TIMM: TIMM_V2, TORCHVISION: TORCHVISION_V2, TRANSFORMERS: TRANSFORMERS_V2}[family]
 
 
 # What Swin V2 has, and no V1 and none of the other networks that go by the name of V2 has both of.
 _MARKS_OF_V2 = (r'\.logit_scale$', r'\.(cpb_mlp|continuous_position_bias_mlp)\.')
 
 
-def _merges_on_entering(keys: Iterable[str]) -> bool:
+def _merges_on_entering(family: Family, keys: Iterable[str]) -> bool:
     """Tell whether patches are merged on entering a stage, as in timm. On leaving, the last stage never does."""
     stages, merges = set(), set()
-    for name in filter(None, map(OFFICIAL.read, keys)):
+    for name in filter(None, map(family.read, keys)):
         if name.block is not None:
             stages.add(name.stage or 0)
         elif name.role in ('merge', 'merge_norm'):

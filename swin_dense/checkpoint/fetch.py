@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import re
+import tempfile
 from base64 import b64encode
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
@@ -20,9 +21,11 @@ from urllib.request import Request, urlopen
 import torch
 from torch.hub import tqdm
 
-from swin_dense.atomic import written_whole
 from swin_dense.checkpoint.files import USUAL_NAMES, check_hash, digest_of, read_index
 from swin_dense.checkpoint.report import CheckpointError
+from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address
+from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.locks import alone
 
 _logger = logging.getLogger(__package__)
 _ATTEMPTS = 5
@@ -42,16 +45,16 @@ def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         source: a path; an address of http, https or file; ``hf://owner/repository[@revision][/file]``, with
-            huggingface_hub, where the index of several files brings these along; or any other address that
-            mmengine's file backends read, such as ``s3://``. An address may end in ``#sha256=`` (or sha384, sha512)
-            and the digest that the file must have.
+            huggingface_hub, where the index of several files brings these along; or any other address that fsspec
+            reads, such as ``s3://`` with s3fs. An address may end in ``#sha256=`` (or sha384, sha512) and the digest
+            that the file must have.
 
     Raises:
         CheckpointError: the address cannot be reached or is of an unknown kind, or the file is not the one meant.
         ImportError: a package that the kind of address needs is not installed.
     """
     address = os.fspath(source)
-    if '://' not in address:
+    if not is_address(address):
         yield Path(address)
         return
     address, _, fragment = address.partition('#')
@@ -73,7 +76,7 @@ def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
         elif scheme == 'hf':
             path = _download_from_hub(address, rest)
         else:
-            path = stack.enter_context(_mmengine_file(address, scheme))
+            path = stack.enter_context(_fetched_by_fsspec(address))
         _check_digest(path, digest)
         yield path
 
@@ -81,7 +84,7 @@ def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
 def shown(source: str | os.PathLike[str]) -> str:
     """Return what to call a path or an address in messages and files: without passwords, tokens and signatures."""
     text = os.fspath(source)
-    if '://' not in text:
+    if not is_address(text):
         return text
     parts = urlsplit(text)
     return f'{parts.scheme}://{parts.netloc.rpartition("@")[2]}{parts.path}'
@@ -110,8 +113,6 @@ def _check_digest(path: Path, digest: tuple[str, str] | None) -> None:
 
 def _download(address: str, digest: tuple[str, str] | None) -> Path:
     """Fetch a file into the cache that torch.hub and mmengine share, where it is called as in its address."""
-    from filelock import FileLock
-
     name = Path(unquote(urlsplit(address).path)).name
     if name in ('', '..'):
         raise CheckpointError(f'{shown(address)} names no file')
@@ -120,7 +121,7 @@ def _download(address: str, digest: tuple[str, str] | None) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         # One of several processes on a machine downloads, the others wait for it.
-        with FileLock(f'{path}.lock'):
+        with alone(path.with_name(f'{path.name}.lock')):
             if not path.exists():
                 _fetch(address, path, origin, digest)
     if origin.exists() and origin.read_text() not in (address, _identity(address)):
@@ -269,22 +270,17 @@ def _download_from_hub(address: str, rest: str) -> Path:
 
 
 @contextlib.contextmanager
-def _mmengine_file(address: str, scheme: str) -> Iterator[Path]:
-    known = 'paths and addresses of file, http, https and hf'
-    try:
-        from mmengine.fileio import get_local_path
-    except ImportError as error:
-        raise ImportError(f'{shown(address)}: {scheme}:// needs mmengine; without it there are {known}') from error
-    with contextlib.ExitStack() as stack:
+def _fetched_by_fsspec(address: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, PurePosixPath(urlsplit(address).path).name or 'checkpoint')
         try:
-            path = stack.enter_context(get_local_path(address))
-        except KeyError:  # mmengine has no such backend
+            with any_error_as_os_error(shown(address)):
+                system, inside = file_system(address)
+                system.get_file(inside, str(path))
+        except OSError as error:
+            reason = error if shown(address) == address else type(error).__name__  # which may hold what is not shown
             raise CheckpointError(
-                f'{shown(address)}: {scheme}:// is not among the addresses that are read, which are {known}, and those '
-                "of mmengine's file backends; give the https address of the file or its path"
-            ) from None
-        except Exception as error:
-            raise CheckpointError(
-                f'{shown(address)} cannot be fetched through mmengine ({error}); there are also {known}'
+                f'{shown(address)} cannot be fetched: {reason}. There are addresses of http, https, hf and file, and '
+                'those that fsspec knows'
             ) from error
-        yield Path(path)
+        yield path

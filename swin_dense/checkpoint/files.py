@@ -2,109 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import hashlib
 import json
-import pickle
+import os
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from swin_dense import compat
-from swin_dense.atomic import written_whole
 from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
+from swin_dense.utils.atomic import check_destination, written_whole
 
 _INDEX = '.index.json'  # after the usual name, where the weights are in several files
 # What a folder or repository of transformers and timm calls its weights, the first first.
 USUAL_NAMES = ('model.safetensors', f'model.safetensors{_INDEX}', 'pytorch_model.bin', f'pytorch_model.bin{_INDEX}')
 
-# Whether this thread reads a checkpoint here. torch's list of what may be unpickled is one for all threads.
-_is_reading = contextvars.ContextVar('is_reading', default=False)
-_one_at_a_time = threading.Lock()
-
-
-class _Inert:
-    """Stands in for a class that checkpoints hold beside the weights: takes anything, does nothing."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if not _is_reading.get():
-            raise pickle.UnpicklingError(f'{cls.__qualname__} is allowed in load_checkpoint alone')
-        return super().__new__(cls)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _AsDict(_Inert):
-    """Stands in for a class of dicts."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        super().__new__(cls)
-        return OrderedDict()
-
-
-# What training code is known to leave in checkpoints. Its real code runs only if torch.load may run it anyway.
-_INERT_NAMES = (
-    'mmengine.logging.history_buffer.HistoryBuffer',
-    *(f'numpy.{core}.multiarray.{name}' for core in ('core', '_core') for name in ('scalar', '_reconstruct')),
-    'numpy.ndarray',
-    'numpy.dtype',
-    'argparse.Namespace',
-    # Python 3.13 names the second module.
-    *(f'{module}.{system}Path' for module in ('pathlib', 'pathlib._local') for system in ('Posix', 'Windows')),
-    'datetime.datetime',
-    'builtins.getattr',  # by which a HistoryBuffer names its methods; the stand-in gets nothing
-)
-_DICT_NAMES = (
-    'yacs.config.CfgNode',
-    'addict.addict.Dict',
-    'mmengine.config.config.ConfigDict',
-    'mmcv.utils.config.ConfigDict',
-)
-# Of the numbers beside the weights, where somebody, as swin_dense.mm does, lets torch make them for good.
-_NUMBER_TYPES = [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
 # The beginning of a SHA-256, as torch.hub has it. Digits alone are a date or a step far more often; 32 and 40
 # hexadecimal digits are an MD5 and a SHA-1.
 _HASH_SUFFIX = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,16}|[0-9a-f]{64})$')
 
 
-@contextlib.contextmanager
-def _stand_ins() -> Iterator[None]:
-    """Make torch's unpickler take stand-ins for those of the names above that the user does not allow anyway."""
-    with _one_at_a_time:
-        allowed = {_name_of(entry) for entry in compat.get_safe_globals()}
-        entries: list[Any] = [
-            (type(name, (kind,), {}), name)  # torch looks names up by class
-            for names, kind in ((_INERT_NAMES, _Inert), (_DICT_NAMES, _AsDict))
-            for name in names
-            if name not in allowed
-        ]
-        entries += [kind for kind in _NUMBER_TYPES if _name_of(kind) not in allowed]
-        token = _is_reading.set(True)
-        try:
-            with compat.safe_globals(entries):
-                yield
-        finally:
-            _is_reading.reset(token)
-
-
-def _name_of(entry: Any) -> str:
-    return entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__qualname__}'
-
-
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
-    """Read a checkpoint from a file of safetensors, if it is called so, or of ``torch.save``.
+    """Read a checkpoint from a file of safetensors, if it is called so, of ``torch.save`` or of plain ``pickle``.
 
     Args:
         path: the file; the index of several that ``save_pretrained`` of others wrote together, as in
@@ -180,14 +103,6 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Any]:
     return tensors
 
 
-def check_destination(path: Path, force: bool) -> None:
-    """Refuse to write where :func:`write_file` would."""
-    if path.exists() and not force:
-        raise FileExistsError(f'{path} exists already; pass force=True (--force) to replace it')
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'there is no folder {path.parent}; make it first')
-
-
 def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
     """Write a checkpoint; the file appears complete or not at all.
 
@@ -219,10 +134,13 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
 
 def _read_pickle(path: Path, trust: bool) -> Any:
     try:
-        if trust:
-            return torch.load(path, map_location='cpu', weights_only=False)
-        with _stand_ins():
-            return compat.load_weights(path)
+        return read_pickle(path, trust)
+    except RefusedError as error:
+        raise CheckpointError(
+            f'{path} asks for {error.wanted}, which weights do not need and which could run any code; nothing was run. '
+            'Only if you know who made the file, convert it with swin-dense convert --trust and load the result',
+            ', or load it with load_checkpoint(..., trust=True), in a config with trust=True in init_cfg',
+        ) from error
     except Exception as error:  # damaged files raise nearly anything
         raise CheckpointError(_why_unreadable(path, error)) from error
 
@@ -244,13 +162,10 @@ def _safetensors() -> Any:
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    refused = re.search(r'GLOBAL ([\w.]+)|call reduce for unrecognized function (\S+)|may not ask for (.+)', str(error))
-    if refused and isinstance(error, pickle.UnpicklingError):
+    if os.getenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0') != '0' and 'pickle_module' in str(error):
         return (
-            f'{path} asks for {refused[refused.lastindex or 0]}, which weights do not need and which could run any '
-            'code; '
-            'nothing was run. Only if you know who made the file, load it with load_checkpoint(..., trust=True), in a '
-            'config with trust=True in init_cfg, or convert it with swin-dense convert --trust and load the result'
+            f'{path} cannot be read while TORCH_FORCE_WEIGHTS_ONLY_LOAD is set; unset it: what reads files here runs '
+            'nothing that they contain either'
         )
     with path.open('rb') as file:
         start = file.read(64)
@@ -261,9 +176,6 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     if start.lstrip()[:1] == b'<':
         return f'{path} is a web page, not a checkpoint; the download went wrong'
     damage = f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short'
-    # Of pickles PyTorch says at this point that it might well load without its safety check, which helps nobody.
-    if isinstance(error, pickle.UnpicklingError):
-        return damage
     first_line = str(error).strip().partition('\n')[0]
     return f'{damage}: {first_line or type(error).__name__}'
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swin_dense import checks
 from swin_dense.checkpoint import resize
-from swin_dense.checkpoint.misfit import explain_misfit, explain_version
+from swin_dense.checkpoint.misfit import LOAD_WHAT_FITS, explain_misfit, explain_version, has_other_stem
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.checkpoint.source import Source
-from swin_dense.checkpoint.target import OUT_NORM, STAGE, Shape, Target
+from swin_dense.checkpoint.target import OUT_NORM, STAGE, Shape, Target, is_standard
+from swin_dense.utils import checks
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Options:
 
 
 def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Tensor], Report]:
-    """Return the parameters to load, in the shapes of the target, and the report.
+    """Return what to load, by the names and in the shapes of the model, and the report.
 
     Args:
         source: the backbone of the checkpoint.
@@ -48,51 +48,84 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
         CheckpointError: parameters are missing, have wrong shapes or have no place in the model.
     """
     if source.version != target.version:
-        raise CheckpointError(explain_version(source, target))
+        raise CheckpointError(*explain_version(source, target))
     if source.version == 2 and not options.allow_partial:
         _check_trained_windows(source, target)
-    if options.final_norm:
-        _use_final_norm(source, target)
-    if not target.complete:
-        target = target.with_hidden(source.parameters)
     report = Report(
         source.described, source.family, source.prefix, version=source.version, left_out=dict(source.left_out)
     )
+    if target.is_classifier:
+        _take_head(source, report, options)
+    elif not target.clamps and (source.head or 'norm.weight' in source.parameters):
+        report.notes.append(
+            'of a classifier, whose windows shrink to small maps, as those of stage 4 at 224 pixels; to get the same '
+            'numbers build the model with clamp_window=True'
+        )
+    if options.final_norm or (target.is_classifier and 'norm.weight' in source.parameters):
+        _use_final_norm(source, target)
+    target = target.found_in(source.parameters)
     fitted = {}
     for name, shape in target.shapes.items():
-        tensor = source.parameters.get(name)
+        tensor = _fit_one(name, shape, source, target, options, report)
         if tensor is None:
             report.missing.append(name)
-            continue
-        if not tensor.is_floating_point():
-            report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
-            report.missing.append(name)
-            continue
-        if count := _not_finite(tensor):
-            report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
-            report.missing.append(name)
-            continue
-        tensor, how = (tensor, None) if shape is None else _adapt(name, tensor, shape, source, target, options)
-        if shape is not None and tuple(tensor.shape) != shape:
-            report.mismatched[name] = f'{tuple(tensor.shape)} in the checkpoint, {shape} in the model'
-            if (
-                name.endswith('.relative_position_bias_table')
-                and resize.square_window(tensor.shape[:1].numel()) is None
-            ):
-                report.mismatched[name] += '; its window is not square, so pass window_size=(height, width) of it'
-            report.missing.append(name)
-            continue
-        fitted[name] = tensor
-        report.loaded.append(name)
-        if how is not None:
-            report.resized[name] = how
-    report.new = _new_norms(report.missing, source.keys)
+        else:
+            fitted[target.names[name]] = tensor
+            report.loaded.append(name)
+    report.new = [name for name in report.missing if _is_new(name, source, target)]
     excess = _sort_out(source, target, report)
-    report.unexpected = excess + source.unexpected
     wrong = [name for name in report.missing if name not in report.new]
     if (wrong or excess) and not options.allow_partial:
-        raise CheckpointError(explain_misfit(source, target, report, wrong, excess))
+        advice = '' if has_other_stem(source) else LOAD_WHAT_FITS
+        raise CheckpointError(explain_misfit(source, target, report, wrong, excess), advice)
     return fitted, report
+
+
+def _fit_one(
+    name: str, shape: Shape | None, source: Source, target: Target, options: Options, report: Report
+) -> Tensor | None:
+    """Return what to load into a parameter, or None and say in the report why not, unless it is missing."""
+    tensor = source.parameters.get(name)
+    if tensor is None:
+        return None
+    if not tensor.is_floating_point() and name not in target.added:
+        report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
+        return None
+    if count := _not_finite(tensor):
+        report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
+        return None
+    if shape is None:
+        return tensor
+    adapted, how = _adapt(name, tensor, shape, source, target, options)
+    if tuple(adapted.shape) != shape:
+        report.mismatched[name] = f'{tuple(tensor.shape)} in the checkpoint, {shape} in the model'
+        if _is_table(name) and resize.square_window(tensor.shape[:1].numel()) is None:
+            report.mismatched[name] += (
+                '; its window is not square, so pass window_size=(height, width) of it (of '
+                'swin-dense convert, --source-window-size)'
+            )
+        return None
+    if how is not None:
+        report.resized[name] = how
+    return adapted
+
+
+def _take_head(source: Source, report: Report, options: Options) -> None:
+    """Make the classifier's head parameters like the others."""
+    if source.head.keys() == {'weight', 'bias'}:
+        for leaf, key in source.head_keys.items():
+            source.parameters[f'head.{leaf}'], source.keys[f'head.{leaf}'] = source.head[leaf], [key]
+            report.left_out.pop(key, None)
+    elif not options.allow_partial:
+        raise CheckpointError(f'{source.described} ({source.family}) holds no linear head of a classifier')
+
+
+def _is_new(name: str, source: Source, target: Target) -> bool:
+    """Return whether the checkpoint cannot have a missing parameter: it is an output norm, or no part of a Swin."""
+    norm = OUT_NORM.fullmatch(name)
+    if norm is None or target.is_classifier:
+        return name in target.added and name not in source.keys
+    return source.keys.keys().isdisjoint(f'norm{norm[1]}.{leaf}' for leaf in ('weight', 'bias'))
 
 
 def _check_trained_windows(source: Source, target: Target) -> None:
@@ -123,21 +156,28 @@ def _adapt(
     name: str, tensor: Tensor, shape: Shape, source: Source, target: Target, options: Options
 ) -> tuple[Tensor, str | None]:
     given = tuple(tensor.shape)
-    if name.endswith('.relative_position_bias_table') and len(given) == 2 and given[1] == shape[1]:
+    if _is_table(name) and len(given) == 2 and given[1] == shape[1]:
         window = _window(name, given[0], source, target, options)
         if window is None or window == target.window:
             return tensor, None
         table = resize.resize_table(tensor, window, target.window, options.table_resize)
         return table, f'window {_by(window)} to {_by(target.window)}, {options.table_resize}'
+    if name == 'absolute_pos_embed' and len(given) == 3 and (given[0], given[2]) == (shape[0], shape[2]):
+        grid = source.grid or (target.grid if given == shape else resize.square_grid(given[1]))
+        if grid is None or grid == target.grid:
+            return tensor, None
+        position = resize.resize_position(tensor, grid, target.grid)
+        return position, f'grid {_by(grid)} to {_by(target.grid)}, bicubic'
     if given == shape:
         return tensor, None
-    if name == 'absolute_pos_embed' and len(given) == 4 and given[:2] == shape[:2]:
-        size = (shape[2], shape[3])
-        return resize.resize_position(tensor, size), f'grid {_by(given[2:])} to {_by(size)}, bicubic'
-    if name == 'patch_embed.proj.weight' and len(given) == 4 and (given[0], *given[2:]) == (shape[0], *shape[2:]):
+    if name == 'patch_embed.projection.weight' and len(given) == 4 and (given[0], *given[2:]) == (shape[0], *shape[2:]):
         weight = resize.adapt_channels(tensor, shape[1], options.in_channels)
         return weight, f'image channels {given[1]} to {shape[1]}, in_channels={options.in_channels!r}'
     return tensor, None
+
+
+def _is_table(name: str) -> bool:
+    return name.endswith('.relative_position_bias_table')
 
 
 def _window(name: str, length: int, source: Source, target: Target, options: Options) -> resize.Pair | None:
@@ -166,30 +206,23 @@ def _use_final_norm(source: Source, target: Target) -> None:
         source.keys[last + leaf] = source.keys.pop(f'norm{leaf}')
 
 
-def _new_norms(missing: list[str], given: Collection[str]) -> list[str]:
-    """Return the missing output norms if the checkpoint is of a kind that has none, or only that of a last stage."""
-    stages = {int(match[1]) for match in map(STAGE.match, given) if match}
-    norms = {int(match[1]) for match in map(OUT_NORM.fullmatch, given) if match}
-    if norms - {max(stages, default=-1)}:
-        return []
-    return [name for name in missing if (match := OUT_NORM.fullmatch(name)) and int(match[1]) not in norms]
-
-
 def _sort_out(source: Source, target: Target, report: Report) -> list[str]:
-    """Note what the model leaves out on purpose, and return the keys that have no place in it."""
-    excess = list(source.foreign)
+    """Report the entries that the model has no place for, and return those of them that it ought to have."""
+    excess = []
     for name, keys in source.keys.items():
         if name in target.shapes:
             continue
         stage = STAGE.match(name)
-        if name.startswith(f'layers.{target.stages - 1}.downsample.') or (stage and int(stage[1]) >= target.stages):
+        if name.startswith(f'stages.{target.stages - 1}.downsample.') or (stage and int(stage[1]) >= target.stages):
             reason = 'stages above the last output'
-        elif OUT_NORM.fullmatch(name):
+        elif OUT_NORM.fullmatch(name) and not any(own.startswith(f'{name.partition(".")[0]}.') for own in target.names):
             reason = 'norms of stages that are not returned'
         elif name in ('norm.weight', 'norm.bias'):
             reason = "the classifier's final norm"
         else:
-            excess += keys
+            report.unexpected += keys
+            if is_standard(name) or name.startswith(source.stems):
+                excess += keys
             continue
         report.left_out.update(dict.fromkeys(keys, reason))
     return excess

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.checkpoint.fit import Options, fit
-from swin_dense.checkpoint.report import CheckpointError
+from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.checkpoint.source import flatten, read_source
-from swin_dense.checkpoint.target import Target
+from swin_dense.checkpoint.target import Target, state_of
 
 _logger = logging.getLogger(__package__)
 
@@ -26,7 +26,17 @@ def allow_partial_loading() -> Iterator[None]:
     """Let ``load_state_dict`` leave parameters of backbones as they are.
 
     Outside, a ``load_state_dict`` that brings a backbone none or only some of its parameters raises, with
-    ``strict=False`` too. Inside, it is for those who mean it: to load a head alone, an adapter, or half a backbone.
+    ``strict=False`` too. Inside, a head alone or half a backbone loads. In a config, the backbone's option
+    ``allow_partial=True`` does the same.
+
+    Examples:
+        >>> from swin_dense import SwinBackbone
+        >>> backbone = SwinBackbone('t')
+        >>> patch = {name: x for name, x in backbone.state_dict().items() if name.startswith('patch_embed')}
+        >>> with allow_partial_loading():
+        ...     kept = backbone.load_state_dict(patch, strict=False).missing_keys
+        >>> len(kept) + len(patch) == len(backbone.state_dict())
+        True
     """
     with _demanding('some'):
         yield
@@ -68,43 +78,55 @@ def convert_before_load(
     """
     if _demand.get() == 'nothing':
         return
-    partial = _demand.get() == 'some'
+    partial = _demand.get() == 'some' or getattr(module, 'allow_partial', False)
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
-    if _has_nothing_to_convert(given, target) or (partial and not given):
+    if _needs_no_conversion(given, target) or (partial and not given):
         return
     if not given:
         raise CheckpointError(_nothing_given(prefix))
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
     try:
-        found = read_source(flatten(given), described, target.grid)
+        found = read_source(flatten(given), described)
         parameters, report = fit(found, target, Options(allow_partial=partial))
-    except CheckpointError:
-        if partial:
-            return
-        raise
+    except CheckpointError as error:
+        if not partial:
+            raise
+        _logger.warning('Nothing is converted: %s', error)
+        return
     for key in given:
         if key not in report.unexpected:
             del state_dict[prefix + key]
-    state_dict.update({prefix + target.names.get(name, name): tensor for name, tensor in parameters.items()})
+    state_dict.update({prefix + name: tensor for name, tensor in parameters.items()})
     if not partial:
-        # What such a checkpoint never holds shall not count as missing with strict=True.
-        own = dict(module.named_parameters(remove_duplicate=False))
-        for name in report.new:
-            parameter = own.get(target.names[name])
-            if parameter is not None and not parameter.is_meta:
-                state_dict[prefix + target.names[name]] = parameter.detach()
+        # What the checkpoint cannot have shall not count as missing with strict=True.
+        own = dict(state_of(module))
+        for key in [target.names[name] for name in report.new]:
+            if key in own and not own[key].is_meta:
+                state_dict[prefix + key] = own[key].detach()
     # A backbone that belongs to a framework says it in the framework's log.
-    getattr(module, 'log_load', _logger.info)(str(report))
+    getattr(module, 'log_load', log_report)(report)
 
 
-def _has_nothing_to_convert(given: Mapping[str, Any], target: Target) -> bool:
-    """Whether a state dict is exactly that of the backbone."""
-    if not target.complete or given.keys() != set(target.names.values()):
+def log_report(report: Report) -> None:
+    """Log what a load did."""
+    _logger.log(report.level, '%s', report)
+
+
+def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
+    """Return whether a state dict has all of the module's own keys, or only such that no Swin has, as of an adapter."""
+    own = {key: name for name, key in target.names.items()}
+    if not given or not given.keys() <= own.keys():
         return False
-    return all(
-        isinstance(given[target.names[name]], Tensor) and shape in (None, tuple(given[target.names[name]].shape))
-        for name, shape in target.shapes.items()
+    if all(own[key] in target.added for key in given):
+        return True
+    return (
+        target.complete
+        and len(given) == len(own)
+        and all(
+            isinstance(tensor, Tensor) and target.shapes[own[key]] in (None, tuple(tensor.shape))
+            for key, tensor in given.items()
+        )
     )
 
 
@@ -115,5 +137,6 @@ def _nothing_given(prefix: str) -> str:
         f'the checkpoint holds nothing for the backbone: no key begins with {prefix!r}. If it is a backbone or a '
         "classifier on its own, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of "
         'the backbone in a config, or with load_checkpoint(model.backbone, ...). If it is meant to leave the '
-        'backbone alone, load it inside "with swin_dense.allow_partial_loading():"'
+        'backbone alone, load it inside "with swin_dense.allow_partial_loading():", in a config with '
+        'allow_partial=True as an option of the backbone'
     )

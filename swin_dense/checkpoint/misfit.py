@@ -6,10 +6,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swin_dense.archs import published_letter
 from swin_dense.checkpoint.report import Report, listed
 from swin_dense.checkpoint.source import Source
-from swin_dense.checkpoint.target import OUT_NORM, Shape, Target
+from swin_dense.checkpoint.target import Shape, Target
+from swin_dense.models.archs import published_letter
+
+LOAD_WHAT_FITS = (
+    '\n  To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
+    'allow_partial=True as an option of the backbone, which load_from heeds too.'
+)
+_CONVOLUTIONAL_STEM = re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight')
+_BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+
+
+def has_other_stem(source: Source) -> bool:
+    """Return whether a stem of several convolutions makes the patches of a checkpoint, as in CTransPath."""
+    return any(map(_CONVOLUTIONAL_STEM.fullmatch, source.parameters))
 
 
 def explain_misfit(source: Source, target: Target, report: Report, wrong: list[str], excess: list[str]) -> str:
@@ -25,6 +37,11 @@ def explain_misfit(source: Source, target: Target, report: Report, wrong: list[s
     given = options_of({name: tuple(tensor.shape) for name, tensor in source.parameters.items()})
     wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
     lines = [f'{report.source} ({source.family}) does not fit the model, which keeps its weights.']
+    if has_other_stem(source):  # without which the blocks would read other features than they were trained on
+        lines.append(
+            'Its patches come from a stem of several convolutions, as in CTransPath, where a Swin has one projection: '
+            'it is another network, which no option of the model builds. Use the code that it came with.'
+        )
     lines += _causes(given, wanted)
     absent = [name for name in wrong if name not in report.mismatched and name not in report.damaged]
     if absent:
@@ -40,58 +57,61 @@ def explain_misfit(source: Source, target: Target, report: Report, wrong: list[s
         )
     if excess:
         lines.append(f'In the checkpoint, without a place in the model: {listed(excess)}.')
-    lines.append(
-        'To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
-        "init_cfg=dict(type='Pretrained', checkpoint=..., allow_partial=True) of the backbone."
-    )
     return '\n  '.join(lines)
 
 
-def explain_version(source: Source, target: Target) -> str:
-    """Return the message of a load of a Swin V2 into a V1, or of a V1 into a V2."""
+def explain_version(source: Source, target: Target) -> tuple[str, str]:
+    """Return the message of a load of a Swin V2 into a V1, or of a V1 into a V2, and what to build in Python."""
     letter = published_letter(options_of({name: tuple(tensor.shape) for name, tensor in source.parameters.items()}))
     kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[source.version]
-    name = f', or create_backbone({("swin_" if source.version == 1 else "swinv2_") + letter!r})' if letter else ''
+    name = f'{"swin_" if source.version == 1 else "swinv2_"}{letter}'
     return (
         f'{source.described} ({source.family}) does not fit the model, which keeps its weights.\n'
-        f'  It is a Swin V{source.version}, another network than the model, a Swin V{target.version}. '
-        f'Build {kind}{name}.'
+        f'  It is a Swin V{source.version}{f", arch={name!r}" if letter else ""}, another network than the model, '
+        f'a Swin V{target.version}.',
+        f' Build {kind}{f", or create_backbone({name!r})" if letter else ""}.',
     )
 
 
 def options_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Read the options of a backbone off the shapes of its parameters, as far as they tell.
+    """Read the options of a model off the shapes of its parameters, where all that can tell one agree.
 
     Args:
         shapes: our parameter name to shape.
     """
-    options: dict[str, Any] = {}
-    if len(patch := shapes.get('patch_embed.proj.weight', ())) == 4:
-        options.update(embed_dims=patch[0], in_channels=patch[1], patch_size=patch[2])
-    blocks = [
-        (int(match[1]), int(match[2]))
-        for match in (re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', n) for n in shapes)
-        if match
-    ]
+    told: dict[str, set[Any]] = {'use_abs_pos_embed': {'absolute_pos_embed' in shapes}}
+    if len(patch := shapes.get('patch_embed.projection.weight', ())) == 4:
+        told.update(in_channels={patch[1]}, patch_size={patch[2]})
+    if len(head := shapes.get('head.weight', ())) == 2:
+        told['num_classes'] = {head[0]}
+    blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
+    stages = range(blocks[-1][0] + 1 if blocks else 0)
     if blocks:
-        stages = range(max(stage for stage, _ in blocks) + 1)
-        options['depths'] = tuple(1 + max((b for s, b in blocks if s == stage), default=-1) for stage in stages)
-        tables = [shapes.get(f'layers.{stage}.blocks.0.attn.relative_position_bias_table', ()) for stage in stages]
-        scales = [shapes.get(f'layers.{stage}.blocks.0.attn.logit_scale', ()) for stage in stages]
-        if all(len(table) == 2 for table in tables):
-            options['num_heads'] = tuple(table[1] for table in tables)
-        if all(len(scale) == 3 for scale in scales):
-            options['num_heads'] = tuple(scale[0] for scale in scales)
-        options['qkv_bias'] = any(name.endswith(('.attn.qkv.bias', '.attn.q_bias')) for name in shapes)
-        if not any(scales):
-            options['use_rel_pos_bias'] = any(name.endswith('.relative_position_bias_table') for name in shapes)
-        if len(hidden := shapes.get('layers.0.blocks.0.mlp.fc1.weight', ())) == 2:
-            options['mlp_ratio'] = hidden[0] / hidden[1]
-        options['patch_norm'] = any('.downsample.norm.' in name or 'embed.norm.' in name for name in shapes)
-        options['use_abs_pos_embed'] = 'absolute_pos_embed' in shapes
-    if norms := {int(match[1]) for match in map(OUT_NORM.fullmatch, shapes) if match}:
-        options['out_indices'] = tuple(sorted(norms))
-    return options
+        told['depths'] = {tuple(1 + max((b for s, b in blocks if s == stage), default=-1) for stage in stages)}
+    heads: list[set[int]] = [set() for _ in stages]
+    for stage, block in blocks:
+        stem = f'stages.{stage}.blocks.{block}.'
+        table, scale = (
+            shapes.get(f'{stem}attn.w_msa.{name}') for name in ('relative_position_bias_table', 'logit_scale')
+        )
+        heads[stage] |= {shape[axis] for shape, axis in ((table, -1), (scale, 0)) if shape}
+        if qkv := shapes.get(f'{stem}attn.w_msa.qkv.weight'):
+            told.setdefault('embed_dims', set()).add(qkv[-1] // 2**stage)
+            biases = {f'{stem}attn.w_msa.{name}' for name in ('qkv.bias', 'q_bias')}
+            told.setdefault('qkv_bias', set()).add(not biases.isdisjoint(shapes))
+            if scale is None:
+                told.setdefault('use_rel_pos_bias', set()).add(table is not None)
+        if len(hidden := shapes.get(f'{stem}ffn.layers.0.0.weight', ())) == 2:
+            told.setdefault('mlp_ratio', set()).add(hidden[0] / hidden[1])
+    if heads and all(len(numbers) == 1 for numbers in heads):
+        told['num_heads'] = {tuple(number for numbers in heads for number in numbers)}
+    told['patch_norm'] = {
+        f'{name.removesuffix(layer)}norm.weight' in shapes
+        for layer in ('projection.weight', 'reduction.weight')
+        for name in shapes
+        if name.endswith(f'.{layer}')
+    }
+    return {option: value for option, values in told.items() if len(values) == 1 for value in values}
 
 
 def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -102,8 +122,8 @@ def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     comparable = {key: value[:stages] if isinstance(value, tuple) else value for key, value in given.items()}
     if len(comparable.get('depths', ())) < stages:  # heads are compared as far as there are any
         wanted = {**wanted, 'num_heads': wanted.get('num_heads', ())[: len(comparable.get('num_heads', ()))]}
-    told = [key for key in ('embed_dims', 'depths', 'num_heads') if key in comparable]
-    different = {key for key in told if comparable[key] != wanted.get(key)}
+    told = [key for key in ('embed_dims', 'depths', 'num_heads') if key in comparable and key in wanted]
+    different = {key for key in told if comparable[key] != wanted[key]}
     if different:
         letter = published_letter(given)
         advice = f'arch={letter!r}' if letter else ', '.join(f'{key}={given[key]}' for key in given if key in different)
@@ -114,8 +134,6 @@ def _causes(given: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         )
     for key, value in given.items():
         if key in ('in_channels', *different) or key not in wanted or comparable[key] == wanted[key]:
-            continue
-        if key == 'out_indices' and set(wanted[key]) <= set(value):
             continue
         lines.append(
             f'The checkpoint was made with {key}={value!r}, the model with {key}={wanted[key]!r}; '

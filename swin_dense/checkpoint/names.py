@@ -14,25 +14,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# Our names, by the role of the module or parameter. These are the names of the official detection code.
+# Our names, by the role of the module or parameter. These are the names of mmdet and mmseg.
 _OURS: dict[str, str] = {
-    'patch_proj': 'patch_embed.proj',
+    'patch_proj': 'patch_embed.projection',
     'patch_norm': 'patch_embed.norm',
     'position': 'absolute_pos_embed',
-    'norm1': 'layers.{stage}.blocks.{block}.norm1',
-    'table': 'layers.{stage}.blocks.{block}.attn.relative_position_bias_table',
-    'logit_scale': 'layers.{stage}.blocks.{block}.attn.logit_scale',
-    'cpb1': 'layers.{stage}.blocks.{block}.attn.cpb_mlp.0',
-    'cpb2': 'layers.{stage}.blocks.{block}.attn.cpb_mlp.2',
-    'q_bias': 'layers.{stage}.blocks.{block}.attn.q_bias',
-    'v_bias': 'layers.{stage}.blocks.{block}.attn.v_bias',
-    'qkv': 'layers.{stage}.blocks.{block}.attn.qkv',
-    'proj': 'layers.{stage}.blocks.{block}.attn.proj',
-    'norm2': 'layers.{stage}.blocks.{block}.norm2',
-    'fc1': 'layers.{stage}.blocks.{block}.mlp.fc1',
-    'fc2': 'layers.{stage}.blocks.{block}.mlp.fc2',
-    'merge_norm': 'layers.{stage}.downsample.norm',
-    'merge': 'layers.{stage}.downsample.reduction',
+    'norm1': 'stages.{stage}.blocks.{block}.norm1',
+    'table': 'stages.{stage}.blocks.{block}.attn.w_msa.relative_position_bias_table',
+    'logit_scale': 'stages.{stage}.blocks.{block}.attn.w_msa.logit_scale',
+    'cpb1': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.0',
+    'cpb2': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.2',
+    'q_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.q_bias',
+    'v_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.v_bias',
+    'qkv': 'stages.{stage}.blocks.{block}.attn.w_msa.qkv',
+    'proj': 'stages.{stage}.blocks.{block}.attn.w_msa.proj',
+    'norm2': 'stages.{stage}.blocks.{block}.norm2',
+    'fc1': 'stages.{stage}.blocks.{block}.ffn.layers.0.0',
+    'fc2': 'stages.{stage}.blocks.{block}.ffn.layers.1',
+    'merge_norm': 'stages.{stage}.downsample.norm',
+    'merge': 'stages.{stage}.downsample.reduction',
     'out_norm': 'norm{stage}',
     'final_norm': 'norm',
 }
@@ -50,13 +50,18 @@ _NUMBERS = {
 _TELLING = ('norm1', 'table', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
 
 # Other spellings of the same names, brought to the ones above: what wrappers insert, timm's features_only, the
-# base model's name and the older names of transformers.
-_RESPELLINGS = tuple(
+# base model's name, its MaskFormer's norms beside the base model and the older names of transformers.
+_RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r'(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.', ''),
         (r'\blayers_(?=\d+\.)', 'layers.'),
         (r'\bswin(?:v2)?\.(?=embeddings\.|encoder\.|layernorm\.)', ''),
+        (
+            r'\bpixel_level_module\.encoder\.model\.(?=embeddings\.|encoder\.|layernorm\.|$)',
+            'pixel_level_module.encoder.',
+        ),
+        (r'\bhidden_states_norms\.(\d+)', lambda match: f'hidden_states_norms.stage{int(match[1]) + 1}'),
         (r'\brpe_mlp\.', 'cpb_mlp.'),
         (r'\battention\.self\.query\b', 'attention.q_proj'),
         (r'\battention\.self\.key\b', 'attention.k_proj'),
@@ -89,7 +94,7 @@ class Name:
 
     @property
     def ours(self) -> str:
-        return OFFICIAL.write(self)[0]
+        return MMDET.write(self)[0]
 
 
 class _Template:
@@ -134,8 +139,9 @@ class Family:
     Attributes:
         name: what reports call it.
         names: role to name, where it differs from ours; a tuple where one tensor of ours is several there.
-        unfold_order: whether patch merging sorts its inputs by channel first, as ``nn.Unfold`` does.
-        flat_position: whether the absolute position embedding is (1, L, C), as against our (1, C, H, W).
+        slice_order: whether patch merging sorts its inputs by neighbour first, as against our order, that of
+            ``nn.Unfold``, by channel first.
+        position_map: whether the absolute position embedding is (1, C, H, W), as against our (1, L, C).
         index: whether each relative position table comes with an index buffer, 'square' (T, T) or 'flat' (T * T).
         inner: what stands before all names but those of the output norms.
         version: of Swin, 1 or 2. V2 has its merging norm after the reduction.
@@ -145,8 +151,8 @@ class Family:
 
     name: str
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    unfold_order: bool = False
-    flat_position: bool = False
+    slice_order: bool = False
+    position_map: bool = False
     index: str | None = None
     inner: str = ''
     version: int = 1
@@ -199,32 +205,37 @@ class Family:
                     return Name(role, **numbers, leaf=leaf, part=part)
         return None
 
-    def decode(self, name: Name, parts: list[Tensor], grid: tuple[int, int] | None) -> Tensor:
+    def decode(self, name: Name, parts: list[Tensor]) -> Tensor:
         """Bring a parameter of this family into our layout.
 
         Args:
             name: which parameter.
             parts: its tensors.
-            grid: (H, W) of our absolute position embedding, where there is one.
         """
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
-        if self._is_unfolded(name) and tensor.shape[-1:].numel() % 4 == 0:
-            # (C, 2x2 row by row) to (2x2 column by column, C)
-            tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
-        if name.role == 'position' and tensor.ndim == 3:
-            tensor = _position_to_map(tensor, grid)
+        if self._is_sliced(name) and tensor.shape[-1:].numel() % 4 == 0:
+            # (2x2 column by column, C) to (C, 2x2 row by row)
+            tensor = tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -2).movedim(-1, -3).flatten(-3)
+        if name.role == 'position' and tensor.ndim == 4:
+            tensor = tensor.flatten(2).transpose(1, 2)
         return tensor
 
-    def encode(self, name: Name, tensor: Tensor) -> list[Tensor]:
-        """Undo :meth:`decode`."""
-        if self._is_unfolded(name):
-            tensor = tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -2).movedim(-1, -3).flatten(-3)
-        if name.role == 'position' and self.flat_position:
-            tensor = tensor.flatten(2).transpose(1, 2)
+    def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> list[Tensor]:
+        """Undo :meth:`decode`.
+
+        Args:
+            name: which parameter.
+            tensor: in our layout.
+            grid: (H, W) of the absolute position embedding, where there is one.
+        """
+        if self._is_sliced(name):
+            tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
+        if name.role == 'position' and self.position_map and grid is not None:
+            tensor = tensor.transpose(1, 2).unflatten(2, grid)
         return list(tensor.chunk(len(self.write(name)))) if name.role == 'qkv' else [tensor]
 
-    def _is_unfolded(self, name: Name) -> bool:
-        return self.unfold_order and (name.role == 'merge' or (name.role == 'merge_norm' and self.version == 1))
+    def _is_sliced(self, name: Name) -> bool:
+        return self.slice_order and (name.role == 'merge' or (name.role == 'merge_norm' and self.version == 1))
 
 
 def plain_name(key: str) -> str:
@@ -234,15 +245,4 @@ def plain_name(key: str) -> str:
     return key
 
 
-def _position_to_map(tensor: Tensor, grid: tuple[int, int] | None) -> Tensor:
-    """Turn (1, L, C) into (1, C, H, W); L tells the grid only if it is ours or a square."""
-    length = tensor.shape[1]
-    side = round(length**0.5)
-    if grid is None or grid[0] * grid[1] != length:
-        grid = (side, side)
-    if grid[0] * grid[1] != length:
-        return tensor
-    return tensor.transpose(1, 2).unflatten(2, grid)
-
-
-OFFICIAL = Family('official')
+MMDET = Family('mmdet', index='square')

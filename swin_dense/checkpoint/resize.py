@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.windows import Pair
+from swin_dense.ops.windows import Pair
 
 TABLE_METHODS = ('bicubic', 'geometric')
 CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
@@ -21,8 +21,14 @@ def offsets(window: Pair) -> Pair:
 
 def square_window(length: int) -> Pair | None:
     """Return the square window that a bias table of ``length`` offsets belongs to, if there is one."""
+    grid = square_grid(length)
+    return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
+
+
+def square_grid(length: int) -> Pair | None:
+    """Return the square grid of ``length`` tokens, if there is one."""
     side = math.isqrt(length)
-    return ((side + 1) // 2,) * 2 if side * side == length and side % 2 else None
+    return (side, side) if side * side == length else None
 
 
 def window_of_index(index: Tensor, length: int) -> Pair | None:
@@ -61,10 +67,10 @@ def resize_table(table: Tensor, source: Pair, target: Pair, method: str = 'bicub
     return interpolate(maps, offsets(target)).flatten(2)[0].T.contiguous().to(table.dtype)
 
 
-def resize_position(position: Tensor, size: Pair) -> Tensor:
-    """Interpolate an absolute position embedding (1, C, H, W) to ``size``, bicubically."""
-    wide = position.to(torch.promote_types(position.dtype, torch.float32))
-    return _bicubic(wide, size).to(position.dtype)
+def resize_position(position: Tensor, source: Pair, target: Pair) -> Tensor:
+    """Interpolate an absolute position embedding (1, L, C) from one grid (H, W) to another, bicubically."""
+    maps = position.to(torch.promote_types(position.dtype, torch.float32)).transpose(1, 2).unflatten(2, source)
+    return _bicubic(maps, target).flatten(2).transpose(1, 2).contiguous().to(position.dtype)
 
 
 def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Tensor:
@@ -83,8 +89,7 @@ def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Ten
     if policy == 'zero':
         if channels < given:
             raise ValueError(
-                f'in_channels="zero" adds channels, but the checkpoint has {given} and the model {channels}; '
-                'use in_channels="mean"'
+                f'the policy "zero" adds channels, but the checkpoint has {given} and the model {channels}; use "mean"'
             )
         return F.pad(weight, (0, 0, 0, 0, 0, channels - given))
     scale = given / channels

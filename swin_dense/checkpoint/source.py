@@ -8,24 +8,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from swin_dense.checkpoint import v2
-from swin_dense.checkpoint.families import (
-    EXPORTED,
-    MMDET,
-    OFFICIAL_V2,
-    find_backbones,
-    settle,
-)
-from swin_dense.checkpoint.names import OFFICIAL, Family, Name, plain_name
+from swin_dense.checkpoint.families import EXPORTED, OFFICIAL, OFFICIAL_V2, find_backbones, settle
+from swin_dense.checkpoint.names import MMDET, Family, Name, plain_name
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.resize import window_of_index
-from swin_dense.windows import Pair
+from swin_dense.ops.windows import Pair
 
 # Components of names that mark a running average of the weights.
 _AVERAGES = {'ema', 'ema_state_dict', 'model_ema', 'state_dict_ema', 'ema_model', 'module_ema'}
-# The second, slowly moving encoder of contrastive pretraining; nobody wants it for dense prediction.
+# The second, slowly moving encoder of contrastive pretraining; dense prediction has no use for it.
 _MOMENTUM_BRANCHES = {'encoder_k'}
 # Entries under the backbone's prefix that are not its parameters, with the reason to leave them out.
 _LEFT_OUT = {
@@ -47,16 +43,16 @@ class Source:
         described: what messages call the checkpoint.
         family: what reports call the code base whose names it has.
         prefix: what stands before its names.
-        parameters: our name to the tensor in our layout.
-        keys: our name to the keys of the checkpoint that hold it, all of them or only some.
+        parameters: our name to the tensor in our layout; of entries that no Swin has, their name to the tensor.
+        keys: the same names to the keys of the checkpoint that hold them, all of them or only some.
+        grid: (H, W) of the absolute position embedding, where the checkpoint tells.
         windows: our name of a relative position table, or of V2's scale, to its window, where the checkpoint tells.
         version: of Swin, 1 or 2.
         trained_windows: stage to the window that V2's position networks were trained with, where the checkpoint tells.
         head: 'weight' and 'bias' of the classifier on the backbone, where there is one.
-        head_keys: the keys of the checkpoint that hold them.
+        head_keys: the same to the keys of the checkpoint that hold them.
         left_out: keys left out on purpose, with the reason.
-        foreign: keys within the stages, or like output norms, that are not understood.
-        unexpected: other keys under the prefix.
+        stems: what the names of everything in a stage and of the output norms begin with.
     """
 
     described: str
@@ -64,14 +60,14 @@ class Source:
     prefix: str
     parameters: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
+    grid: Pair | None = None
     windows: dict[str, Pair] = field(default_factory=dict)
     version: int = 1
     trained_windows: dict[int, Pair] = field(default_factory=dict)
     head: dict[str, Tensor] = field(default_factory=dict)
-    head_keys: list[str] = field(default_factory=list)
+    head_keys: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    foreign: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    stems: tuple[str, ...] = ()
 
     @property
     def network(self) -> str:
@@ -91,6 +87,8 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
         name, value, around = pending.pop()
         if isinstance(value, nn.Module):
             value = value.state_dict()
+        if isinstance(value, np.ndarray) and value.dtype.kind in 'fi' and value.dtype.itemsize <= 8:
+            value = torch.from_numpy(np.ascontiguousarray(value, value.dtype.newbyteorder('=')))
         if isinstance(value, Tensor):
             tensors[name] = value.detach()
         elif isinstance(value, Mapping) and id(value) not in around and len(around) < _DEEPEST:
@@ -98,20 +96,17 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
             pending += [
                 (f'{prefix}{key}', item, around | {id(value)})
                 for key, item in reversed(list(value.items()))
-                if isinstance(item, (Tensor, nn.Module)) or (isinstance(key, str) and key != 'optimizer')
+                if isinstance(item, (Tensor, np.ndarray, nn.Module)) or (isinstance(key, str) and key != 'optimizer')
             ]
     return tensors
 
 
-def read_source(
-    tensors: Mapping[str, Tensor], described: str, grid: Pair | None, prefix: str | None = None, ema: bool = False
-) -> Source:
+def read_source(tensors: Mapping[str, Tensor], described: str, prefix: str | None = None, ema: bool = False) -> Source:
     """Find the backbone among the tensors of a checkpoint.
 
     Args:
         tensors: dotted name to tensor.
         described: what messages call the checkpoint.
-        grid: (H, W) of the absolute position embedding of the model, where it has one.
         prefix: what stands before the backbone's names, or the end of it; None finds out.
         ema: take the running average of the weights instead of the weights.
 
@@ -126,7 +121,8 @@ def read_source(
     except CheckpointError as error:
         raise CheckpointError(f'{described}: {error}') from None
     family = settle(spelling, prefix, plain_names.values())
-    source = Source(described, _label(family, prefix, plain_names.values()), prefix, version=family.version)
+    label = _label(family, prefix, plain_names.values())
+    source = Source(described, label, prefix, version=family.version, stems=family.stems)
     parts: dict[Name, dict[int, str]] = {}
     for key, plain in plain_names.items():
         if not plain.startswith(prefix):
@@ -142,16 +138,16 @@ def read_source(
             found[name.part] = key
         elif reason is not None:
             source.left_out[key] = reason
-        elif plain.startswith(family.stems):
-            source.foreign.append(key)
         else:
-            source.unexpected.append(key)
+            source.parameters[plain], source.keys[plain] = tensors[key], [key]
     for name, found in parts.items():
         source.keys[name.ours] = keys = [found[part] for part in sorted(found)]
         # Parts that are joined must be alike; integers beside floats are not weights.
         kinds = {(tensors[key].shape, tensors[key].is_floating_point()) for key in keys}
         if len(found) == len(family.write(name)) and len(kinds) == 1:
-            source.parameters[name.ours] = family.decode(name, [tensors[key] for key in keys], grid)
+            source.parameters[name.ours] = family.decode(name, [tensors[key] for key in keys])
+        if name.role == 'position' and tensors[keys[0]].ndim == 4:
+            source.grid = (tensors[keys[0]].shape[2], tensors[keys[0]].shape[3])
         index = tensors.get(keys[0].replace('relative_position_bias_table', 'relative_position_index'))
         if name.role == 'table' and index is not None:
             window = window_of_index(index, tensors[keys[0]].shape[:1].numel())
@@ -176,7 +172,7 @@ def _find_head(source: Source, plain_names: Mapping[str, str], tensors: Mapping[
         match = _HEAD.fullmatch(plain)
         if match is not None and match[1] in beside:
             source.head[match[2]] = tensors[key]
-            source.head_keys.append(key)
+            source.head_keys[match[2]] = key
 
 
 def _choose(keys: Collection[str], prefix: str | None, ema: bool) -> tuple[Family, str]:
@@ -232,7 +228,7 @@ def _label(family: Family, prefix: str, keys: Collection[str]) -> str:
             return 'moby'
         if 'mask_token' in beside:
             return 'simmim'
-    if family is MMDET:  # mmpretrain alone has a V2
+    if family is MMDET:
         if 'decode_head' in beside:
             return 'mmseg'
         if any(key.endswith('head.fc.weight') for key in keys):

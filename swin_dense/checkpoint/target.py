@@ -1,90 +1,138 @@
-"""What a backbone expects of a checkpoint."""
+"""What a model expects of a checkpoint."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from swin_dense.checkpoint.names import plain_name
-from swin_dense.windows import Pair
+from swin_dense.checkpoint.names import MMDET, plain_name
+from swin_dense.ops.windows import Pair
 
 Shape = tuple[int, ...]
-STAGE = re.compile(r'layers\.(\d+)\.')
+STAGE = re.compile(r'stages\.(\d+)\.')
 OUT_NORM = re.compile(r'norm(\d+)\.(weight|bias)')
+HEAD = ('head.weight', 'head.bias')
 # Wrappers of PyTorch that take their component out of names when they load, in hooks of their own.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 
 
 @dataclass(frozen=True)
 class Target:
-    """The parameters of a backbone.
+    """The parameters and persistent buffers of a backbone, or of a classifier.
 
     Attributes:
         names: our name to the name in the module, which wrappers of submodules may extend.
         shapes: our name to the shape, or None where a sharded parameter does not show its own.
+        added: those of the names that no Swin has, as of an adapter.
         window: window of the backbone in tokens.
+        grid: (H, W) of the absolute position embedding.
         stages: how many stages are built.
         version: of Swin, 1 or 2.
         trained_windows: per stage, the window that V2's position networks take theirs to be trained with.
-        clamps: whether that of a stage may turn out smaller, as windows shrink to small maps.
+        clamps: whether windows shrink to small maps.
+        is_classifier: whether there is a head, which reads the last stage.
         complete: whether the module shows all its parameters; FSDP may hide those of submodules in flat ones.
     """
 
     names: Mapping[str, str]
     shapes: Mapping[str, Shape | None]
+    added: frozenset[str]
     window: Pair
+    grid: Pair
     stages: int
-    complete: bool = True
-    version: int = 1
-    trained_windows: tuple[Pair, ...] = ()
-    clamps: bool = False
+    complete: bool
+    version: int
+    trained_windows: tuple[Pair, ...]
+    clamps: bool
+    is_classifier: bool
 
     @classmethod
-    def of(cls, backbone: nn.Module) -> Target:
-        """Describe a backbone.
+    def of(cls, model: nn.Module) -> Target:
+        """Describe a SwinBackbone or a SwinClassifier.
 
         Raises:
-            TypeError: ``backbone`` is no SwinBackbone.
+            TypeError: ``model`` is neither.
         """
-        window = getattr(backbone, 'window_size', None)
-        if not isinstance(backbone, nn.Module) or not hasattr(backbone, 'patch_embed') or not isinstance(window, tuple):
-            inside = '; pass its .backbone' if hasattr(backbone, 'backbone') else ''
-            raise TypeError(f'backbone must be a SwinBackbone, got {type(backbone).__name__}{inside}')
+        is_classifier = getattr(model, 'is_swin_classifier', False) is True
+        backbone: Any = model.backbone if is_classifier else model
+        window, grid = (getattr(backbone, name, None) for name in ('window_size', 'position_grid'))
+        if not hasattr(backbone, 'patch_embed') or not isinstance(window, tuple) or not isinstance(grid, tuple):
+            inside = '; pass its .backbone' if hasattr(model, 'backbone') else ''
+            raise TypeError(f'backbone must be a SwinBackbone, got {type(model).__name__}{inside}')
         names: dict[str, str] = {}
         shapes: dict[str, Shape | None] = {}
         complete = True
-        for name, parameter in backbone.named_parameters(remove_duplicate=False):
+        for name, tensor in state_of(model):
             if name.endswith('_flat_param'):
                 complete = False
                 continue
             plain = plain_name(name)
-            sharded = '_fsdp_wrapped_module.' in name or parameter.numel() == 0
+            plain = plain.removeprefix('backbone.') if is_classifier else plain
+            sharded = '_fsdp_wrapped_module.' in name or tensor.numel() == 0
             names[plain] = _SELF_RENAMING.sub('', name)
-            shapes[plain] = None if sharded else tuple(parameter.shape)
+            shapes[plain] = None if sharded else tuple(tensor.shape)
         trained = getattr(backbone, 'pretrained_window_size', None)
         return cls(
             names,
             shapes,
+            frozenset(name for name in names if not (is_standard(name) or (is_classifier and name in HEAD))),
             window,
-            len(backbone.layers),  # type: ignore[arg-type]
+            grid,
+            len(backbone.stages),
             complete,
             version=1 if trained is None else 2,
-            trained_windows=tuple((side, side) if side else window for side in trained or ()),  # type: ignore
+            trained_windows=tuple((side, side) if side else window for side in trained or ()),
             clamps=getattr(backbone, 'clamp_window', False) is True,
+            is_classifier=is_classifier,
         )
 
-    @property
-    def grid(self) -> Pair | None:
-        """(H, W) of the absolute position embedding."""
-        shape = self.shapes.get('absolute_pos_embed')
-        return None if shape is None else (shape[2], shape[3])
+    def found_in(self, given: Mapping[str, Tensor]) -> Target:
+        """Return the target with those of the ``given`` parameters that its module has under other names, or hides."""
+        absent = {name for name in given if name not in self.names and is_standard(name)}
+        if self.complete:
+            renamed = {name: own for name in absent if (own := self._wrapped(name, tuple(given[name].shape)))}
+        else:  # FSDP takes what it hides under the usual names
+            absent -= {name for name in absent if name.startswith(f'stages.{self.stages - 1}.downsample.')}
+            hidden = {name for name in absent if (match := STAGE.match(name)) and int(match[1]) < self.stages}
+            return replace(
+                self,
+                names={**{name: name for name in hidden}, **self.names},
+                shapes={**dict.fromkeys(hidden), **self.shapes},
+            )
+        ours = {own: name for name, own in renamed.items()}
+        return replace(
+            self,
+            names={ours.get(own, own): key for own, key in self.names.items()},
+            shapes={ours.get(own, own): shape for own, shape in self.shapes.items()},
+            added=self.added - ours.keys(),
+        )
 
-    def with_hidden(self, given: Iterable[str]) -> Target:
-        """Add those of the ``given`` parameters that FSDP may hide, as it takes what is under their usual names."""
-        hidden = {name for name in given if (match := STAGE.match(name)) and int(match[1]) < self.stages}
-        hidden -= {name for name in hidden if name.startswith(f'layers.{self.stages - 1}.downsample.')}
-        names = {**{name: name for name in hidden}, **self.names}
-        return replace(self, names=names, shapes={**dict.fromkeys(hidden), **self.shapes})
+    def _wrapped(self, name: str, shape: Shape) -> str | None:
+        """Return the one parameter that has the name and the shape but for what a wrapper, such as LoRA's, inserts."""
+        dots = [index for index, character in enumerate(name) if character == '.']
+        inside = [
+            own
+            for own in self.added
+            if self.shapes[own] == shape
+            and any(own.startswith(name[:dot]) and own.endswith(name[dot:]) for dot in dots)
+        ]
+        return inside[0] if len(inside) == 1 else None
+
+
+def is_standard(name: str) -> bool:
+    """Return whether a name of ours is that of a parameter which some backbone has."""
+    read = MMDET.read(name)
+    return read is not None and read.role != 'final_norm'
+
+
+def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and the persistent buffers of a model by name."""
+    yield from model.named_parameters(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f'{path}.{name}' if path else name, buffer

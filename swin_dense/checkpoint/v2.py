@@ -8,10 +8,10 @@ from collections.abc import Mapping, MutableMapping
 import torch
 from torch import Tensor
 
-from swin_dense.windows import Pair, log_spaced_offsets
+from swin_dense.ops.windows import Pair, log_spaced_offsets
 
 COORDINATES = 'relative_coords_table'
-_JOINED = '.attn.qkv.bias'
+_JOINED = '.attn.w_msa.qkv.bias'
 
 
 def split_biases(parameters: MutableMapping[str, Tensor], keys: MutableMapping[str, list[str]]) -> None:

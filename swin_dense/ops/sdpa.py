@@ -11,38 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.ops import surroundings
+from swin_dense.ops import context
 from swin_dense.ops.plan import Group, Plan, plan_windows
-from swin_dense.windows import Pair
+from swin_dense.ops.windows import WindowSpec
 
 
-def reason_not_to_run(qkv: Tensor, window_size: Pair, num_heads: int, dropout_p: float) -> str | None:
-    return surroundings.reason_for_plain_operations(qkv)
+def unsupported_reason(qkv: Tensor, spec: WindowSpec) -> str | None:
+    return context.plain_reason(qkv)
 
 
-def window_attention(
-    qkv: Tensor,
-    relative_bias: Tensor | None,
-    pad_kv: Tensor | None,
-    num_heads: int,
-    window_size: Pair,
-    shift: Pair,
-    scale: float,
-    dropout_p: float,
-) -> Tensor:
+def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`."""
     batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
-    tokens = window_size[0] * window_size[1]
     bias = None if relative_bias is None else relative_bias.to(qkv.dtype)
     if pad_kv is None:
         pad_kv = qkv.new_zeros(2 * channels)
-    plan = plan_windows(height, width, window_size, shift, qkv.device)
+    plan = plan_windows(height, width, spec.window, spec.shift, qkv.device)
     outs = []
     for group, slots in zip(plan.groups, _ToWindows.apply(qkv.flatten(1, 2), pad_kv.to(qkv.dtype), plan), strict=True):
-        heads = slots.view(-1, tokens, 3, num_heads, channels // num_heads)
+        heads = slots.view(-1, spec.tokens, 3, spec.num_heads, channels // spec.num_heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         mask = _score_bias(bias, group, qkv.dtype)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=spec.dropout, scale=spec.scale)
         outs.append(out.transpose(1, 2).reshape(batch, len(group.tokens), channels))
     return _ToRaster.apply(plan, *outs).view(batch, height, width, channels)
 

@@ -1,1 +1,0 @@
-"""Swin as an image classifier: the model, and what it scores on a folder of images."""

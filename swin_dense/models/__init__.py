@@ -1,0 +1,1 @@
+"""The networks: backbones of both versions and the classifier."""

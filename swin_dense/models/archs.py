@@ -1,0 +1,137 @@
+"""The four published Swin architectures, the same in V1 and V2, and how a user names one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from swin_dense.utils import checks
+
+
+@dataclass(frozen=True)
+class Arch:
+    """What distinguishes one Swin from another.
+
+    Attributes:
+        embed_dims: channels of the first stage; every later stage doubles them.
+        depths: transformer blocks per stage.
+        num_heads: attention heads per stage.
+    """
+
+    embed_dims: int
+    depths: tuple[int, ...]
+    num_heads: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'embed_dims', checks.integer('embed_dims', self.embed_dims))
+        object.__setattr__(self, 'depths', checks.integers('depths', self.depths))
+        heads = checks.integers('num_heads', self.num_heads)
+        if len(heads) != len(self.depths):
+            raise ValueError(
+                f'depths and num_heads must have one entry per stage each, got depths={self.depths} and '
+                f'num_heads={heads}; give both'
+            )
+        object.__setattr__(self, 'num_heads', heads)
+        for stage, (channels, heads_of_stage) in enumerate(zip(self.channels, heads, strict=True)):
+            if channels % heads_of_stage:
+                raise ValueError(
+                    f'num_heads[{stage}] = {heads_of_stage} does not divide the {channels} channels of stage '
+                    f'{stage} (embed_dims={self.embed_dims}, doubled per stage); '
+                    f'use a number of heads that divides {channels}'
+                )
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Channels per stage."""
+        return tuple(self.embed_dims * 2**stage for stage in range(len(self.depths)))
+
+
+ARCHS = {
+    't': Arch(96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    's': Arch(96, (2, 2, 18, 2), (3, 6, 12, 24)),
+    'b': Arch(128, (2, 2, 18, 2), (4, 8, 16, 32)),
+    'l': Arch(192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}
+ALIASES = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
+
+
+def published_letter(options: Mapping[str, Any]) -> str | None:
+    """Return the letter of the published architecture that options are of, as far as they say it; None if of none."""
+    for letter, arch in ARCHS.items():
+        if all(options.get(key, value) == value for key, value in vars(arch).items()):
+            return letter
+    return None
+
+
+# What stands before the letter of an architecture in the name of a model.
+PREFIXES = {'swin': ('swin_', 'swin-'), 'swinv2': ('swinv2_', 'swinv2-', 'swin_v2_', 'swin-v2-')}
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """Return the family, 'swin' or 'swinv2', that the name of a model says, and the rest: 'swin', 't' for 'swin_t'."""
+    name = name.lower()
+    for family in ('swinv2', 'swin'):
+        for prefix in PREFIXES[family]:
+            if name.startswith(prefix):
+                return family, name.removeprefix(prefix)
+    return None, name
+
+
+# What may follow it in the names of timm's models and the authors' files.
+_NAME_OF_FILE = re.compile(rf'({"|".join(ALIASES)})_(?:patch4_)?window(\d+)')
+
+
+def arch_letter(name: str, family: str = 'swin') -> str:
+    """Return the letter of the architecture that a name stands for: 't' for 't', 'tiny', 'swin_t' and 'swin_tiny'.
+
+    Args:
+        name: of an architecture, alone or with its family in front.
+        family: 'swin' or 'swinv2', which the name must not contradict.
+
+    Raises:
+        ValueError: the name is unknown, or of the other family.
+    """
+    named, short = split_name(name)
+    if named not in (None, family):
+        other = {'swin': 'SwinBackbone, SwinDense in a config', 'swinv2': 'SwinV2Backbone, SwinDenseV2 in a config'}
+        raise ValueError(f'arch={name!r} is of {other[str(named)]}; build that, or leave {named!r} out of the name')
+    letter = ALIASES.get(short, short)
+    if elsewhere := _NAME_OF_FILE.match(short):
+        arch = f'{named or family}_{elsewhere[1][0]}'
+        raise ValueError(
+            f'{name!r} is the name of a checkpoint at timm or the authors; the architecture is {arch!r} with '
+            f'window_size={elsewhere[2]}, and weights come from a file: checkpoint=... of create_backbone'
+        )
+    if letter not in ARCHS:
+        names = [*ARCHS, *ALIASES]
+        raise ValueError(
+            f"arch must be one of {names}, with or without '{family}_' in front, got {name!r}"
+            f'{checks.closest(short, names)}'
+        )
+    return letter
+
+
+def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> Arch:
+    """Return the architecture that ``arch`` names or describes.
+
+    Args:
+        arch: 't', 's', 'b', 'l', the same as 'tiny', 'swin_t' or 'swin_tiny', or a mapping with the keys
+            ``embed_dims``, ``depths`` and ``num_heads``.
+        family: 'swin' or 'swinv2', which a name must not contradict.
+
+    Raises:
+        ValueError: the name is unknown, keys are missing or unknown, or the values do not fit together.
+        TypeError: ``arch`` is none of the types above.
+    """
+    if isinstance(arch, Arch):
+        return arch
+    if isinstance(arch, str):
+        return ARCHS[arch_letter(arch, family)]
+    if isinstance(arch, Mapping):
+        expected = [field.name for field in fields(Arch)]
+        if sorted(arch) != sorted(expected):
+            raise ValueError(f'arch as a dict must have exactly the keys {expected}, got {sorted(arch)}')
+        return Arch(**arch)
+    raise TypeError(f'arch must be one of {list(ARCHS)} or a dict, got {type(arch).__name__}')

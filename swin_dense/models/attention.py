@@ -1,0 +1,158 @@
+"""Window attention as modules: they own the parameters, ``swin_dense.ops`` does the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swin_dense.ops import relative_position_bias, window_attention
+from swin_dense.ops.windows import Pair, WindowSpec, central_offsets
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a map is cut into windows.
+
+    Attributes:
+        window: (height, width) in tokens.
+        shift: (height, width) in tokens by which the windows are displaced.
+        bias: (A, T, T) what is added to the scores of every window, or None.
+    """
+
+    window: Pair
+    shift: Pair
+    bias: Tensor | None
+
+
+class WindowAttention(nn.Module):
+    """Multi-head self-attention within the windows of a map of any size: (B, H, W, C) to (B, H, W, C).
+
+    Args:
+        channels: C.
+        num_heads: heads, which divide C.
+        window_size: (height, width) in tokens that the relative position bias is made for.
+        qkv_bias: whether queries, keys and values have a bias.
+        qk_scale: factor on the query-key product; None is ``(C / num_heads) ** -0.5``, 0 leaves the relative
+            position alone to decide.
+        use_rel_pos_bias: whether the learnt relative position bias exists.
+        attn_drop_rate: dropout of the attention weights.
+        proj_drop_rate: dropout of the output.
+        backend: one of ``swin_dense.ops.BACKENDS``.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        num_heads: int,
+        window_size: Pair,
+        qkv_bias: bool = True,
+        qk_scale: float | None = None,
+        use_rel_pos_bias: bool = True,
+        attn_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        backend: str = 'auto',
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.window_size = window_size
+        self.scale = (channels // num_heads) ** -0.5 if qk_scale is None else qk_scale
+        self.backend = backend
+        self.relative_position_bias_table: nn.Parameter | None = None
+        if use_rel_pos_bias:
+            offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
+            self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
+        self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
+        # Dropout happens inside of the attention, by this module's rate and training flag; it is not called itself.
+        self.attn_drop = nn.Dropout(attn_drop_rate)
+        self.proj = nn.Linear(channels, channels)
+        self.proj_drop = nn.Dropout(proj_drop_rate)
+
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        dropout = self.attn_drop.p if self.attn_drop.training else 0.0
+        spec = WindowSpec(self.num_heads, windows.window, windows.shift, self.scale, dropout)
+        out = window_attention(self.project(x), windows.bias, self.pad_kv(x), spec, self.backend)
+        return self.proj_drop(self.proj(out))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values, (B, H, W, 3C), of x, (B, H, W, C)."""
+        return self.qkv(x)
+
+    def pad_kv(self, x: Tensor) -> Tensor | None:
+        """Return key and value of a padding token, (2C,), or None for zeros.
+
+        Padding tokens are zeros before the projection, as in the official code, so these are the projection's bias.
+        """
+        if self._is_linear():
+            return self._linear_pad_kv()
+        # A replaced projection (LoRA, quantisation) is asked, as it need not have a bias of that name.
+        padding = self.project(x.new_zeros(1, 1, 1, x.shape[3])).flatten()
+        return padding[padding.shape[0] // 3 :]
+
+    def _is_linear(self) -> bool:
+        return type(self.qkv) is nn.Linear and 'forward' not in vars(self.qkv)
+
+    def _linear_pad_kv(self) -> Tensor | None:
+        bias = self.qkv.bias
+        return None if bias is None else bias[self.qkv.out_features // 3 :]
+
+    def relative_bias(self, window: Pair) -> Tensor | None:
+        """Return what is added to the scores of a window of that size, (A, T, T), or None."""
+        table = self.relative_position_bias_table
+        if table is None:
+            return None
+        return relative_position_bias(central_offsets(table, self.window_size, window), window, self.backend)
+
+    def reset_position(self) -> None:
+        """Initialise the parameters beside those of the linear layers."""
+        if self.relative_position_bias_table is not None:
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    local_forward = forward  # see swin_dense.models.block.whole_map_reason
+
+    def extra_repr(self) -> str:
+        return f'num_heads={self.num_heads}, window_size={self.window_size}'
+
+
+class ShiftedWindowAttention(nn.Module):
+    """Where the windows of a map lie, around the attention within them: (B, H, W, C) to (B, H, W, C), any H and W.
+
+    Args:
+        w_msa: the attention within windows.
+        shift: (height, width) in tokens by which the windows are displaced.
+        clamp_window: whether a window that does not fit inside a map shrinks to it and loses its shift; see
+            :meth:`windows_on`.
+    """
+
+    def __init__(self, w_msa: WindowAttention, shift: Pair, clamp_window: bool = False) -> None:
+        super().__init__()
+        self.w_msa = w_msa
+        self.shift = shift
+        self.clamp_window = clamp_window
+
+    def forward(self, x: Tensor, windows: Windows | None = None) -> Tensor:
+        """Attend within the windows of x, which are those of :meth:`windows_of` unless they are given."""
+        return self.w_msa(x, windows or self.windows_of(x))
+
+    local_forward = forward
+
+    def windows_of(self, x: Tensor) -> Windows:
+        """Return how x, (B, H, W, C), is cut into windows."""
+        window, shift = self.windows_on(x.shape[1], x.shape[2])
+        return Windows(window, shift, self.w_msa.relative_bias(window))
+
+    def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
+        """Return window and shift, both (height, width) in tokens, on a map of height x width tokens.
+
+        Classifiers clamp: where the map is not larger than the window on both sides, the window is at most the map's
+        shorter side, and nothing is shifted.
+        """
+        window, shift = self.w_msa.window_size, self.shift
+        if self.clamp_window and (height <= window[0] or width <= window[1]):
+            side = min(height, width)
+            return (min(window[0], side), min(window[1], side)), (0, 0)
+        return window, shift
+
+    def extra_repr(self) -> str:
+        return f'shift={self.shift}' + (', clamp_window=True' if self.clamp_window else '')

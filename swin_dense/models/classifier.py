@@ -1,0 +1,91 @@
+"""A Swin with a linear head on its mean token, as published classifiers are, and loading them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from swin_dense.checkpoint import convert_before_load
+from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
+from swin_dense.models.archs import Arch, resolve_arch, split_name
+from swin_dense.models.create import BACKBONES, network_of, options_for
+from swin_dense.models.hub import HubMixin
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import checks, compat
+
+
+class SwinClassifier(HubMixin):
+    """Swin Transformer that scores an image for every class: norm, mean over tokens, linear layer.
+
+    Args:
+        name: 'swin_t', 'swinv2_t' and the like, or an architecture as :class:`SwinBackbone` takes it.
+        num_classes: how many scores.
+        clamp_window: whether windows shrink to maps that they do not fit inside of and lose their shift there. The
+            published classifiers do so, dense models do not; see :class:`SwinBackbone`.
+        **options: of :class:`SwinBackbone` or :class:`SwinV2Backbone`.
+
+    Attributes:
+        backbone: whose last output norm is the classifier's final norm.
+        head: the linear layer.
+
+    Examples:
+        >>> classifier = SwinClassifier('swin_t', num_classes=10)
+        >>> classifier(torch.rand(2, 3, 224, 224)).shape
+        torch.Size([2, 10])
+    """
+
+    is_swin_classifier = True  # for load_checkpoint, which knows no class
+
+    def __init__(
+        self,
+        name: str | Mapping[str, Any] | Arch = 'swin_t',
+        num_classes: int = 1000,
+        *,
+        clamp_window: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if 'out_indices' in options:
+            raise TypeError('a classifier reads the last stage; leave out_indices out')
+        network = network_of(name) or 'swin'
+        stages = len(options['depths'] if options.get('depths') else resolve_arch(name, network).depths)
+        self.backbone: SwinBackbone = BACKBONES[network](
+            name, out_indices=(stages - 1,), clamp_window=clamp_window, **options
+        )
+        self.head = nn.Linear(self.backbone.out_channels[-1], checks.integer('num_classes', num_classes))
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+        compat.register_load_state_dict_pre_hook(self, convert_before_load)
+
+    def forward(self, img: Tensor) -> Tensor:
+        """Return the scores of images, (B, in_channels, H, W), before any softmax: (B, num_classes)."""
+        return self.head(self.backbone(img)[-1].mean((2, 3)))
+
+
+def create_classifier(
+    checkpoint: Checkpoint, name: str | None = None, *, trust: bool = False, **options: Any
+) -> SwinClassifier:
+    """Build the classifier that a checkpoint holds, with its weights, ready for inference.
+
+    Args:
+        checkpoint: as for :func:`swin_dense.load_checkpoint`.
+        name: of the model, where the checkpoint does not tell, or to refuse any other.
+        trust: unpickle classes that are not known to be harmless.
+        **options: of :class:`SwinClassifier`, before those that the checkpoint tells.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or holds no whole classifier.
+    """
+    found = find_backbone(checkpoint, trust=trust)
+    network, inferred = options_for(found, name, options)
+    inferred.pop('out_indices', None)
+    arch: Any = inferred.pop('arch')
+    if isinstance(arch, dict):  # which does not say the network
+        arch, inferred = 't', {**arch, **inferred}
+    if 'weight' in found.head:
+        inferred.setdefault('num_classes', len(found.head['weight']))
+    classifier = SwinClassifier(f'{network}_{split_name(arch)[1]}', **inferred)
+    load_found(classifier, found)
+    return classifier.eval()

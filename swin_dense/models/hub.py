@@ -1,0 +1,207 @@
+"""``from_pretrained``, ``save_pretrained`` and ``push_to_hub`` of backbones and classifiers.
+
+A saved model is a folder: ``model.safetensors``, ``config.json`` with the class and its options, ``README.md``, the
+model card. Folders need safetensors alone; the Hub also needs huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import nn
+
+from swin_dense.utils.atomic import written_whole
+
+Model = TypeVar('Model', bound='HubMixin')
+
+WEIGHTS, CONFIG, CARD = 'model.safetensors', 'config.json', 'README.md'
+LIBRARY = 'swin_dense'
+CARD_TEXT = """---
+library_name: swin_dense
+tags:
+- swin
+- image-feature-extraction
+---
+
+# {kind}
+
+```python
+from {module} import {kind}
+
+model = {kind}.from_pretrained({name!r})
+```
+
+{parameters:,} parameters; options: `{options}`.
+"""
+
+
+class HubMixin(nn.Module):
+    """A module that can be saved with its options, and built again from them."""
+
+    _given: dict[str, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if '__init__' in vars(cls):
+            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, name: str | None = None) -> Path:
+        """Write the weights, the options and a model card.
+
+        Args:
+            folder: where to; made if it is missing. A model card that is there is kept.
+            name: of the model in the card, as in 'me/my-swin'; None for the folder's.
+
+        Raises:
+            TypeError: an option cannot be written as JSON.
+            ImportError: safetensors is missing.
+        """
+        save_file = _need('safetensors.torch').save_file
+        kind = type(self)
+        config = {
+            'library': LIBRARY,
+            'class': kind.__name__,
+            'options': {option: _as_json(option, value) for option, value in self._given.items()},
+        }
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {key: tensor.detach().contiguous() for key, tensor in self.state_dict().items()}
+        with written_whole(folder / WEIGHTS) as unfinished:
+            save_file(tensors, unfinished.path, metadata={'format': 'pt'})
+        with written_whole(folder / CONFIG) as unfinished:
+            unfinished.path.write_text(json.dumps(config, indent=2) + '\n')
+        if not (folder / CARD).exists():
+            card = CARD_TEXT.format(
+                kind=kind.__name__,
+                module=_public_module(kind),
+                name=name or str(folder),
+                parameters=sum(parameter.numel() for parameter in self.parameters()),
+                options=json.dumps(config['options']),
+            )
+            with written_whole(folder / CARD) as unfinished:
+                unfinished.path.write_text(card)
+        return folder
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Model],
+        name_or_folder: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        **options: Any,
+    ) -> Model:
+        """Build a model that was saved, with all of its weights, ready for inference.
+
+        Args:
+            name_or_folder: a folder, or a repository on the Hub as in 'me/my-swin'.
+            revision: branch, tag or commit of the repository.
+            token: for a private repository, in place of the one that huggingface_hub knows.
+            **options: in place of the saved ones, as in ``frozen_stages=2``.
+
+        Raises:
+            FileNotFoundError: the folder lacks a file.
+            ValueError: the folder holds another class, or no model of this package.
+            TypeError: an option is unknown.
+            CheckpointError: a weight is missing or of another shape.
+            RuntimeError: a weight is superfluous.
+        """
+        folder = Path(name_or_folder)
+        if not folder.is_dir():
+            hub = _need('huggingface_hub')
+            files = [WEIGHTS, CONFIG]
+            folder = Path(
+                hub.snapshot_download(str(name_or_folder), revision=revision, token=token, allow_patterns=files)
+            )
+        config = json.loads((folder / CONFIG).read_text())
+        if config.get('library') != LIBRARY:
+            raise ValueError(
+                f'{name_or_folder}: {CONFIG} is not of swin_dense; load the weights of other libraries with '
+                'create_backbone(name, checkpoint)'
+            )
+        if config['class'] != cls.__name__:
+            raise ValueError(f'{name_or_folder} holds a {config["class"]}: call {config["class"]}.from_pretrained')
+        model = cls(**{**config['options'], **options})
+        model.load_state_dict(_need('safetensors.torch').load_file(folder / WEIGHTS), strict=True)
+        return model.eval()
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str = 'Upload a model of swin_dense',
+    ) -> str:
+        """Save the model to a repository on the Hub, which is made if it is missing, and return its address.
+
+        Args:
+            repo_id: as in 'me/my-swin'.
+            private: whether a new repository is private; None for the user's default.
+            token: in place of the one that huggingface_hub knows.
+            revision: branch to write to.
+            commit_message: of the upload.
+
+        Raises:
+            ImportError: huggingface_hub or safetensors is missing.
+        """
+        hub = _need('huggingface_hub').HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, name=repo_id)
+            hub.create_repo(repo_id, private=private, exist_ok=True)
+            done = hub.upload_folder(
+                repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
+            )
+        return str(done)
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    """Return an ``__init__`` that keeps its arguments for ``save_pretrained``, as the outermost class got them."""
+    names = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def remember(self: HubMixin, *args: Any, **kwargs: Any) -> None:
+        vars(self).setdefault('_given', {**dict(zip(names, args, strict=False)), **kwargs})
+        init(self, *args, **kwargs)
+
+    return remember
+
+
+def _public_module(kind: type) -> str:
+    """Return where to import a class from: the package that it is in, if that offers it, or its module."""
+    package = kind.__module__.partition('.')[0]
+    return package if getattr(sys.modules[package], kind.__name__, None) is kind else kind.__module__
+
+
+def _need(package: str) -> ModuleType:
+    """Import a package that saving or the Hub needs."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        distribution = package.partition('.')[0]
+        raise ImportError(f'this needs {distribution}: pip install {distribution}') from error
+
+
+def _as_json(option: str, value: Any) -> Any:
+    """Return the value of an option as JSON can say it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(option, entry) for key, entry in value.items()}
+    if isinstance(value, (tuple, list, range)):
+        return [_as_json(option, entry) for entry in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f'the option {option} cannot be written to {CONFIG}: it is a {type(value).__name__}')

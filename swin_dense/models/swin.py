@@ -1,0 +1,347 @@
+"""The backbone, top to bottom as in the paper's figure: block, stage, backbone.
+
+Tokens stay (B, H, W, C) from the patch embedding on and turn into (B, C, H, W) once, at the outputs.
+Source: Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shifted Windows, ICCV 2021.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from swin_dense.checkpoint import convert_before_load
+from swin_dense.models import options
+from swin_dense.models.archs import Arch, resolve_arch
+from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
+from swin_dense.models.block import SwinBlock
+from swin_dense.models.hub import HubMixin
+from swin_dense.models.layer_ids import UNDECAYED, layer_of
+from swin_dense.models.layers import (
+    FFN,
+    ActivationConfig,
+    LayerNorm,
+    NormConfig,
+    PatchEmbed,
+    PatchMerging,
+    build_norm,
+)
+from swin_dense.ops import BACKENDS, plain
+from swin_dense.utils import checks, compat
+
+
+class SwinStage(nn.Module):
+    """The blocks that work at one resolution; ``downsample`` leads to the next stage and is called by the backbone."""
+
+    def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class SwinBackbone(HubMixin):
+    """Swin Transformer that turns an image of any size into a feature pyramid.
+
+    Option names and their meanings, and the names, shapes and order of parameters, are those of mmdet and
+    mmsegmentation. Checkpoints of other families are converted while they are loaded.
+
+    Args:
+        arch: 't', 's', 'b', 'l' or a dict with ``embed_dims``, ``depths`` and ``num_heads``.
+        embed_dims: channels of the first stage, in place of the architecture's.
+        depths: blocks per stage, in place of the architecture's.
+        num_heads: heads per stage, in place of the architecture's.
+        pretrain_img_size: image size in pixels that the absolute position embedding is made for.
+        in_channels: channels of the image.
+        patch_size: side of a patch in pixels.
+        window_size: side, or (height, width), of a window in tokens.
+        mlp_ratio: hidden channels of the MLPs over their channels.
+        strides: the patch size, then the stride of each patch merging; None is the patch size, then 2s.
+        out_indices: stages whose maps are returned, None for all. Stages above the last are not built.
+        qkv_bias: whether queries, keys and values have a bias.
+        qk_scale: factor on the query-key product, None for ``head_dim ** -0.5``. With 0 the relative position
+            alone decides, the paper's 'rel. pos. w/o app.'.
+        patch_norm: whether patch embedding and patch merging normalise.
+        drop_rate: dropout after the embedding, the attention projection and in the MLPs.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
+        use_abs_pos_embed: whether a learnt absolute position embedding is added, interpolated to the actual grid.
+        use_rel_pos_bias: whether the learnt relative position bias exists.
+        use_shift: whether every second block displaces its windows by half a window.
+        act_cfg: activation of the MLPs, as in ``dict(type='GELU')``, or a function that builds one.
+        norm_cfg: normalisation, as in ``dict(type='LN')``, or a function of the channels that builds one over the last
+            axis.
+        with_cp: recompute blocks in the backward pass to save memory, for all stages or one flag per stage.
+        frozen_stages: -1 freezes nothing, 0 the embedding, k also the stages 1 to k and their output norms.
+        attn_backend: one of ``swin_dense.ops.BACKENDS``, for norms too where it is 'triton'. 'auto' takes the fastest
+            that can run; of Triton's kernels those that `swin-dense doctor` found right and faster on this GPU.
+        clamp_window: whether windows shrink to maps that they do not fit inside of, and lose their shift there, as the
+            official classification code has it. The official detection code, and the default, pad such maps.
+
+    Attributes:
+        out_channels: channels of each returned map.
+        out_strides: pixels per cell of each returned map.
+        num_features: channels of each stage, returned or not.
+        position_grid: (height, width) in tokens of the absolute position embedding.
+
+    Raises:
+        ValueError: an option has a value that is not allowed, or options contradict each other.
+        TypeError: an option has the wrong type or is unknown.
+
+    Examples:
+        >>> backbone = SwinBackbone('t', out_indices=(1, 2, 3), frozen_stages=1)
+        >>> maps = backbone(torch.rand(1, 3, 100, 150))
+        >>> [tuple(level.shape) for level in maps]
+        [(1, 192, 13, 19), (1, 384, 7, 10), (1, 768, 4, 5)]
+        >>> backbone.out_channels, backbone.out_strides
+        ((192, 384, 768), (8, 16, 32))
+    """
+
+    # What Swin V2 replaces.
+    _prefix = 'swin'
+    _block = SwinBlock
+    _merging = PatchMerging
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Any] | Arch = 't',
+        *,
+        embed_dims: int | None = None,
+        depths: Sequence[int] | None = None,
+        num_heads: Sequence[int] | None = None,
+        pretrain_img_size: int | Sequence[int] = 224,
+        in_channels: int = 3,
+        patch_size: int = 4,
+        window_size: int | Sequence[int] = 7,
+        mlp_ratio: float = 4,
+        strides: Sequence[int] | None = None,
+        out_indices: Sequence[int] | None = None,
+        qkv_bias: bool = True,
+        qk_scale: float | None = None,
+        patch_norm: bool = True,
+        drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        use_abs_pos_embed: bool = False,
+        use_rel_pos_bias: bool = True,
+        use_shift: bool = True,
+        act_cfg: ActivationConfig = {'type': 'GELU'},
+        norm_cfg: NormConfig = {'type': 'LN'},
+        with_cp: bool | Sequence[bool] = False,
+        frozen_stages: int = -1,
+        attn_backend: str = 'auto',
+        clamp_window: bool = False,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        options.reject_unknown(unknown, _option_names(type(self)))
+        base = resolve_arch(arch, self._prefix)
+        self.arch = Arch(
+            base.embed_dims if embed_dims is None else embed_dims,
+            base.depths if depths is None else checks.integers('depths', depths),
+            base.num_heads if num_heads is None else checks.integers('num_heads', num_heads),
+        )
+        stages = len(self.arch.depths)
+        self.in_channels = checks.integer('in_channels', in_channels)
+        self.window_size = checks.pair('window_size', window_size)
+        self.strides = options.strides_of_stages(strides, checks.integer('patch_size', patch_size), stages)
+        self.clamp_window = checks.boolean('clamp_window', clamp_window)
+        self.out_indices = options.output_stages(out_indices, stages)
+        built = self.out_indices[-1] + 1
+        self.frozen_stages = checks.integer('frozen_stages', frozen_stages, minimum=-1)
+        if self.frozen_stages > built:
+            raise ValueError(f'frozen_stages must lie between -1 and {built}, the stages built, got {frozen_stages}')
+        self.num_features = list(self.arch.channels)
+        self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
+        self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
+
+        checks.one_of('attn_backend', attn_backend, BACKENDS)
+        stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
+        drop_rate = checks.rate('drop_rate', drop_rate)
+        self.patch_embed = PatchEmbed(self.in_channels, self.arch.embed_dims, self.strides[0], stage_norm_cfg)
+        self.absolute_pos_embed: nn.Parameter | None = None
+        height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=self.strides[0])
+        self.position_grid = (height // self.strides[0], width // self.strides[0])
+        if checks.boolean('use_abs_pos_embed', use_abs_pos_embed):
+            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, math.prod(self.position_grid), self.arch.embed_dims))
+        self.pos_drop = nn.Dropout(drop_rate)
+
+        shift = (self.window_size[0] // 2, self.window_size[1] // 2)
+        use_shift = checks.boolean('use_shift', use_shift)
+        drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
+        with_cp = options.flag_per_stage('with_cp', with_cp, stages)
+        make_attention = functools.partial(
+            self._attention(
+                None if qk_scale is None else checks.number('qk_scale', qk_scale),
+                checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
+            ),
+            window_size=self.window_size,
+            qkv_bias=checks.boolean('qkv_bias', qkv_bias),
+            attn_drop_rate=checks.rate('attn_drop_rate', attn_drop_rate),
+            proj_drop_rate=drop_rate,
+            backend=attn_backend,
+        )
+        self.stages = nn.ModuleList()
+        for stage in range(built):
+            channels = self.arch.channels[stage]
+            hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
+            if hidden_channels < 1:
+                raise ValueError(f'mlp_ratio = {mlp_ratio} leaves no hidden channel of {channels}; 4 is usual')
+            blocks = []
+            for block, drop_path in enumerate(drop_path_rates[stage]):
+                w_msa = make_attention(channels, self.arch.num_heads[stage])
+                block_shift = shift if use_shift and block % 2 else (0, 0)
+                attn = ShiftedWindowAttention(w_msa, block_shift, self.clamp_window)
+                ffn = FFN(channels, hidden_channels, act_cfg, drop_rate)
+                blocks.append(self._block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
+            is_last = stage + 1 == built
+            downsample = None if is_last else self._merging(channels, self.strides[stage + 1], stage_norm_cfg)
+            self.stages.append(SwinStage(blocks, downsample))
+        for stage, channels in zip(self.out_indices, self.out_channels, strict=True):
+            self.add_module(f'norm{stage}', build_norm(norm_cfg, channels))
+
+        for module in self.modules():
+            if isinstance(module, LayerNorm):
+                module.backend = attn_backend
+        compat.register_load_state_dict_pre_hook(self, convert_before_load)
+        self.reset_parameters()
+        self._freeze()
+
+    @staticmethod
+    def _attention(qk_scale: float | None, use_rel_pos_bias: bool) -> Callable[..., WindowAttention]:
+        """Return what builds the attention of a block."""
+        return functools.partial(WindowAttention, qk_scale=qk_scale, use_rel_pos_bias=use_rel_pos_bias)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew as the official code does: truncated normal, LayerNorm at identity."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, (nn.Conv2d, nn.LayerNorm)):
+                module.reset_parameters()
+            elif isinstance(module, WindowAttention):
+                module.reset_position()
+        if self.absolute_pos_embed is not None:
+            nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
+
+    def train(self, mode: bool = True) -> SwinBackbone:
+        """Set training mode, keep frozen stages frozen, and return self."""
+        super().train(mode)
+        self._freeze()
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Return the layer of a parameter and the number of layers, in the manner of mmpretrain's backbones.
+
+        Args:
+            param_name: of a parameter of the backbone or of a model around it.
+            prefix: what stands before the backbone's names in the model, with its dot. Other names are the head's.
+        """
+        depths = self.arch.depths
+        layers = sum(depths) + 2
+        if not param_name.startswith(prefix):
+            return layers - 1, layers
+        return layer_of(param_name.removeprefix(prefix), depths), layers
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that weight decay shall spare, beside biases and norms, in the manner of timm."""
+        return {name for name, _ in self.named_parameters() if any(key in name.split('.') for key in UNDECAYED)}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return how timm's layer decay finds its groups, which are those of timm's Swin: merging counts upwards."""
+        if coarse:
+            return {'stem': r'^patch_embed', 'blocks': r'^stages\.(\d+)'}
+        merging = [(rf'^stages\.{stage}\.downsample', (stage + 1, 0)) for stage in range(len(self.stages) - 1)]
+        blocks = [*merging, (r'^stages\.(\d+)\.\w+\.(\d+)', None), (r'^norm', (99999,))]
+        return {'stem': r'^patch_embed', 'blocks': blocks}
+
+    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
+        """Compute the feature pyramid.
+
+        Args:
+            img: (B, in_channels, H, W), any H and W of at least 1 pixel.
+
+        Returns:
+            One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
+        """
+        self._check_image(img)
+        x = self._add_position(self.patch_embed(img))
+        outs = []
+        for index, stage in enumerate(cast('list[SwinStage]', self.stages)):
+            x = stage(x)
+            if index in self.out_indices:
+                norm = getattr(self, f'norm{index}')
+                maps = norm.in_one_pass(x, 'maps') if isinstance(norm, LayerNorm) else None
+                outs.append(plain.to_maps(norm(x)) if maps is None else maps)
+            if stage.downsample is not None:
+                x = stage.downsample(x)
+        return tuple(outs)
+
+    def _add_position(self, x: Tensor) -> Tensor:
+        if self.absolute_pos_embed is not None:
+            position = plain.resize_position(self.absolute_pos_embed, self.position_grid, (x.shape[1], x.shape[2]))
+            x = x + position.to(x.dtype)
+        return self.pos_drop(x)
+
+    def _check_image(self, img: Tensor) -> None:
+        if isinstance(img, torch.fx.Proxy):
+            raise TypeError(
+                'torch.fx cannot trace this backbone, whose windows depend on the size of the image; name the maps '
+                'that you want by out_indices, register forward hooks on its stages, or use torch.export'
+            )
+        if not isinstance(img, Tensor):
+            raise TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
+        if img.ndim != 4:
+            raise ValueError(f'img must have the shape (B, {self.in_channels}, H, W), got {tuple(img.shape)}')
+        if not img.is_floating_point():
+            raise TypeError(
+                f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
+                'or call extract_pyramid, which does'
+            )
+        if img.shape[1] != self.in_channels:
+            raise ValueError(
+                f'img must have {self.in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
+                f'build the backbone with in_channels={img.shape[1]}, or pass (B, {self.in_channels}, H, W)'
+            )
+        weight = getattr(self.patch_embed.projection, 'weight', img)
+        if img.dtype != weight.dtype and not compat.is_autocast_enabled(img.device.type):
+            raise TypeError(
+                f'img is {img.dtype} and the weights are {weight.dtype}; convert one of them, as in '
+                f'img.to({weight.dtype}), or run the backbone under torch.autocast'
+            )
+        if img.shape[2] < 1 or img.shape[3] < 1:
+            raise ValueError(f'the sides of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
+
+    def _freeze(self) -> None:
+        if self.frozen_stages >= 0:
+            _freeze_module(self.patch_embed)
+            self.pos_drop.eval()
+            if self.absolute_pos_embed is not None:
+                self.absolute_pos_embed.requires_grad_(False)
+        for stage in range(self.frozen_stages):
+            _freeze_module(self.stages[stage])
+            if stage in self.out_indices:
+                _freeze_module(getattr(self, f'norm{stage}'))
+
+
+def _option_names(kind: type[SwinBackbone]) -> list[str]:
+    """Return the options that a kind of backbone takes, its own and those that it passes on."""
+    kinds = [base for base in kind.__mro__ if issubclass(base, SwinBackbone) and '__init__' in vars(base)]
+    parameters = [p for base in kinds for p in list(inspect.signature(base).parameters.values())[:-1]]
+    return list(dict.fromkeys(p.name for p in parameters))
+
+
+def _freeze_module(module: nn.Module) -> None:
+    module.eval()
+    module.requires_grad_(False)

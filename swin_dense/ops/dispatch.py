@@ -1,0 +1,118 @@
+"""The one place that chooses an implementation of window attention."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from swin_dense.ops import context, plain, sdpa, windows
+from swin_dense.ops.triton import attention as triton
+from swin_dense.ops.triton import bias, gpu, verdicts
+from swin_dense.ops.windows import Pair, WindowSpec
+from swin_dense.utils import checks
+
+_logger = logging.getLogger('swin_dense.ops')
+
+# By the name of the backend, in the order in which 'auto' tries them. Each is a module with `window_attention`, which
+# takes what the function below does, and `unsupported_reason(qkv, spec)`: why it cannot serve that here, or None.
+IMPLEMENTATIONS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'reference': plain}
+BACKENDS = ('auto', *IMPLEMENTATIONS)
+
+
+def window_attention(
+    qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec, backend: str = 'auto'
+) -> Tensor:
+    """Attend within shifted windows, from raster order to raster order.
+
+    The map is padded to a multiple of the window, rolled by minus the shift, cut into windows, attended within
+    each window and region, and put back. Padding tokens are attended to: their keys and values are ``pad_kv``.
+
+    Args:
+        qkv: (B, H, W, 3C) queries, keys and values of the real tokens.
+        relative_bias: (A, T, T) added to the scores of every window, T tokens per window, or None.
+        pad_kv: (2C,) key and value of a padding token, or None for zeros. A linear layer maps the official code's
+            zero padding to its bias, so this is the k and v part of the qkv bias.
+        spec: heads, window, shift, scale and dropout.
+        backend: one of ``BACKENDS``. 'auto' takes the first that can run, Triton's kernels only where
+            `swin-dense doctor` found them right and faster on this GPU, and logs which, once.
+
+    Returns:
+        (B, H, W, C).
+
+    Raises:
+        ValueError: the backend is unknown.
+        RuntimeError: the backend that was asked for cannot run here.
+
+    Examples:
+        >>> spec = WindowSpec(num_heads=3, window=(7, 7), shift=(3, 3), scale=32**-0.5)
+        >>> window_attention(torch.rand(1, 20, 30, 3 * 96), None, None, spec).shape
+        torch.Size([1, 20, 30, 96])
+    """
+    return _choose(backend, qkv, relative_bias, pad_kv, spec).window_attention(qkv, relative_bias, pad_kv, spec)
+
+
+def relative_position_bias(table: Tensor, window: Pair, backend: str = 'auto') -> Tensor:
+    """Expand a bias table as :func:`swin_dense.ops.windows.relative_position_bias` does, by a kernel where one may run.
+
+    Args:
+        table: ((2 * window height - 1) * (2 * window width - 1), A).
+        window: (height, width) in tokens.
+        backend: of the attention that takes the result.
+
+    Returns:
+        (A, T, T).
+    """
+    # A compiler fuses this with what is around it.
+    is_plain = context.is_rewritten() or backend not in ('auto', 'triton') or not gpu.is_gpu(table)
+    if is_plain or gpu.unsupported_reason(table):
+        return windows.relative_position_bias(table, window)
+    if backend == 'auto' and verdicts.reason_against_bias(window, table.dtype, table.device, torch.is_grad_enabled()):
+        return windows.relative_position_bias(table, window)
+    return bias.relative_position_bias(table, window)
+
+
+def _choose(
+    backend: str, qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec
+) -> ModuleType:
+    checks.one_of('backend', backend, BACKENDS)
+    if context.is_exporting():
+        return plain
+    is_automatic = backend == 'auto'
+    names = list(IMPLEMENTATIONS) if is_automatic else [backend]
+    if context.plain_reason(qkv):  # plain operations serve what the backend cannot
+        names.append('reference')
+    reasons: list[str] = []
+    for name in names:
+        reason = IMPLEMENTATIONS[name].unsupported_reason(qkv, spec)
+        if reason is None and is_automatic and name == 'triton':
+            reason = _unproven_reason(qkv, relative_bias, pad_kv, spec)
+        if reason is None:
+            if is_automatic and not context.is_tracing():  # a log line would break the graph
+                _log_once(name, tuple(reasons))
+            return IMPLEMENTATIONS[name]
+        reasons.append(f'{name}: {reason}')
+    hint = '' if is_automatic else '; use backend="auto"'
+    raise RuntimeError(f'window attention cannot run here: {"; ".join(reasons)}{hint}')
+
+
+def _unproven_reason(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> str | None:
+    """Return why 'auto' does not take the Triton kernels although they can run, or None."""
+    if not gpu.is_gpu(qkv):
+        return 'its interpreter is for tests'
+    # torch.compile looks into torch.func by itself.
+    if not context.is_tracing() and context.is_transformed():
+        return 'torch.func transforms what runs'
+    head_dim = qkv.shape[-1] // 3 // spec.num_heads
+    bias_dtype, pad_dtype = (qkv.dtype if x is None else x.dtype for x in (relative_bias, pad_kv))
+    return verdicts.reason_against_attention(
+        head_dim, spec.window, qkv.dtype, bias_dtype, pad_dtype, qkv.device, torch.is_grad_enabled()
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _log_once(name: str, reasons: tuple[str, ...]) -> None:
+    _logger.info('window attention uses backend %r%s', name, f' ({"; ".join(reasons)})' if reasons else '')

@@ -1,0 +1,132 @@
+"""A Swin's operations in plain ATen: what compilers, exporters, torch.func and gradients of gradients can follow.
+
+:func:`window_attention` is the attention backend 'reference'. The other functions are for the rest of the network; an
+exporter needs a body of its own in most of them, because the graph that it records must hold for every size: then every
+token is looked up where it lies (:mod:`swin_dense.ops.windows`), as runtimes differ in what they make of slices,
+padding by nothing and negative numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_dense.ops import context
+from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, merge, partition, region_ids, take, window_grid
+
+
+def unsupported_reason(qkv: Tensor, spec: WindowSpec) -> str | None:
+    return None
+
+
+def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> Tensor:
+    """See :func:`swin_dense.ops.window_attention`."""
+    height, width, channels = qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
+    rows, columns = window_grid(height, width, spec.window)
+    padding_C = qkv.new_zeros(3 * channels) if pad_kv is None else F.pad(pad_kv, (channels, 0)).to(qkv.dtype)
+    windows = partition(qkv, spec.window, spec.shift, padding_C)
+    q_BNTAD, k_BNTAD, v_BNTAD = (
+        part.reshape(-1, rows * columns, spec.tokens, spec.num_heads, channels // spec.num_heads)
+        for part in windows.chunk(3, 3)
+    )
+    scores = (q_BNTAD * spec.scale).transpose(2, 3) @ k_BNTAD.permute(0, 1, 3, 4, 2)
+    if relative_bias is not None:
+        scores = scores + relative_bias.to(scores.dtype)
+    if any(spec.shift):
+        ids_NT = region_ids(height, width, spec.window, spec.shift, qkv.device)
+        is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
+        scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
+    weights = scores.softmax(-1)
+    if spec.dropout:  # a dropout of nothing would still be a node, and one that some runtimes refuse
+        weights = F.dropout(weights, spec.dropout)
+    out = (weights @ v_BNTAD.transpose(2, 3)).transpose(2, 3).flatten(3)
+    return merge(out, (height, width), spec.window, spec.shift)
+
+
+def pad_to_patches(img: Tensor, side: int) -> Tensor:
+    """Pad an image, (B, c, h, w), with zeros at the right and the bottom to a multiple of a patch's side in pixels."""
+    rows, columns = window_grid(img.shape[2], img.shape[3], (side, side))
+    pads = columns * side - img.shape[3], rows * side - img.shape[2]
+    # A graph must hold for other sizes too; elsewhere, padding by nothing would copy.
+    if context.is_tracing() or any(pads):
+        img = F.pad(img, (0, pads[0], 0, pads[1]))
+    if context.is_exporting() or context.is_transformed():  # torch.func.vmap knows no memory formats
+        return img
+    # In this format the convolution leaves tokens as they are wanted, and the permutation after it copies nothing.
+    return img.contiguous(memory_format=torch.channels_last)
+
+
+def neighbours(x: Tensor, stride: int, by_channel: bool = False) -> Tensor:
+    """Join 2x2 tokens every ``stride`` tokens, with zeros beyond the map.
+
+    Args:
+        x: (B, H, W, C).
+        stride: in tokens.
+        by_channel: whether neighbours lie side by side, row by row, for each channel, as ``nn.Unfold`` has them.
+            Otherwise channels do for each neighbour, column by column, as in the official code, which is faster.
+
+    Returns:
+        (B, ceil(H / stride), ceil(W / stride), 4C).
+    """
+    height, width, channels = x.shape[1:]
+    rows, columns = window_grid(height, width, (stride, stride))
+    if context.is_exporting():
+        step = torch.arange(2, device=x.device)
+        y_source = (torch.arange(rows, device=x.device)[:, None] * stride + step)[:, None, None, :]
+        x_source = (torch.arange(columns, device=x.device)[:, None] * stride + step)[None, :, :, None]
+        joined = take(x, y_source, x_source, x.new_zeros(channels)).reshape(-1, rows, columns, 2, 2, channels)
+    else:
+        pads = (rows - 1) * stride + 2 - height, (columns - 1) * stride + 2 - width
+        if context.is_tracing() or any(pads):
+            x = F.pad(x, (0, 0, 0, pads[1], 0, pads[0]))
+        joined = x.unfold(1, 2, stride).unfold(2, 2, stride).permute(0, 1, 2, 5, 4, 3)
+    # (B, H', W', column, row, C)
+    return (joined.permute(0, 1, 2, 5, 4, 3) if by_channel else joined).flatten(3)
+
+
+def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
+    """Resize an absolute position embedding bicubically, in float32 at least.
+
+    Args:
+        position: (1, L, C).
+        grid: (height, width) that its L tokens lie on.
+        size: (height, width) of the map that it is added to.
+
+    Returns:
+        (1, *size, C).
+    """
+    position = position.unflatten(1, grid)
+    if not context.is_exporting() and grid == size:
+        return position
+    # Not every device interpolates in half precision.
+    position = position.permute(0, 3, 1, 2).to(torch.promote_types(position.dtype, torch.float32))
+    if context.is_exporting():
+        return _resize_bicubic(position[0], size)[None].permute(0, 2, 3, 1)
+    return F.interpolate(position, size, mode='bicubic').permute(0, 2, 3, 1)
+
+
+def to_maps(x: Tensor) -> Tensor:
+    """Return tokens, (B, H, W, C), as contiguous maps, (B, C, H, W)."""
+    # contiguous would look whether a side is 1, which an exported graph must not.
+    return x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+
+
+def _resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:
+    """Resize a map as ``F.interpolate(mode='bicubic')`` does, as weighted sums of four rows and of four columns."""
+    channels, height, width = x_CHW.shape
+    row, weight = _bicubic_taps(height, size[0], x_CHW)
+    x_CHW = (x_CHW.index_select(1, row.flatten()).reshape(channels, size[0], 4, width) * weight[:, :, None]).sum(2)
+    column, weight = _bicubic_taps(width, size[1], x_CHW)
+    return (x_CHW.index_select(2, column.flatten()).reshape(channels, *size, 4) * weight).sum(3)
+
+
+def _bicubic_taps(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which four inputs along one axis make up every output, and their weights: (outputs, 4) each."""
+    steep = -0.75  # torch's choice of the cubic
+    source = (torch.arange(outputs, device=like.device, dtype=like.dtype) + 0.5) * inputs / outputs - 0.5
+    tap = source.floor()[:, None] + torch.arange(-1, 3, device=like.device)
+    distance = (source[:, None] - tap).abs()
+    near = ((steep + 2) * distance - (steep + 3)) * distance * distance + 1
+    far = ((distance - 5) * distance + 8) * distance * steep - 4 * steep
+    return tap.clamp(0, inputs - 1).long(), torch.where(distance <= 1, near, far)

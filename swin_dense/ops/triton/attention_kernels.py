@@ -1,0 +1,357 @@
+"""The Triton kernels of shifted-window attention; :mod:`swin_dense.ops.triton.attention` launches them.
+
+A program serves one head, one tile of queries or keys, and every ``strips``-th window. A window of up to 64 tokens is
+one tile, so its bias is read once and stays in registers. Padding, roll and partition are index arithmetic.
+
+Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, pad_kv (2C,). The bias (A, T, T) has
+strides where a window is one tile. The log-sum-exp of a query's scores, and ``delta``, are (windows, A, T) in float32.
+Scores are in units of log 2, because ``exp2`` is what the hardware has. Offsets into maps have 64 bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from swin_dense.ops.triton.interpreter import cast, dot
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+# What varies with the size of the image or from stage to stage must not make triton compile a kernel again.
+_VARYING = ['windows', 'height', 'width', 'shift_y', 'shift_x', 'heads', 'strips']
+_VARYING += ['bias_head', 'bias_query', 'bias_key']
+
+
+@triton.jit
+def _place(window, canvas, WINDOW: tl.constexpr):
+    """Return which image a window lies in, its row and column of windows, and how many of those an image has.
+
+    ``canvas`` is (height, width, vertical shift, horizontal shift) of the map in tokens.
+    """
+    rows, columns = tl.cdiv(canvas[0], WINDOW[0]), tl.cdiv(canvas[1], WINDOW[1])
+    return window // (rows * columns), window // columns % rows, window % columns, rows, columns
+
+
+@triton.jit
+def _locate(window, slot, canvas, WINDOW: tl.constexpr):
+    """Return the token, in raster order, at each slot of a window, and whether there is one.
+
+    A slot without a token is padding, or lies beyond the window where ``slot >= T``.
+    """
+    image, row, column, rows, columns = _place(window, canvas, WINDOW)
+    height, width, shift_y, shift_x = canvas
+    y = row * WINDOW[0] + shift_y + slot // WINDOW[1]
+    x = column * WINDOW[1] + shift_x + slot % WINDOW[1]
+    y = tl.where(y >= rows * WINDOW[0], y - rows * WINDOW[0], y)
+    x = tl.where(x >= columns * WINDOW[1], x - columns * WINDOW[1], x)
+    is_real = (slot < WINDOW[0] * WINDOW[1]) & (y < height) & (x < width)
+    return (image.to(tl.int64) * height + y) * width + x, is_real
+
+
+@triton.jit
+def _has_padding(window, canvas, WINDOW: tl.constexpr):
+    _, row, column, rows, columns = _place(window, canvas, WINDOW)
+    height, width, shift_y, shift_x = canvas
+    bottom, right = (row + 1) * WINDOW[0] + shift_y, (column + 1) * WINDOW[1] + shift_x
+    return ((bottom > height) & (rows * WINDOW[0] > height)) | ((right > width) & (columns * WINDOW[1] > width))
+
+
+@triton.jit
+def _region(slot, wrapped_y, wrapped_x, WINDOW: tl.constexpr):
+    """Return a code that two slots of a window share where they were neighbours before the roll.
+
+    ``wrapped_y`` and ``wrapped_x`` are how many last rows and columns of the window come from the opposite edge.
+    """
+    is_wrapped_y = slot >= (WINDOW[0] - wrapped_y) * WINDOW[1]
+    # This compares the column with WINDOW[1] - wrapped_x. A column number as such is the same in all windows, so the
+    # compiler would keep it in registers throughout, and few windows need it.
+    is_wrapped_x = (slot + wrapped_x) % WINDOW[1] < wrapped_x
+    return 2 * is_wrapped_y.to(tl.int32) + is_wrapped_x.to(tl.int32)
+
+
+@triton.jit
+def _load(pointer, token, is_real, stride, channel):
+    """Return the rows of the tokens, zeros where there is none."""
+    return tl.load(pointer + token[:, None] * stride + channel[None, :], mask=is_real[:, None], other=0.0)
+
+
+@triton.jit
+def _store(pointer, token, is_real, stride, channel, value):
+    address = pointer + token[:, None] * stride + channel[None, :]
+    tl.store(address, cast(value, pointer.dtype.element_ty), mask=is_real[:, None])
+
+
+@triton.jit
+def _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW: tl.constexpr):
+    """Return k and v of a tile of keys, zeros beyond the window."""
+    token, is_real = _locate(window, key, canvas, WINDOW)
+    k = _load(qkv + channels, token, is_real, 3 * channels, channel)
+    v = _load(qkv + 2 * channels, token, is_real, 3 * channels, channel)
+    if _has_padding(window, canvas, WINDOW):
+        is_pad = (key < WINDOW[0] * WINDOW[1]) & ~is_real
+        k = tl.where(is_pad[:, None], cast(tl.load(pad_kv + channel).to(tl.float32), k.dtype)[None, :], k)
+        v = tl.where(is_pad[:, None], cast(tl.load(pad_kv + channels + channel).to(tl.float32), v.dtype)[None, :], v)
+    return k, v
+
+
+@triton.jit
+def _load_bias(bias, strides, head, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the bias of a tile in units of log 2, minus infinity for keys beyond the window."""
+    query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
+    in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
+    address = bias + head * strides[0] + query[:, None] * strides[1] + key[None, :] * strides[2]
+    tile = tl.load(address, mask=in_window, other=0.0)
+    return tl.where((key < TOKENS)[None, :], tile.to(tl.float32) * _LOG2E, float('-inf'))
+
+
+@triton.jit
+def _put_tile(matrix, tile, q_start, k_start, ADDS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write a tile of a (T, T) matrix, or add to it; no other program may touch it there.
+
+    An addition is an atomic one although no program competes: a load and a store of the same numbers may belong to
+    different threads, and nothing would order them. Every number has one writer, so the order of additions is fixed.
+    """
+    query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
+    in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
+    address = matrix + query[:, None] * TOKENS + key[None, :]
+    if ADDS:
+        tl.atomic_add(address, tile, mask=in_window, sem='relaxed')
+    else:
+        tl.store(address, tile, mask=in_window)
+
+
+@triton.jit
+def _scores(q, k, bias, scale, window, query, key, canvas, WINDOW: tl.constexpr, PENALTY: tl.constexpr):
+    """Return the scores of a tile of queries and keys, in units of log 2."""
+    scores = dot(q, tl.trans(k)) * (scale * _LOG2E) + bias
+    _, row, column, rows, columns = _place(window, canvas, WINDOW)
+    wrapped_y, wrapped_x = tl.where(row == rows - 1, canvas[2], 0), tl.where(column == columns - 1, canvas[3], 0)
+    if (wrapped_y > 0) | (wrapped_x > 0):
+        q_region = _region(query, wrapped_y, wrapped_x, WINDOW)
+        k_region = _region(key, wrapped_y, wrapped_x, WINDOW)
+        scores += tl.where(q_region[:, None] != k_region[None, :], PENALTY * _LOG2E, 0.0)
+    return scores
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def forward(
+    qkv,
+    bias,
+    pad_kv,
+    out,
+    lse,
+    scale,
+    windows,
+    height,
+    width,
+    shift_y,
+    shift_x,
+    heads,
+    strips,
+    bias_head,
+    bias_query,
+    bias_key,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PENALTY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write ``out`` and ``lse`` of one tile of queries. Grid: strips * tiles * heads."""
+    TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
+    TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
+    canvas = (height, width, shift_y, shift_x)
+    strides = (bias_head, bias_query, bias_key)
+    if TILES > 1:  # read anew for every window, so it comes contiguous
+        strides = (TOKENS * TOKENS, TOKENS, 1)
+    channels = heads * HEAD_DIM
+    head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
+    q_start = part % TILES * BLOCK
+    query = q_start + tl.arange(0, BLOCK)
+    channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
+    if TILES == 1:
+        bias_tile = _load_bias(bias, strides, head, 0, 0, TOKENS, BLOCK)
+
+    for window in range(part // TILES, windows, strips):
+        token, is_real = _locate(window, query, canvas, WINDOW)
+        q = _load(qkv, token, is_real, 3 * channels, channel)
+        top = tl.full((BLOCK,), float('-inf'), tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        result = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+        for k_start in range(0, TOKENS, BLOCK):
+            if TILES > 1:
+                bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
+            key = k_start + tl.arange(0, BLOCK)
+            k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
+            scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_top[:, None])
+            fade = tl.exp2(top - new_top)
+            total = total * fade + tl.sum(weights, 1)
+            result = result * fade[:, None] + dot(cast(weights, v.dtype), v)
+            top = new_top
+        _store(out, token, is_real, channels, channel, result / total[:, None])
+        first = (window * heads + head).to(tl.int64) * TOKENS
+        tl.store(lse + first + query, top + tl.log2(total), mask=query < TOKENS)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def backward_queries(
+    grad_out,
+    qkv,
+    bias,
+    pad_kv,
+    out,
+    lse,
+    delta,
+    grad_qkv,
+    scale,
+    windows,
+    height,
+    width,
+    shift_y,
+    shift_x,
+    heads,
+    strips,
+    bias_head,
+    bias_query,
+    bias_key,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PENALTY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write q's gradient and ``delta`` of one tile of queries, for windows of several tiles.
+
+    ``delta`` is the sum over all keys of the attention weight times its gradient. Grid: strips * tiles * heads.
+    """
+    TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
+    TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
+    canvas = (height, width, shift_y, shift_x)
+    strides = (bias_head, bias_query, bias_key)
+    if TILES > 1:  # read anew for every window, so it comes contiguous
+        strides = (TOKENS * TOKENS, TOKENS, 1)
+    channels = heads * HEAD_DIM
+    head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
+    q_start = part % TILES * BLOCK
+    query = q_start + tl.arange(0, BLOCK)
+    channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
+
+    for window in range(part // TILES, windows, strips):
+        token, is_real = _locate(window, query, canvas, WINDOW)
+        first = (window * heads + head).to(tl.int64) * TOKENS
+        q = _load(qkv, token, is_real, 3 * channels, channel)
+        d_out = _load(grad_out, token, is_real, channels, channel)
+        q_out = _load(out, token, is_real, channels, channel)
+        q_lse = tl.load(lse + first + query, mask=is_real, other=float('inf'))
+        q_delta = tl.sum(d_out.to(tl.float32) * q_out.to(tl.float32), 1)
+        tl.store(delta + first + query, q_delta, mask=is_real)
+        d_q = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+        for k_start in range(0, TOKENS, BLOCK):
+            bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
+            key = k_start + tl.arange(0, BLOCK)
+            k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
+            scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
+            weights = tl.exp2(scores - q_lse[:, None])
+            d_weights = dot(d_out, tl.trans(v))
+            d_scores = weights * (d_weights - q_delta[:, None])
+            d_q += dot(cast(d_scores, k.dtype), k)
+        _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def backward_keys(
+    grad_out,
+    qkv,
+    bias,
+    pad_kv,
+    lse,
+    delta,
+    grad_qkv,
+    partials,
+    scale,
+    windows,
+    height,
+    width,
+    shift_y,
+    shift_x,
+    heads,
+    strips,
+    bias_head,
+    bias_query,
+    bias_key,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PENALTY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write k's and v's gradients of one tile of keys, q's too where it is the only tile, and add up the others'.
+
+    ``partials`` are float32, a row per strip, zeros at first where there are several tiles. A row holds (A, T, T) for
+    the bias and then (tiles, 2C) for the padding; the sums over the rows are the gradients. No two programs write to
+    the same number. Grid: strips * tiles * heads.
+    """
+    TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
+    TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
+    canvas = (height, width, shift_y, shift_x)
+    strides = (bias_head, bias_query, bias_key)
+    if TILES > 1:  # read anew for every window, so it comes contiguous
+        strides = (TOKENS * TOKENS, TOKENS, 1)
+    channels = heads * HEAD_DIM
+    head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
+    k_start = part % TILES * BLOCK
+    key = k_start + tl.arange(0, BLOCK)
+    channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
+    partials += (part // TILES).to(tl.int64) * (heads * TOKENS * TOKENS + TILES * 2 * channels)
+    grad_bias = partials + head * TOKENS * TOKENS
+    grad_pad = partials + heads * TOKENS * TOKENS + part % TILES * 2 * channels + channel
+    d_pad_k = tl.zeros((HEAD_DIM,), tl.float32)
+    d_pad_v = tl.zeros((HEAD_DIM,), tl.float32)
+    if TILES == 1:
+        bias_tile = _load_bias(bias, strides, head, 0, 0, TOKENS, BLOCK)
+        d_bias = tl.zeros((BLOCK, BLOCK), tl.float32)
+
+    for window in range(part // TILES, windows, strips):
+        first = (window * heads + head).to(tl.int64) * TOKENS
+        k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
+        d_k = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+        d_v = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+        for q_start in range(0, TOKENS, BLOCK):
+            if TILES > 1:
+                bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
+            query = q_start + tl.arange(0, BLOCK)
+            token, is_real = _locate(window, query, canvas, WINDOW)
+            q = _load(qkv, token, is_real, 3 * channels, channel)
+            d_out = _load(grad_out, token, is_real, channels, channel)
+            # Infinity makes the weights of queries that are padding, whose output is not kept, zero.
+            q_lse = tl.load(lse + first + query, mask=is_real, other=float('inf'))
+            scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
+            weights = tl.exp2(scores - q_lse[:, None])
+            d_weights = dot(d_out, tl.trans(v))
+            if TILES == 1:
+                q_delta = tl.sum(weights * d_weights, 1)
+            else:
+                q_delta = tl.load(delta + first + query, mask=is_real, other=0.0)
+            d_scores = weights * (d_weights - q_delta[:, None])
+            if TILES == 1:
+                d_bias += d_scores
+            else:
+                _put_tile(grad_bias, d_scores, q_start, k_start, True, TOKENS, BLOCK)
+            d_v += dot(tl.trans(cast(weights, d_out.dtype)), d_out)
+            d_scores = cast(d_scores, q.dtype)
+            d_k += dot(tl.trans(d_scores), q)
+            if TILES == 1:
+                d_q = dot(d_scores, k)
+                _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
+        d_k *= scale
+        token, is_real = _locate(window, key, canvas, WINDOW)
+        _store(grad_qkv + channels, token, is_real, 3 * channels, channel, d_k)
+        _store(grad_qkv + 2 * channels, token, is_real, 3 * channels, channel, d_v)
+        if _has_padding(window, canvas, WINDOW):
+            is_pad = (key < TOKENS) & ~is_real
+            d_pad_k += tl.sum(tl.where(is_pad[:, None], d_k, 0.0), 0)
+            d_pad_v += tl.sum(tl.where(is_pad[:, None], d_v, 0.0), 0)
+
+    if TILES == 1:
+        _put_tile(grad_bias, d_bias, 0, 0, False, TOKENS, BLOCK)
+    tl.store(grad_pad, d_pad_k)
+    tl.store(grad_pad + channels, d_pad_v)

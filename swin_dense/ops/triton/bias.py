@@ -1,0 +1,84 @@
+"""The relative position bias of all pairs of tokens of a window, in one launch each way.
+
+torch expands the table by a sliding view, a flip and a copy, and gathers its gradient by as many launches again. Here
+the place of a pair in the table is index arithmetic, and every number of the table's gradient adds up its pairs in a
+fixed order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_dense.utils import compat
+
+with contextlib.suppress(Exception):  # the reason is known to :mod:`swin_dense.ops.triton.gpu`
+    from swin_dense.ops.triton import bias_kernels as kernels
+
+
+_BLOCK = 128  # numbers of the result per program
+
+
+def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
+    """Expand a bias table as :func:`swin_dense.ops.windows.relative_position_bias` does.
+
+    Raises:
+        ValueError: the table is not one of this window.
+    """
+    places = (2 * window[0] - 1) * (2 * window[1] - 1)
+    if table.ndim != 2 or len(table) != places:  # a kernel would read beyond it
+        raise ValueError(
+            f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({places}, heads), '
+            f'got {tuple(table.shape)}'
+        )
+    return _forward(table, window)
+
+
+@compat.custom_op(
+    'swin_dense::relative_position_bias', mutates_args=(), schema='(Tensor table, int[] window) -> Tensor'
+)
+def _forward(table: Tensor, window: Sequence[int]) -> Tensor:
+    bias = _forward_fake(table, window)
+    _launch(kernels.forward, table, bias, len(bias), window)
+    return bias
+
+
+@_forward.register_fake
+def _forward_fake(table: Tensor, window: Sequence[int]) -> Tensor:
+    tokens = window[0] * window[1]
+    return table.new_empty(table.shape[1], tokens, tokens)
+
+
+@compat.custom_op(
+    'swin_dense::relative_position_bias_backward', mutates_args=(), schema='(Tensor grad, int[] window) -> Tensor'
+)
+def _backward(grad: Tensor, window: Sequence[int]) -> Tensor:
+    grad_table = _backward_fake(grad, window)
+    _launch(kernels.backward, grad, grad_table, len(grad), window)
+    return grad_table
+
+
+@_backward.register_fake
+def _backward_fake(grad: Tensor, window: Sequence[int]) -> Tensor:
+    return grad.new_empty((2 * window[0] - 1) * (2 * window[1] - 1), len(grad))
+
+
+def _launch(kernel: Any, source: Tensor, out: Tensor, heads: int, window: Sequence[int]) -> None:
+    grid = (-(-out.numel() // _BLOCK),)
+    with torch.cuda.device_of(source):
+        kernel[grid](source.contiguous(), out, out.numel(), heads, HEIGHT=window[0], WIDTH=window[1], BLOCK=_BLOCK)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.window = inputs[1]
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return _backward(grad, ctx.window), None
+
+
+_forward.register_autograd(_gradients, setup_context=_save_for_backward)

@@ -1,0 +1,68 @@
+"""What the GPU under a tensor offers to the Triton kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.torch_version import TorchVersion
+
+from swin_dense.utils import compat
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_unusable: str | None = None
+IS_INTERPRETED = False
+try:
+    import triton
+
+    if TorchVersion(triton.__version__) < '3.6':
+        _unusable = f'triton {triton.__version__} is older than 3.6, the first to take all that the kernels use'
+
+    @triton.jit
+    def _nothing(x):
+        pass
+
+    # Whether TRITON_INTERPRET was set when triton decorated the kernels: it asks only then.
+    IS_INTERPRETED = not isinstance(_nothing, triton.JITFunction)
+except Exception as error:  # an installed triton may fail in any way; nothing but the kernels needs it
+    _unusable = f'triton cannot be imported ({error})'
+
+
+def unsupported_reason(x: Tensor) -> str | None:
+    """Return why Triton kernels cannot run on ``x``, or None."""
+    reason = unsupported_device_reason(x.device)
+    if reason is not None:
+        return reason
+    return None if x.dtype in DTYPES else f'the input is {x.dtype}, not float32, float16 or bfloat16'
+
+
+def unsupported_device_reason(device: torch.device) -> str | None:
+    """Return why Triton kernels cannot run on a device, or None."""
+    if torch.version.hip is not None and device.type == 'cuda':
+        return 'the kernels are for NVIDIA GPUs, and this torch is for AMD GPUs (ROCm)'
+    if _unusable is not None:
+        return _unusable
+    if not (device.type == 'cuda' or IS_INTERPRETED):
+        return f'the input is on {device}, not on a CUDA device (for tests without one, set TRITON_INTERPRET=1)'
+    if device.type == 'cuda' and not (
+        torch.cuda.is_available() and torch.cuda.get_device_properties(device).major >= 8
+    ):
+        return 'triton needs a GPU of compute capability 8.0 or later'
+    return None
+
+
+def is_gpu(x: Tensor) -> bool:
+    """Return whether kernels are what ``x`` would be computed with by default; triton's interpreter is for tests."""
+    return x.is_cuda
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors the device has, 1 for triton's interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype that autocast gives the next matrix product of ``x`` on a GPU, or None without autocast."""
+    if not x.is_cuda or not compat.is_autocast_enabled('cuda'):
+        return None
+    return compat.get_autocast_dtype('cuda')

@@ -1,0 +1,131 @@
+"""The Triton kernels of LayerNorm; :mod:`swin_dense.ops.triton.norm` launches them.
+
+A program normalises ``ROWS`` tokens of ``CHANNELS`` numbers at a time, all in float32. The tokens are rows in memory,
+except that with ``MERGES`` the input row of an output token is put together from its 2x2 neighbours, and that with
+``TO_MAPS`` the output is (B, C, H, W).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from swin_dense.ops.triton.interpreter import cast
+
+# What varies with the size of the image must not make triton compile a kernel again.
+_VARYING = ['rows', 'height', 'width', 'in_height', 'in_width']
+
+
+@triton.jit
+def _input_address(row, channel, canvas, CHANNELS: tl.constexpr, MERGES: tl.constexpr):
+    """Return the offset of every channel of every row in x, and whether there is such a number.
+
+    ``canvas`` is (height, width) of the output and (height, width) of the input, in tokens.
+    """
+    height, width, in_height, in_width = canvas
+    if MERGES:
+        # Neighbours lie side by side for each channel, row by row: the order of the parameters.
+        neighbour = channel % 4
+        y = (row // width % height * 2)[:, None] + (neighbour // 2)[None, :]
+        x = (row % width * 2)[:, None] + (neighbour % 2)[None, :]
+        exists = (y < in_height) & (x < in_width)
+        image = (row // width // height)[:, None].to(tl.int64)
+        return ((image * in_height + y) * in_width + x) * (CHANNELS // 4) + (channel // 4)[None, :], exists
+    address = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
+    return address, address >= 0
+
+
+@triton.jit
+def _output_address(row, channel, canvas, CHANNELS: tl.constexpr, TO_MAPS: tl.constexpr):
+    if TO_MAPS:
+        area = canvas[0] * canvas[1]
+        return ((row // area).to(tl.int64) * CHANNELS * area + row % area)[:, None] + channel[None, :] * area
+    return row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
+
+
+@triton.jit
+def _normalise(values, is_inside, eps, CHANNELS: tl.constexpr):
+    """Return the rows with mean 0 and variance 1, and by what they were multiplied; zeros outside."""
+    mean = tl.sum(values, 1) / CHANNELS
+    centred = tl.where(is_inside, values - mean[:, None], 0.0)
+    variance = tl.sum(centred * centred, 1) / CHANNELS
+    factor = 1 / tl.sqrt(variance + eps)
+    return centred * factor[:, None], factor
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def forward(
+    x,
+    weight,
+    bias,
+    y,
+    eps,
+    rows,
+    height,
+    width,
+    in_height,
+    in_width,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    MERGES: tl.constexpr,
+    TO_MAPS: tl.constexpr,
+):
+    """Write y. Grid: one program per ``ROWS`` rows."""
+    canvas = (height, width, in_height, in_width)
+    row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    is_inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
+    address, exists = _input_address(row, channel, canvas, CHANNELS, MERGES)
+    values = tl.load(x + address, mask=is_inside & exists, other=0.0).to(tl.float32)
+    normed, _ = _normalise(values, is_inside, eps, CHANNELS)
+    scale = tl.load(weight + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    offset = tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    result = normed * scale[None, :] + offset[None, :]
+    address = _output_address(row, channel, canvas, CHANNELS, TO_MAPS)
+    tl.store(y + address, cast(result, y.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit(do_not_specialize=[*_VARYING, 'programs'])
+def backward(
+    grad_y,
+    x,
+    weight,
+    grad_x,
+    partials,
+    eps,
+    rows,
+    height,
+    width,
+    in_height,
+    in_width,
+    programs,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    MERGES: tl.constexpr,
+    TO_MAPS: tl.constexpr,
+):
+    """Write x's gradient, and into a row of ``partials``, (programs, 2 * CHANNELS), a part of weight's and bias's."""
+    canvas = (height, width, in_height, in_width)
+    program, channel = tl.program_id(0), tl.arange(0, BLOCK)
+    scale = tl.load(weight + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    d_weight = tl.zeros((ROWS, BLOCK), tl.float32)
+    d_bias = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(program * ROWS, rows, programs * ROWS):
+        row = start + tl.arange(0, ROWS)
+        is_inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
+        address, exists = _input_address(row, channel, canvas, CHANNELS, MERGES)
+        values = tl.load(x + address, mask=is_inside & exists, other=0.0).to(tl.float32)
+        normed, factor = _normalise(values, is_inside, eps, CHANNELS)
+        out_address = _output_address(row, channel, canvas, CHANNELS, TO_MAPS)
+        d_y = tl.load(grad_y + out_address, mask=is_inside, other=0.0).to(tl.float32)
+        d_weight += d_y * normed
+        d_bias += d_y
+        d_normed = d_y * scale[None, :]
+        mean = tl.sum(d_normed, 1) / CHANNELS
+        along = tl.sum(d_normed * normed, 1) / CHANNELS
+        d_x = (d_normed - mean[:, None] - normed * along[:, None]) * factor[:, None]
+        tl.store(grad_x + address, cast(d_x, grad_x.dtype.element_ty), mask=is_inside & exists)
+    partials += program.to(tl.int64) * 2 * CHANNELS
+    tl.store(partials + channel, tl.sum(d_weight, 0), mask=channel < CHANNELS)
+    tl.store(partials + CHANNELS + channel, tl.sum(d_bias, 0), mask=channel < CHANNELS)

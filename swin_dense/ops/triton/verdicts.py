@@ -1,0 +1,212 @@
+"""What a check of this GPU found out about the Triton kernels: which agree with torch, and which are faster.
+
+A kernel that faults takes the CUDA context with it, so none is tried where a model runs. ``swin-dense doctor`` proves
+and times them in processes of its own (:mod:`swin_dense.doctor.kernels`) and writes a verdict to the user's cache. Here
+it is read, once per process. A verdict holds for one GPU, driver, torch, triton and version of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from swin_dense.ops.triton import gpu
+from swin_dense.ops.windows import Pair
+
+INFERENCE, TRAINING = 'inference', 'training'
+_logger = logging.getLogger('swin_dense.ops')
+_HOW = 'Run `swin-dense doctor` once to check them and enable those that are faster'
+_DRIVER = Path('/proc/driver/nvidia/version')
+_Function = TypeVar('_Function', bound=Callable[..., object])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one kernel with one combination of dtypes.
+
+    Attributes:
+        error: how it failed, or None where it agrees with torch.
+        channels: for a norm, the channels of the maps that it was proven with.
+        microseconds: by mode, ``INFERENCE`` or ``TRAINING``, and then by implementation: 'triton', 'plain', and for
+            attention 'sdpa'; each the sum over all shapes that were timed.
+    """
+
+    error: str | None
+    channels: tuple[int, ...] = ()
+    microseconds: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def speed(self, mode: str) -> tuple[str, float]:
+        """Return what torch would compute instead of the kernel, and how many times as fast the kernel is."""
+        times = self.microseconds[mode]
+        other = 'sdpa' if 'sdpa' in times else 'plain'
+        return other, times[other] / times['triton']
+
+
+@functools.cache
+def attention_name(head_dim: int, window: Pair, dtype: torch.dtype, *parameter_dtypes: torch.dtype) -> str:
+    """Return the name in a verdict of the kernels of attention.
+
+    Args:
+        head_dim: D.
+        window: (height, width) in tokens.
+        dtype: of queries, keys and values.
+        *parameter_dtypes: of the relative position bias, and of the padding's key and value.
+    """
+    return f'attention, window {window[0]}x{window[1]}, head dimension {head_dim}, {_dtypes(dtype, *parameter_dtypes)}'
+
+
+@functools.cache
+def norm_name(layout: str, x_dtype: torch.dtype, dtype: torch.dtype, parameter_dtype: torch.dtype) -> str:
+    """Return the name in a verdict of the kernels of LayerNorm from ``x_dtype`` to ``dtype``, in one of its layouts."""
+    return f'LayerNorm, {layout}, {_short(x_dtype)} to {_dtypes(dtype, parameter_dtype)}'
+
+
+@functools.cache
+def bias_name(window: Pair, dtype: torch.dtype) -> str:
+    """Return the name in a verdict of the kernels that expand a relative position bias."""
+    return f'relative position bias, window {window[0]}x{window[1]}, {_short(dtype)}'
+
+
+def _dtypes(dtype: torch.dtype, *parameter_dtypes: torch.dtype) -> str:
+    return f'{_short(dtype)} with {" and ".join(sorted(set(map(_short, parameter_dtypes))))} parameters'
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix('torch.')
+
+
+def _constant(function: _Function) -> _Function:
+    """Let compiled graphs take the result of a function for a constant.
+
+    torch.compiler.assume_constant_result does no more, in torch 2.1 to 2.15, but imports the compiler for it, which
+    takes longer than the rest of this package.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
+def reason_against_attention(
+    head_dim: int,
+    window: Pair,
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    pad_dtype: torch.dtype,
+    device: torch.device,
+    is_training: bool,
+) -> str | None:
+    """Return why 'auto' does not take the kernels of attention, or None; see :func:`attention_name`."""
+    return _reason_against(attention_name(head_dim, window, dtype, bias_dtype, pad_dtype), device, is_training)
+
+
+@_constant
+def reason_against_norm(
+    layout: str,
+    channels: int,
+    x_dtype: torch.dtype,
+    dtype: torch.dtype,
+    parameter_dtype: torch.dtype,
+    device: torch.device,
+    is_training: bool,
+) -> str | None:
+    """Return why 'auto' does not take the kernels of LayerNorm for maps of so many channels, or None."""
+    return _reason_against(norm_name(layout, x_dtype, dtype, parameter_dtype), device, is_training, channels)
+
+
+@_constant
+def reason_against_bias(window: Pair, dtype: torch.dtype, device: torch.device, is_training: bool) -> str | None:
+    """Return why 'auto' does not take the kernels that expand a relative position bias, or None."""
+    return _reason_against(bias_name(window, dtype), device, is_training)
+
+
+def _reason_against(name: str, device: torch.device, is_training: bool, channels: int | None = None) -> str | None:
+    entries = of_device(device)
+    if entries is None:
+        return 'the kernels have not been checked on this GPU'
+    if name not in entries or (channels is not None and channels not in entries[name].channels):
+        return f'`swin-dense doctor` has no check of {name}; attn_backend="triton" takes the kernels unchecked'
+    entry = entries[name]
+    if entry.error is not None:
+        return f'`swin-dense doctor` found that {name} failed: {entry.error}'
+    mode = TRAINING if is_training else INFERENCE
+    other, times = entry.speed(mode)
+    return None if times > 1 else f'`swin-dense doctor` measured that {name} is no faster than {other} in {mode}'
+
+
+@functools.cache
+def of_device(device: torch.device) -> dict[str, Entry] | None:
+    """Return the verdict on the GPU at hand by the name of the kernel, or None where there is none."""
+    found = key(device)
+    entries = read(found)
+    if entries is None:
+        _logger.warning(
+            'no verdict on the Triton kernels on this GPU (%s): torch computes instead. %s', found['gpu'], _HOW
+        )
+    return entries
+
+
+def key(device: torch.device) -> dict[str, str]:
+    """Return what a verdict holds for."""
+    found = torch.cuda.get_device_properties(device)
+    return {
+        'gpu': f'{found.name}, {found.multi_processor_count} multiprocessors, capability {found.major}.{found.minor}',
+        'driver': _driver(),
+        'torch': f'{torch.__version__}, CUDA {torch.version.cuda}',
+        'triton': gpu.triton.__version__,
+        'swin_dense': f'{sys.modules["swin_dense"].__version__}, {_digest_of_sources()}',
+    }
+
+
+def _driver() -> str:
+    try:
+        return re.findall(r'\d+\.\d+[.\d]*', _DRIVER.read_text())[0]
+    except (OSError, IndexError):  # not Linux, or a container that hides it
+        return f'for CUDA {torch._C._cuda_getDriverVersion()}'  # type: ignore[attr-defined]
+
+
+def _digest_of_sources() -> str:
+    """Return a digest of this package's operations, which change more often than its version."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob('*.py')):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def path(key: dict[str, str]) -> Path:
+    """Return the file of a verdict in the user's cache.
+
+    Raises:
+        RuntimeError: there is no home folder.
+    """
+    cache = os.environ.get('XDG_CACHE_HOME')
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    return (Path(cache) if cache else Path.home() / '.cache') / 'swin_dense' / 'kernels' / f'{digest}.json'
+
+
+def read(key: dict[str, str]) -> dict[str, Entry] | None:
+    """Return the verdict that holds for ``key``, or None where there is none that can be read."""
+    try:
+        content = json.loads(path(key).read_text())
+        return _entries(content['kernels']) if content['key'] == key else None
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _entries(content: dict[str, Any]) -> dict[str, Entry]:
+    entries = {name: Entry(**fields) for name, fields in content.items()}
+    for entry in entries.values():
+        if entry.error is None:
+            for mode in (INFERENCE, TRAINING):
+                entry.speed(mode)
+    return entries

@@ -1,0 +1,78 @@
+"""Argument checks that answer a wrong value with its name, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class OptionError(ValueError, AssertionError):
+    """An option has a value that is not allowed. An AssertionError too, as mmdet and mmseg raise those for options."""
+
+
+def integer(name: str, value: Any, minimum: int = 1) -> int:
+    """Return ``value`` as an int of at least ``minimum``."""
+    if isinstance(value, bool) or not hasattr(value, '__index__'):
+        raise TypeError(f'{name} must be an integer, got {value!r} of type {type(value).__name__}')
+    value = value.__index__()
+    if value < minimum:
+        raise ValueError(f'{name} must be at least {minimum}, got {value}')
+    return value
+
+
+def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
+    """Return ``value``, one integer or (height, width), as (height, width)."""
+    values = tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
+    if len(values) not in (1, 2):
+        raise OptionError(f'{name} must be one integer or a (height, width) pair, got {value!r}')
+    height, width = (integer(name, item, minimum) for item in (values[0], values[-1]))
+    return height, width
+
+
+def integers(name: str, value: Any, length: int | None = None, minimum: int = 1) -> tuple[int, ...]:
+    """Return ``value`` as a tuple of integers, of the given length if there is one."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f'{name} must be a list of integers, got {value!r}')
+    values = tuple(integer(f'every entry of {name}', item, minimum) for item in value)
+    if not values:
+        raise ValueError(f'{name} must not be empty')
+    if length is not None and len(values) != length:
+        raise ValueError(f'{name} must have one entry per stage, that is {length}, got {len(values)}: {value!r}')
+    return values
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Return ``value``, which must be True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f'{name} must be True or False, got {value!r}')
+    return value
+
+
+def rate(name: str, value: Any) -> float:
+    """Return ``value``, a probability, as a float in [0, 1]."""
+    value = number(name, value)
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f'{name} must lie between 0 and 1, got {value}')
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    """Return ``value``, an int or a float, as a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f'{name} must be a number, got {value!r} of type {type(value).__name__}')
+    return float(value)
+
+
+def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Refuse a value that is not among those allowed, and say which one looks like it."""
+    allowed = list(allowed)
+    if value not in allowed:
+        raise ValueError(f'{name} must be one of {allowed}, got {value!r}{closest(value, allowed)}')
+
+
+def closest(word: Any, words: Iterable[Any]) -> str:
+    """Return '; did you mean ...?' where one of ``words`` looks like ``word``, else nothing."""
+    by_lower_case = {str(item).lower(): item for item in words}
+    matches = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1)
+    return f'; did you mean {by_lower_case[matches[0]]!r}?' if matches else ''

@@ -1,0 +1,98 @@
+"""What torch 2.1 to 2.5 lack, by the names that torch 2.6 has; with 2.6 and later all is torch's own.
+
+Once older ones are not supported, callers take torch's functions of the same names, and the file goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.torch_version import TorchVersion
+
+# Constants, which compilation can look through.
+_HAS_2_3, _HAS_2_4, _HAS_2_5, _HAS_2_6, _HAS_2_7 = (
+    TorchVersion(torch.__version__) >= f'2.{minor}' for minor in range(3, 8)
+)
+
+# What 16 bits per channel are held in; torch has their own type since 2.3.
+UINT16 = torch.uint16 if _HAS_2_3 else torch.int32
+OutOfMemoryError = torch.OutOfMemoryError if _HAS_2_5 else torch.cuda.OutOfMemoryError
+
+
+def storable(dtype: np.dtype) -> np.dtype:
+    """Return the type in which torch takes an array of this type."""
+    return np.dtype(np.int32) if dtype == np.uint16 and not _HAS_2_3 else dtype
+
+
+def custom_op(name: str, *, mutates_args: tuple[str, ...], schema: str) -> Callable[[Callable[..., Any]], Any]:
+    """See ``torch.library.custom_op``. Before 2.4 an operator is a plain function, which compilation looks into."""
+    if _HAS_2_4:
+        return torch.library.custom_op(name, mutates_args=mutates_args, schema=schema)
+    return _Operator
+
+
+class _Operator:
+    """A function with a backward pass of its own."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._call = function
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
+        return fake
+
+    def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
+        members = {
+            'forward': staticmethod(self._function),
+            'setup_context': staticmethod(setup_context),
+            'backward': staticmethod(backward),
+        }
+        self._call = type('_OperatorFunction', (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
+
+
+is_compiling = torch.compiler.is_compiling if _HAS_2_3 else torch._utils.is_compiling
+# Before 2.7, an export is a compilation.
+is_exporting = torch.compiler.is_exporting if _HAS_2_7 else is_compiling
+
+
+def _is_autocast_enabled(device_type: str) -> bool:
+    return torch.is_autocast_cpu_enabled() if device_type == 'cpu' else torch.is_autocast_enabled()
+
+
+def _get_autocast_dtype(device_type: str) -> torch.dtype:
+    return torch.get_autocast_cpu_dtype() if device_type == 'cpu' else torch.get_autocast_gpu_dtype()
+
+
+is_autocast_enabled = torch.is_autocast_enabled if _HAS_2_4 else _is_autocast_enabled
+get_autocast_dtype = torch.get_autocast_dtype if _HAS_2_4 else _get_autocast_dtype
+
+
+def register_load_state_dict_pre_hook(module: nn.Module, hook: Callable[..., None]) -> None:
+    """See ``torch.nn.Module.register_load_state_dict_pre_hook``."""
+    if _HAS_2_5:
+        module.register_load_state_dict_pre_hook(hook)
+    else:
+        module._register_load_state_dict_pre_hook(hook, with_module=True)
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Tell whether hooks decide what autograd saves for backward, also while tracing; before 2.5 say yes."""
+    return not _HAS_2_5 or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def get_safe_globals() -> list[Any]:
+    """See ``torch.serialization.get_safe_globals``; before 2.6 there is no such list."""
+    return torch.serialization.get_safe_globals() if _HAS_2_6 else []
+
+
+def add_safe_globals(entries: list[Any]) -> None:
+    """See ``torch.serialization.add_safe_globals``; before 2.6, ``torch.load`` trusts every file unless told not to."""
+    if _HAS_2_6:
+        torch.serialization.add_safe_globals(entries)
