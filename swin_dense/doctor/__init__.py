@@ -54,7 +54,7 @@ CURES = {
 }
 # What to install for a module whose name is not that of its distribution.
 DISTRIBUTIONS = {'PIL': 'Pillow', 'cv2': 'opencv-python', 'mmseg': 'mmsegmentation', 'yaml': 'PyYAML'}
-# What helps where a package fails in a way that nobody foresaw; for all others, to install them again.
+# What helps where a package fails with an error that is not in CURES; for all others, to install them again.
 REPAIRS = {
     'torch': 'install torch again, the build for this machine: https://pytorch.org/get-started/locally',
     'mmcv': '{compile_mmcv}',
@@ -66,8 +66,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        topic: 'version', 'trap', 'backend' or 'check'.
-        name: of the package, trap, backend or framework.
+        topic: 'version', 'extra', 'trap', 'backend', 'kernel' or 'check'.
+        name: of the package, extra, trap, backend, GPU, kernel or framework.
         status: 'ok', 'note' for what is unusual or cannot be used here, 'broken'.
         text: what was found.
         cure: what to do, '' where there is nothing to do.
@@ -80,8 +80,12 @@ class Finding:
     cure: str = ''
 
 
-def examine() -> list[Finding]:
-    """Look at everything; raises nothing."""
+def examine(again: bool = False) -> list[Finding]:
+    """Look at everything; raises nothing.
+
+    Args:
+        again: check the Triton kernels also where there is a verdict on them.
+    """
     core, *frameworks = CHECKS
     torch_alone = probe('check', core)
     if torch_alone.status == 'broken':  # so is what is built on it, and its errors would only hide the cause
@@ -90,7 +94,10 @@ def examine() -> list[Finding]:
         backends = pool.submit(probe_backends)
         traps = pool.map(lambda name: probe('trap', name), TRAPS)
         checks = pool.map(lambda name: probe('check', name), frameworks)
-        return [*versions(), *traps, *backends.result(), torch_alone, *checks]
+        found = [*versions(), *extras(), *traps, *backends.result(), torch_alone, *checks]
+    from swin_dense.doctor import kernels  # which imports torch
+
+    return [*found, *kernels.examine(again)]  # on a GPU that is at rest
 
 
 def versions() -> list[Finding]:
@@ -117,6 +124,34 @@ def _version(package: str) -> Finding:
         return Finding('version', package, 'ok', version)
     tried = ', '.join(filter(None, (oldest and f'>= {oldest}', too_new and f'< {too_new}')))
     return Finding('version', package, 'note', version, f'tried: {tried}')
+
+
+def extras() -> list[Finding]:
+    """Return what is missing from each of the extras that the installed swin-dense declares."""
+    try:
+        requirements = importlib.metadata.requires('swin-dense') or []
+    except importlib.metadata.PackageNotFoundError:
+        return [
+            Finding('extra', 'all', 'note', 'not known, since swin-dense is not installed', 'pip install swin-dense')
+        ]
+    packages: dict[str, list[str]] = {}
+    for requirement in requirements:
+        found = re.match(r'([\w.-]+).*;.*extra == [\'"]([\w-]+)', requirement)
+        if found:
+            packages.setdefault(found[2], []).append(found[1])
+    return [_extra(name, packages[name]) for name in sorted(packages)]
+
+
+def _extra(name: str, packages: list[str]) -> Finding:
+    missing = [package for package in packages if not (_version_of(package) or _version_of(FORKS.get(package, '')))]
+    if not missing:
+        return Finding('extra', name, 'ok', f'has {", ".join(packages)}')
+    first = f'{install_command("mmcv")}; ' if 'mmcv' in missing else ''
+    if set(packages) & set(FORKS) and _uses_forks():
+        cure = '; '.join(install_command(package) for package in missing)
+    else:
+        cure = f"{first}pip install 'swin-dense[{name}]'"
+    return Finding('extra', name, 'note', f'lacks {", ".join(missing)}', cure)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -197,8 +232,11 @@ def install_command(package: str) -> str:
 def distribution_of(package: str) -> str:
     """Return under which name a package, named as it is imported, is installed: a fork where others of them are."""
     distribution = DISTRIBUTIONS.get(package, package)
-    uses_forks = any(_version_of(fork) for fork in FORKS.values())
-    return FORKS.get(distribution, distribution) if uses_forks else distribution
+    return FORKS.get(distribution, distribution) if _uses_forks() else distribution
+
+
+def _uses_forks() -> bool:
+    return any(_version_of(fork) for fork in FORKS.values())
 
 
 def _compile_mmcv() -> str:

@@ -92,24 +92,23 @@ def triton() -> str:
 
 
 def backends() -> dict[str, str | None]:
-    """Return why each way to compute attention and blocks does not run here, None where it does."""
+    """Return why each implementation of attention does not run here, None where it does."""
     import torch
 
-    from swin_dense import ops
-    from swin_dense.ops import fused
+    from swin_dense.ops import dispatch
+    from swin_dense.ops.windows import WindowSpec
 
     qkv = torch.zeros(1, 7, 7, 3 * 32, device='cuda' if torch.cuda.is_available() else 'cpu')
-    reasons = {}
-    for name in ops.BACKENDS[1:]:
-        module = importlib.import_module(f'swin_dense.ops.{name}')
-        reasons[f'attention: {name}'] = module.reason_not_to_run(qkv, (7, 7), 1, 0.0)
-    return {**reasons, 'block: fused': fused.reason_not_to_run(qkv)}
+    spec = WindowSpec(1, (7, 7), (0, 0), 1.0)
+    return {
+        f'attention: {name}': module.unsupported_reason(qkv, spec) for name, module in dispatch.IMPLEMENTATIONS.items()
+    }
 
 
 def core() -> str:
     import torch
 
-    from swin_dense.model import SwinBackbone
+    from swin_dense.models.swin import SwinBackbone
 
     backbone = SwinBackbone({'embed_dims': 16, 'depths': (1, 2, 1, 1), 'num_heads': (1, 2, 4, 8)})
     torch.stack([level.square().mean() for level in backbone(torch.randn(1, 3, 70, 90))]).sum().backward()
@@ -159,7 +158,7 @@ def _train_once(recipe: str, framework: str, samples: list) -> str:
     losses = model.loss(torch.randn(len(samples), 3, 64, 64), samples)
     total, _ = model.parse_losses(losses)
     total.backward()
-    if model.backbone.patch_embed.proj.weight.grad is None:
+    if model.backbone.patch_embed.projection.weight.grad is None:
         raise RuntimeError('no gradient reaches the backbone')
     return f'forward and backward of {type(model).__name__}'
 

@@ -1,0 +1,257 @@
+"""Which Triton kernels are checked, on which inputs: proven against torch in float64, and timed beside torch.
+
+The rule of the proof: a kernel may err twice as much as torch does in the same dtypes, against torch in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_dense.models.archs import ARCHS
+from swin_dense.ops import plain, sdpa, windows
+from swin_dense.ops.triton import attention, bias, norm, verdicts
+from swin_dense.ops.windows import Pair, WindowSpec
+
+WINDOWS = ((7, 7), (12, 12))
+LOW_DTYPES = (torch.bfloat16, torch.float16)
+IMAGE = (800, 1344)  # height and width in pixels
+EPS = 1e-5
+# Two float32 results of different order differ by this much of their size without either being wrong.
+_ROUNDING = 2e-5
+
+Way = Callable[..., Tensor]
+
+
+class Map(NamedTuple):
+    """The map of a stage: its sides in tokens, its channels, and the heads of its attention."""
+
+    height: int
+    width: int
+    channels: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Attention within shifted windows, forward and backward."""
+
+    window: Pair
+    dtype: torch.dtype
+    parameter_dtype: torch.dtype
+    maps: tuple[Map, ...]
+
+    @property
+    def name(self) -> str:
+        head_dim = self.maps[0].channels // self.maps[0].heads
+        return verdicts.attention_name(head_dim, self.window, self.dtype, self.parameter_dtype)
+
+    def leaves(self, at: Map, device: torch.device) -> list[Tensor]:
+        tokens = self.window[0] * self.window[1]
+        shapes = (1, at.height, at.width, 3 * at.channels), (at.heads, tokens, tokens), (2 * at.channels,)
+        return draw(shapes, (self.dtype, self.parameter_dtype, self.parameter_dtype), device)
+
+    def ways(self, at: Map) -> dict[str, Way]:
+        spec = WindowSpec(
+            at.heads, self.window, (self.window[0] // 2, self.window[1] // 2), (at.channels // at.heads) ** -0.5
+        )
+        modules = {'triton': attention, 'sdpa': sdpa, 'plain': plain}
+        return {name: functools.partial(module.window_attention, spec=spec) for name, module in modules.items()}
+
+
+@dataclass(frozen=True)
+class NormCase:
+    """LayerNorm in one of its layouts, from one dtype to another."""
+
+    layout: str
+    x_dtype: torch.dtype
+    dtype: torch.dtype
+    parameter_dtype: torch.dtype
+    maps: tuple[Map, ...]
+
+    @property
+    def name(self) -> str:
+        return verdicts.norm_name(self.layout, self.x_dtype, self.dtype, self.parameter_dtype)
+
+    def leaves(self, at: Map, device: torch.device) -> list[Tensor]:
+        normed = at.channels * (4 if self.layout == 'merged' else 1)
+        shapes = (1, at.height, at.width, at.channels), (normed,), (normed,)
+        return draw(shapes, (self.x_dtype, self.parameter_dtype, self.parameter_dtype), device)
+
+    def ways(self, at: Map) -> dict[str, Way]:
+        return {'triton': functools.partial(norm.LAYOUTS[self.layout], eps=EPS, dtype=self.dtype), 'plain': self._plain}
+
+    def _plain(self, x: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
+        """Compute what torch does under autocast: a norm in float32 at least, and a cast."""
+        if self.layout == 'merged':
+            x = plain.neighbours(x, 2, by_channel=True)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        out = F.layer_norm(x.to(wide), weight.shape, weight.to(wide), offset.to(wide), EPS)
+        out = out if wide == torch.float64 else out.to(self.dtype)  # the exact result stays exact
+        return plain.to_maps(out) if self.layout == 'maps' else out
+
+
+@dataclass(frozen=True)
+class BiasCase:
+    """The expansion of a table of relative position biases."""
+
+    window: Pair
+    dtype: torch.dtype
+    maps: tuple[Map, ...]
+
+    @property
+    def name(self) -> str:
+        return verdicts.bias_name(self.window, self.dtype)
+
+    def leaves(self, at: Map, device: torch.device) -> list[Tensor]:
+        places = (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
+        return draw([(places, at.heads)], [self.dtype], device)
+
+    def ways(self, at: Map) -> dict[str, Way]:
+        modules = {'triton': bias, 'plain': windows}
+        return {name: functools.partial(x.relative_position_bias, window=self.window) for name, x in modules.items()}
+
+
+Case = AttentionCase | NormCase | BiasCase
+
+
+def all_cases(image: Pair = IMAGE) -> list[Case]:
+    """Return what the models T, S, B and L need in float32, in 16 bits, and under autocast, on the maps of an image."""
+    maps = tuple(itertools.chain(*(_maps_of(arch, image) for arch in ('t', 'b', 'l'))))  # S has the maps of T
+    dtypes = [(torch.float32, torch.float32)]
+    dtypes += [pair for low in LOW_DTYPES for pair in ((low, torch.float32), (low, low))]  # autocast, all in 16 bits
+    cases: list[Case] = [AttentionCase(window, *pair, maps) for window in WINDOWS for pair in dtypes]
+    cases += _norm_cases(maps)
+    cases += [BiasCase(window, dtype, maps) for window in WINDOWS for dtype in (torch.float32, *LOW_DTYPES)]
+    return cases
+
+
+def _norm_cases(maps: tuple[Map, ...]) -> Iterator[NormCase]:
+    by_channels = {at.channels: at for at in maps}
+    side = max(at.height for at in maps)
+    every = tuple(by_channels.values())
+    # Under autocast the sums of the first stage are float32, and later ones those of 16 bits that a merging leaves.
+    first = tuple(by_channels[c] for c in sorted({at.channels for at in maps if at.height == side}))
+    later = tuple(by_channels[c] for c in sorted({at.channels for at in maps if at.height < side}))
+    wide = torch.float32
+    yield NormCase('tokens', wide, wide, wide, every)
+    yield NormCase('merged', wide, wide, wide, _merged(every))
+    yield NormCase('maps', wide, wide, wide, every)
+    for low in LOW_DTYPES:
+        yield NormCase('tokens', low, low, wide, later)
+        yield NormCase('tokens', wide, low, wide, first)
+        yield NormCase('tokens', low, wide, wide, every)  # after the embedding; in V2, after every branch
+        yield NormCase('merged', low, low, wide, _merged(later))
+        yield NormCase('merged', wide, low, wide, first)
+        yield NormCase('maps', low, wide, wide, later)
+    for low in LOW_DTYPES:
+        yield NormCase('tokens', low, low, low, every)
+        yield NormCase('merged', low, low, low, _merged(every))
+        yield NormCase('maps', low, low, low, every)
+
+
+def _merged(maps: tuple[Map, ...]) -> tuple[Map, ...]:
+    """Return the maps that are merged in one of the models, which is twice the channels."""
+    last = max(at.channels for at in maps)
+    return tuple(at for at in maps if 2 * at.channels <= last)
+
+
+def _maps_of(arch: str, image: Pair) -> Iterator[Map]:
+    for stage, (channels, heads) in enumerate(zip(ARCHS[arch].channels, ARCHS[arch].num_heads, strict=True)):
+        side = 4 * 2**stage  # of a token in pixels
+        yield Map(-(-image[0] // side), -(-image[1] // side), channels, heads)
+
+
+def disagreement(case: Case, device: torch.device) -> str | None:
+    """Return where the kernel errs more than twice as much as torch in the same dtypes, or None."""
+    for at in case.maps:
+        ways, leaves = case.ways(at), case.leaves(at, device)
+        others = [way for name, way in ways.items() if name != 'triton']
+        out_dtype = ways['triton'](*leaves).dtype
+        ours = results(ways['triton'], leaves, out_dtype)
+        torchs = results(others[0], leaves, out_dtype)
+        exact = results(ways['plain'], [leaf.double() for leaf in leaves], out_dtype)
+        names = ('output', *(f'gradient of {name}' for name in ('the input', 'the first parameter', 'the second')))
+        for name, our, its, truth in zip(names, ours, torchs, exact, strict=False):
+            reason = _excess(our.double() - truth, its.double() - truth, truth)
+            if reason is not None:
+                return f'on {at.channels} channels of {at.height} x {at.width} tokens the {name} {reason}'
+    return None
+
+
+def _excess(error: Tensor, allowed: Tensor, truth: Tensor) -> str | None:
+    for measure in (torch.linalg.vector_norm, lambda x: x.abs().max()):
+        limit = 2 * measure(allowed) + _ROUNDING * measure(truth)
+        if not measure(error) <= limit:  # also where it is no number
+            return f'is off by {measure(error):.2g}, and torch alone would allow {limit:.2g}'
+    return None
+
+
+def results(way: Way, leaves: Sequence[Tensor], out_dtype: torch.dtype) -> list[Tensor]:
+    """Return the output and the gradients of the leaves, for a gradient of the output that ``out_dtype`` holds."""
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    out = way(*leaves)
+    (grad,) = draw([tuple(out.shape)], [out_dtype], out.device, seed=1)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+def draw(
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], device: torch.device, seed: int = 0
+) -> list[Tensor]:
+    """Return normally distributed tensors, the same every time."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return [
+        torch.randn(shape, generator=generator, device=device).to(dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+
+
+def timings(case: Case, device: torch.device) -> dict[str, dict[str, float]]:
+    """Return the microseconds of each way, by mode, summed over all maps of the case."""
+    times: dict[str, dict[str, float]] = {verdicts.INFERENCE: {}, verdicts.TRAINING: {}}
+    for at in case.maps:
+        leaves = [leaf.requires_grad_() for leaf in case.leaves(at, device)]
+        for name, way in case.ways(at).items():
+            for mode, function in passes(way, leaves).items():
+                times[mode][name] = times[mode].get(name, 0.0) + microseconds(function, device)
+    return times
+
+
+def passes(way: Way, leaves: list[Tensor]) -> dict[str, Callable[[], object]]:
+    """Return, by mode, a forward pass without gradients, and a forward and a backward pass."""
+    grad = torch.ones_like(way(*leaves))
+
+    def infer() -> None:
+        with torch.no_grad():
+            way(*leaves)
+
+    return {verdicts.INFERENCE: infer, verdicts.TRAINING: lambda: torch.autograd.grad(way(*leaves), leaves, grad)}
+
+
+def microseconds(function: Callable[[], object], device: torch.device, calls: int = 10, rounds: int = 5) -> float:
+    """Return the median time of one of many calls in a row, which is the GPU's unless the host is slower."""
+
+    def seconds() -> float:
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        _wait(device)
+        return time.perf_counter() - start
+
+    seconds()
+    return 1e6 * statistics.median(seconds() for _ in range(rounds)) / calls
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
