@@ -7,12 +7,14 @@ import io
 import os
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+
+from swin_dense.features.sources import read_bytes
+from swin_dense.utils.addresses import is_address
 
 Box = tuple[int, int, int, int]
 TIFF_MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
@@ -22,6 +24,7 @@ _ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 _DEPTH_TAG = 32997  # pages of one volume
 _ROWS_AT_ONCE = 256
+_BYTES_OF_ADDRESS = 1 << 26  # what an image of 9 megapixels takes; its header cannot be seen before all is fetched
 
 
 class ImageError(ValueError):
@@ -43,30 +46,42 @@ def name_of(source: Any) -> str:
     return f'image of type {type(source).__name__}'
 
 
-def decode_file(path: Path, page: int = 0) -> np.ndarray:
+def decode_file(path: str | os.PathLike[str], page: int = 0) -> np.ndarray:
     """Decode one page of a file, upright and at its full depth, to (H, W) or (H, W, C)."""
     with reading(path):
-        content = path.read_bytes()
+        content = read_bytes(path)
     return decode_bytes(content, name_of(path), page)
 
 
-def decoded_bytes(path: str | os.PathLike[str]) -> int:
-    """Return about how much memory it takes to decode a file, from its header alone."""
+def decoded_bytes(source: Any) -> int:
+    """Return about how much memory it takes to decode a file, from its header alone; 0 for what needs no decoding."""
+    if is_address(source):
+        return _BYTES_OF_ADDRESS
+    if isinstance(source, bytes):
+        source = io.BytesIO(source)
+    if not isinstance(source, (str, os.PathLike, io.BytesIO)):
+        return 0
     try:
-        size = os.path.getsize(path)
+        size = source.getbuffer().nbytes if isinstance(source, io.BytesIO) else os.path.getsize(source)
+    except OSError:  # reading it says why
+        return 0
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            image = Image.open(path)
-        with image:
-            # The file; what PIL unpacks it to, 4 bytes a pixel for RGB; the pixels as they are handed on.
-            per_pixel = {'L': 2, 'RGB': 7}.get(image.mode, 12)
-            return size + image.width * image.height * per_pixel
-    except Exception:  # whatever it is, decoding says it
-        return 4 * size if os.path.isfile(path) else 0
+            image = Image.open(source)
+        # The file; what PIL unpacks it to, 4 bytes a pixel for RGB; the pixels as they are handed on.
+        pixels = image.width * image.height * {'L': 2, 'RGB': 7}.get(image.mode, 12)
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        else:
+            image.close()
+    except Exception:  # decoding says what is wrong
+        return 4 * size
+    return size + pixels
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what the file system raises into an error that names the image; a missing file stays FileNotFoundError."""
     name = name_of(path)
     try:
@@ -74,7 +89,10 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(f'{name} does not exist') from None
     except IsADirectoryError:
-        raise ImageError(f'{name} is a folder; a zarr folder is read by tiles: give tile= (--tile)') from None
+        raise ImageError(
+            f"{name} is a folder: give the list of its files, sorted(Path(FOLDER).glob('*.jpg')), or let `swin-dense "
+            'features FOLDER --out DIR` go through it; a folder of zarr is read by tiles: give tile= (--tile)'
+        ) from None
     except OSError as error:
         raise ImageError(f'{name} cannot be read: {error.strerror or error}') from error
 
@@ -193,22 +211,19 @@ def _decode_deep_colour(image: Image.Image, content: bytes, name: str, page: int
         package = 'tifffile'
     else:
         pixels = _png_pixels(content)
-        package = 'opencv-python'
+        package = 'imagecodecs'
     if pixels is None:
         raise ImageError(f'{name}: to read 16-bit colours at their full depth, install {package}')
     return pixels
 
 
 def _png_pixels(content: bytes) -> np.ndarray | None:
-    """Decode a PNG by OpenCV, or return None where it is not installed."""
+    """Decode a PNG by imagecodecs, or return None where it is not installed."""
     try:
-        import cv2
+        import imagecodecs
     except ImportError:
         return None
-    pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-    if pixels is None:
-        raise ValueError('OpenCV does not decode it')
-    return reverse_colours(pixels)
+    return imagecodecs.png_decode(content)
 
 
 def _tiff_pixels(content: bytes, name: str, number: int) -> np.ndarray | None:

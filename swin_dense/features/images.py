@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_dense import compat
 from swin_dense.features.decode import (
     ImageError,
     decode_bytes,
@@ -22,6 +20,7 @@ from swin_dense.features.decode import (
     name_of,
     reverse_colours,
 )
+from swin_dense.utils import compat
 
 # Of ImageNet in RGB, on the scale 0 to 1: what every published Swin was trained with.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -41,8 +40,9 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
     alpha channel is dropped, a grey image is repeated over three channels, a palette is looked up.
 
     Args:
-        source: a path, the bytes of an image file, a file opened with 'rb', a PIL image, a numpy array (H, W) or
-            (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8, uint16 or floating.
+        source: a path, an address such as ``s3://bucket/image.jpg``, the bytes of an image file, a file opened with
+            'rb', a PIL image, a numpy array (H, W) or (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8,
+            uint16 or floating.
         channels: how many the backbone takes.
         bgr: arrays and tensors hold blue first, as ``cv2.imread`` returns them. Files and PIL images know their own
             order, so this does not touch them.
@@ -62,26 +62,29 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
 
 def read_pixels(source: Any, channels: int, bgr: bool = False, check_range: bool = True, page: int = 0) -> Tensor:
     """Read one image as :func:`read_image` does, but keep uint8 and uint16: (channels, H, W)."""
+    return _as_stored(pixels_of(source, bgr, page), channels, name_of(source), check_range)
+
+
+def pixels_of(source: Any, bgr: bool = False, page: int = 0) -> np.ndarray:
+    """Return the pixels of what :func:`read_image` takes, (H, W) or (H, W, C), at their own depth."""
     name = name_of(source)
-    if hasattr(source, 'read') and not isinstance(source, Image.Image):
+    if isinstance(source, (np.ndarray, Tensor)):
+        pixels = array_pixels(source, name)
+        return reverse_colours(pixels) if bgr else pixels
+    if isinstance(source, Image.Image):
+        return decode_pil(source, name)
+    if isinstance(source, (str, os.PathLike)):
+        return decode_file(source, page)
+    if hasattr(source, 'read'):
         source = source.read()
         if not isinstance(source, bytes):
             raise TypeError(f"{name}: an image file must be opened with 'rb', reading gave {type(source).__name__}")
-    if isinstance(source, (str, os.PathLike)):
-        pixels = decode_file(Path(source), page)
-    elif isinstance(source, (bytes, bytearray, memoryview)):
-        pixels = decode_bytes(bytes(source), name, page)
-    elif isinstance(source, Image.Image):
-        pixels = decode_pil(source, name)
-    elif isinstance(source, (np.ndarray, Tensor)):
-        pixels = array_pixels(source, name)
-        pixels = reverse_colours(pixels) if bgr else pixels
-    else:
-        raise TypeError(
-            'an image must be a path, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
-            f'{type(source).__name__}'
-        )
-    return _as_stored(pixels, channels, name, check_range)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return decode_bytes(bytes(source), name, page)
+    raise TypeError(
+        'an image must be a path, an address, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
+        f'{type(source).__name__}'
+    )
 
 
 def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense import checks
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize, read_pixels, scale
-from swin_dense.windows import Pair
+from swin_dense.ops.windows import Pair
+from swin_dense.utils import checks
 
 
 class Tiling(NamedTuple):
@@ -118,8 +118,8 @@ def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | 
     return getattr(torch, word)
 
 
-def on_device(module: nn.Module, device: torch.device | str) -> Any:
-    """Move a module to a device, or say why that cannot be used.
+def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
+    """Move a module or a tensor to a device, or say why that cannot be used.
 
     Raises:
         ValueError: there is no such device here.
@@ -129,7 +129,9 @@ def on_device(module: nn.Module, device: torch.device | str) -> Any:
         return module.to(device=device)  # by name, as a number or a dtype would be taken for a type to convert to
     except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without CUDA
         reason = str(error).partition('\n')[0]
-        raise ValueError(f'device {str(device)!r} cannot be used: {reason}') from error
+        raise ValueError(f'device={str(device)!r} cannot be used: {reason}') from error
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"device must be a torch.device or a name such as 'cuda:0', got {device!r}") from error
 
 
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
@@ -146,18 +148,6 @@ def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]
     for stride in chosen:
         checks.one_of('every entry of levels', stride, backbone.out_strides)
     return tuple(stride for stride in backbone.out_strides if stride in chosen)
-
-
-def group_by_size(images: Iterable[Tensor], batch_size: int) -> list[list[int]]:
-    """Return the indices of images that run together: of equal size and type, at most ``batch_size`` of them."""
-    by_shape: dict[Any, list[int]] = {}
-    for index, image in enumerate(images):
-        by_shape.setdefault((image.shape, image.dtype), []).append(index)
-    return [
-        members[start : start + batch_size]
-        for members in by_shape.values()
-        for start in range(0, len(members), batch_size)
-    ]
 
 
 def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:

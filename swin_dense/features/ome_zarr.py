@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from swin_dense.features.decode import ImageError
-from swin_dense.windows import Pair
+from swin_dense.ops.windows import Pair
 
 AXES = ('c', 'y', 'x')
 _VERSION = '0.5'

@@ -12,20 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense import checks
 from swin_dense.features.decode import name_of
+from swin_dense.features.extraction import batches
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, check_floats
 from swin_dense.features.inference import (
     Inference,
     bare_backbone,
     check_dtype,
     check_levels,
-    group_by_size,
     on_device,
     run_batch,
 )
 from swin_dense.features.regions import open_large_image
-from swin_dense.features.tiling import FileStore, MemoryStore, check_tiling, run_tiles
+from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
+from swin_dense.features.tiling import check_tiling, run_tiles
+from swin_dense.utils import checks
 
 
 class Pyramid(Mapping[int, Tensor]):
@@ -135,6 +136,14 @@ def extract_pyramid(
         ImageError: an image cannot be read or does not fit the backbone.
         ValueError: an option has a value that is not allowed, or options contradict each other.
         TypeError: an image or an option has the wrong type.
+
+    Examples:
+        >>> import numpy as np
+        >>> from swin_dense import create_backbone
+        >>> photo = np.zeros((90, 120, 3), np.uint8)  # or a path, a PIL image, a tensor, a list of them
+        >>> pyramid = extract_pyramid(create_backbone('swin_t'), photo)
+        >>> {stride: tuple(level.shape) for stride, level in pyramid.items()}
+        {4: (96, 23, 30), 8: (192, 12, 15), 16: (384, 6, 8), 32: (768, 3, 4)}
     """
     batch_size = checks.integer('batch_size', batch_size)
     dtype = check_dtype('dtype', dtype, ('float16', 'bfloat16', 'float32', 'float64'))
@@ -151,11 +160,10 @@ def extract_pyramid(
         inference = replace(inference, tiling=check_tiling(backbone, tile, overlap, strides))
         pyramids = [_extract_in_tiles(backbone, source, inference, out) for source in sources]
     else:
-        tensors = [_load(source, backbone.in_channels, inference, gradients) for source in sources]
         found: dict[int, Pyramid] = {}
-        for members in group_by_size(tensors, batch_size):
-            batch = inference.prepare(torch.stack([tensors[index] for index in members]))
-            all_maps = run_batch(backbone, batch, inference, gradients)
+        loaded = ((index, _load(x, backbone.in_channels, inference, gradients)) for index, x in enumerate(sources))
+        for members, batch in batches(loaded, batch_size):
+            all_maps = run_batch(backbone, inference.prepare(batch), inference, gradients)
             for index, maps in zip(members, all_maps, strict=True):
                 found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
         pyramids = [found[index] for index in range(len(sources))]
@@ -182,12 +190,10 @@ def _check_tile_options(
 def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str | os.PathLike | None) -> Pyramid:
     with contextlib.ExitStack() as stack:
         image = stack.enter_context(open_large_image(source, inference.bgr, inference.page))
-        store: MemoryStore | FileStore = MemoryStore(image.size)
-        if out is not None:
-            store = stack.enter_context(FileStore(image.size, Path(out)))
+        sink = MapSink(image.size, in_memory if out is None else stack.enter_context(in_npy_files(Path(out))))
         for blocks in run_tiles(backbone, image, inference):
-            store.write(blocks)
-        return Pyramid(store.maps(), image.size)
+            sink.write(blocks)
+        return Pyramid(sink.maps(), image.size)
 
 
 def _as_list(images: Any) -> tuple[list[Any], bool]:

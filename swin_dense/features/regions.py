@@ -33,10 +33,12 @@ from swin_dense.features.decode import (
     upright,
     upright_size,
 )
-from swin_dense.features.images import array_pixels, read_image
+from swin_dense.features.images import array_pixels, pixels_of
 from swin_dense.features.ome_zarr import open_plane
+from swin_dense.utils.addresses import is_address
 
 _logger = logging.getLogger(__package__)
+_FILES_OF_FOLDER = 'of a folder of images give the files, one by one or as a list'
 _LAZY_PACKAGES = (
     'to read a TIFF by parts install tifffile, zarr and imagecodecs, or for other files convert them to TIFF'
 )
@@ -77,7 +79,7 @@ def open_large_image(source: Any, bgr: bool = False, page: int = 0) -> Iterator[
         TypeError: the source is none of the above.
     """
     name = name_of(source)
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, os.PathLike)) and not is_address(source):
         with _open_file(Path(source), name, page) as image:
             yield image
     elif isinstance(source, Image.Image):
@@ -87,7 +89,7 @@ def open_large_image(source: Any, bgr: bool = False, page: int = 0) -> Iterator[
     elif hasattr(source, 'shape') and hasattr(source, '__getitem__'):
         yield _array_image(source, name, bgr)
     else:
-        yield _array_image(array_pixels(read_image(source, page=page), name), name, bgr=False)
+        yield _array_image(pixels_of(source, page=page), name, bgr=False)
 
 
 @contextlib.contextmanager
@@ -126,12 +128,14 @@ def _open_zarr(path: Path, name: str, page: int) -> LargeImage:
     try:
         import zarr
     except ImportError:
-        raise ImageError(f'{name} is a folder; to read it as a zarr array install zarr') from None
+        raise ImageError(
+            f'{name} is a folder; {_FILES_OF_FOLDER}, or to read it as a zarr array install zarr'
+        ) from None
     with decoding(name):
         try:
             found = zarr.open(path, mode='r')
         except (FileNotFoundError, ValueError, KeyError) as error:
-            raise ImageError(f'{name} is a folder without a zarr array in it') from error
+            raise ImageError(f'{name} is a folder without a zarr array in it; {_FILES_OF_FOLDER}') from error
         if isinstance(found, zarr.Array):
             return _array_image(found, name, bgr=False)
         size, read = open_plane(found, page, name)

@@ -1,11 +1,17 @@
-"""Which image files a user means: files, folders, patterns and lists."""
+"""Which images a user means: files, folders, patterns, lists, tar files, and the same in object storage."""
 
 from __future__ import annotations
 
 import glob
+import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address
 
 IMAGE_SUFFIXES = frozenset(
     f'.{suffix}'
@@ -15,34 +21,167 @@ IMAGE_SUFFIXES = frozenset(
     )
     for suffix in suffixes.split()
 )
+_TAR = '.tar'
+# What tells one state of an object from another, as file systems of fsspec call it, the best first.
+_VERSION_KEYS = ('ETag', 'etag', 'LastModified', 'last_modified', 'mtime', 'updated', 'created')
+
+
+class Member(io.BytesIO):
+    """An image file out of a tar file: its bytes, and its name for messages."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.name = name
+
+
+class Item(NamedTuple):
+    """One image.
+
+    Attributes:
+        name: its absolute path, its address, or those of a tar file and the name within it.
+        version: the size, and the time of the last change or what the storage has in its place; None where the image
+            is not there.
+        source: what :func:`swin_dense.features.images.read_image` takes; None where it was not wanted.
+        error: why a tar file cannot be read, or not to its end.
+    """
+
+    name: str
+    version: str | None
+    source: str | Member | None = None
+    error: str | None = None
 
 
 def list_images(
     sources: Sequence[str | os.PathLike], on_skipped: Callable[[str, str], None] = lambda path, reason: None
-) -> list[str]:
-    """Return the image files that files, folders, glob patterns and lists name, each once, in a fixed order.
+) -> dict[str, str | None]:
+    """Return the image and tar files that files, folders, glob patterns, lists and addresses name, in a fixed order.
 
-    A folder stands for the images anywhere below it, by suffix, links to folders included; a ``.txt`` file for one
-    path per line.
+    A folder stands for the images and tar files anywhere below it, by suffix, links to folders included; a ``.txt``
+    file for one path or address per line.
 
     Args:
         sources: what to look through.
         on_skipped: called with every file or folder below a folder that is passed over, and why.
 
+    Returns:
+        By name, the version of what a listing of object storage tells, else None.
+
     Raises:
         FileNotFoundError: a source does not exist and is no pattern that matches something.
+        ImportError: fsspec, or the package that it needs for an address, is not installed.
     """
-    found: dict[str, str] = {}
-    for source in sources:
-        for path in _expand(os.fspath(source), on_skipped):
-            found.setdefault(os.path.abspath(path), path)
-    return list(found.values())
+    found: dict[str, str | None] = {}
+    for source in (os.fspath(source) for source in sources):
+        if is_address(source) and not source.endswith('.txt'):
+            found.update(_expand_address(source, on_skipped))
+        else:
+            for name in _expand(source, on_skipped):
+                found[name if is_address(name) else os.path.abspath(name)] = None
+    return found
+
+
+def iterate(
+    listed: Iterable[tuple[str, str | None]], is_wanted: Callable[[str, str | None], bool] = lambda name, version: True
+) -> Iterator[Item]:
+    """Yield every image of a list, the members of tar files one by one; bytes are read of those wanted alone.
+
+    Args:
+        listed: names and versions of :func:`list_images`.
+        is_wanted: called with the name and the present version of each image.
+    """
+    for name, version in listed:
+        if name.endswith(_TAR):
+            yield from _members(name, is_wanted)
+        else:
+            version = version or version_of(name)
+            yield Item(name, version, name if is_wanted(name, version) else None)
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file is an image by its suffix."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Read a file, or what an address names.
+
+    Raises:
+        OSError: it cannot be read, for whatever reason of a network.
+        ImportError: fsspec, or the package that it needs for the address, is not installed.
+    """
+    if not is_address(path):
+        return Path(path).read_bytes()
+    with any_error_as_os_error(str(path)):
+        system, inside = file_system(str(path))
+        return system.cat_file(inside)
+
+
+def version_of(name: str) -> str | None:
+    """Return the size of a file or object and its last change, None where it is not there."""
+    try:
+        if is_address(name):
+            with any_error_as_os_error(name):
+                system, inside = file_system(name)
+                return _version_in(system.info(inside))
+        status = os.stat(name)
+    except OSError:
+        return None
+    return f'{status.st_size}-{status.st_mtime_ns}'
+
+
+def tar_of(name: str) -> str | None:
+    """Return the tar file that an image of :func:`iterate` is a member of, None for a file."""
+    tar, slash, _ = name.partition(f'{_TAR}/')
+    return f'{tar}{_TAR}' if slash else None
+
+
+def _members(tar: str, is_wanted: Callable[[str, str | None], bool]) -> Iterator[Item]:
+    seen: set[str] = set()
+    try:
+        with any_error_as_os_error(tar), _open(tar) as file, tarfile.open(fileobj=file) as archive:
+            for member in archive:
+                if not (member.isfile() and is_image(member.name)) or member.name in seen:
+                    continue
+                seen.add(member.name)
+                name, version = f'{tar}/{member.name}', f'{member.size}-{member.mtime}'
+                content = archive.extractfile(member) if is_wanted(name, version) else None
+                yield Item(name, version, None if content is None else Member(content.read(), name))
+    except OSError as error:
+        yield Item(tar, version_of(tar), error=f'tar file {tar!r} cannot be read, or not to its end: {error}')
+
+
+def _open(path: str) -> Any:
+    if is_address(path):
+        system, inside = file_system(path)
+        return system.open(inside, 'rb')
+    return open(path, 'rb')
+
+
+def _version_in(info: dict[str, Any]) -> str:
+    """Return what the file system of an address says of the state of one of its files."""
+    state = next((info[key] for key in _VERSION_KEYS if info.get(key)), '')
+    return f'{info.get("size")}-{state.timestamp() if isinstance(state, datetime) else state}'
+
+
+def _expand_address(source: str, on_skipped: Callable[[str, str], None]) -> Iterator[tuple[str, str | None]]:
+    system, inside = file_system(source)
+    if not glob.has_magic(inside) and (is_image(source) or source.endswith(_TAR)):
+        yield source, None
+        return
+    found = system.glob(inside, detail=True) if glob.has_magic(inside) else system.find(inside, detail=True)
+    if not found:
+        raise FileNotFoundError(f'{source!r} is no object, folder or pattern that matches something')
+    for path, info in sorted(found.items()):
+        if info['type'] == 'file' and (is_image(path) or path.endswith(_TAR)):
+            yield system.unstrip_protocol(path), _version_in(info)
+        elif info['type'] == 'file':
+            on_skipped(path, _not_by_suffix(path))
 
 
 def _expand(source: str, on_skipped: Callable[[str, str], None]) -> list[str]:
     path = Path(source)
-    if path.suffix == '.txt' and path.is_file():
-        lines = path.read_text(encoding='utf-8', errors='surrogateescape').splitlines()
+    if path.suffix == '.txt' and (is_address(source) or path.is_file()):
+        lines = read_bytes(source).decode(errors='surrogateescape').splitlines()
         return [line for line in lines if line.strip()]
     if path.is_dir() and path.suffix != '.zarr':
         return sorted(_walk(source, on_skipped))
@@ -69,7 +208,11 @@ def _walk(source: str, on_skipped: Callable[[str, str], None]) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if name not in arrays)
         for name in files + arrays:
             path = os.path.join(parent, name)
-            if Path(name).suffix.lower() in IMAGE_SUFFIXES:
+            if is_image(name) or (name.endswith(_TAR) and name not in arrays):
                 yield path
             else:
-                on_skipped(path, f'is no image by its suffix {Path(name).suffix!r}')
+                on_skipped(path, _not_by_suffix(name))
+
+
+def _not_by_suffix(name: str) -> str:
+    return f'is no image by its suffix {Path(name).suffix!r}'

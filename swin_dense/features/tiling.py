@@ -7,25 +7,19 @@ number of cells per block, so with an overlap of :func:`exact_overlap` nothing i
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from swin_dense import checks
-from swin_dense.atomic import reserve, written_whole
 from swin_dense.features.decode import Box
 from swin_dense.features.images import to_tensor
 from swin_dense.features.inference import Inference, Tiling, run_batch
 from swin_dense.features.regions import LargeImage
-from swin_dense.windows import Pair
+from swin_dense.ops.windows import Pair
+from swin_dense.utils import checks
 
 # Per stride, the rows and columns of the level that a tile fills, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
@@ -127,70 +121,13 @@ def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterato
         yield blocks
 
 
-class MemoryStore:
-    """Puts the blocks of tiles together in memory."""
-
-    def __init__(self, image_size: Pair) -> None:
-        self._image_size = image_size
-        self._maps: dict[int, Tensor] = {}
-
-    def write(self, blocks: Blocks) -> None:
-        """Put the blocks of one tile where they belong."""
-        for stride, (rows, columns, values) in blocks.items():
-            if stride not in self._maps:
-                self._maps[stride] = values.new_empty(len(values), *level_size(self._image_size, stride))
-            self._maps[stride][:, rows, columns] = values
-
-    def maps(self) -> dict[int, Tensor]:
-        """Return {stride: (C, rows, columns)}."""
-        return self._maps
-
-
-class FileStore:
-    """Puts the blocks of tiles together in a folder, one ``stride_<s>.npy`` per level.
-
-    A context manager: at its end the files appear, in place of those of any image before, of which a
-    :class:`Pyramid` keeps what it has. If the block ends with an error, nothing has changed.
-    """
-
-    def __init__(self, image_size: Pair, folder: Path) -> None:
-        self._image_size = image_size
-        self._folder = folder
-        self._unfinished = contextlib.ExitStack()
-        self._paths: dict[int, Path] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def __enter__(self) -> FileStore:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None:
-            for stale in self._folder.glob('stride_*.npy'):  # levels of two images must never stand side by side
-                stale.unlink()
-        self._unfinished.__exit__(*error)
-
-    def write(self, blocks: Blocks) -> None:
-        """Write the blocks of one tile into the files, which the first tile makes."""
-        for stride, (rows, columns, values) in blocks.items():
-            block = values.cpu().numpy()
-            if stride not in self._paths:
-                self._paths[stride] = self._make(stride, block)
-            # Opened anew for every block, because pages stay in memory for as long as a file is mapped.
-            open_memmap(self._paths[stride], 'r+')[:, rows, columns] = block
-
-    def maps(self) -> dict[int, Tensor]:
-        """Return {stride: (C, rows, columns)}, views of the files: what is written to a map changes its file."""
-        return {stride: torch.from_numpy(open_memmap(path, 'r+')) for stride, path in self._paths.items()}
-
-    def _make(self, stride: int, block: np.ndarray) -> Path:
-        path = self._unfinished.enter_context(written_whole(self._folder / f'stride_{stride}.npy')).path
-        open_memmap(path, 'w+', block.dtype, (len(block), *level_size(self._image_size, stride)))
-        reserve(path, path.stat().st_size)
-        return path
+def whole_image(maps: Mapping[int, Tensor]) -> Blocks:
+    """Return the maps of an image, {stride: (C, rows, columns)}, as the blocks of a single tile."""
+    return {stride: (slice(None), slice(None), level) for stride, level in maps.items()}
 
 
 def _stage_strides(backbone: Any) -> list[int]:
-    return [math.prod(backbone.strides[: stage + 1]) for stage in range(len(backbone.layers))]
+    return [math.prod(backbone.strides[: stage + 1]) for stage in range(len(backbone.stages))]
 
 
 def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
@@ -202,7 +139,7 @@ def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
     """
     cells = reach = 0
     window = backbone.window_size[axis]
-    for stage, stride in zip(backbone.layers, _stage_strides(backbone), strict=True):
+    for stage, stride in zip(backbone.stages, _stage_strides(backbone), strict=True):
         if stride > max(levels):
             break
         for block in stage.blocks:

@@ -1,0 +1,133 @@
+"""Features for engines that call a class on batches of rows: Ray Data, datasets, Spark, Daft."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from swin_dense.features.decode import ImageError
+from swin_dense.features.extraction import Runner, batches, read_ahead, try_to_read
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic
+from swin_dense.features.inference import Inference, check_dtype, check_levels, on_device
+from swin_dense.features.sinks import POOLINGS, PooledSink
+from swin_dense.features.sources import Item
+from swin_dense.features.tiling import whole_image
+from swin_dense.models.create import create_backbone
+from swin_dense.utils import checks
+
+# What holds images, the first that is there; what is not a path is not returned.
+COLUMNS = ('bytes', 'image', 'path')
+
+
+@dataclass(eq=False)
+class Extractor:
+    """Computes pooled features of batches of images, each a dict of columns.
+
+    It pickles as its arguments and loads the checkpoint anew where it is unpickled, so every machine must reach that.
+
+    Args:
+        checkpoint: a file or an address, whose kind of backbone it tells itself.
+        levels: strides of the maps to pool, None for all that the backbone has.
+        pool: 'avg' or 'gem'.
+        device: where to compute, None for a GPU where there is one.
+        max_side: shrink images with a longer side until it has so many pixels.
+        dtype: 'float32' or 'float16', of the vectors.
+        autocast: 'float16' or 'bfloat16', to compute in by ``torch.autocast``.
+        mean: per channel, or one for all, on the scale 0 to 1.
+        std: likewise.
+        batch_size: how many images of equal size run at once; fewer where memory is short.
+        workers: threads that read and decode.
+
+    Raises:
+        ValueError: an option has a value that is not allowed.
+        CheckpointError: the checkpoint cannot be read.
+
+    Examples:
+        >>> import numpy as np
+        >>> extract = Extractor('swin_tiny_patch4_window7_224.pth', levels=[32], pool='gem')
+        >>> extract({'image': [np.zeros((64, 80, 3), np.uint8)] * 2})['level_32'].shape
+        (2, 768)
+    """
+
+    checkpoint: str | os.PathLike
+    levels: Sequence[int] | None = None
+    pool: str = 'avg'
+    device: str | None = None
+    max_side: int | None = None
+    dtype: torch.dtype | str = 'float32'
+    autocast: torch.dtype | str | None = None
+    mean: Statistic = IMAGENET_MEAN
+    std: Statistic = IMAGENET_STD
+    batch_size: int = 8
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        checks.one_of('pool', self.pool, POOLINGS)
+        checks.integer('batch_size', self.batch_size)
+        checks.integer('workers', self.workers, minimum=0)
+        self._number = np.dtype(str(check_dtype('dtype', self.dtype, ('float32', 'float16'))).removeprefix('torch.'))
+        autocast = check_dtype('autocast', self.autocast, ('float16', 'bfloat16'))
+        device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
+        self._backbone = on_device(create_backbone(None, self.checkpoint), device)
+        strides = check_levels(self._backbone, self.levels)
+        self._inference = Inference(strides, self.mean, self.std, autocast=autocast, max_side=self.max_side)
+        self._run = Runner(self._backbone, self._inference)
+
+    def __reduce__(self) -> Any:
+        return Extractor, tuple(getattr(self, field.name) for field in fields(self))
+
+    def __call__(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the features of a batch of images.
+
+        Args:
+            rows: columns, as numpy arrays or lists of equal length. The images are in 'bytes' (of image files),
+                'image' (decoded, or in any other form that :func:`swin_dense.features.images.read_image` takes) or
+                'path' (paths and addresses), the first that is there.
+
+        Returns:
+            The columns given, without 'bytes' and 'image', and for every level s 'level_s' (B, C), 'height' and
+            'width' in pixels, and 'error': why an image has no features, empty where it has. A row with an error has
+            NaN for features and 0 for sizes.
+
+        Raises:
+            ValueError: no column holds images.
+        """
+        column = next((name for name in COLUMNS if name in rows), None)
+        if column is None:
+            raise ValueError(f'one of the columns {list(COLUMNS)} must hold the images, got {list(rows)}')
+        images = rows[column]
+        count = len(images)
+        channels = dict(zip(self._backbone.out_strides, self._backbone.out_channels, strict=True))
+        vectors = {s: np.full((count, channels[s]), np.nan, self._number) for s in self._inference.levels or channels}
+        sizes = np.zeros((count, 2), np.int64)
+        errors = np.full(count, '', object)  # not None, which Arrow gives another type than text
+        items = (Item(str(index), None, image) for index, image in enumerate(images))
+
+        def read(item: Item) -> torch.Tensor | str:
+            return try_to_read(item.source, self._inference, self._backbone.in_channels)
+
+        with contextlib.closing(read_ahead(items, read, self.workers)) as samples:
+            for members, stack in batches(samples, self.batch_size):
+                indices = [int(item.name) for item in members]
+                try:
+                    all_maps = self._run(stack) if isinstance(stack, torch.Tensor) else stack
+                except ImageError as error:
+                    all_maps = str(error)
+                if isinstance(all_maps, str) or isinstance(stack, str):
+                    errors[indices] = all_maps
+                    continue
+                sizes[indices] = stack.shape[2:]
+                for index, maps in zip(indices, all_maps, strict=True):
+                    sink = PooledSink(self.pool)
+                    sink.write(whole_image(maps))
+                    for stride, vector in sink.vectors(torch.float32).items():
+                        vectors[stride][index] = vector
+        others = {name: values for name, values in rows.items() if name not in ('bytes', 'image')}
+        levels = {f'level_{stride}': values for stride, values in vectors.items()}
+        return {**others, **levels, 'height': sizes[:, 0], 'width': sizes[:, 1], 'error': errors}

@@ -1,0 +1,216 @@
+"""What takes the maps of one image, block by block: memory, .npy, safetensors and zarr files, and pooled vectors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from swin_dense.features import ome_zarr
+from swin_dense.features.tiling import Blocks, level_size
+from swin_dense.ops.windows import Pair
+from swin_dense.utils.atomic import reserve, written_whole
+
+FORMATS = ('safetensors', 'zarr')
+_SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
+Shape = tuple[int, int, int]
+Shapes = Mapping[int, Shape]
+Make = Callable[[Shapes, Tensor], Callable[[int], Any]]
+_GEM_POWER = 3.0
+_GEM_FLOOR = 1e-6
+
+
+class Sink(Protocol):
+    """Takes the maps of one image; the blocks of all calls together cover every level once."""
+
+    def write(self, blocks: Blocks) -> None:
+        """Put the blocks of one tile, or of the whole image, where they belong."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """A mean over the cells of a level: each value goes through ``before``, their mean through ``after``."""
+
+    before: Callable[[Tensor], Tensor]
+    after: Callable[[Tensor], Tensor]
+
+
+POOLINGS = {
+    'avg': Pooling(lambda x: x, lambda mean: mean),
+    # Generalised mean: between the average and the maximum, on the positive part.
+    'gem': Pooling(lambda x: x.clamp(min=_GEM_FLOOR) ** _GEM_POWER, lambda mean: mean ** (1 / _GEM_POWER)),
+}
+
+
+class PooledSink:
+    """Pools each level to one vector, by the name of a pooling."""
+
+    def __init__(self, pool: str) -> None:
+        self._pooling = POOLINGS[pool]
+        self._totals: dict[int, Tensor] = {}
+        self._cells: Counter[int] = Counter()
+
+    def write(self, blocks: Blocks) -> None:
+        for stride, (_, _, values) in blocks.items():
+            self._totals[stride] = self._totals.get(stride, 0) + self._pooling.before(values.double()).sum((1, 2))
+            self._cells[stride] += values[0].numel()
+
+    def vectors(self, dtype: torch.dtype) -> dict[int, Tensor]:
+        """Return {stride: (C,)} on the CPU."""
+        return {
+            stride: self._pooling.after(total / self._cells[stride]).to('cpu', dtype)
+            for stride, total in self._totals.items()
+        }
+
+
+class MapSink:
+    """Puts the maps together in arrays that are made when the first block tells their shapes.
+
+    Args:
+        image_size: (height, width) in pixels.
+        make: one of the functions below: of shapes by stride, and a tensor of the type and device of the maps, to a
+            function of a stride to the array of its level.
+    """
+
+    def __init__(self, image_size: Pair, make: Make) -> None:
+        self._image_size = image_size
+        self._make = make
+        self._shapes: dict[int, Shape] = {}
+
+    def write(self, blocks: Blocks) -> None:
+        if not self._shapes:
+            for stride, (_, _, values) in blocks.items():
+                self._shapes[stride] = (len(values), *level_size(self._image_size, stride))
+            self._array_of = self._make(self._shapes, next(iter(blocks.values()))[2])
+        for stride, (rows, columns, values) in blocks.items():
+            array = self._array_of(stride)
+            array[:, rows, columns] = values if isinstance(array, Tensor) else _to_numpy(values)
+
+    def maps(self) -> dict[int, Tensor]:
+        """Return {stride: (C, rows, columns)}; of files these are views: what is written to a map changes its file."""
+        return {stride: torch.as_tensor(self._array_of(stride)) for stride in self._shapes}
+
+
+def in_memory(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+    """Keep the maps in memory."""
+    return {stride: like.new_empty(shape) for stride, shape in shapes.items()}.__getitem__
+
+
+@contextlib.contextmanager
+def in_npy_files(folder: Path) -> Iterator[Make]:
+    """Write one ``stride_<s>.npy`` per level into a folder.
+
+    At the end of the block the files appear, in place of those of any image before, of which a ``Pyramid`` keeps what
+    it has. If the block ends with an error, nothing has changed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as unfinished:
+
+        def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+            paths = {}
+            for stride, shape in shapes.items():
+                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path
+                open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shape)
+                reserve(path, path.stat().st_size)
+                paths[stride] = path
+            # Opened anew for every block, because pages stay in memory for as long as a file is mapped.
+            return lambda stride: open_memmap(paths[stride], 'r+')
+
+        yield make
+        for stale in folder.glob('stride_*.npy'):  # levels of two images must never stand side by side
+            stale.unlink()
+
+
+def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
+    """Write a safetensors file, always the same bytes for the same maps, with attributes as JSON in its metadata."""
+
+    def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+        header: dict[str, Any] = {'__metadata__': {key: json.dumps(value) for key, value in attributes.items()}}
+        begins, end = {}, 0
+        for stride, shape in shapes.items():
+            begins[stride], end = end, end + math.prod(shape) * like.itemsize
+            offsets = [begins[stride], end]
+            header[str(stride)] = {'dtype': _SAFETENSORS_NAMES[like.dtype], 'shape': shape, 'data_offsets': offsets}
+        text = json.dumps(header).encode()
+        text += b' ' * (-len(text) % 8)
+        beginning = len(text).to_bytes(8, 'little') + text
+        path.write_bytes(beginning)
+        reserve(path, len(beginning) + end)
+        number = _to_numpy(like[:0]).dtype
+        return lambda stride: np.memmap(path, number, 'r+', len(beginning) + begins[stride], shapes[stride])
+
+    return make
+
+
+def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
+    """Write a folder that is an image of OME-Zarr whose levels are the maps.
+
+    Args:
+        path: of the folder.
+        attributes: of the group, beside those of OME-Zarr.
+        tile: (height, width) in pixels of what comes at once, which fills one chunk.
+    """
+
+    def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+        import zarr
+
+        group = zarr.create_group(path, attributes={**attributes, **ome_zarr.describe_levels(shapes)})
+        for stride, shape in shapes.items():
+            group.create_array(
+                str(stride),
+                shape=shape,
+                chunks=(shape[0], *(min(-(-side // stride), n) for side, n in zip(tile, shape[1:], strict=True))),
+                dtype=_to_numpy(like[:0]).dtype,
+                dimension_names=ome_zarr.AXES,
+                config={'write_empty_chunks': True},  # so that a chunk that is not there is missing
+            )
+        return lambda stride: group[str(stride)]
+
+    return make
+
+
+def map_sink(path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair) -> MapSink:
+    """Return what writes maps into a file or folder, of the format that its suffix names."""
+    is_zarr = path.suffix == '.zarr'
+    return MapSink(image_size, in_zarr(path, attributes, tile) if is_zarr else in_safetensors(path, attributes))
+
+
+def _to_numpy(values: Tensor) -> np.ndarray:
+    """Return an array; numpy has no bfloat16, whose bits become integers."""
+    values = values.detach().cpu()
+    return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def read_attributes(path: Path) -> dict[str, Any] | None:
+    """Return what a file of :func:`map_sink` says of its image, None if it is not there or not whole."""
+    if not path.exists():
+        return None
+    try:
+        if path.suffix == '.zarr':
+            return _zarr_attributes(path)
+        from safetensors import safe_open
+
+        with safe_open(path, 'pt') as file:  # which compares the length of the file with its header
+            return {key: json.loads(value) for key, value in file.metadata().items()}
+    except Exception:  # damaged files raise nearly anything
+        return None
+
+
+def _zarr_attributes(path: Path) -> dict[str, Any]:
+    import zarr
+
+    group = zarr.open_group(path, mode='r')
+    for name, array in group.arrays():
+        if array.nchunks_initialized != array.nchunks:
+            raise ValueError(f'{name} lacks chunks')
+    return dict(group.attrs)
