@@ -1,4 +1,4 @@
-"""The subcommands of ``swin-dense``, one file each: arguments in, the room that does the work, a few lines out.
+"""The subcommands of ``swin-dense``, one file each: arguments in, the package that does the work, a few lines out.
 
 A new file here is a new subcommand of that name. It has a docstring, whose first line the overview prints and
 ``--help`` all of it; ``add_arguments(parser)``; and ``run(args)``, which returns 0 when all is done and 1 when some

@@ -1,4 +1,4 @@
-"""The arguments by which commands get their backbone, and the backbone that they ask for."""
+"""The backbone that a command's options ask for, on its device; what is wrong with them is said before weights load."""
 
 from __future__ import annotations
 
@@ -9,40 +9,46 @@ from typing import Any
 
 import torch
 
-from swin_dense import SwinBackbone, load_checkpoint
-from swin_dense.archs import split_name
-from swin_dense.checkpoint.load import find_backbone
-from swin_dense.checkpoint.told import told_options
-from swin_dense.create import BACKBONES
+from swin_dense import SwinBackbone, create_backbone
+from swin_dense.commands._options import require_packages
+from swin_dense.features.inference import on_device
+from swin_dense.models.archs import resolve_arch
+from swin_dense.models.create import network_of
 
 
-def add_backbone_arguments(parser: argparse.ArgumentParser) -> None:
-    told = 'default: as the checkpoint tells, else'
-    parser.add_argument('--checkpoint', help='weights, a file or an address; without them they are random')
-    parser.add_argument('--arch', help=f'swin_t to swin_l, or swinv2_t to swinv2_l ({told} swin_t)')
-    parser.add_argument('--window-size', type=int, metavar='N', help=f'side in tokens ({told} 7); resizes the weights')
-
-
-def build_backbone(args: argparse.Namespace) -> SwinBackbone:
+def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
     """Build the backbone, with the options that its checkpoint tells in place of those that the user left out."""
-    options: dict[str, Any] = {}
-    network = 'swin'
+    name, device, given = args.arch, device_of(args), backbone_options(args)
     if args.checkpoint is None:
+        name = name or 'swin_t'
         torch.manual_seed(0)
         if os.environ.get('RANK', '0') == '0':
             print('WARNING: no --checkpoint, so the weights are RANDOM, and so is what comes out', file=sys.stderr)
-    else:
-        found = find_backbone(args.checkpoint, None, None, False, False)
-        network = found.network
-        options = told_options(found, any_heads=args.arch is not None)
-    if args.arch is not None:
-        options['arch'] = args.arch
-    if args.window_size is not None:
-        options['window_size'] = args.window_size
-    arch = options.pop('arch', 't')
-    if isinstance(arch, str):
-        network = split_name(arch)[0] or network
-    backbone = BACKBONES[network](arch, **options)
-    if args.checkpoint is not None:
-        load_checkpoint(backbone, args.checkpoint)
-    return backbone.eval()
+    return on_device(create_backbone(name, args.checkpoint, **given, **options), device)
+
+
+def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return those of the options of a backbone that are given, after a look at all that a checkpoint is needed for."""
+    check_arch(args.arch)
+    check_checkpoint(args.checkpoint)
+    given = {'window_size': args.window_size, 'clamp_window': args.clamp_window}
+    return {option: value for option, value in given.items() if value is not None}
+
+
+def device_of(args: argparse.Namespace) -> torch.device:
+    """Return the device to compute on, of several processes on a machine a GPU each, if it can be used."""
+    cuda = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
+    return on_device(torch.empty(0), args.device or (cuda if torch.cuda.is_available() else 'cpu')).device
+
+
+def check_arch(name: str | None) -> None:
+    if name is not None:
+        resolve_arch(name, network_of(name) or 'swin')
+
+
+def check_checkpoint(*paths: str | None) -> None:
+    """Name the packages that reading or writing these files needs and that are not installed."""
+    given = [path for path in paths if path is not None]
+    needed = {'huggingface_hub': any(path.startswith('hf://') for path in given)}
+    needed['safetensors'] = any(path.endswith('.safetensors') for path in given)
+    require_packages([package for package, is_needed in needed.items() if is_needed], 'checkpoints')

@@ -1,35 +1,21 @@
 """What a command says on stderr while it runs through many images: how far it is, and what it passes over.
 
-It needs rich, so commands import it where they run: their help and what they say of wrong usage do without.
+It needs tqdm, so commands import it where they run: their help and what they say of wrong usage do without.
 """
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+import sys
+from typing import Any
 
-console = Console(stderr=True)
-
-
-class RateColumn(ProgressColumn):
-    """Images per second."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f'{task.speed:.1f} images/s' if task.speed else '')
+from tqdm import tqdm
 
 
-def progress_bar(name: str = 'images', disable: bool = False) -> Progress:
-    return Progress(
-        TextColumn(name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        RateColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=disable,
-    )
+def progress_bar(total: int | None, disable: bool = False) -> Any:
+    """Return a bar that counts images, to be used as a context manager; shown on a terminal alone."""
+    return tqdm(total=total, unit='image', dynamic_ncols=True, disable=disable or None)
 
 
 def say(text: str) -> None:
-    console.print(text, style='yellow', markup=False, highlight=False, soft_wrap=True)
+    """Print a line above the bar."""
+    tqdm.write(text, file=sys.stderr)

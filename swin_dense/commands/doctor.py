@@ -1,4 +1,7 @@
-"""Examine this environment: versions, known traps with their cures, backends, and a try of each framework.
+"""Check this environment: versions, extras, known traps with their cures, backends, each framework, kernels on a GPU.
+
+The Triton kernels are proven and timed on every kind of GPU here once, in a few minutes; the verdict is kept, and
+attn_backend='auto' takes those that are right and faster.
 
 Exit status 1 where something is broken. What is not installed is not broken.
 """
@@ -11,15 +14,23 @@ import json
 
 from swin_dense.doctor import Finding, examine
 
-TITLES = {'version': 'Versions', 'trap': 'Known traps', 'backend': 'Backends', 'check': 'Forward and backward'}
+TITLES = {
+    'version': 'Versions',
+    'extra': 'Extras',
+    'trap': 'Known traps',
+    'backend': 'Backends',
+    'check': 'Forward and backward',
+    'kernel': 'Triton kernels',
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--again', action='store_true', help='check the Triton kernels also where that was done before')
     parser.add_argument('--json', action='store_true', help='print a list of findings as JSON')
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = examine()
+    findings = examine(args.again)
     if args.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
@@ -33,7 +44,8 @@ def report(findings: list[Finding]) -> list[str]:
         lines += ['', TITLES[topic]]
         for finding in findings:
             if finding.topic == topic:
-                lines.append(f'  {finding.status:7} {finding.name:24} {finding.text}')
+                gap = ' ' if len(finding.name) <= 24 else f'\n{"":10}'
+                lines.append(f'  {finding.status:7} {finding.name:24}{gap}{finding.text}')
                 lines += [f'{"":11}{"":24}-> {finding.cure}'] if finding.cure else []
     broken = [finding for finding in findings if finding.status == 'broken']
     if not broken:

@@ -1,4 +1,4 @@
-"""Write a page on which to see what a Swin does to a photograph: windows, shifts, attention, pyramid, reach and cost.
+"""Write a page that shows what a Swin does to a photograph: windows, attention, pyramid, receptive fields and cost.
 
     swin-dense explore photo.jpg --checkpoint swin_tiny_patch4_window7_224.pth --out page.html
     swin-dense explore photo.jpg --out page.html --lang zh
@@ -11,24 +11,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
-from swin_dense import checks
-from swin_dense.atomic import written_whole
-from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
-from swin_dense.commands._out import check_out
-from swin_dense.explore.page import LANGUAGES, LARGEST_PAGE, make_page
-from swin_dense.explore.record import make_record
+from swin_dense.commands._options import add_backbone, add_out, check_file, check_out
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import written_whole
 
 # Weights that are shown further off than this are worth a word.
 COARSE = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('image', type=Path, help='path')
-    add_backbone_arguments(parser)
-    parser.add_argument('--out', required=True, type=Path, metavar='FILE', help='.html file to write')
-    parser.add_argument('--lang', choices=LANGUAGES, default='en', help='in which it opens (default: %(default)s)')
+    parser.add_argument('image', help='path')
+    add_backbone(parser)
+    add_out(parser, '.html file to write')
+    parser.add_argument('--lang', choices=('en', 'zh'), default='en', help='in which it opens (default: %(default)s)')
     parser.add_argument(
         '--max-side',
         type=int,
@@ -39,24 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--max-size',
         type=float,
-        default=LARGEST_PAGE / 1e6,
+        default=12.0,
         metavar='MB',
         help='of the page; attention is rounded until it fits (default: %(default)g)',
     )
-    parser.add_argument('--force', action='store_true', help='replace FILE')
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.out.suffix.lower() not in ('.html', '.htm'):
-        raise ValueError(f'--out must end in .html, got {str(args.out)!r}')
-    check_out(args.out, args.force)
+    check_out(args, '.html', '.htm')
+    check_file(args.image)
     checks.integer('--max-side', args.max_side)
     if not 0 < args.max_size < float('inf'):
         raise ValueError(f'--max-size must be above 0, got {args.max_size:g}')
-    if not args.image.is_file():
-        raise FileNotFoundError(f'there is no file {args.image}')
+    from swin_dense.commands._backbone import build_backbone
+    from swin_dense.explore.page import make_page
+    from swin_dense.explore.record import make_record
+
     record = make_record(build_backbone(args), args.image, args.max_side)
-    name = os.fsencode(args.image.name).decode(errors='replace')  # a file's name need not be text
+    name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # a file's name need not be text
     page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
     with written_whole(args.out) as unfinished:
         unfinished.path.write_text(page.text, encoding='utf-8')

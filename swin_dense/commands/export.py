@@ -1,58 +1,100 @@
-"""Write a backbone as ONNX, torch.export or TorchScript, right at every size or folded for one.
+"""Write a whole detector or segmentor as ONNX, or a backbone as ONNX, torch.export or TorchScript.
 
-    swin-dense export swin_tiny.onnx --checkpoint swin_tiny_patch4_window7_224.pth
-    swin-dense export swin_tiny_800x1344.onnx --checkpoint swin_tiny.pth --static --size 800 1344 --half
+    swin-dense export mine.py work_dirs/mine/epoch_12.pth model.onnx
+    swin-dense export --checkpoint swin_tiny_patch4_window7_224.pth --out swin_tiny.onnx
+    swin-dense export --checkpoint swin_tiny.pth --out swin_tiny_800x1344.onnx --static --size 800 1344 --half
 
-The suffix of the file decides: .onnx, .pt2 (torch.export) or .ts (TorchScript). The file is compared with the backbone
-at sizes that it was not recorded at, and removed if a number differs.
+With a config and a checkpoint the whole model is written, from the image to boxes, masks or classes, for any height
+and width; --image names a picture to compare the file on. Otherwise a backbone is written; the suffix decides: .onnx,
+.pt2 (torch.export) or .ts (TorchScript). Either is compared with what it came from at sizes that it was not recorded
+at, and removed if it is another.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swin_dense import export_model
-from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
-from swin_dense.export import ExportError
+from swin_dense.commands._options import add_backbone, add_out, add_size, check_out, require_packages
+from swin_dense.utils import checks
+
+if TYPE_CHECKING:
+    from swin_dense.export import Exported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('path', metavar='FILE', help='.onnx, .pt2 or .ts; replaced where it is there')
-    add_backbone_arguments(parser)
-    parser.add_argument('--static', action='store_true', help='for images of --size alone, all tables folded')
     parser.add_argument(
-        '--size',
-        nargs=2,
-        type=int,
-        default=(224, 224),
-        metavar=('HEIGHT', 'WIDTH'),
-        help='in pixels; without --static an example (default: 224 224)',
+        'model', nargs='*', metavar='FILE', help='of a whole model: CONFIG CHECKPOINT, and FILE.onnx in place of --out'
     )
-    parser.add_argument(
+    add_out(parser, '.onnx, .pt2 or .ts file to write', required=False)
+    parser.add_argument('--opset', type=int, help='of ONNX (default: 20)')
+    parser.add_argument('--image', help='picture to compare a whole model on, in which a detector finds something')
+    backbone = parser.add_argument_group('of a backbone')
+    add_backbone(backbone, device='cpu')  # as some files only run on the device that they were recorded on
+    backbone.add_argument(
+        '--out-indices', nargs='+', type=int, metavar='STAGE', help='stages to return, from 0 (default: as trained)'
+    )
+    backbone.add_argument('--static', action='store_true', help='for images of --size alone, all tables folded')
+    add_size(backbone, 'without --static an example (default: 224)', default=(224, 224))
+    backbone.add_argument(
         '--batch', type=int, default=1, help='images at once with --static; 0 leaves it free (default: %(default)s)'
     )
-    parser.add_argument('--opset', type=int, help='of ONNX (default: 20)')
-    parser.add_argument('--half', action='store_true', help='in float16')
-    parser.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
+    backbone.add_argument('--half', action='store_true', help='in float16')
+    backbone.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
 
 
 def run(args: argparse.Namespace) -> int:
+    if len(args.model) == 3 and args.out is None:
+        args.out = Path(args.model.pop())
+    if args.out is None or len(args.model) not in (0, 2):
+        raise ValueError('give CONFIG CHECKPOINT FILE.onnx of a whole model, or --checkpoint and --out of a backbone')
+    check_out(args, *(['.onnx'] if args.model else ['.onnx', '.pt2', '.ts']))
+    write = _write_whole if args.model else _write_backbone
+    if args.out.suffix == '.onnx':
+        require_packages(['onnx', 'onnxscript', *([] if args.no_check else ['onnxruntime'])], 'export')
+    from swin_dense.export import ExportError
+
     try:
-        exported = export_model(
-            build_backbone(args),
-            args.path,
-            dynamic=not args.static,
-            size=tuple(args.size),
-            batch=args.batch or None,
-            opset=args.opset,
-            half=args.half,
-            check=not args.no_check,
-        )
+        exported = write(args)
     except ExportError as error:
-        print(f'swin-dense export: {error}', file=sys.stderr)
+        print(f'swin-dense export: {str(error).replace("dynamic=False", "--static")}', file=sys.stderr)
         return 1
     print(f'{exported.path}: {exported.nodes} nodes')
     for shape, off in exported.errors.items():
-        print(f'  image {"x".join(map(str, shape))}: within {off:.1e} of the backbone')
+        found = f'{1 - off:.2%} of what is found is what the framework finds'
+        print(f'  image {"x".join(map(str, shape))}: {found if args.model else f"within {off:.1e} of the backbone"}')
     return 0
+
+
+def _write_whole(args: argparse.Namespace) -> Exported:
+    given = (args.checkpoint, args.arch, args.window_size, args.out_indices, args.static, args.half, args.no_check)
+    if any(given) or tuple(args.size) != (224, 224) or args.batch != 1:
+        raise ValueError('with a config and a checkpoint only --out, --force, --image and --opset are allowed')
+    from swin_dense.export.whole import export_whole
+
+    config, checkpoint = args.model
+    return export_whole(config, checkpoint, args.out, image=args.image, opset=args.opset)
+
+
+def _write_backbone(args: argparse.Namespace) -> Exported:
+    if args.image:
+        raise ValueError('--image is for a whole model: CONFIG CHECKPOINT FILE.onnx')
+    if args.out_indices is not None:
+        checks.integers('--out-indices', args.out_indices, minimum=0)
+    if args.clamp_window and not args.static:
+        raise ValueError('--clamp-window lets a map choose its windows, which no graph for all sizes can: add --static')
+    from swin_dense import export_model
+    from swin_dense.commands._backbone import build_backbone
+
+    return export_model(
+        build_backbone(args, **({} if args.out_indices is None else {'out_indices': args.out_indices})),
+        args.out,
+        dynamic=not args.static,
+        size=args.size,
+        batch=args.batch or None,
+        opset=args.opset,
+        half=args.half,
+        check=not args.no_check,
+    )

@@ -1,7 +1,10 @@
-"""Print the parameters and FLOPs of a detector or segmentor, whole and module by module.
+"""Print parameters and FLOPs: of a model, of a backbone by stages, or of attention in windows and without.
 
-    swin-dense flops mask-rcnn_swin-t-p4-w7_fpn_1x_coco --shape 800 1280 --depth 2
-    swin-dense flops my_config.py --cfg-options model.backbone.window_size=12
+    swin-dense flops mask-rcnn_swin-t-p4-w7_fpn_1x_coco --size 800 1280 --depth 2
+    swin-dense flops my_config.py --set model.backbone.window_size=12
+    swin-dense flops --arch swin_t --size 800 1280     # a backbone, stage by stage
+    swin-dense flops --arch swin_t --out flops.png     # its cost against the size of the image, drawn
+    swin-dense flops --grid 112 112 --channels 128     # attention on one map
 
 Published figures are those for 800 x 1280 (detection) and for the crop, four times as wide (segmentation).
 
@@ -12,39 +15,94 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from swin_dense.analysis.counting import Count, build_on_meta, count, published_shape
-from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.settings import merge_settings, parse_settings
+from swin_dense.commands import _options
+from swin_dense.commands._mm import read_config
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import written_whole
+
+if TYPE_CHECKING:
+    from swin_dense.analysis.complexity import Cost
+    from swin_dense.analysis.flop_counter import Count
+
+# What can be asked for, and which of the other options belong to it.
+OPTIONS_OF = {
+    'config': ('size', 'depth', 'json', 'set'),
+    'arch': ('size', 'window_size', 'out', 'force'),
+    'grid': ('channels', 'window_size'),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='config file of mmdet or mmsegmentation, or the name of a recipe')
+    parser.add_argument('config', nargs='?', help='config file of mmdet or mmseg, or the name of a recipe')
+    parser.add_argument('--arch', help='in place of a config, of a backbone: swin_t, swin_s, swin_b or swin_l')
     parser.add_argument(
-        '--shape', nargs=2, type=int, metavar=('HEIGHT', 'WIDTH'), help='of the image in pixels (default: as published)'
+        '--grid', nargs=2, type=int, metavar=('H', 'W'), help='in place of a config, size of a map in tokens'
     )
-    parser.add_argument('--depth', type=int, default=1, help='how deep modules are listed; 0 is the whole model only')
+    _options.add_size(parser, 'of the image (default: as published; with --arch 224)')
+    parser.add_argument('--depth', type=int, help='how deep modules are listed; 0 is the whole model only (default: 1)')
     parser.add_argument('--json', action='store_true', help='print JSON in place of a table')
-    parser.add_argument(
-        '--cfg-options', nargs='+', default=[], metavar='KEY=VALUE', help='entries of the config to change'
-    )
+    _options.add_settings(parser)
+    _options.add_window_size(parser, default=None, help='with --arch or --grid (default: 7)')
+    parser.add_argument('--channels', type=int, help='of the map of --grid (default: 128)')
+    _options.add_out(parser, 'draw the cost of --arch against the size of the image, .png or .pdf', required=False)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_recipe(args.config)
-    merge_settings(config, parse_settings(args.cfg_options))
+    check_together(args)
+    if args.config is not None:
+        print(of_config(args))
+    elif args.grid is not None:
+        height, width = checks.integers('--grid', args.grid)
+        channels = checks.integer('--channels', 128 if args.channels is None else args.channels)
+        print(attention_table(height, width, channels, args.window_size or (7, 7)))
+    elif args.out is None:
+        print(backbone_table(args.arch, args.size or (224, 224), args.window_size or (7, 7)))
+    else:
+        _options.check_out(args, '.png', '.pdf')
+        _options.require_packages(['matplotlib'], 'visualize')
+        from swin_dense.analysis.visualize import draw_costs
+
+        figure = draw_costs(args.arch, args.window_size or (7, 7))
+        with written_whole(args.out) as unfinished:
+            figure.savefig(unfinished.path, dpi=150)
+        print(f'wrote {args.out}')
+    return 0
+
+
+def check_together(args: argparse.Namespace) -> None:
+    """Refuse more than one thing to count, and options that belong to another."""
+    asked = [name for name in OPTIONS_OF if getattr(args, name) is not None]
+    if len(asked) != 1:
+        raise ValueError('give one of a config (or the name of a recipe), --arch and --grid')
+    for options in OPTIONS_OF.values():
+        for option in options:
+            if option not in OPTIONS_OF[asked[0]] and getattr(args, option) not in (None, False, []):
+                owners = [name for name, options in OPTIONS_OF.items() if option in options]
+                owner = ' or '.join('a config' if name == 'config' else f'--{name}' for name in owners)
+                raise ValueError(f'--{option.replace("_", "-")} belongs to {owner}')
+    if args.size is not None and args.out is not None:
+        raise ValueError('--out draws many sizes; leave --size out')
+
+
+def of_config(args: argparse.Namespace) -> str:
+    config = read_config(args)
     if config.get('default_scope') is None:
         raise ValueError(
             f'{args.config} has no default_scope, which says in which framework its model is; '
-            'give --cfg-options default_scope=mmdet, or mmseg'
+            'give --set default_scope=mmdet, or mmseg'
         )
-    height, width = args.shape or published_shape(config)
+    from swin_dense.analysis.flop_counter import build_on_meta, count, published_shape
+
+    height, width = args.size or published_shape(config)
     result = count(build_on_meta(config), height, width)
-    if args.json:
-        print(json.dumps(summary(result, height, width, args.depth), indent=2))
-    else:
-        print(table(result, height, width, args.depth))
-    return 0
+    depth = 1 if args.depth is None else args.depth
+    return (
+        json.dumps(summary(result, height, width, depth), indent=2)
+        if args.json
+        else table(result, height, width, depth)
+    )
 
 
 def summary(result: Count, height: int, width: int, depth: int) -> dict:
@@ -78,3 +136,53 @@ def table(result: Count, height: int, width: int, depth: int) -> str:
 def modules(result: Count, depth: int) -> list[str]:
     """Return the names of the modules down to ``depth``, in the order of the model."""
     return [name for name in result.parameters if name and name.count('.') < depth]
+
+
+def attention_table(height: int, width: int, channels: int, window: tuple[int, int]) -> str:
+    from swin_dense.analysis.complexity import msa_flops, window_msa_flops
+    from swin_dense.ops.windows import window_grid
+
+    everywhere = msa_flops(height, width, channels)
+    rows, columns = window_grid(height, width, window)
+    padded = (rows * window[0], columns * window[1])
+    windowed = window_msa_flops(padded[0], padded[1], channels, window)
+    less = everywhere / windowed
+    lines = [
+        f'attention on a map of {height} x {width} tokens with {channels} channels',
+        f'  global:                 {everywhere:20,} FLOPs',
+        f'  in windows of {window[0]:2} x {window[1]:2}:   {windowed:20,} FLOPs, {less:.1f} times less',
+        f'  saved by the windows:   {everywhere - windowed:20,} FLOPs',
+    ]
+    if padded != (height, width):
+        lines.append(f'  The windows do not tile the map: it is padded to {padded[0]} x {padded[1]} tokens for them.')
+    return '\n'.join(lines)
+
+
+def backbone_table(arch: str, size: tuple[int, int], window: tuple[int, int]) -> str:
+    from swin_dense.analysis.complexity import PARTS, backbone_costs, total
+    from swin_dense.models.archs import arch_letter
+
+    letter = arch_letter(arch)
+    stages = backbone_costs(letter, *size, window)
+    lines = [
+        f'Swin-{letter.upper()} with windows of {window[0]} x {window[1]} on an image of {size[0]} x {size[1]} pixels, '
+        'GFLOPs',
+        '',
+        f'{"":16}' + ''.join(f'{name:>10}' for name in [*(f'stage {index}' for index in range(len(stages))), 'all']),
+        *(_row(part, [stage[part] for stage in stages]) for part in PARTS),
+        _row('all', [total([stage]) for stage in stages]),
+    ]
+    everywhere = total(backbone_costs(letter, *size, window_size=None)).flops
+    return '\n'.join(
+        [
+            *lines,
+            '',
+            f'{total(stages).parameters:,} parameters',
+            f'{everywhere / 1e9:,.2f} GFLOPs if every token attended to all others',
+        ]
+    )
+
+
+def _row(name: str, costs: list[Cost]) -> str:
+    flops = [cost.flops for cost in costs]
+    return f'{name:16}' + ''.join(f'{value / 1e9:10.2f}' for value in [*flops, sum(flops)])

@@ -1,10 +1,12 @@
 """Run a detector or segmentor on pictures: each painted, and as JSON.
 
     swin-dense predict mine.py work_dirs/mine/epoch_12.pth photo.jpg other.png --out predictions
+    swin-dense predict model.onnx photo.jpg other.png --out predictions
 
-For every picture PHOTO.jpg there are PHOTO.painted.jpg and PHOTO.json in the folder: of a detector class, score, box
-(x1, y1, x2, y2 in pixels) and mask (COCO's run lengths) of every instance; of a segmentor the share of every class, and
-in PHOTO.labels.png the class of every pixel.
+An .onnx file is one of `swin-dense export CONFIG CHECKPOINT FILE`; it needs neither torch nor the frameworks. For
+every picture PHOTO.jpg there are PHOTO.painted.jpg and PHOTO.json in the folder: of a detector class, score, box (x1,
+y1, x2, y2 in pixels) and mask (COCO's run lengths) of every instance; of a segmentor the share of every class, and in
+PHOTO.labels.png the class of every pixel.
 """
 
 from __future__ import annotations
@@ -13,44 +15,62 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import Image
-
-from swin_dense import checks
-from swin_dense.atomic import written_whole
-from swin_dense.recipes.files import load_recipe
+from swin_dense.commands._mm import read_config
+from swin_dense.commands._options import add_device, add_force, add_settings, check_file
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import check_free, written_whole
 
 if TYPE_CHECKING:
-    from swin_dense.mm.predict import Prediction
+    from swin_dense.runtime import Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='config file, or the name of a recipe')
-    parser.add_argument('checkpoint', help='file or address of the weights of the whole model')
-    parser.add_argument('images', nargs='+', metavar='IMAGE', help='picture to look at')
+    parser.add_argument(
+        'files',
+        nargs='+',
+        metavar='FILE',
+        help='CONFIG CHECKPOINT PICTURE...: config file or name of a recipe, file or address of the weights of the '
+        'whole model, pictures to look at; or MODEL.onnx PICTURE...',
+    )
     parser.add_argument('--out', type=Path, default=Path('predictions'), help='folder (default: %(default)s)')
+    add_force(parser)
+    add_settings(parser)
     parser.add_argument('--score', type=float, default=0.3, help='leave out instances below (default: %(default)s)')
-    parser.add_argument('--device', help='(default: cuda where there is one, else cpu)')
+    add_device(parser)
+    parser.add_argument(
+        '--runtime', choices=['onnxruntime', 'openvino'], help='of an .onnx file (default: onnxruntime)'
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     checks.rate('--score', args.score)
-    files = [*args.images] if '://' in args.checkpoint else [args.checkpoint, *args.images]
-    for path in files:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f'there is no file {path}')
-    counts = Counter(Path(path).stem for path in args.images)
+    is_exported = args.files[0].endswith('.onnx')
+    model, images = args.files[: 2 - is_exported], args.files[2 - is_exported :]
+    if not images:
+        raise ValueError('give a config, weights and pictures, or an .onnx file and pictures')
+    if is_exported and (args.device is not None or args.set):
+        raise ValueError('--device and --set are for a config with weights; an .onnx file runs on the CPU (--runtime)')
+    if args.runtime is not None and not is_exported:
+        raise ValueError('--runtime is for an .onnx file')
+    for path in images if '://' in model[-1] else [model[-1], *images]:
+        check_file(path)
+    counts = Counter(Path(path).stem for path in images)
     twice = [stem for stem, count in counts.items() if count > 1]
     if twice:
         raise ValueError(f'several pictures are called {", ".join(twice)}; run them into folders of their own (--out)')
-    from swin_dense.mm.predict import Predictor  # help does without the frameworks
+    for stem in counts:
+        for ending in ('painted.jpg', 'labels.png', 'json'):
+            check_free(args.out / f'{stem}.{ending}', args.force)
+    predict = _predictor(model, args)
+    from PIL import Image  # help does without
 
-    predictor = Predictor(load_recipe(args.config), args.checkpoint, args.device, args.score)
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for path in args.images:
+    for path in images:
         try:
             with Image.open(path) as image:
                 image.load()
@@ -58,13 +78,28 @@ def run(args: argparse.Namespace) -> int:
             print(f'swin-dense predict: {path} cannot be read: {error}', file=sys.stderr)
             failed += 1
             continue
-        write(args.out / Path(path).stem, predictor(path))
-    print(f'{len(args.images) - failed} of {len(args.images)} pictures are in {args.out}')
+        write(args.out / Path(path).stem, predict(path))
+    print(f'{len(images) - failed} of {len(images)} pictures are in {args.out}')
     return 1 if failed else 0
 
 
+def _predictor(model: list[str], args: argparse.Namespace) -> Callable[[str], Prediction]:
+    if len(model) == 1:
+        from swin_dense import runtime
+
+        return runtime.load(model[0], runtime=args.runtime or 'onnxruntime', score=args.score).predict
+    args.config = model[0]
+    config = read_config(args)
+    from swin_dense.commands._backbone import device_of
+    from swin_dense.mm.predict import Predictor
+
+    return Predictor(config, model[1], str(device_of(args)), args.score)
+
+
 def write(stem: Path, prediction: Prediction) -> None:
-    """Write the files of one picture; its JSON comes last, so that whoever finds it finds the others."""
+    """Write the files of one picture; its JSON last, so that the others are there when it is."""
+    from PIL import Image
+
     pictures = {'painted.jpg': prediction.painted}
     if prediction.labels is not None:
         pictures['labels.png'] = prediction.labels

@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from swin_dense import checks
-from swin_dense.analysis.explain import grad_cam, token_attention
-from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
-from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.commands._options import (
+    add_backbone,
+    add_out,
+    add_window_size,
+    check_file,
+    check_out,
+    require_packages,
+)
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 SMALLEST_DPI = 10  # below, letters have no height and cannot be drawn
 STAGES = range(4)  # of every published size
@@ -32,13 +36,13 @@ STAGES = range(4)  # of every published size
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = argparse.ArgumentParser(add_help=False)
-    output.add_argument('--out', required=True, type=Path, help='file to write, .png or .pdf')
+    add_out(output, 'file to write, .png or .pdf')
     output.add_argument('--dpi', type=int, default=100, help='dots per inch of a PNG (default: %(default)s)')
     model = argparse.ArgumentParser(add_help=False)
     model.add_argument('image', help='path')
-    add_backbone_arguments(model)
+    add_backbone(model)
     window = argparse.ArgumentParser(add_help=False)
-    window.add_argument('--window-size', type=int, default=7, help='side in tokens (default: %(default)s)')
+    add_window_size(window)
 
     kinds = parser.add_subparsers(dest='kind', metavar='PICTURE', required=True, help='what to draw')
     kinds.add_parser('pyramid', parents=[model, output], help='every level, PCA to RGB, beside the image')
@@ -58,20 +62,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.out.suffix.lower() not in ('.png', '.pdf'):
-        raise ValueError(f'--out must end in .png or .pdf, got {str(args.out)!r}')
+    check_out(args, '.png', '.pdf')
     checks.integer('--dpi', args.dpi, minimum=SMALLEST_DPI)
-    draw(args).savefig(args.out, dpi=args.dpi)
+    if args.kind != 'masks':
+        check_file(args.image)
+    require_packages(['matplotlib'], 'visualize')
+    figure = draw(args)
+    with written_whole(args.out) as unfinished:
+        figure.savefig(unfinished.path, dpi=args.dpi)
     return 0
 
 
 def draw(args: argparse.Namespace) -> Figure:
-    from swin_dense.analysis import visualize  # help does without matplotlib
+    from swin_dense.analysis import visualize  # help does without torch and matplotlib
 
     if args.kind == 'masks':
-        return visualize.draw_shift_masks(tuple(args.grid), (args.window_size, args.window_size))
+        return visualize.draw_shift_masks(tuple(args.grid), args.window_size)
     if args.kind == 'windows':
-        return visualize.draw_windows(args.image, 4 * 2**args.stage, (args.window_size, args.window_size))
+        return visualize.draw_windows(args.image, 4 * 2**args.stage, args.window_size)
+    from swin_dense import extract_pyramid
+    from swin_dense.analysis.explain import grad_cam, token_attention
+    from swin_dense.commands._backbone import build_backbone
+
     backbone = build_backbone(args)
     if args.kind == 'pyramid':
         return visualize.draw_pyramid(extract_pyramid(backbone, args.image), args.image)
@@ -79,12 +91,12 @@ def draw(args: argparse.Namespace) -> Figure:
         attention = token_attention(backbone, args.image, args.stage, args.block, tuple(args.pixel))
         return visualize.draw_attention(attention, args.image, args.heads)
     target = None if args.channel is None else partial(channel_mean, channel=args.channel)
-    stages = range(len(backbone.layers)) if args.stages is None else args.stages
+    stages = range(len(backbone.stages)) if args.stages is None else args.stages
     cams = {backbone.out_strides[stage]: grad_cam(backbone, args.image, stage, target) for stage in stages}
     return visualize.draw_grad_cam(cams, args.image)
 
 
-def channel_mean(maps: Any, channel: int) -> torch.Tensor:
+def channel_mean(maps: Any, channel: int) -> Tensor:
     coarsest = maps[max(maps)]
     if not 0 <= channel < coarsest.shape[1]:
         raise ValueError(f'--channel must lie between 0 and {coarsest.shape[1] - 1}, got {channel}')

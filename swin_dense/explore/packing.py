@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.explore.record import Attention
-from swin_dense.ops.reference import REGION_PENALTY
-from swin_dense.windows import merge, partition, region_ids, relative_position_bias
+from swin_dense.ops.windows import REGION_PENALTY, merge, partition, region_ids, relative_position_bias
 
 FINEST = 0.003  # rounding of a score, as a standard deviation, where there is room
 COARSEST = 1e3  # by then nothing is left to be stored

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_dense import checks
 from swin_dense.explore.packing import BINS, Packed, pack
 from swin_dense.explore.record import Record, Stage
+from swin_dense.utils import checks
 
 LARGEST_PAGE = 12_000_000
 LANGUAGES = ('en', 'zh')
@@ -126,10 +126,10 @@ def _stage(stage: Stage) -> dict[str, Any]:
         {
             'window': block.window,
             'shift': block.shift,
-            'rows': reach.rows.tolist(),
-            'columns': reach.columns.tolist(),
+            'rows': field.rows.tolist(),
+            'columns': field.columns.tolist(),
         }
-        for block, reach in zip(stage.blocks, stage.reach, strict=True)
+        for block, field in zip(stage.blocks, stage.receptive_fields, strict=True)
     ]
     heads = stage.blocks[0].q.shape[2]
     return {'stride': stage.stride, 'size': stage.size, 'channels': stage.channels, 'heads': heads, 'blocks': blocks}

@@ -14,11 +14,11 @@ from torch import Tensor
 from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
 from swin_dense.analysis.explain import recording_input
-from swin_dense.analysis.reach import Reach, token_reach
-from swin_dense.archs import published_letter
+from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_fields
 from swin_dense.features.images import scale
 from swin_dense.features.inference import Inference, bare_backbone, evaluation_mode
-from swin_dense.windows import Pair, window_grid
+from swin_dense.models.archs import published_letter
+from swin_dense.ops.windows import Pair, window_grid
 
 # The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.
 PAPER_EXAMPLE = {'side': 112, 'window': 7, 'channels': 128}
@@ -48,13 +48,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: ``stride`` in pixels per token, ``size`` (height, width) in tokens, and per block its reach."""
+    """One stage: ``stride`` in pixels per token, ``size`` (height, width) in tokens, and its blocks."""
 
     stride: int
     size: Pair
     channels: int
     blocks: list[Attention]
-    reach: list[Reach]
+    receptive_fields: list[ReceptiveField]
 
 
 @dataclass(frozen=True)
@@ -109,29 +109,28 @@ def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: boo
     pixels = inference.read(image, backbone.in_channels)
     parameter = next(backbone.parameters())
     img = inference.prepare(pixels)[None].to(parameter.device, parameter.dtype)
-    attns = [[block.attn for block in stage.blocks] for stage in backbone.layers]
+    attns = [[block.attn for block in stage.blocks] for stage in backbone.stages]
     with evaluation_mode(backbone), torch.no_grad(), contextlib.ExitStack() as stack:
         inputs = [[stack.enter_context(recording_input(attn)) for attn in blocks] for blocks in attns]
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         stages = []
-        for index, reach in enumerate(token_reach(backbone, (img.shape[2], img.shape[3]))):
+        for index, fields in enumerate(token_receptive_fields(backbone, (img.shape[2], img.shape[3]))):
             blocks = [_attention(attn, given[0]) for attn, given in zip(attns[index], inputs[index], strict=True)]
             height, width, heads, channels = blocks[0].q.shape
             stride = math.prod(backbone.strides[: index + 1])
-            stages.append(Stage(stride, (height, width), heads * channels, blocks, reach))
+            stages.append(Stage(stride, (height, width), heads * channels, blocks, fields))
     levels = {stride: _as_bytes(pca_rgb(level[0])) for stride, level in maps.items()}
     return Record(_name(backbone), _shown(pixels), stages, levels, _costs(stages))
 
 
 def _attention(attn: Any, x: Tensor) -> Attention:
-    height, width, channels = x.shape[1:]
-    window, shift = attn.windows_on(height, width)
-    per_head = (attn.num_heads, channels // attn.num_heads)
-    q, k, _ = attn.project(x)[0].float().cpu().chunk(3, -1)
-    pad_kv = attn.pad_kv()
+    channels, windows, w_msa = x.shape[3], attn.windows_of(x), attn.w_msa
+    window, bias = windows.window, windows.bias
+    per_head = (w_msa.num_heads, channels // w_msa.num_heads)
+    q, k, _ = w_msa.project(x)[0].float().cpu().chunk(3, -1)
+    pad_kv = w_msa.pad_kv(x)
     pad_k = torch.zeros(channels) if pad_kv is None else pad_kv[:channels].detach().float().cpu()
-    bias = attn.relative_bias(window)
-    by_offset = torch.zeros(attn.num_heads, 2 * window[0] - 1, 2 * window[1] - 1)
+    by_offset = torch.zeros(w_msa.num_heads, 2 * window[0] - 1, 2 * window[1] - 1)
     if bias is not None:
         rows, columns = (torch.arange(1 - side, side) for side in window)
         first, second = (
@@ -139,12 +138,12 @@ def _attention(attn: Any, x: Tensor) -> Attention:
         )
         by_offset = bias[:, first, second].float().cpu()
     return Attention(
-        (q * attn.scale).unflatten(-1, per_head),
+        (q * w_msa.scale).unflatten(-1, per_head),
         k.unflatten(-1, per_head),
         pad_k.view(per_head),
         by_offset,
         window,
-        shift,
+        windows.shift,
     )
 
 

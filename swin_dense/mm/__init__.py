@@ -1,4 +1,4 @@
-"""SwinDense and SwinDenseV2, the backbones as mmengine modules; the only room that imports mmengine."""
+"""SwinDense and SwinDenseV2, the backbones as mmengine modules; the only package that imports mmengine."""
 
 import sys
 
@@ -8,9 +8,11 @@ from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.checkpoints import WholeCheckpointHook
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
+from swin_dense.mm.masks import IgnoreMaskValues
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 
 __all__ = [
+    'IgnoreMaskValues',
     'ResumableFSDPStrategy',
     'SwinDense',
     'SwinDenseV2',

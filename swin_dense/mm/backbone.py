@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 from mmengine.logging import print_log
 from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
+from torch import nn
 
-from swin_dense import checks
-from swin_dense.archs import Arch, resolve_arch
-from swin_dense.checkpoint import load_checkpoint
+from swin_dense.checkpoint import Report, load_checkpoint
 from swin_dense.mm.resume import allow_training_checkpoints
-from swin_dense.model import SwinBackbone
-from swin_dense.v2 import SwinV2Backbone
+from swin_dense.models.archs import Arch, resolve_arch
+from swin_dense.models.layers import ACTIVATIONS, NORMS
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.models.swin_v2 import SwinV2Backbone
+from swin_dense.utils import checks
 
 allow_training_checkpoints()
 
@@ -43,16 +46,25 @@ class SwinDense(SwinBackbone, BaseModule):
             parameters do not arrive. It takes the options of :func:`swin_dense.load_checkpoint` too: ``prefix``,
             ``ema``, ``allow_partial``, ``table_resize``, ``in_channels`` and so on. Any other mmengine initialiser
             works as in every mmengine module.
+        allow_partial: let ``init_cfg``, ``load_from`` and ``load_state_dict`` leave parameters of the backbone as they
+            are, some or all: for files that hold half a backbone, or a head alone.
         compile: put the backbone alone through ``torch.compile``, True or a dict with its options. mmengine's own
             ``compile=True`` compiles whole training steps, in which torch cannot follow every optimiser and head.
         img_size: mmpretrain's name of ``pretrain_img_size``, by which its configs, of classifiers, are known: where it
             is given, ``out_indices`` is the last stage and ``clamp_window`` True, unless they are given too.
-        **options: options of :class:`SwinBackbone`, which refuses any other.
+        **options: options of :class:`SwinBackbone`, which refuses any other. ``act_cfg`` and ``norm_cfg`` may also name
+            what is registered in mmengine.
 
     Raises:
         ValueError: both ``pretrained`` and ``init_cfg`` are given, or see :class:`SwinBackbone`.
         TypeError: ``pretrained`` or ``init_cfg`` is of another form, ``init_cfg`` has a key that nothing reads, or see
             :class:`SwinBackbone`.
+
+    Examples:
+        >>> from mmengine.registry import MODELS
+        >>> backbone = MODELS.build(dict(type='SwinDense', arch='t', drop_path_rate=0.2))
+        >>> backbone.out_channels
+        (96, 192, 384, 768)
     """
 
     def __init__(
@@ -62,6 +74,7 @@ class SwinDense(SwinBackbone, BaseModule):
         pretrained: str | None = None,
         convert_weights: bool = False,
         init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        allow_partial: bool = False,
         compile: bool | Mapping[str, Any] = False,
         img_size: int | Sequence[int] | None = None,
         **options: Any,
@@ -76,7 +89,7 @@ class SwinDense(SwinBackbone, BaseModule):
                 **options,
                 'pretrain_img_size': img_size,
             }
-        super().__init__(arch, **options)
+        super().__init__(arch, **_with_registered_layers(options))
         if pretrained is not None:
             if not isinstance(pretrained, str):
                 raise TypeError(f'pretrained must be a path or an address, got {pretrained!r}')
@@ -93,6 +106,7 @@ class SwinDense(SwinBackbone, BaseModule):
             if _is_pretrained(config):
                 _refuse_unknown(config)
         self.init_cfg = copy.deepcopy(init_cfg)
+        self.allow_partial = checks.boolean('allow_partial', allow_partial)
         if not isinstance(compile, (bool, Mapping)):
             raise TypeError(f'compile must be True, False or a dict of options of torch.compile, got {compile!r}')
         if compile is not False:
@@ -105,12 +119,13 @@ class SwinDense(SwinBackbone, BaseModule):
         initialize(self, [config for config in configs if config not in pretrained])
         for config in pretrained:
             options = {key: config[key] for key in _LOAD_OPTIONS if key in config}
+            options.setdefault('allow_partial', self.allow_partial)
             load_checkpoint(self, config['checkpoint'], **options, log=self.log_load)
         self.is_init = True
 
-    def log_load(self, report: str) -> None:
+    def log_load(self, report: Report) -> None:
         """Put what a load did into the log of the run."""
-        print_log(report, logger='current')
+        print_log(str(report), logger='current', level=report.level)
 
 
 @MODELS.register_module()
@@ -126,6 +141,11 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
 
     Raises:
         ValueError: a list of windows is not how the largest one shrinks, or see :class:`SwinDense`.
+
+    Examples:
+        >>> backbone = SwinDenseV2(window_size=16, pretrained_window_size=8, out_indices=(2, 3))
+        >>> backbone.out_strides
+        (16, 32)
     """
 
     def __init__(
@@ -156,6 +176,34 @@ def _before_clamping(windows: Sequence[int], img_size: int | Sequence[int], patc
             f'img_size={img_size}, and other windows per stage do not exist here; give one window_size'
         )
     return max(windows)
+
+
+def _with_registered_layers(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options in which activations and norms that users registered in mmengine are built by its registry."""
+    for name, known, build in (('act_cfg', ACTIVATIONS, _build_activation), ('norm_cfg', NORMS, _build_norm)):
+        config = options.get(name)
+        if isinstance(config, Mapping) and config.get('type') not in known and _registered(config.get('type')):
+            options = {**options, name: functools.partial(build, dict(config))}
+    return options
+
+
+def _registered(kind: Any) -> Any:
+    """Return what the registry of the framework in use, or one of its parents, has under a name, or None."""
+    if not isinstance(kind, str):
+        return kind
+    with MODELS.switch_scope_and_registry(None) as registry:
+        return registry.get(kind)
+
+
+def _build_activation(config: dict[str, Any]) -> nn.Module:
+    settings = dict(config)
+    return _registered(settings.pop('type'))(**settings)
+
+
+def _build_norm(config: dict[str, Any], channels: int) -> nn.Module:
+    settings = {'eps': 1e-5, **config}  # as mmcv's build_norm_layer has it
+    kind, requires_grad = _registered(settings.pop('type')), settings.pop('requires_grad', True)
+    return kind(channels, **settings).requires_grad_(requires_grad)
 
 
 def _listed(init_cfg: Any) -> list[Any]:

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mmengine.config import Config, ConfigDict
 from mmengine.dist import all_gather_object, barrier, get_rank, get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-from swin_dense import compat
-from swin_dense.atomic import put_in_place
 from swin_dense.checkpoint import CheckpointError
+from swin_dense.checkpoint.unpickler import read_pickle
 from swin_dense.mm import randomness
+from swin_dense.utils.atomic import put_in_place
 
 _UNFINISHED = '.unfinished-'
 _NUMBERED = re.compile(r'(?:epoch|iter)_\d+\.pth')
@@ -101,6 +102,14 @@ class WholeCheckpointHook(CheckpointHook):
             self.file_backend = backend
         for remove, path in later.removals:
             remove(path)
+
+
+def use_whole_checkpoints(config: Config) -> None:
+    """Put ``WholeCheckpointHook`` in the place of mmengine's ``CheckpointHook``; another is left alone."""
+    hooks = config.setdefault('default_hooks', ConfigDict())
+    hook = hooks.setdefault('checkpoint', ConfigDict(type='CheckpointHook', interval=1))
+    if hook is not None and HOOKS.get(hook.get('type', '')) is CheckpointHook:
+        hook.type = 'swin_dense.mm.WholeCheckpointHook'  # which mmengine finds without custom_imports too
 
 
 class _RemovesLater:
@@ -234,7 +243,7 @@ def _last_named(work_dir: Path, passed: list[str]) -> Path | None:
 def _read_meta(path: Path) -> dict[str, Any]:
     """Return what a checkpoint says of the training, without reading its tensors where the format allows it."""
     try:
-        checkpoint = compat.load_weights(path, mmap=zipfile.is_zipfile(path))
+        checkpoint = read_pickle(path, mmap=True)
     except Exception as error:  # damaged files raise nearly anything
         raise CheckpointError(f'{path} is damaged, cut short or no checkpoint') from error
     meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None

@@ -11,9 +11,9 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from swin_dense import checks
-from swin_dense.depth import layer_of, stage_of
-from swin_dense.model import SwinBackbone
+from swin_dense.models.layer_ids import layer_of, stage_of
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import checks
 
 _DECAY_TYPES = ('layer_wise', 'stage_wise')
 _OWN_KEYS = ('decay_rate', 'decay_type', 'num_layers')

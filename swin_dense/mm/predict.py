@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import DATASETS, DefaultScope
+from mmengine.registry import DATASETS
+from torch import nn
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says about a picture.
-
-    Attributes:
-        record: the same in types that JSON has.
-        painted: the picture with the prediction in it, (H, W, 3), uint8, RGB.
-        labels: class of every pixel, (H, W), uint8; None of a detector.
-    """
-
-    record: dict[str, Any]
-    painted: np.ndarray
-    labels: np.ndarray | None = None
+from swin_dense.runtime import Prediction
 
 
 class Predictor:
@@ -37,6 +24,7 @@ class Predictor:
 
     Attributes:
         classes: names, by label.
+        model: with its weights.
 
     Raises:
         ValueError: the config is of neither framework, or its model cannot be built or take the checkpoint.
@@ -59,6 +47,7 @@ class Predictor:
             raise ValueError(
                 f'the model of the config cannot be built, or {checkpoint} is no checkpoint of it ({reason})'
             ) from error
+        self.model: nn.Module = self._inferencer.model
         self._name_classes(config)
 
     def __call__(self, path: str) -> Prediction:
@@ -86,9 +75,10 @@ class Predictor:
 
     def _name_classes(self, config: Config) -> None:
         """Take the names from the config, as not every checkpoint has them, and the frameworks then make some up."""
-        model, dataset = self._inferencer.model, config.test_dataloader.dataset
-        with DefaultScope.overwrite_default_scope(config.default_scope):
-            known = getattr(DATASETS.get(dataset.type), 'METAINFO', {})
+        model: Any = self.model
+        dataset = config.test_dataloader.dataset
+        with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
+            known = getattr(registry.get(dataset.type), 'METAINFO', {})
         meta = {**known, **dataset.get('metainfo', {})}
         if meta.get('classes'):
             model.dataset_meta = {key: meta.get(key) for key in ('classes', 'palette')}

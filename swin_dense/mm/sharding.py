@@ -9,7 +9,7 @@ from mmengine.registry import FUNCTIONS, STRATEGIES
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from swin_dense.block import SwinBlock
+from swin_dense.models.block import SwinBlock
 
 
 @FUNCTIONS.register_module()
@@ -30,7 +30,7 @@ def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: in
 class ResumableFSDPStrategy(FSDPStrategy):  # type: ignore[misc]
     """mmengine's FSDPStrategy, that with ``state_dict_cfg='full'`` can also go on from a checkpoint.
 
-    ``tools/train.py`` puts it in the other's place. mmengine 0.10.7 hands the state of the optimizer over in the
+    ``swin-dense train`` puts it in the other's place. mmengine 0.10.7 hands the state of the optimizer over in the
     order of torch 2.0, which torch has changed since.
     """
 

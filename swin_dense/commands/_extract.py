@@ -1,0 +1,153 @@
+"""What `swin-dense features` does once its options are checked: lists, extracts what is not done, says what came."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from swin_dense.commands._backbone import build_backbone
+from swin_dense.commands._progress import progress_bar, say
+from swin_dense.features.extraction import extract
+from swin_dense.features.folder import FeatureFolder, check_format
+from swin_dense.features.inference import Inference, check_levels
+from swin_dense.features.shards import Record, alone, digest_of, parse_shard, shard_of_environment
+from swin_dense.features.sources import iterate, list_images
+from swin_dense.features.tiling import check_tiling
+from swin_dense.utils.signals import stop_signals
+
+
+def extract_all(args: argparse.Namespace) -> int:
+    """Extract what is not there yet, and return the exit status."""
+    check_format(args.format)
+    shard, variables = (parse_shard(args.shard), '') if args.shard else shard_of_environment(os.environ)
+    if variables:
+        say(f'shard {shard.index}/{shard.count}, by {variables}')
+    images, unread = _list(args.sources, shard.index == 0)
+    mine = {name: version for name, version in images.items() if shard.owns(digest_of(name))}
+    backbone = build_backbone(args)
+    inference = _inference(args, backbone)
+    root = args.out
+    root.mkdir(parents=True, exist_ok=True)
+    record = Record(root, shard, _settings(args, inference, backbone), images)
+    done: Counter[str] = Counter()
+    pruned = 0
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(alone(root, shard))
+        record.begin()
+        levels = inference.levels or backbone.out_strides
+        folder = FeatureFolder(root, levels, args.pool, args.format, getattr(torch, args.dtype), shard, args.part_rows)
+        stack.callback(folder.close)
+        received = stack.enter_context(stop_signals())
+        total = None if any(name.endswith('.tar') for name in mine) else len(mine)
+        bar = stack.enter_context(progress_bar(total, disable=os.environ.get('LOCAL_RANK', '0') != '0'))
+
+        def on_image(name: str, error: str | None) -> None:
+            bar.update()
+            done['finished' if error is None else 'failed'] += 1
+            if error is not None:
+                say(f'skipped: {error}')
+
+        extract(
+            backbone,
+            iterate(mine.items(), lambda name, version: not folder.is_finished(name, version)),
+            folder,
+            inference,
+            args.batch_size,
+            args.workers,
+            on_image,
+            lambda: bool(received),
+        )
+        if args.prune and not received:
+            folder.flush()
+            pruned = folder.prune(images)
+    share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
+    removed = f', {pruned} of other images removed' if args.prune else ''
+    say(f'{done["finished"]} of {done.total()} images{share} are in {args.out}, {done["failed"]} failed{removed}')
+    if received:
+        return 128 + received[0]
+    other_lists = record.other_lists()
+    for said in other_lists:
+        say(f'{said}: run that shard again, or images may be missing')
+    # torchrun ends all ranks as soon as one leaves with a status that is not 0.
+    failed = bool(done['failed'] or unread or other_lists)
+    return int(failed and 'TORCHELASTIC_RUN_ID' not in os.environ)
+
+
+def _list(sources: list[str], is_first: bool) -> tuple[dict[str, str | None], bool]:
+    """Return the images, and whether a folder cannot be looked through; say what is passed over."""
+    from swin_dense.commands._progress import say
+
+    folders: list[str] = []
+    no_images: Counter[str] = Counter()
+
+    def on_skipped(path: str, reason: str) -> None:
+        if os.path.isdir(path):
+            folders.append(f'folder {path!r} {reason}')
+        else:
+            no_images[Path(path).suffix or 'no suffix'] += 1
+
+    images = list_images(sources, on_skipped)
+    if is_first:
+        for reason in folders:
+            say(f'skipped: {reason}')
+        if no_images:
+            counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
+            say(f'not taken for images, by their names: {counts}; a pattern or a list takes them too')
+    if not images:
+        raise ValueError(f'no images found in {sources}')
+    return images, bool(folders)
+
+
+def _inference(args: argparse.Namespace, backbone: Any) -> Inference:
+    levels = check_levels(backbone, args.levels)
+    tiling = None
+    if args.tile is not None:
+        tiling = check_tiling(backbone, args.tile, args.overlap, levels)
+        # A user of tiles expects images beyond PIL's guard against small files that unpack to huge ones.
+        Image.MAX_IMAGE_PIXELS = None
+    return Inference(
+        levels,
+        dtype=getattr(torch, args.dtype) if args.pool == 'none' else None,
+        autocast=getattr(torch, args.autocast) if args.autocast else None,
+        tiling=tiling,
+        page=args.page,
+        max_side=args.max_side,
+    )
+
+
+def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> dict[str, Any]:
+    """Return what the features depend on: a folder holds features made in one way."""
+    tiling = inference.tiling
+    return {
+        'arch': dataclasses.asdict(backbone.arch),
+        'weights': weights_digest(backbone),
+        'window_size': backbone.window_size,
+        **({'clamp_window': True} if backbone.clamp_window else {}),  # older folders do not say that they do not
+        'levels': inference.levels,
+        'pool': args.pool,
+        'format': 'parquet' if args.pool != 'none' else args.format,
+        'dtype': args.dtype,
+        'autocast': args.autocast,
+        'page': args.page,
+        'max_side': args.max_side,
+        'tile': tiling.tile if tiling else None,
+        'overlap': tiling.overlap if tiling else None,
+    }
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """Return a short hash of all weights, to tell whether two runs used the same."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

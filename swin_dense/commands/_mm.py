@@ -1,0 +1,70 @@
+"""What the commands share that read a config of mmdet or mmseg."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swin_dense.commands._options import add_settings, require_packages
+from swin_dense.recipes.files import load_recipe
+from swin_dense.recipes.settings import merge_settings, parse_settings
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that mmdet's and mmseg's own tools have."""
+    parser.add_argument('config', help='config file of mmdet or mmseg, or the name of a recipe')
+    parser.add_argument('--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME of the config)')
+    add_settings(parser)
+    parser.add_argument(
+        '--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='what started the processes'
+    )
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """Return the config that is named, changed by ``--set``."""
+    require_packages(['mmengine', 'mmcv'], 'mm')
+    config = load_recipe(args.config)
+    merge_settings(config, parse_settings(args.set))
+    return config
+
+
+def config_to_run(args: argparse.Namespace) -> Config:
+    """Return the config that is named, with what all options of :func:`add_run_arguments` say of it."""
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    config = read_config(args)
+    config.launcher = args.launcher
+    if args.work_dir is not None:
+        config.work_dir = args.work_dir
+    elif config.get('work_dir') is None:
+        config.work_dir = f'work_dirs/{Path(args.config).stem}'
+    work_dir = Path(config.work_dir)
+    there = next(folder for folder in (work_dir, *work_dir.parents) if folder.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f'the work directory cannot be {work_dir}, as {there} is a file')
+    return config
+
+
+def run_to_its_end(start: Callable[[], object], work_dir: str) -> int:
+    """Call what runs for long, and return the exit status: what it raises is no wrong usage, and is shown whole."""
+    try:
+        start()
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(
+                f'{error.strerror} for {work_dir}: make room, and go on with --resume; the checkpoints are whole',
+                file=sys.stderr,
+            )
+        else:
+            traceback.print_exc()
+        return 1
+    return 0

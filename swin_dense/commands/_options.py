@@ -1,0 +1,136 @@
+"""Options that several commands have: each has one name and one meaning, and is checked in one place.
+
+Like every command's arguments they do without torch, for `--help` to come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import check_destination
+
+
+class Pair(argparse.Action):
+    """Keep one number, or two, as (height, width)."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, checks.pair(option or self.dest, values))
+
+
+def add_backbone(
+    parser: argparse._ActionsContainer, checkpoint_required: bool = False, device: str | None = None
+) -> None:
+    told = 'default: as the checkpoint tells'
+    without = '' if checkpoint_required else '; without them they are random'
+    parser.add_argument(
+        '--checkpoint', required=checkpoint_required, help=f'weights of any family, a file or an address{without}'
+    )
+    parser.add_argument('--arch', help=f'swin_t to swin_l, swinv2_t to swinv2_l ({told}, else swin_t)')
+    add_window_size(parser, default=None, help=f'the weights are resized to it ({told}, else 7)')
+    parser.add_argument(
+        '--clamp-window',
+        action=argparse.BooleanOptionalAction,
+        help='whether windows shrink to maps that they do not fit in, as those of classifiers do',
+    )
+    add_device(parser, device)
+
+
+def add_window_size(parser: argparse._ActionsContainer, default: int | None = 7, help: str = '') -> None:
+    parser.add_argument(
+        '--window-size',
+        nargs='+',
+        type=int,
+        action=Pair,
+        default=None if default is None else (default, default),
+        metavar='N',
+        help=f'side of a window in tokens, or height and width{"; " * bool(help)}{help or f" (default: {default})"}',
+    )
+
+
+def add_size(parser: argparse._ActionsContainer, help: str, default: tuple[int, int] | None = None) -> None:
+    parser.add_argument(
+        '--size',
+        nargs='+',
+        type=int,
+        action=Pair,
+        default=default,
+        metavar='N',
+        help=f'height and width in pixels, or the side of a square; {help}',
+    )
+
+
+def add_device(parser: argparse._ActionsContainer, default: str | None = None) -> None:
+    chosen = default or 'cuda where there is one, else cpu'
+    parser.add_argument('--device', default=default, help=f'(default: {chosen})')
+
+
+def add_loading(parser: argparse.ArgumentParser, batch_size: int) -> None:
+    parser.add_argument('--batch-size', type=int, default=batch_size, help='images at once (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=2, help='reading threads (default: %(default)s)')
+
+
+def add_out(parser: argparse.ArgumentParser, help: str, required: bool = True) -> None:
+    parser.add_argument('--out', required=required, type=Path, metavar='FILE', help=help)
+    add_force(parser)
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--force', action='store_true', help='replace what --out names')
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    help = 'entries of the config to change: model.backbone.with_cp=True; lists as key="[a,b]" or key=a,b'
+    options: dict[str, Any] = {'dest': 'set', 'nargs': '+', 'action': 'extend', 'metavar': 'KEY=VALUE'}
+    parser.add_argument('--set', default=[], help=help, **options)
+    # As mmdet's and mmseg's own tools call it.
+    parser.add_argument('--cfg-options', default=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)
+
+
+def check_loading(args: argparse.Namespace) -> None:
+    checks.integer('--batch-size', args.batch_size)
+    checks.integer('--workers', args.workers, minimum=0)
+
+
+def check_out(args: argparse.Namespace, *suffixes: str) -> None:
+    """Refuse an ``--out`` where no file can be written, or that is there already, before there is anything to write.
+
+    Raises:
+        ValueError: its suffix is none of ``suffixes``, where there are some.
+        OSError: its folder does not exist, it is a folder itself, or it exists and ``--force`` is not given.
+    """
+    if suffixes and args.out.suffix.lower() not in suffixes:
+        raise ValueError(f'--out must end in {" or ".join(suffixes)}, got {str(args.out)!r}')
+    check_destination(args.out, args.force)
+
+
+def check_file(path: str) -> None:
+    """Refuse what a command reads, an image say, where it is no file."""
+    if Path(path).is_dir():
+        raise IsADirectoryError(f'{path} is a folder; give a file in it')
+    if not Path(path).exists():
+        raise FileNotFoundError(f'there is no file {path}')
+
+
+def require_packages(packages: Sequence[str], extra: str) -> None:
+    """Name all packages that are not installed, and the extra that brings them.
+
+    Raises:
+        ImportError: one of them is not installed.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        are = 'is' if len(missing) == 1 else 'are'
+        raise ImportError(f'this command needs {", ".join(missing)}, which {are} not installed: {install_extra(extra)}')
+
+
+def install_extra(extra: str) -> str:
+    """Return what installs an extra of pyproject.toml."""
+    pip = f"pip install 'swin-dense[{extra}]'"
+    return f'pip install --no-build-isolation mmcv==2.1.0, then {pip}; see docs/install.md' if extra == 'mm' else pip

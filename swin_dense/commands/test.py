@@ -1,0 +1,40 @@
+"""Test a detector of mmdet or a segmentor of mmseg on the test data of its config.
+
+swin-dense test mine.py work_dirs/mine/epoch_12.pth --show-dir painted
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
+from swin_dense.commands._options import add_force
+from swin_dense.utils.atomic import check_free
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    parser.add_argument('checkpoint', help='checkpoint file or address')
+    parser.add_argument(
+        '--out', type=Path, help='mmdet: write the predictions to this .pkl; mmseg: write label maps to this folder'
+    )
+    add_force(parser)
+    parser.add_argument('--show-dir', help='paint predictions beside the ground truth into this folder')
+    parser.add_argument('--tta', action='store_true', help='test-time augmentation, by the config or flips')
+
+
+def run(args: argparse.Namespace) -> int:
+    if '://' not in args.checkpoint and not Path(args.checkpoint).is_file():
+        raise FileNotFoundError(f'there is no checkpoint file {args.checkpoint!r}')
+    if args.out is not None:
+        check_free(args.out, args.force)
+    config = config_to_run(args)
+    from swin_dense.mm import training  # help does without the frameworks
+    from swin_dense.recipes.checking import check_data
+
+    options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}
+    config = training.prepare_test(config, args.checkpoint, **options)
+    training.join_processes(config)
+    check_data(config, ('test',))
+    return run_to_its_end(training.build_runner(config).test, config.work_dir)

@@ -1,0 +1,55 @@
+"""Train a detector of mmdet or a segmentor of mmseg.
+
+    swin-dense train mine.py
+    swin-dense train mine.py --resume                       # goes on from the newest whole checkpoint
+    torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
+
+Before it begins, the data that the config names are looked at: whether they are there, and of a segmentor whether the
+masks belong to the images and have no values but those of classes. On a GPU whose Triton kernels were never checked,
+that is done first, in a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
+
+# Where each launcher says which of the processes of a machine this one is.
+_LOCAL_RANKS = {'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK'}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    parser.add_argument('--amp', action='store_true', help='train in automatic mixed precision')
+    parser.add_argument(
+        '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'
+    )
+    parser.add_argument(
+        '--resume',
+        nargs='?',
+        const='auto',
+        metavar='CHECKPOINT',
+        help='resume from this checkpoint, or from the newest whole one in the work directory',
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_to_run(args)
+    from mmengine.dist import get_world_size  # help does without the frameworks
+
+    from swin_dense.doctor import kernels
+    from swin_dense.mm import training
+    from swin_dense.recipes.checking import check_batch, check_data
+
+    config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
+    # One process of each machine checks its kernels, before any of them uses a GPU; the others wait to be joined.
+    is_first = int(os.environ.get(_LOCAL_RANKS.get(args.launcher, ''), 0)) == 0
+    if is_first and 'SwinDense' in str(config.model):
+        kernels.ensure_verdict()
+    training.join_processes(config)
+    check_data(config, ('train', 'val'))
+    check_batch(config, get_world_size())
+    with training.held_alone(config, args.resume) as config:
+        return run_to_its_end(training.build_runner(config).train, config.work_dir)
