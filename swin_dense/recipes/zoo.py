@@ -6,11 +6,13 @@ Everything published comes from the metafiles, which name its source. What is co
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'retinanet', 'upernet', 'ablations')
+FRAMEWORKS = ('mmdet', 'mmseg')  # folders of metafiles alone: their recipes are configs of the frameworks
+FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'faster_rcnn', 'retinanet', 'upernet', 'ablations', *FRAMEWORKS)
 
 
 @dataclass(frozen=True)
@@ -18,60 +20,91 @@ class Recipe:
     """One config, what was published for it and what its model was counted to cost.
 
     Attributes:
-        config: path below the repository.
+        config: path below the repository, or such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'.
+        task: such as 'instance segmentation'.
+        data: names of the data sets that it trains on.
+        needs: packages beyond the framework, '' where there are none.
         metrics: published accuracy by metric; empty where nothing was published.
+        link: address of the config: that at the framework, or the file in its folder.
         weights: address of published weights, '' where there are none.
         published: parameters and FLOPs as published, '' where they were not.
-        counted: one of the entries of complexity.json.
+        counted: one of the entries of complexity.json, with 'flops' None where they cannot be counted; None where the
+            model cannot be built without packages beyond the framework.
     """
 
     config: Path
     task: str
+    data: str
     head: str
     backbone: str
     window: int
     pretraining: str
     schedule: str
     origin: str
+    needs: str
+    link: str
     metrics: dict[str, float]
     weights: str
     published: str
-    counted: dict[str, Any]
+    counted: dict[str, Any] | None
 
     @property
     def accuracy(self) -> str:
         return ', '.join(f'{value} {name}' for name, value in self.metrics.items()) or 'none published'
 
     @property
+    def size(self) -> str:
+        """Return the letter of the architecture: 't', 's', 'b' or 'l'."""
+        return self.backbone.partition('-')[2][:1].lower()
+
+    @property
     def cost(self) -> str:
+        if self.counted is None:
+            return f'needs {self.needs}'
         height, width = self.counted['shape']
-        parameters, flops = self.counted['parameters'] / 1e6, self.counted['flops'] / 1e9
-        return f'{parameters:.1f}M, {flops:.0f}G at {height}x{width}'
+        parameters, flops = f'{self.counted["parameters"] / 1e6:.1f}M', self.counted['flops']
+        return parameters if flops is None else f'{parameters}, {flops / 1e9:.0f}G at {height}x{width}'
 
 
 def read_zoo(root: Path, folder: str) -> list[Recipe]:
     """Read the recipes of one folder of ``root/configs`` from its metafile."""
+    counted = json.loads((root / 'configs/complexity.json').read_text())
+    return [_recipe(model, counted[model['Config']]) for model in _models(root, folder)]
+
+
+def framework_configs(root: Path) -> dict[str, str]:
+    """Return the recipes that are configs of mmdet or mmseg, by name: such as 'mmdet::dino/dino-....py'."""
+    return {model['Name']: model['Config'] for folder in FRAMEWORKS for model in _models(root, folder)}
+
+
+def _models(root: Path, folder: str) -> list[dict[str, Any]]:
     import yaml
 
-    counted = json.loads((root / 'configs/complexity.json').read_text())
-    models = yaml.safe_load((root / 'configs' / folder / 'metafile.yml').read_text())['Models']
-    return [_recipe(model, counted[model['Config']]) for model in models]
+    text = (root / 'configs' / folder / 'metafile.yml').read_text()
+    return yaml.load(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader))['Models']
 
 
-def _recipe(model: dict[str, Any], counted: dict[str, Any]) -> Recipe:
+def _recipe(model: dict[str, Any], counted: dict[str, Any] | None) -> Recipe:
     metadata = model['Metadata']
     results = model.get('Results', [])
     published = model.get('Published Complexity')
     return Recipe(
         config=Path(model['Config']),
-        task='segmentation' if metadata['Training Data'] == 'ADE20K' else 'detection',
+        task=metadata['Task'],
+        data=metadata['Training Data'],
         head=model['In Collection'],
         backbone=', '.join(metadata[key] for key in ('Backbone', 'Setting') if key in metadata),
         window=metadata['Window'],
         pretraining=metadata['Pretraining'],
         schedule=metadata['Schedule'],
         origin=metadata['Recipe'],
-        metrics={name: value for result in results for name, value in result['Metrics'].items()},
+        needs=metadata.get('Needs', ''),
+        link=model.get('Source', Path(model['Config']).name),
+        metrics={
+            name if result['Dataset'] in metadata['Training Data'] else f'{name} on {result["Dataset"]}': value
+            for result in results
+            for name, value in result['Metrics'].items()
+        },
         weights=model.get('Weights', ''),
         published=f'{published["Parameters"]}, {published["FLOPs"]}' if published else '',
         counted=counted,
@@ -80,21 +113,49 @@ def _recipe(model: dict[str, Any], counted: dict[str, Any]) -> Recipe:
 
 def plain(recipes: list[Recipe]) -> str:
     """Return a table for a terminal."""
-    header = ('task', 'head', 'backbone', 'window', 'pretraining', 'schedule', 'recipe', 'published', 'counted', 'name')
+    header = (
+        'task',
+        'data',
+        'head',
+        'backbone',
+        'window',
+        'pretraining',
+        'schedule',
+        'recipe',
+        'published',
+        'counted',
+        'name',
+    )
     rows = [header, *(_row(recipe) for recipe in recipes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return '\n'.join(line.rstrip() for line in lines)
 
 
-def with_words(recipes: list[Recipe], words: list[str]) -> list[Recipe]:
-    """Return the recipes in whose row every word stands, in upper or lower case."""
-    return [recipe for recipe in recipes if all(word.lower() in '  '.join(_row(recipe)).lower() for word in words)]
+def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: str = '', size: str = '') -> list[Recipe]:
+    """Return the recipes that have all that is asked for, in upper or lower case.
+
+    Args:
+        recipes: to choose from.
+        words: each stands somewhere in the recipe's row.
+        task: part of its task, as 'panoptic'.
+        data: part of the names of its data sets.
+        size: 't', 's', 'b' or 'l'.
+    """
+    return [
+        recipe
+        for recipe in recipes
+        if task.lower() in recipe.task
+        and data.lower() in recipe.data.lower()
+        and size in ('', recipe.size)
+        and all(word.lower() in '  '.join(_row(recipe)).lower() for word in words)
+    ]
 
 
 def _row(recipe: Recipe) -> tuple[str, ...]:
     return (
         recipe.task,
+        recipe.data,
         recipe.head,
         recipe.backbone,
         str(recipe.window),
@@ -109,22 +170,46 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
 
 def markdown(recipes: list[Recipe]) -> str:
     """Return the table of one folder's README."""
-    metrics = list(dict.fromkeys(name for recipe in recipes for name in recipe.metrics))
-    header = ['Backbone', 'Window', 'Pretraining', 'Schedule', 'Recipe', *metrics, 'Published', 'Counted', 'Files']
-    lines = ['| ' + ' | '.join(header) + ' |', '|' + ' --- |' * len(header)]
-    for recipe in recipes:
-        missing = '' if recipe.metrics else 'none published'
-        files = f'[config]({recipe.config.name})' + (f', [weights]({recipe.weights})' if recipe.weights else '')
-        cells = [
-            recipe.backbone,
-            str(recipe.window),
-            recipe.pretraining,
-            recipe.schedule,
-            recipe.origin,
-            *(str(recipe.metrics.get(name, missing)) for name in metrics),
-            recipe.published,
-            recipe.cost,
-            files,
-        ]
-        lines.append('| ' + ' | '.join(cells) + ' |')
+    columns = _framework_columns() if recipes and '::' in str(recipes[0].config) else _columns(recipes)
+    lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
+    lines += ('| ' + ' | '.join(cell(recipe) for cell in columns.values()) + ' |' for recipe in recipes)
     return '\n'.join(lines) + '\n'
+
+
+_Columns = dict[str, Callable[[Recipe], str]]
+
+
+def _columns(recipes: list[Recipe]) -> _Columns:
+    def metric(name: str) -> Callable[[Recipe], str]:
+        return lambda recipe: str(recipe.metrics.get(name, '' if recipe.metrics else 'none published'))
+
+    return {
+        **_TRAINING,
+        'Recipe': lambda recipe: recipe.origin,
+        **{name: metric(name) for recipe in recipes for name in recipe.metrics},
+        'Published': lambda recipe: recipe.published,
+        **_COST_AND_FILES,
+    }
+
+
+def _framework_columns() -> _Columns:
+    return {
+        'Model': lambda recipe: recipe.head,
+        'Task': lambda recipe: recipe.task,
+        'Data': lambda recipe: recipe.data,
+        **_TRAINING,
+        'Accuracy': lambda recipe: recipe.accuracy,
+        **_COST_AND_FILES,
+    }
+
+
+_TRAINING: _Columns = {
+    'Backbone': lambda recipe: recipe.backbone,
+    'Window': lambda recipe: str(recipe.window),
+    'Pretraining': lambda recipe: recipe.pretraining,
+    'Schedule': lambda recipe: recipe.schedule,
+}
+_COST_AND_FILES: _Columns = {
+    'Counted': lambda recipe: recipe.cost,
+    'Files': lambda recipe: f'[config]({recipe.link})' + (f', [weights]({recipe.weights})' if recipe.weights else ''),
+}

@@ -1,0 +1,58 @@
+"""Parts of a config, wherever in it they stand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+SPLITS = ('train', 'val', 'test')
+
+
+def dicts(value: Any) -> Iterator[Any]:
+    """Yield every dict in a config, outer ones first."""
+    for part in _containers(value):
+        if isinstance(part, dict):
+            yield part
+
+
+def pipelines(value: Any) -> Iterator[list]:
+    """Yield every list of transforms that begins by reading an image."""
+    for part in _containers(value):
+        if isinstance(part, list) and part and isinstance(part[0], dict) and part[0].get('type') == 'LoadImageFromFile':
+            yield part
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    if isinstance(value, (dict, list, tuple)):
+        yield value
+        for item in list(value.values() if isinstance(value, dict) else value):
+            yield from _containers(item)
+
+
+def datasets(config: Config, splits: Sequence[str] = SPLITS) -> list[Any]:
+    """Return the data sets that read files, without those that wrap others."""
+    loaders = (config.get(f'{split}_dataloader') or {} for split in splits)
+    parts = [part for loader in loaders for part in dicts(loader.get('dataset'))]
+    return [part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)]
+
+
+def is_panoptic(part: Any) -> bool:
+    """Return whether a part of a model counts its classes as mmdet's Mask2Former and MaskFormer do."""
+    return {'num_things_classes', 'num_stuff_classes'} <= set(part)
+
+
+def class_count(model: Any) -> int:
+    """Return the number of classes that the heads agree on; a head of proposals has its own.
+
+    Raises:
+        ValueError: no part of the model has one.
+    """
+    counts = Counter(part['num_classes'] for part in dicts(model) if isinstance(part.get('num_classes'), int))
+    counts.update(part['num_things_classes'] + part['num_stuff_classes'] for part in dicts(model) if is_panoptic(part))
+    if not counts:
+        raise ValueError('no part of the model has num_classes, so own classes cannot be set')
+    return counts.most_common(1)[0][0]
