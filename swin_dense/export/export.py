@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from swin_dense import checks
-from swin_dense.atomic import written_whole
 from swin_dense.export import formats, running
 from swin_dense.export.pooling import replace_adaptive_pools
-from swin_dense.model import SwinBackbone
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import written_whole
 
 # How far an output may be from the model's in float32, as a fraction of the output's largest value.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2}
@@ -74,6 +74,12 @@ def export_model(
         TypeError: an argument or the model's output has the wrong type.
         ImportError: a package is missing; the message names it.
         ExportError: the model branches on the size, or the file's numbers are not the model's. Nothing is left behind.
+
+    Examples:
+        >>> from swin_dense import SwinBackbone
+        >>> exported = export_model(SwinBackbone('t'), 'swin_t.ts', size=64)
+        >>> exported.path.name
+        'swin_t.ts'
     """
     path = Path(path)
     checks.one_of('the suffix of path', path.suffix, formats.FORMATS)
@@ -82,7 +88,7 @@ def export_model(
     height, width = checks.pair('size', size)
     if batch is not None:
         checks.integer('batch', batch)
-    _check_opset(opset, path.suffix)
+    check_opset(opset, path.suffix)
     backbone = _backbone_in(model, checks.boolean('dynamic', dynamic))
     if checks.boolean('check', check) and path.suffix == '.onnx':
         formats.require('onnxruntime')
@@ -93,7 +99,7 @@ def export_model(
     if checks.boolean('half', half):
         recorded.half()
     free = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'} if batch is None else {}
-    weight = backbone.patch_embed.proj.weight
+    weight = next(backbone.parameters())
     # A batch of 1 would be taken for a constant.
     shape = (2 if free else batch or 1, backbone.in_channels, height, width)
     img = torch.zeros(shape, device=weight.device, dtype=torch.float16 if half else torch.float32)
@@ -107,7 +113,8 @@ def export_model(
     return Exported(path, nodes, errors)
 
 
-def _check_opset(opset: int | None, suffix: str) -> None:
+def check_opset(opset: int | None, suffix: str) -> None:
+    """Refuse a version of ONNX that graphs cannot be written in, or one for a file of another kind."""
     if opset is None:
         return
     if suffix != '.onnx':
@@ -173,4 +180,5 @@ def _relative_error(outs: list[Tensor], expected: list[Tensor], dtype: torch.dty
     if [(out.shape, out.dtype) for out in outs] != [(out.shape, dtype) for out in expected]:
         return float('inf')
     pairs = zip(outs, expected, strict=True)
-    return max(((out.cpu() - right.cpu()).abs().max() / right.abs().max().cpu()).item() for out, right in pairs)
+    errors = [(out.cpu() - right.cpu()).abs().max().item() / (right.abs().max().item() or 1.0) for out, right in pairs]
+    return max(errors, key=lambda error: float('inf') if error != error else error)  # max alone may lose a NaN

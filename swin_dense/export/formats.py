@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +16,87 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from swin_dense.export.folding import fold_constants
+from swin_dense.export.operators import translations
 
 # The first that has GELU as one operator.
 DEFAULT_OPSET = 20
 OLDEST_OPSET = 18
 # Beyond it torch splits the file in two, as protobuf ends at 2 GiB.
 LARGEST_ONNX = 3 * 2**29
-_PACKAGES = ('onnx', 'onnxscript')
+PACKAGES = ('onnx', 'onnxscript')
 
 
 def write_onnx(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
     """Write ONNX. ``free`` names the axes of the image, (B, C, H, W), that the file leaves open."""
-    require(*_PACKAGES)
-    program = _program(model, img, free)
+    return _save_onnx(_program(model, (img,), (free,)), Interface(('img',), (img,), (free,)), opset, path)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What goes into an ONNX file and comes out.
+
+    Attributes:
+        inputs: names.
+        example: a tensor for each. All but the first may be left out, and then are what they are here.
+        free: names of the axes that are open, for each.
+        outputs: names; None are out0, out1 and so on.
+        facts: what the file says of itself.
+    """
+
+    inputs: tuple[str, ...]
+    example: tuple[Tensor, ...]
+    free: tuple[dict[int, str], ...]
+    outputs: tuple[str, ...] | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def write_whole_onnx(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
+    """Write a model as ONNX that takes more than an image or has operators of ``swin_dense.export.operators``."""
+    require(*PACKAGES)
+    program = _program(model, interface.example, interface.free)
+    return _save_onnx(program, interface, opset, path, translations())
+
+
+def _save_onnx(
+    program: torch.export.ExportedProgram,
+    interface: Interface,
+    opset: int | None,
+    path: Path,
+    operators: dict[Any, Any] | None = None,
+) -> int:
+    require(*PACKAGES)
+    outputs = interface.outputs or [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
     with _quiet():
         onnx_program = torch.onnx.export(
             program,
-            (img,),
-            input_names=['img'],
-            output_names=_output_names(program),
-            dynamic_shapes=(free,) if free else None,  # their names; the program has them already
+            interface.example,
+            input_names=list(interface.inputs),
+            output_names=list(outputs),
+            dynamic_shapes=interface.free if any(interface.free) else None,  # their names; the program has them already
             opset_version=opset or DEFAULT_OPSET,
+            custom_translation_table=operators,
             dynamo=True,
             verbose=False,
         )
     assert onnx_program is not None
-    constants = onnx_program.model.graph.initializers.values()
+    model = onnx_program.model
+    for value, default in zip(model.graph.inputs[1:], interface.example[1:], strict=True):
+        import onnx_ir  # which torch's exporter brings
+
+        value.const_value = onnx_ir.tensor(default.numpy(), name=value.name)
+        model.graph.register_initializer(value)
+    model.metadata_props.update(interface.facts)
+    constants = model.graph.initializers.values()
     held = sum(value.const_value.nbytes for value in constants if value.const_value is not None)
     if held > LARGEST_ONNX:
         raise ValueError(f'weights of {held:,} bytes do not fit one .onnx file; write a .pt2, or give half=True')
     onnx_program.save(path)
-    return len(list(onnx_program.model.graph))
+    return len(list(model.graph))
 
 
 def write_pt2(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
     """Write a program of ``torch.export``."""
-    program = _program(model, img, free)
+    program = _program(model, (img,), (free,))
     torch.export.save(program, path)
     return len(program.graph.nodes)
 
@@ -59,7 +105,7 @@ def write_torchscript(model: nn.Module, img: Tensor, free: dict[int, str], opset
     """Write TorchScript, whose result is one tensor or a flat tuple."""
     if len(free) < 3:
         # A trace reads the size off its input whatever happens to it; a program knows the sizes that are fixed.
-        model = _program(model, img, free).module(check_guards=False)
+        model = _program(model, (img,), (free,)).module(check_guards=False)
         model = torch.fx.GraphModule(model, model.graph)
     with _quiet():
         trace = torch.jit.freeze(torch.jit.trace(_Flat(model), img).eval())
@@ -94,7 +140,9 @@ def outputs_of(result: Any) -> list[Tensor]:
     return [out for part in result for out in outputs_of(part)]
 
 
-def _program(model: nn.Module, img: Tensor, free: dict[int, str]) -> torch.export.ExportedProgram:
+def _program(
+    model: nn.Module, example: tuple[Tensor, ...], free: tuple[dict[int, str], ...]
+) -> torch.export.ExportedProgram:
     if TorchVersion(torch.__version__) < '2.7':
         raise ImportError(
             '.onnx, .pt2 and files for one size need torch 2.7 or later, '
@@ -102,18 +150,14 @@ def _program(model: nn.Module, img: Tensor, free: dict[int, str]) -> torch.expor
         )
     from torch.fx.experimental import _config as symbolic_shapes
 
-    sizes = ({axis: torch.export.Dim(name, min=1) for axis, name in free.items()},)
+    sizes = tuple({axis: torch.export.Dim(name, min=1) for axis, name in axes.items()} for axes in free)
     # Without it torch would look at every size whether it is 1, and keep to what it saw.
     with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        program = torch.export.export(model, (img,), dynamic_shapes=sizes)
-        if len(free) == 3:
+        program = torch.export.export(model, example, dynamic_shapes=sizes)
+        if 2 in free[0]:
             return program
         folded = fold_constants(program.module(check_guards=False))
-        return torch.export.export(folded, (img,), dynamic_shapes=sizes)
-
-
-def _output_names(program: torch.export.ExportedProgram) -> list[str]:
-    return [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
+        return torch.export.export(folded, example, dynamic_shapes=sizes)
 
 
 class _Flat(nn.Module):

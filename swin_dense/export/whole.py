@@ -1,0 +1,258 @@
+"""Export a whole detector or segmentor to one ONNX file that says what its framework says, or not at all."""
+
+from __future__ import annotations
+
+import colorsys
+import copy
+import json
+from collections.abc import Callable, Iterable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from swin_dense.export import agreement, formats, gate
+from swin_dense.export.detectors import OneStageDetector, TwoStageDetector
+from swin_dense.export.export import Exported, ExportError, check_opset
+from swin_dense.export.pooling import replace_adaptive_pools
+from swin_dense.export.segmentor import Segmentor
+from swin_dense.runtime import pictures
+from swin_dense.runtime.sessions import KEY, OnnxRuntime
+from swin_dense.utils import checks
+from swin_dense.utils.atomic import written_whole
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+# Eileen Collins; NASA, in the public domain.
+PICTURE = Path(__file__).with_name('assets') / 'astronaut.jpg'
+# Of the image that is recorded, and of those that the file is tried on.
+EXAMPLE = (256, 320)
+SIZES = ((333, 500), (480, 352), (600, 797))
+# Compares a file with its framework on pixels (H, W, 3), BGR: what differs, and how much was compared.
+Compare = Callable[[OnnxRuntime, np.ndarray], tuple[float, int]]
+
+
+def export_detector(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+) -> Exported:
+    """Write a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
+
+    The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, resized already, and returns ``boxes`` (N, 4) in
+    pixels of that image, ``scores`` (N,), ``labels`` (N,) and, where the detector has masks, ``masks`` (N, h, w), the
+    probabilities in the boxes. Normalisation, padding and thresholds are in it; ``swin_dense.runtime`` does the rest.
+
+    Before the file gets its name it is run in ONNX Runtime on a picture at three sizes that it was not recorded at, and
+    compared with mmdet's own ``predict``: boxes by their overlap, with label, score and mask.
+
+    Args:
+        config: of mmdet, or the name of a recipe.
+        checkpoint: file or address of the weights of the whole model.
+        path: the file. One that is there is replaced.
+        image: picture to compare on, in which the detector finds something; None is one of ours, of a woman.
+        opset: of ONNX, from 18 on; None is 20.
+
+    Returns:
+        What was written. Its ``errors`` are the shares of instances that differ, by the shape of the image.
+
+    Raises:
+        ValueError: an argument has a value that is not allowed; the config or the checkpoint cannot be read.
+        FileNotFoundError: there is no such picture.
+        ImportError: a package is missing; the message names it.
+        ExportError: the detector has a part that is not known here, the picture shows nothing that it finds, or the
+            file is not the detector. Nothing is left behind.
+
+    Examples:
+        >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
+    """
+    _check(image, opset)
+    config, detector, names = _read(config, checkpoint, Path(path), 'mmdet')
+    _refuse(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(config)])
+    graph = (TwoStageDetector if hasattr(detector, 'roi_head') else OneStageDetector)(copy.deepcopy(detector))
+    settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
+    mask_threshold = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
+
+    def compare(session: OnnxRuntime, pixels: np.ndarray) -> tuple[float, int]:
+        ours = agreement.instances_of_file(session.run({'img': _image(pixels)}), pixels.shape[:2], mask_threshold)
+        theirs = agreement.instances_of_framework(detector, pixels)
+        return agreement.share_of_other_instances(theirs, ours, settings.score_thr, settings.max_per_img)
+
+    facts = {
+        'task': 'detection',
+        **names,
+        'resize': gate.resize_of(config),
+        'score_threshold': settings.score_thr,
+        'mask_threshold': mask_threshold,
+    }
+    example = torch.zeros(1, 3, *EXAMPLE)
+    interface = formats.Interface(
+        ('img',), (example,), ({2: 'height', 3: 'width'},), graph.OUTPUTS, {KEY: json.dumps(facts)}
+    )
+    return _write(graph, interface, compare, Path(path), image, opset)
+
+
+def export_segmentor(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+) -> Exported:
+    """Write a segmentor of mmseg to an ``.onnx`` file of standard operators, for any batch, height and width.
+
+    The file takes ``img``, (B, 3, H, W) float32, BGR from 0 to 255, resized already, and returns ``labels``, (B, H, W)
+    int32, the class of every pixel. An input that may be left out, ``size`` (2,) int64, is the height and width of
+    ``labels`` where they shall be others: logits are resized, as mmseg does it, not classes.
+
+    Before the file gets its name it is run in ONNX Runtime on a picture at three sizes that it was not recorded at, and
+    compared with mmseg's own ``predict``, pixel by pixel.
+
+    Args:
+        config: of mmseg, or the name of a recipe.
+        checkpoint: file or address of the weights of the whole model.
+        path: the file. One that is there is replaced.
+        image: picture to compare on; None is one of ours.
+        opset: of ONNX, from 18 on; None is 20.
+
+    Returns:
+        What was written. Its ``errors`` are the shares of pixels that differ, by the shape of the image.
+
+    Raises:
+        ValueError: an argument has a value that is not allowed; the config or the checkpoint cannot be read.
+        FileNotFoundError: there is no such picture.
+        ImportError: a package is missing; the message names it.
+        ExportError: the segmentor has a part that is not known here, or the file is not the segmentor. Nothing is left
+            behind.
+
+    Examples:
+        >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
+    """
+    _check(image, opset)
+    config, segmentor, names = _read(config, checkpoint, Path(path), 'mmseg')
+    _refuse(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(config)])
+
+    def compare(session: OnnxRuntime, pixels: np.ndarray) -> tuple[float, int]:
+        other = np.array(pixels.shape[:2]) * 3 // 2
+        both = (pixels, pixels[::-1, ::-1])
+        (ours,) = session.run({'img': _image(*both)})
+        (resized,) = session.run({'img': _image(pixels), 'size': other})
+        theirs = [agreement.classes_of_framework(segmentor, one, one.shape[:2]) for one in both]
+        differ = (
+            ours != np.stack(theirs),
+            resized[0] != agreement.classes_of_framework(segmentor, pixels, other.tolist()),
+        )
+        return max(float(part.mean()) for part in differ), ours.size
+
+    facts = {'task': 'segmentation', **names, 'resize': gate.resize_of(config)}
+    example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # a batch of 1 is taken for a constant
+    free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
+    interface = formats.Interface(('img', 'size'), example, free, ('labels',), {KEY: json.dumps(facts)})
+    return _write(Segmentor(copy.deepcopy(segmentor)), interface, compare, Path(path), image, opset)
+
+
+def export_whole(
+    config: str, checkpoint: str, path: str, *, image: str | None = None, opset: int | None = None
+) -> Exported:
+    """Call :func:`export_detector` or :func:`export_segmentor`, as the config is of mmdet or mmseg."""
+    from swin_dense.recipes.files import load_recipe
+
+    loaded = load_recipe(config)
+    scope = loaded.get('default_scope')
+    exporters = {'mmdet': export_detector, 'mmseg': export_segmentor}
+    checks.one_of("the config's default_scope", scope, exporters)
+    return exporters[scope](loaded, checkpoint, path, image=image, opset=opset)
+
+
+def _check(image: str | PathLike[str] | None, opset: int | None) -> None:
+    check_opset(opset, '.onnx')
+    if image is not None and not Path(image).is_file():
+        raise FileNotFoundError(f'there is no file {image}')
+
+
+def _read(
+    config: str | PathLike[str] | Config, checkpoint: str | PathLike[str], path: Path, scope: str
+) -> tuple[Config, Any, dict[str, Any]]:
+    """Return the config, the model with its weights, and names and colours of its classes."""
+    formats.require('onnxruntime', *formats.PACKAGES)
+    checks.one_of('the suffix of path', path.suffix, ['.onnx'])
+    if not path.parent.is_dir():
+        raise ValueError(f'there is no folder {path.parent} to write {path.name} to; make it first')
+    from swin_dense.mm.predict import Predictor  # the frameworks
+    from swin_dense.recipes.files import load_recipe
+
+    loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
+    if loaded.get('default_scope') != scope:
+        raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
+    predictor = Predictor(loaded, str(checkpoint), 'cpu')
+    model: Any = predictor.model
+    palette = (model.dataset_meta or {}).get('palette')
+    if not isinstance(palette, (list, tuple)) or len(palette) < len(predictor.classes):
+        count = len(predictor.classes)
+        palette = [[round(255 * part) for part in colorsys.hsv_to_rgb(i / count, 0.8, 0.9)] for i in range(count)]
+    names = {'classes': list(predictor.classes), 'palette': [[int(part) for part in colour] for colour in palette]}
+    return loaded, model, names
+
+
+def _refuse(model: nn.Module, reasons: Iterable[str]) -> None:
+    reasons = list(reasons)
+    if reasons:
+        raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
+
+
+def _write(
+    model: nn.Module,
+    interface: formats.Interface,
+    compare: Compare,
+    path: Path,
+    image: str | PathLike[str] | None,
+    opset: int | None,
+) -> Exported:
+    picture = pictures.read(image or PICTURE)[:, :, ::-1]
+    replace_adaptive_pools(model)
+    model.eval().requires_grad_(False)
+    with written_whole(path) as unfinished, torch.no_grad():
+        try:
+            nodes = formats.write_whole_onnx(model, interface, opset, unfinished.path)
+        except RuntimeError as error:  # all that recorders raise
+            raise ExportError(f'the model could not be exported: {error}') from error
+        return Exported(path, nodes, _compared(unfinished.path, picture, compare, image))
+
+
+def _compared(
+    path: Path, picture: np.ndarray, compare: Compare, image: str | PathLike[str] | None
+) -> dict[tuple[int, ...], float]:
+    errors: dict[tuple[int, ...], float] = {}
+    count = 0
+    session = OnnxRuntime(path, 0)
+    for size in SIZES:
+        shape = (1, 3, *size)
+        try:
+            errors[shape], compared = compare(session, pictures.resized(picture, *size))
+        except Exception as error:  # runtimes have errors of their own
+            raise ExportError(f'the file does not run on an image {shape}, so it was removed: {error}') from error
+        if errors[shape] > agreement.LARGEST_SHARE:
+            raise ExportError(
+                f'the file is wrong on an image {shape}, so it was removed: {errors[shape]:.1%} of what it finds is '
+                f'not what the framework finds, {agreement.LARGEST_SHARE:.0%} is allowed'
+            )
+        count += compared
+    if not count:
+        raise ExportError(
+            f'the model finds nothing in {image or "our own picture"}, so the file could not be compared and was '
+            'removed; give a picture with what it was trained for (--image, from Python image=)'
+        )
+    return errors
+
+
+def _image(*pictures: np.ndarray) -> np.ndarray:
+    """Return pictures, each (H, W, 3) uint8, BGR, as the file takes them."""
+    return np.stack(pictures).transpose(0, 3, 1, 2).astype(np.float32)
