@@ -1,0 +1,111 @@
+"""Swins for detectron2: importing this registers 'D2SwinDense' and 'D2SwinV2Dense' for ``MODEL.BACKBONE.NAME``.
+
+cfg = get_cfg()
+add_swin_config(cfg)  # before a YAML file with MODEL.SWIN is merged
+model.backbone.bottom_up = L(D2SwinDense)(arch='t', freeze_at=0)  # in a lazy config
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from swin_dense.checkpoint import load_checkpoint
+from swin_dense.integrations import require
+from swin_dense.models.archs import Arch
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.models.swin_v2 import SwinV2Backbone
+from swin_dense.utils import checks
+
+require('detectron2', '0.6', 'git+https://github.com/facebookresearch/detectron2 --no-build-isolation')
+from detectron2.config import CfgNode, configurable  # noqa: E402
+from detectron2.layers import ShapeSpec  # noqa: E402
+from detectron2.modeling import BACKBONE_REGISTRY, Backbone  # noqa: E402
+
+# Key of MODEL.SWIN, as Mask2Former's configs have them, to the argument that it is.
+KEYS = {
+    'ARCH': 'arch',
+    'PRETRAIN_IMG_SIZE': 'pretrain_img_size',
+    'PATCH_SIZE': 'patch_size',
+    'EMBED_DIM': 'embed_dims',
+    'DEPTHS': 'depths',
+    'NUM_HEADS': 'num_heads',
+    'WINDOW_SIZE': 'window_size',
+    'PRETRAINED_WINDOW_SIZE': 'pretrained_window_size',
+    'MLP_RATIO': 'mlp_ratio',
+    'QKV_BIAS': 'qkv_bias',
+    'QK_SCALE': 'qk_scale',
+    'DROP_RATE': 'drop_rate',
+    'ATTN_DROP_RATE': 'attn_drop_rate',
+    'DROP_PATH_RATE': 'drop_path_rate',
+    'APE': 'use_abs_pos_embed',
+    'PATCH_NORM': 'patch_norm',
+    'OUT_FEATURES': 'out_features',
+    'USE_CHECKPOINT': 'with_cp',
+    'CHECKPOINT': 'checkpoint',
+}
+FEATURES = ('res2', 'res3', 'res4', 'res5')
+
+
+def add_swin_config(cfg: CfgNode) -> None:
+    """Let a config have the section MODEL.SWIN; its keys are those of ``KEYS``, and all may be left out."""
+    cfg.MODEL.SWIN = CfgNode(new_allowed=True)
+
+
+class _Detectron2:
+    """What detectron2 asks of a backbone.
+
+    Args:
+        arch: as for :class:`swin_dense.SwinBackbone`.
+        out_features: of 'res2' to 'res5'.
+        freeze_at: 0 freezes nothing, 1 the patch embedding, 2 also the first stage, and so on.
+        checkpoint: pretrained weights of the backbone, as :func:`swin_dense.load_checkpoint` takes them. Those of a
+            whole model come by MODEL.WEIGHTS.
+        **options: of the backbone.
+    """
+
+    @configurable
+    def __init__(
+        self,
+        arch: str | Mapping[str, Any] | Arch = 't',
+        *,
+        out_features: Sequence[str] = FEATURES,
+        freeze_at: int = 0,
+        checkpoint: Any = None,
+        **options: Any,
+    ) -> None:
+        for name in out_features:
+            checks.one_of('every entry of out_features', name, FEATURES)
+        stages = sorted({FEATURES.index(name) for name in out_features})
+        frozen_stages = checks.integer('freeze_at', freeze_at, minimum=0) - 1
+        super().__init__(arch, out_indices=stages, frozen_stages=frozen_stages, **options)
+        self._out_features = [FEATURES[stage] for stage in self.out_indices]  # type: ignore[attr-defined]
+        self._out_feature_channels = dict(zip(self._out_features, self.out_channels, strict=True))  # type: ignore[attr-defined]
+        self._out_feature_strides = dict(zip(self._out_features, self.out_strides, strict=True))  # type: ignore[attr-defined]
+        if checkpoint is not None:
+            load_checkpoint(self, checkpoint)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode, input_shape: ShapeSpec) -> dict[str, Any]:
+        """Return the arguments that a config says."""
+        section = cfg.MODEL.get('SWIN', {})
+        for key in section:
+            checks.one_of('every key of MODEL.SWIN', key, tuple(KEYS))
+        told = {KEYS[key]: value for key, value in section.items()}
+        return {'in_channels': input_shape.channels, 'freeze_at': cfg.MODEL.BACKBONE.FREEZE_AT, **told}
+
+    def forward(self, img: Tensor) -> dict[str, Tensor]:
+        """Return name to map, (B, C_i, ceil(H / stride_i), ceil(W / stride_i)), for images (B, C, H, W)."""
+        return dict(zip(self._out_features, super().forward(img), strict=True))  # type: ignore[misc]
+
+
+@BACKBONE_REGISTRY.register()
+class D2SwinDense(_Detectron2, SwinBackbone, Backbone):
+    """Swin for detectron2."""
+
+
+@BACKBONE_REGISTRY.register()
+class D2SwinV2Dense(_Detectron2, SwinV2Backbone, Backbone):
+    """Swin V2 for detectron2."""

@@ -1,0 +1,282 @@
+"""Swins in timm's registry: ``import swin_dense.integrations.timm`` registers ``swin_dense_t`` and the others.
+
+    timm.create_model('swin_dense_t', features_only=True, checkpoint_path='swin_tiny_patch4_window7_224.pth')
+
+Whatever builds its networks with timm then takes these names too. ``pretrained=True`` gets the weights of timm's own
+Swins.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_dense.checkpoint import load_checkpoint
+from swin_dense.integrations import require, run_stages, set_checkpointing
+from swin_dense.models.archs import resolve_arch
+from swin_dense.models.classifier import SwinClassifier
+from swin_dense.models.create import BACKBONES
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import checks
+
+require('timm', '1.0.31', 'timm')
+from timm.layers import Format  # noqa: E402
+from timm.models import (  # noqa: E402
+    FeatureInfo,
+    PretrainedCfg,
+    build_model_with_cfg,
+    generate_default_cfgs,
+    get_pretrained_cfg,
+    register_model,
+)
+from timm.models._features import feature_take_indices  # noqa: E402
+
+# Our name to that of timm's Swin whose published weights fit, and the options that these weights ask for.
+TWINS: dict[str, tuple[str, dict[str, Any]]] = {
+    'swin_dense_t': ('swin_tiny_patch4_window7_224.ms_in1k', {}),
+    'swin_dense_s': ('swin_small_patch4_window7_224.ms_in1k', {}),
+    'swin_dense_b': ('swin_base_patch4_window7_224.ms_in22k_ft_in1k', {}),
+    'swin_dense_l': ('swin_large_patch4_window7_224.ms_in22k_ft_in1k', {}),
+    'swinv2_dense_t': ('swinv2_tiny_window8_256.ms_in1k', {'window_size': 8}),
+    'swinv2_dense_s': ('swinv2_small_window8_256.ms_in1k', {'window_size': 8}),
+    'swinv2_dense_b': ('swinv2_base_window8_256.ms_in1k', {'window_size': 8}),
+    'swinv2_dense_l': (
+        'swinv2_large_window12to16_192to256.ms_in22k_ft_in1k',
+        {'window_size': 16, 'pretrained_window_size': (12, 12, 12, 6)},
+    ),
+}
+# What timm's Swins call an option, and what it is called here.
+RENAMED = {
+    'in_chans': 'in_channels',
+    'embed_dim': 'embed_dims',
+    'img_size': 'pretrain_img_size',
+    'proj_drop_rate': 'drop_rate',
+}
+STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
+
+
+class _TimmModel(nn.Module):
+    """What timm asks of any model that holds a Swin as its ``backbone``."""
+
+    backbone: SwinBackbone
+
+    @property
+    def in_chans(self) -> int:
+        return self.backbone.in_channels
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights of this model, or of any Swin that :func:`swin_dense.load_checkpoint` knows."""
+        if not state_dict.keys() <= self.state_dict().keys():
+            self._load_foreign(state_dict, strict)
+            state_dict = self.state_dict()
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _load_foreign(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        load_checkpoint(self.backbone, state_dict)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the blocks in the backward pass, or not."""
+        set_checkpointing(self.backbone, enable)
+
+    def no_weight_decay(self) -> set[str]:
+        return {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return how timm's layer decay finds its groups."""
+        return _below_backbone(self.backbone.group_matcher(coarse))
+
+
+class SwinDenseFeatures(_TimmModel):
+    """The feature pyramid, as ``features_only=True`` asks for it: maps (B, C, H, W), each behind a norm.
+
+    Args:
+        network: 'swin' or 'swinv2'.
+        arch: as for :class:`swin_dense.SwinBackbone`.
+        out_indices: stages whose maps are returned, negative ones from the end; a number n stands for the last n.
+        **options: of the backbone.
+
+    Attributes:
+        feature_info: timm's description of the maps.
+    """
+
+    def __init__(self, network: str, arch: str, out_indices: int | Sequence[int] = 4, **options: Any) -> None:
+        super().__init__()
+        stages = len(options.get('depths') or resolve_arch(arch, network).depths)
+        wanted = range(-out_indices, 0) if isinstance(out_indices, int) else out_indices
+        if not wanted or not all(-stages <= index < stages for index in wanted):
+            raise ValueError(f'out_indices must lie between {-stages} and {stages - 1}, got {out_indices!r}')
+        indices = sorted({index % stages for index in wanted})
+        self.backbone = BACKBONES[network](arch, out_indices=indices, **options)
+        strides = self.backbone.strides
+        info = [
+            {'num_chs': channels, 'reduction': math.prod(strides[: stage + 1]), 'module': f'backbone.stages.{stage}'}
+            for stage, channels in enumerate(self.backbone.arch.channels)
+        ]
+        self.feature_info = FeatureInfo(info, tuple(indices))
+        self.output_fmt = Format.NCHW
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return one map (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per index for images (B, in_chans, H, W)."""
+        return list(self.backbone(x))
+
+
+class SwinDenseClassifier(_TimmModel, SwinClassifier):
+    """The classifier: norm, mean over tokens, dropout, linear layer.
+
+    Args:
+        network: 'swin' or 'swinv2'.
+        arch: as for :class:`swin_dense.SwinBackbone`.
+        num_classes: how many scores; 0 leaves the features.
+        global_pool: 'avg', or '' for the map itself.
+        head_drop_rate: dropout before the linear layer.
+        **options: of the backbone.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        arch: str,
+        num_classes: int = 1000,
+        global_pool: str = 'avg',
+        head_drop_rate: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(f'{network}_{arch}', max(num_classes, 1), **options)
+        self.num_features = self.head_hidden_size = self.backbone.out_channels[-1]
+        self.head_drop = nn.Dropout(checks.rate('drop_rate', head_drop_rate))
+        self.feature_info = [
+            {'num_chs': channels, 'reduction': 4 * 2**stage, 'module': f'backbone.stages.{stage}'}
+            for stage, channels in enumerate(self.backbone.arch.channels)
+        ]
+        self.reset_classifier(num_classes, global_pool, self.head)
+
+    def _load_foreign(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        if strict and isinstance(self.head, nn.Linear):
+            load_checkpoint(self, state_dict)
+        else:
+            load_checkpoint(self.backbone, state_dict, final_norm=True)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None, head: nn.Linear | None = None) -> None:
+        """Replace the linear layer; 0 classes remove it."""
+        if global_pool is not None:
+            checks.one_of('global_pool', global_pool, ('avg', ''))
+            self.global_pool = global_pool
+        self.num_classes = num_classes
+        if num_classes == 0:
+            self.head = nn.Identity()
+        elif head is None:
+            weight = next(self.backbone.parameters())
+            self.head = nn.Linear(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the last map, (B, C, H, W)."""
+        return self.backbone(x)[-1]
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = 'NCHW',
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Return the last map and the maps of some stages, (B, C_i, H_i, W_i), as timm's Swin does.
+
+        Args:
+            x: images (B, in_chans, H, W).
+            indices: of the stages, negative ones from the end; a number n stands for the last n, None for all.
+            norm: whether the last stage's map passes the norm; the others have none.
+            stop_early: of no effect, all stages are computed.
+            output_fmt: 'NCHW'.
+            intermediates_only: leave out the last map.
+        """
+        checks.one_of('output_fmt', output_fmt, ('NCHW',))
+        last = len(self.backbone.stages) - 1
+        wanted, _ = feature_take_indices(last + 1, indices)
+        (features,), found = run_stages(self.backbone, x, wanted)
+        maps = [*found[:-1], features] if norm and last in wanted else list(found)
+        return maps if intermediates_only else (features, maps)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return the scores of a map, (B, num_classes), or with ``pre_logits`` the features under them."""
+        pooled = x.mean((2, 3)) if self.global_pool else x
+        return pooled if pre_logits or not self.global_pool else self.head(self.head_drop(pooled))
+
+    def forward(self, img: Tensor) -> Tensor:
+        """Return the scores of images (B, in_chans, H, W)."""
+        return self.forward_head(self.forward_features(img))
+
+
+def _below_backbone(patterns: Any) -> Any:
+    """Return patterns, in whatever timm nests them, for names that begin with 'backbone.'."""
+    if isinstance(patterns, dict):
+        return {key: _below_backbone(value) for key, value in patterns.items()}
+    if isinstance(patterns, list):
+        return [_below_backbone(value) for value in patterns]
+    if isinstance(patterns, tuple):
+        return (_below_backbone(patterns[0]), *patterns[1:])
+    return patterns.replace('^', r'^backbone\.')
+
+
+def _build(
+    factory: Callable[..., nn.Module], device: Any = None, dtype: torch.dtype | None = None, **options: Any
+) -> nn.Module:
+    """Build a model from the options that timm hands on, on a device and in a type of floating point."""
+    with torch.device(device if device is not None else torch.get_default_device()):
+        return factory(**{RENAMED.get(key, key): value for key, value in options.items()}).to(dtype)
+
+
+def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    network, _, arch = variant.replace('_dense', '').partition('_')
+    features = kwargs.pop('features_only', False)
+    kwargs = {**TWINS[variant][1], **kwargs}
+    if 'output_stride' in kwargs:
+        stride = kwargs.pop('output_stride')
+        if stride not in STRIDES:
+            raise ValueError(f'output_stride must be one of {list(STRIDES)}, got {stride!r}')
+        kwargs['strides'] = STRIDES[stride]
+    ignored: tuple[str, ...] = ()
+    if features:
+        ignored = ('num_classes', 'global_pool', 'feature_cls', 'drop_rate')
+    elif 'drop_rate' in kwargs:  # of the head, in timm
+        kwargs['head_drop_rate'] = kwargs.pop('drop_rate')
+    for key in ignored:
+        kwargs.pop(key, None)
+    kind = SwinDenseFeatures if features else SwinDenseClassifier
+    return build_model_with_cfg(
+        functools.partial(_build, functools.partial(kind, network=network, arch=arch)),
+        variant,
+        pretrained,
+        kwargs_filter=ignored,
+        **kwargs,
+    )
+
+
+def _pretrained_cfg(twin: str) -> dict[str, Any]:
+    """Return where the weights of timm's Swin are, and what images they were trained with, for ours of any size."""
+    cfg = asdict(get_pretrained_cfg(twin) or PretrainedCfg())
+    ours = {'first_conv': 'backbone.patch_embed.projection', 'classifier': 'head', 'fixed_input_size': False}
+    return {**cfg, **ours, 'architecture': None, 'tag': None}
+
+
+def _register(variant: str) -> None:
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return _create(variant, pretrained, **kwargs)
+
+    create.__name__ = create.__qualname__ = variant
+    register_model(create)
+
+
+default_cfgs = generate_default_cfgs({name: _pretrained_cfg(twin) for name, (twin, _) in TWINS.items()})
+for _name in TWINS:
+    _register(_name)

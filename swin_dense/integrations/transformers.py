@@ -1,0 +1,494 @@
+"""Swins for transformers: a backbone for its models, and one in place of the Swin inside a finished model.
+
+UperNetForSemanticSegmentation(UperNetConfig(backbone_config=SwinDenseConfig('swin_t'), num_labels=2))
+print(replace_swin(Mask2FormerForUniversalSegmentation.from_pretrained(...)))
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from swin_dense.checkpoint import load_checkpoint
+from swin_dense.checkpoint.export import export_parameters
+from swin_dense.checkpoint.names import plain_name
+from swin_dense.checkpoint.source import read_source
+from swin_dense.checkpoint.target import Target, is_standard
+from swin_dense.integrations import require, run_stages, set_checkpointing
+from swin_dense.models.archs import split_name
+from swin_dense.models.create import BACKBONES
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import compat
+
+require('transformers', '5.23.0', 'transformers')
+from transformers import (  # noqa: E402
+    AutoBackbone,
+    AutoConfig,
+    AutoModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SwinConfig,
+    SwinModel,
+)
+from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin  # noqa: E402
+from transformers.modeling_outputs import BackboneOutput  # noqa: E402
+from transformers.models.maskformer.modeling_maskformer_swin import (  # noqa: E402
+    MaskFormerSwinBaseModelOutput,
+    MaskFormerSwinModel,
+)
+from transformers.models.swin import modeling_swin  # noqa: E402
+
+_logger = logging.getLogger(__name__)
+ACTIVATIONS = {'gelu': 'GELU', 'relu': 'ReLU', 'silu': 'SiLU', 'swish': 'SiLU'}
+
+
+# Every option of either backbone.
+OPTIONS = {
+    parameter.name
+    for kind in BACKBONES.values()
+    for parameter in inspect.signature(kind).parameters.values()
+    if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != 'out_indices'
+}
+
+
+class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
+    """The options of a Swin, for ``backbone_config`` of transformers' models.
+
+    Args:
+        arch: 'swin_t', 'swinv2_t' and the like, or a dict with ``embed_dims``, ``depths`` and ``num_heads``.
+        options: of :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`, by name; each may also be an
+            argument of its own.
+        out_features: names of the stages that are returned, 'stage1' to 'stage4'; None for all.
+        out_indices: their numbers, 1 to 4, in place of their names. 0 is the stem, which is not returned.
+        **kwargs: options of the backbone, and of any config of transformers.
+
+    Raises:
+        TypeError: an argument resembles an option and is none.
+    """
+
+    model_type = 'swin_dense'
+
+    def __init__(
+        self,
+        arch: str | Mapping[str, Any] = 'swin_t',
+        options: Mapping[str, Any] | None = None,
+        out_features: list[str] | None = None,
+        out_indices: list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.arch = arch
+        own = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
+        self.options = {**(options or {}), **own}
+        derived = self._derived()
+        for name, value in kwargs.items():
+            if name in derived and value != derived[name]:
+                raise TypeError(
+                    f'{name} follows from the options of the backbone: it is {derived[name]}, got {value!r}'
+                )
+            is_known = name in derived or hasattr(PreTrainedConfig, name)
+            if not is_known and (meant := get_close_matches(name, OPTIONS, 1, 0.8)):
+                raise TypeError(f'unknown option {name!r} of a Swin; did you mean {meant[0]!r}?')
+        super().__init__(**{name: value for name, value in kwargs.items() if name not in derived})
+        for name, value in derived.items():
+            setattr(self, name, value)
+        self.set_output_features_output_indices(
+            out_features=out_features or (None if out_indices else self.stage_names[1:]), out_indices=out_indices
+        )
+        if 'stem' in self.out_features:
+            raise ValueError(f'out_features must be of {self.stage_names[1:]}: the stem is not returned')
+
+    def _derived(self) -> dict[str, Any]:
+        """Return what transformers' models read off a config, as a backbone on the meta device has it."""
+        backbone = self.build('meta')
+        stages = len(backbone.arch.depths)
+        return {
+            'num_channels': backbone.in_channels,
+            'hidden_size': backbone.arch.channels[-1],
+            'stage_names': ['stem', *(f'stage{stage}' for stage in range(1, stages + 1))],
+        }
+
+    def build(self, device: str | torch.device | None = None) -> SwinBackbone:
+        """Return a backbone with these options and random weights; on a device if one is given."""
+        network = (split_name(self.arch)[0] if isinstance(self.arch, str) else None) or 'swin'
+        indices = getattr(self, '_out_indices', None)
+        stages = None if indices is None else [index - 1 for index in indices]
+        if device is None:
+            return BACKBONES[network](self.arch, out_indices=stages, **self.options)
+        with torch.device(device):
+            return BACKBONES[network](self.arch, out_indices=stages, **self.options)
+
+    @classmethod
+    def of_swin(cls, config: PreTrainedConfig, **kwargs: Any) -> SwinDenseConfig:
+        """Return the config for the network of a SwinConfig of transformers.
+
+        Args:
+            config: of transformers' Swin.
+            **kwargs: in place of what it says.
+        """
+        if config.hidden_act not in ACTIVATIONS:
+            raise ValueError(
+                f'the activation {config.hidden_act!r} has no counterpart; it must be of {list(ACTIVATIONS)}'
+            )
+        options = {
+            'pretrain_img_size': config.image_size,
+            'patch_size': config.patch_size,
+            'in_channels': config.num_channels,
+            'window_size': config.window_size,
+            'mlp_ratio': config.mlp_ratio,
+            'qkv_bias': config.qkv_bias,
+            'drop_rate': config.hidden_dropout_prob,
+            'attn_drop_rate': config.attention_probs_dropout_prob,
+            'drop_path_rate': config.drop_path_rate,
+            'use_abs_pos_embed': config.use_absolute_embeddings,
+            'act_cfg': {'type': ACTIVATIONS[config.hidden_act]},
+            'norm_cfg': {'type': 'LN', 'eps': config.layer_norm_eps},
+        }
+        arch = {'embed_dims': config.embed_dim, 'depths': list(config.depths), 'num_heads': list(config.num_heads)}
+        outputs = {'out_features': config.out_features} if 'out_features' not in kwargs | {'out_indices': 0} else {}
+        return cls(arch, options, **outputs, **kwargs)
+
+
+class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
+    """Swin as transformers' models take a backbone, by ``backbone_config=SwinDenseConfig(...)``.
+
+    Args:
+        config: the options.
+
+    Attributes:
+        backbone: the :class:`swin_dense.SwinBackbone`, into which :func:`swin_dense.load_checkpoint` loads any Swin.
+    """
+
+    config_class = SwinDenseConfig
+    main_input_name = 'pixel_values'
+    supports_gradient_checkpointing = True
+    has_attentions = False
+    _no_split_modules: ClassVar[list[str]] = ['SwinStage']
+
+    def __init__(self, config: SwinDenseConfig) -> None:
+        super().__init__(config)
+        self.backbone = config.build()
+        channels = self.backbone.arch.channels
+        self.num_features = [channels[0], *channels]
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw the parameters of one module as the backbone does; transformers asks for those that a file lacks."""
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, (nn.Conv2d, nn.LayerNorm)):
+            module.reset_parameters()
+        elif hasattr(module, 'reset_position'):
+            module.reset_position()
+        elif isinstance(module, SwinBackbone) and module.absolute_pos_embed is not None:
+            nn.init.trunc_normal_(module.absolute_pos_embed, std=0.02)
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
+    ) -> None:
+        set_checkpointing(self.backbone, enable)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> SwinDenseBackbone:
+        """Load what ``save_pretrained`` wrote, or a Swin of transformers in a folder or on the Hub.
+
+        Args:
+            pretrained_model_name_or_path: the folder or the name on the Hub.
+            *args: see ``PreTrainedModel.from_pretrained``.
+            config: in place of the saved one.
+            **kwargs: options in place of the saved ones.
+        """
+        if config is None:
+            found = AutoConfig.from_pretrained(pretrained_model_name_or_path)
+            if isinstance(found, SwinConfig):
+                model = cls(SwinDenseConfig.of_swin(found, **kwargs))
+                load_checkpoint(model.backbone, _place(pretrained_model_name_or_path))
+                return model.eval()
+        return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BackboneOutput | tuple[Any, ...]:
+        """Return the maps (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) for images (B, num_channels, H, W).
+
+        Hidden states are the maps of the stages before their norms, (B, C, H, W). Attention weights are never
+        formed, so they cannot be returned.
+        """
+        _refuse_attentions(output_attentions)
+        stages = range(len(self.backbone.stages)) if output_hidden_states else ()
+        maps, states = run_stages(self.backbone, pixel_values, stages)
+        output = BackboneOutput(feature_maps=maps, hidden_states=states or None, attentions=None)
+        return output.to_tuple() if return_dict is False else output
+
+
+class SwinDenseEncoder(nn.Module):
+    """Our stages in place of the encoder of transformers' SwinModel; its embeddings and norms stay.
+
+    In state dicts the parameters keep the names and layouts that they have there, so that files of the model load
+    before and after, with transformers alone too.
+
+    Args:
+        backbone: whose stages it takes.
+        theirs: the state dict of the encoder whose place it takes.
+    """
+
+    def __init__(self, backbone: SwinBackbone, theirs: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.stages = backbone.stages
+        self._target = Target.of(backbone)
+        self._theirs = {plain_name(f'swin.encoder.{key}'): key for key in theirs}
+        self._indices = {key: tensor for key, tensor in theirs.items() if key.endswith('relative_position_index')}
+        self._register_state_dict_hook(_write_as_theirs)
+        compat.register_load_state_dict_pre_hook(self, _read_theirs)
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether blocks are recomputed in the backward pass; transformers sets it."""
+        return any(getattr(module, 'with_cp', False) for module in self.stages.modules())
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, enable: bool) -> None:
+        set_checkpointing(self.stages, enable)
+
+    def _run(self, tokens: Tensor, size: tuple[int, int], clamp: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the map of each stage, (B, H, W, C), and what comes out of its patch merging."""
+        for module in self.stages.modules():
+            if hasattr(module, 'clamp_window'):
+                module.clamp_window = clamp
+        x = tokens.unflatten(1, size)
+        for stage in self.stages:
+            before = stage(x)
+            x = before if stage.downsample is None else stage.downsample(before)
+            yield before, x
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        input_dimensions: tuple[int, int],
+        always_partition: bool = False,
+        output_hidden_states: bool = False,
+        output_hidden_states_before_downsampling: bool = False,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Return what transformers' SwinEncoder returns for tokens (B, H * W, C) of a map of H x W."""
+        _refuse_attentions(output_attentions)
+        maps = [(hidden_states.unflatten(1, input_dimensions),) * 2]
+        maps += self._run(hidden_states, input_dimensions, clamp=not always_partition)
+        reshaped = [before if output_hidden_states_before_downsampling else after for before, after in maps]
+        return modeling_swin.SwinEncoderOutput(
+            last_hidden_state=maps[-1][1].flatten(1, 2),
+            hidden_states=tuple(after.flatten(1, 2) for _, after in maps) if output_hidden_states else None,
+            reshaped_hidden_states=tuple(_to_maps(x) for x in reshaped) if output_hidden_states else None,
+        )
+
+
+class MaskFormerEncoder(SwinDenseEncoder):
+    """The same for the copy of SwinModel that MaskFormer has."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        input_dimensions: tuple[int, int],
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+    ) -> Any:
+        """Return what MaskFormerSwinEncoder returns, with one hidden state per stage: the one that MaskFormer reads."""
+        _refuse_attentions(output_attentions)
+        maps = list(self._run(hidden_states, input_dimensions, clamp=False))
+        output = MaskFormerSwinBaseModelOutput(
+            last_hidden_state=maps[-1][1].flatten(1, 2),
+            hidden_states=(hidden_states, *((before.flatten(1, 2),) for before, _ in maps)),
+            hidden_states_spatial_dimensions=tuple(after.shape[1:3] for _, after in maps),
+        )
+        return output if return_dict else output.to_tuple()
+
+
+def _write_as_theirs(
+    encoder: SwinDenseEncoder, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any]
+) -> None:
+    """Give the parameters of an encoder the names of transformers; adapters and quantised weights keep ours."""
+    own = {key.removeprefix(prefix): tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
+    if not all(is_standard(key) and type(tensor) in (Tensor, nn.Parameter) for key, tensor in own.items()):
+        return
+    for key in own:
+        del state_dict[prefix + key]
+    exported = export_parameters(own, 'transformers', encoder._target)
+    state_dict.update({prefix + encoder._theirs[plain_name(key)]: tensor for key, tensor in exported.items()})
+    state_dict.update({prefix + key: tensor for key, tensor in encoder._indices.items()})
+
+
+def _read_theirs(encoder: SwinDenseEncoder, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Give entries with the names of transformers ours, before ``load_state_dict`` reads them."""
+    given = {key: tensor for key, tensor in state_dict.items() if key.startswith(f'{prefix}layers.')}
+    if not given:
+        return
+    found = read_source({f'encoder.{key.removeprefix(prefix)}': tensor for key, tensor in given.items()}, 'the file')
+    for key in given:
+        del state_dict[key]
+    state_dict.update({prefix + name: tensor for name, tensor in found.parameters.items()})
+
+
+ENCODERS = {SwinModel: SwinDenseEncoder, MaskFormerSwinModel: MaskFormerEncoder}
+
+
+@dataclass
+class Replacement:
+    """One Swin inside a model, before and after.
+
+    Attributes:
+        name: of the module in the model, '' for the model itself.
+        kind: its class.
+        image_size: (height, width) in pixels that it was measured on.
+        seconds: of one call before and after.
+        peak_bytes: most memory that one call allocated at a time, before and after.
+    """
+
+    name: str
+    kind: str
+    image_size: tuple[int, int]
+    seconds: tuple[float, float]
+    peak_bytes: tuple[int, int]
+
+    def __str__(self) -> str:
+        (slow, fast), (much, little) = self.seconds, self.peak_bytes
+        return (
+            f'{self.name or "the model"} ({self.kind}) on {self.image_size[0]} x {self.image_size[1]} pixels: '
+            f'{1000 * slow:.0f} ms before, {1000 * fast:.0f} ms after ({fast / slow - 1:+.0%}); '
+            f'{much / 2**20:.0f} MiB before, {little / 2**20:.0f} MiB after ({little / much - 1:+.0%})'
+        )
+
+
+@dataclass
+class Replacements:
+    """What :func:`replace_swin` did; ``str`` says it in words."""
+
+    items: list[Replacement]
+
+    def __str__(self) -> str:
+        return '\n'.join(map(str, self.items))
+
+
+def replace_swin(model: nn.Module, image_size: tuple[int, int] = (512, 512)) -> Replacements:
+    """Put our stages with its weights into every Swin of a finished model of transformers, in place.
+
+    Outputs stay equal to rounding; attention weights can no longer be returned. ``named_parameters`` has our names for
+    the encoders afterwards, state dicts and files have those of transformers.
+
+    Args:
+        model: any model that holds a SwinModel or MaskFormer's copy of it, or is one.
+        image_size: (height, width) in pixels of the random image on which time and memory are measured, one call in
+            the mode that the model is in; with gradients if it is in training mode.
+
+    Returns:
+        What was replaced, with the time and memory that it saves.
+
+    Raises:
+        ValueError: the model holds no Swin of a kind that is known.
+    """
+    found = [(name, module) for name, module in model.named_modules() if type(module) in ENCODERS]
+    if not found:
+        kinds = ' or '.join(kind.__name__ for kind in ENCODERS)
+        raise ValueError(f'{type(model).__name__} holds no {kinds} of transformers, so there is nothing to replace')
+    items = []
+    for name, swin in found:
+        before = _measure(swin, image_size)
+        swin.encoder = _our_encoder(swin)
+        after = _measure(swin, image_size)
+        items.append(Replacement(name, type(swin).__name__, image_size, *zip(before, after, strict=True)))  # type: ignore[arg-type]
+    report = Replacements(items)
+    _logger.info(str(report))
+    return report
+
+
+def _our_encoder(swin: nn.Module) -> SwinDenseEncoder:
+    """Return our stages with the weights of a SwinModel."""
+    config = SwinDenseConfig.of_swin(swin.config, out_features=None)
+    backbone = config.build()
+    load_checkpoint(backbone, swin.state_dict(), log=None)
+    weight = next(swin.encoder.parameters())
+    encoder = ENCODERS[type(swin)](backbone, swin.encoder.state_dict())
+    encoder.gradient_checkpointing = any(
+        getattr(module, 'gradient_checkpointing', False) for module in swin.encoder.modules()
+    )
+    frozen = not any(parameter.requires_grad for parameter in swin.encoder.parameters())
+    encoder.requires_grad_(not frozen)
+    return encoder.to(weight.device, weight.dtype).train(swin.encoder.training)
+
+
+def _measure(swin: nn.Module, image_size: tuple[int, int]) -> tuple[float, int]:
+    """Return the seconds and the peak of allocated bytes of one call of a Swin."""
+    weight = next(swin.parameters())
+    image = torch.randn(1, swin.config.num_channels, *image_size, device=weight.device, dtype=weight.dtype)
+    is_cuda = weight.device.type == 'cuda'
+
+    def call() -> None:
+        with torch.set_grad_enabled(swin.training):
+            output = swin(image).last_hidden_state
+            if output.requires_grad:
+                output.sum().backward()
+        if is_cuda:
+            torch.cuda.synchronize()
+
+    gradients = [parameter.grad for parameter in swin.parameters()]
+    call()
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+    with profile(activities=activities, profile_memory=True) as profiled:
+        call()
+    for parameter, gradient in zip(swin.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    return min(times), _peak(profiled)
+
+
+def _peak(profiled: profile) -> int:
+    """Return the most bytes that were allocated at a time in what was profiled."""
+    results = profiled.profiler.kineto_results  # type: ignore[union-attr]
+    events = sorted((e for e in results.events() if e.name() == '[memory]'), key=lambda event: event.start_ns())
+    now = peak = 0
+    for event in events:
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def _place(name_or_path: Any) -> str:
+    """Return a folder on this machine, or the address of a repository on the Hub."""
+    return str(name_or_path) if os.path.isdir(name_or_path) else f'hf://{name_or_path}'
+
+
+def _refuse_attentions(output_attentions: bool | None) -> None:
+    if output_attentions:
+        raise ValueError('attention weights are not formed here, so output_attentions cannot be True')
+
+
+def _to_maps(x: Tensor) -> Tensor:
+    """Return (B, H, W, C) as (B, C, H, W)."""
+    return x.permute(0, 3, 1, 2).contiguous()
+
+
+AutoConfig.register(SwinDenseConfig.model_type, SwinDenseConfig)
+AutoBackbone.register(SwinDenseConfig, SwinDenseBackbone)
+AutoModel.register(SwinDenseConfig, SwinDenseBackbone)
