@@ -1,9 +1,11 @@
 # make demo   train and test both models on a small data set made here, and show what came out
 # make test   run the test suite, but for some tests that take long
 # make test-all  run all of it
-# make test-core  the tests that need torch alone, without any mm package
+# make test-core  the quick tests that need torch alone, without any mm package
 # make test-oldest, test-newest, test-onedl  the core's tests, and training where mm packages are, on other stacks:
-#                                            benchmarks/stacks.json
+#                                            noxfile.py, benchmarks/stacks.json
+# make test-ray  the example on Ray Data
+# make docs   the site of the documentation, into build/site; SERVE=1 serves it
 # make lint   ruff and mypy
 # make setup  only what the others need
 # Each sets up what it needs first; a second run sets up nothing. PYTHON=python3.11 chooses the interpreter.
@@ -11,35 +13,31 @@
 # An environment that is there, with a torch chosen beforehand say, is set up with its own Python.
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 SET_UP = @command -v "$(PYTHON)" >/dev/null || { echo 'set-up: no $(PYTHON) here: name a Python of 3.11 or newer, as in' \
-    'make PYTHON=python3.12, or apt install python3-venv' >&2; exit 1; }; "$(PYTHON)" tools/set_up
-SET_UP_FILES := requirements/torch.txt requirements/core.txt pyproject.toml $(wildcard tools/set_up/*.py)
+    'make PYTHON=python3.12, or apt install python3-venv' >&2; exit 1; }; "$(PYTHON)" tools/set_up.py
+SET_UP_FILES := pyproject.toml uv.lock tools/set_up.py
 PY := .venv/bin/python
 READY := .venv/ready
-# Other people's Swins, as oracles: torchvision, timm, transformers, mmpretrain. They do not get on with mmseg.
+# Other Swins to compare with: torchvision, timm, transformers, mmpretrain. mmseg fails beside them.
 PEERS := .venv-peers/bin/python
 PEERS_READY := .venv-peers/ready
 # The core alone: torch, numpy, Pillow and what runs the tests.
 CORE := .venv-core/bin/python
 CORE_READY := .venv-core/ready
-# Other stacks, which nothing else uses. mmcv is compiled there too: as long as for the main one.
-OLDEST_PYTHON ?= python3.10
-NEWEST_PYTHON ?= python3.13
-ONEDL_PYTHON ?= python3.12
 
 .PHONY: setup demo test test-all test-core test-oldest test-newest test-onedl lint
 setup: $(READY)
 
-$(READY): $(SET_UP_FILES) requirements/mm.txt requirements/dev.txt
-	$(SET_UP) main .venv
-	touch $@
+$(READY): $(SET_UP_FILES)
+	$(SET_UP) .venv dev mm
+	@touch $@
 
-$(PEERS_READY): $(SET_UP_FILES) requirements/peers.txt requirements/peers-no-deps.txt
-	$(SET_UP) peers .venv-peers
-	touch $@
+$(PEERS_READY): $(SET_UP_FILES)
+	$(SET_UP) .venv-peers peers
+	@touch $@
 
 $(CORE_READY): $(SET_UP_FILES)
-	$(SET_UP) core .venv-core
-	touch $@
+	$(SET_UP) .venv-core core
+	@touch $@
 
 demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo
@@ -53,26 +51,37 @@ test-all: $(READY) $(PEERS_READY) test-core
 	$(PEERS) -m pytest tests/peers
 
 test-core: $(CORE_READY)
-	$(CORE) -m pytest $(filter-out tests/test_wheel.py,$(wildcard tests/test_*.py)) tests/ops tests/checkpoint tests/features
+	$(CORE) -m pytest -n 2 --dist worksteal -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/features
 
-.venv-oldest/ready: STACK_PYTHON = $(OLDEST_PYTHON)
-.venv-onedl/ready: STACK_PYTHON = $(ONEDL_PYTHON)
-.venv-oldest/ready .venv-onedl/ready: .venv-%/ready: requirements/%.txt
-	$(STACK_PYTHON) -m venv .venv-$*
-	.venv-$*/bin/pip install $$(grep -E '^(torch|numpy|setuptools|wheel|ninja|psutil)==' $<)
-	.venv-$*/bin/pip install --no-build-isolation $$(grep -E '^(onedl-)?mmcv==' $<)
-	.venv-$*/bin/pip install -r $<
-	touch $@
+.venv-nox/bin/nox:
+	"$(PYTHON)" -m venv .venv-nox
+	.venv-nox/bin/pip install -q 'nox[uv]==2026.10.20'
 
-.venv-newest/ready: requirements/newest.txt
-	$(NEWEST_PYTHON) -m venv .venv-newest
-	.venv-newest/bin/pip install -r $<
-	touch $@
-
-test-oldest test-newest test-onedl: test-%: .venv-%/ready
-	.venv-$*/bin/python benchmarks/stacks.py $*
+# Each is a session of noxfile.py, which names its Python; mmcv is compiled there too.
+test-oldest test-newest test-onedl: test-%: .venv-nox/bin/nox
+	.venv-nox/bin/nox --session $*
 
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# The example on Ray Data, in an environment of its own: RAY_PYTHON=python3.12 chooses the interpreter.
+RAY_PYTHON ?= python3.11
+.PHONY: test-ray
+.venv-ray/ready: examples/requirements-ray.txt
+	$(RAY_PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install -r $<
+	touch $@
+
+test-ray: .venv-ray/ready
+	.venv-ray/bin/python -m pytest tests/features/test_ray.py tests/features/test_batches.py
+
+.PHONY: docs
+.venv-docs/ready: docs/requirements.txt
+	"$(PYTHON)" -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -r $<
+	touch $@
+
+docs: .venv-docs/ready
+	.venv-docs/bin/python tools/site.py $(if $(SERVE),--serve)

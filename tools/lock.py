@@ -1,63 +1,48 @@
-"""Write requirements/lock.txt and lock-mmcv.txt: what the tests ran with, each package with the hashes of its files."""
+"""Bring uv.lock up to date with pyproject.toml, and leave the addresses of the package index out of it.
 
-from __future__ import annotations
+    .venv/bin/python tools/lock.py [--check] [options of uv lock, such as --upgrade-package NAME]
 
-import argparse
+uv writes the index of the machine into every line. Installing needs names, versions and hashes, which is what is kept.
+"""
+
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-# The set-up runs by itself, before anything is installed, so it is no package.
-sys.path.insert(0, str(Path(__file__).with_name('set_up')))
-
-from kinds import KINDS, ROOT
-
-HEADER = """\
-# The stack that the tests ran with, and what it requires, with the hashes of all files: Python 3.11, Linux, x86_64.
-# Written by tools/lock.py from the environment that it ran in. How to install it: docs/install.md.
-"""
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / 'uv.lock'
+NO_INDEX = 'https://index.invalid'
+UV = Path(sys.executable).with_name('uv')
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+def without_index(text: str) -> str:
+    text = re.sub(r'registry = "https?://[^"]+"', f'registry = "{NO_INDEX}/simple"', text)
+    return re.sub(r'url = "https?://[^"]+/([^"/]+)"', rf'url = "{NO_INDEX}/\1"', text)
+
+
+def index_of_this_machine() -> str:
+    """Return the index that uv writes here."""
     with tempfile.TemporaryDirectory() as folder:
-        installed = Path(folder, 'installed.txt')
-        installed.write_text(as_published(run(sys.executable, '-m', 'pip', 'freeze', '--all', '--exclude-editable')))
-        hashed = run(
-            *('uv', 'pip', 'compile', '--quiet', '--no-header', '--no-annotate', '--generate-hashes'),
-            *('--python', sys.executable, '--no-build-isolation', '--constraints', installed),
-            *(ROOT / 'requirements' / name for name in KINDS['main'].files),
-        )
-    write(ROOT / 'requirements', hashed)
+        project = '[project]\nname = "a"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = ["wheel"]\n'
+        Path(folder, 'pyproject.toml').write_text(project)
+        subprocess.run([UV, 'lock', '--quiet', '--project', folder, '--python', sys.executable], check=True)
+        return re.findall(r'registry = "([^"]+)"', Path(folder, 'uv.lock').read_text())[0]
 
 
-def write(folder: Path, hashed: str) -> None:
-    """Write the lock, with mmcv apart: it is compiled against a torch that must be there before."""
-    others, mmcv = split(hashed)
-    (folder / 'lock.txt').write_text(HEADER + others)
-    (folder / 'lock-mmcv.txt').write_text(HEADER + mmcv)
-
-
-def split(hashed: str) -> tuple[str, str]:
-    """Return the entries of a lock without that of mmcv, and that one."""
-    entries = re.split(r'^(?=\S)', hashed, flags=re.MULTILINE)
-    parts: tuple[list[str], list[str]] = ([], [])
-    for entry in entries:
-        parts[entry.startswith('mmcv==')].append(entry)
-    return ''.join(parts[0]), ''.join(parts[1])
-
-
-def as_published(frozen: str) -> str:
-    """Return what pip freeze says with releases in place of builds of one's own: no '+cpu', no '@ file:'."""
-    lines = (re.sub(r'\+\S+', '', line) for line in frozen.splitlines() if ' @ ' not in line)
-    return '\n'.join(lines) + '\n'
-
-
-def run(*command: str | Path) -> str:
-    return subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True).stdout
+def main() -> int:
+    committed = LOCK.read_text()
+    # With its index, the versions that are locked stay.
+    LOCK.write_text(committed.replace(f'{NO_INDEX}/simple', index_of_this_machine()))
+    command = [str(UV), 'lock', '--project', str(ROOT), '--python', sys.executable, *sys.argv[1:]]
+    try:
+        status = subprocess.run(command, check=False).returncode
+    finally:
+        is_kept = '--check' in sys.argv or not LOCK.exists()
+        LOCK.write_text(committed if is_kept else without_index(LOCK.read_text()))
+    return status
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())

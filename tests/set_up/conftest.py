@@ -3,4 +3,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tools/set_up'))
+sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ('tools', 'tools/mmcv_build')]

@@ -1,0 +1,68 @@
+"""Other stacks: the core's tests, and training where mm packages are, on torch and mm packages of other times.
+
+    .venv-nox/bin/nox --session oldest -- --parts numbers training
+
+What follows ``--`` is for benchmarks/stacks.py, which notes the results in benchmarks/stacks.json.
+"""
+
+import sys
+from pathlib import Path
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent / 'tools'))
+
+from set_up import mmcv_build
+
+nox.options.default_venv_backend = 'uv'
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = []
+
+TESTS = ['PyYAML==6.0.3', 'rich==15.0.0', 'safetensors==0.8.0', 'pytest==9.2.0']
+BUILD = ['wheel==0.48.0', 'ninja==1.13.2', 'psutil==7.2.2']
+
+
+@nox.session(python='3.10')
+def oldest(session: nox.Session) -> None:
+    """The oldest stack that is supported: what most prebuilt mmcv wheels are made for."""
+    mm = ['mmengine==0.10.7', 'mmdet==3.3.0', 'mmsegmentation==1.2.2', 'opencv-python==4.11.0.86']
+    files = ['scipy==1.15.3', 'tifffile==2025.5.10', 'imagecodecs==2025.3.30', 'zarr==2.18.3', 'Pillow==12.3.0']
+    session.install('torch==2.1.2', 'numpy==1.26.4', 'setuptools==69.5.1', *BUILD)
+    install_mmcv(session, 'mmcv==2.1.0')
+    run(session, *mm, *files, 'pycocotools==2.0.11', 'ftfy==6.3.1', 'regex==2026.9.29', 'hypothesis==6.168.5')
+
+
+@nox.session(python='3.13')
+def newest(session: nox.Session) -> None:
+    """The newest torch that the core was tried with."""
+    run(session, 'torch==2.15.0', 'numpy==2.5.5', 'opencv-python==5.0.0.93', *FILES)
+
+
+@nox.session(python='3.12')
+def onedl(session: nox.Session) -> None:
+    """The maintained forks of the OpenMMLab packages."""
+    mm = [
+        'onedl-mmengine==0.10.12',
+        'onedl-mmdetection==3.5.1',
+        'onedl-mmsegmentation==1.4.2',
+        'opencv-python==4.12.0.88',
+    ]
+    session.install('torch==2.9.1', 'numpy==2.2.6', 'setuptools==80.10.2', *BUILD)
+    install_mmcv(session, 'onedl-mmcv==2.3.6')
+    run(session, *mm, *FILES, 'pycocotools==2.0.11', 'ftfy==6.3.1', 'regex==2026.11.15')
+
+
+FILES = ['scipy==1.17.1', 'tifffile==2026.3.3', 'imagecodecs==2026.3.6', 'zarr==3.1.6', 'Pillow==13.0.0']
+FILES += ['hypothesis==6.170.15']
+
+
+def install_mmcv(session: nox.Session, requirement: str) -> None:
+    """Compile it against the torch of the session."""
+    torch = session.run('python', '-c', 'import torch; print(torch.__version__)', silent=True).strip()
+    key, variables = mmcv_build(torch, nvcc=None)
+    session.install('--no-build-isolation', *key, requirement, env=variables)
+
+
+def run(session: nox.Session, *requirements: str) -> None:
+    session.install(*TESTS, *requirements)
+    session.run('python', 'benchmarks/stacks.py', session.name, *session.posargs)
