@@ -12,7 +12,7 @@ from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel
 
 from swin_dense import SwinBackbone
-from swin_dense.block import SwinBlock
+from swin_dense.models.block import SwinBlock
 from tests.conftest import TINY, randomize
 
 CASES = {
@@ -75,7 +75,7 @@ def train_alone(model: nn.Module, images: torch.Tensor, *, by_parts: bool) -> li
 
 def shard(model: Losses) -> Losses:
     """Shard every block, and then the whole."""
-    for stage in model.backbone.layers:
+    for stage in model.backbone.stages:
         for block in stage.blocks:
             fsdp.fully_shard(block)
     fsdp.fully_shard(model)

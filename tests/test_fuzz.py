@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.fuzzing import KINDS
+from swin_dense import SwinBackbone
+from tests.fuzzing import KINDS, refused
 
 # In all, of every kind its share, and the same each time; benchmarks/fuzz.py tries more, and others.
 EXAMPLES = 1500
@@ -21,3 +22,14 @@ def test_whatever_is_given_is_refused_or_works(name):
         assert kind.attempt(example) in ('taken', 'refused')
 
     attempt()
+
+
+def test_only_a_raise_of_ours_counts_as_refused():
+    def error_of(function, *arguments):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            function(*arguments)
+        return caught.value
+
+    assert refused(error_of(SwinBackbone, 'no arch')) == 'refused'
+    with pytest.raises(ValueError, match='invalid literal'):
+        refused(error_of(int, 'x'))

@@ -1,5 +1,6 @@
 """What a process that lives long relies on: nothing is left behind, threads do not mix, and results repeat."""
 
+import functools
 import sys
 import threading
 
@@ -8,16 +9,15 @@ import torch
 
 from benchmarks import long_run
 from swin_dense import SwinBackbone
-from swin_dense.ops import batched, plan
+from swin_dense.ops import plan
 from tests.conftest import TINY
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='counts what a process holds under /proc')
 def test_many_sizes_leave_nothing_behind(monkeypatch):
-    """Plans are kept up to a number of bytes, here so small that they are full soon; what oneDNN keeps is left out."""
-    for module in (plan, batched):
-        monkeypatch.setattr(module._cache, '_capacity', 2**20)
+    """Plans are kept up to a number, here so small that it is reached soon; what oneDNN keeps is left out."""
+    monkeypatch.setattr(plan, '_cached', functools.lru_cache(8)(plan._cached.__wrapped__))
     monkeypatch.setattr(torch.backends.mkldnn, 'enabled', False)
     early, *_, late = long_run.run(200)[3:]
     assert (late['handles'], late['threads']) == (early['handles'], early['threads'])

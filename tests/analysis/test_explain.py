@@ -18,16 +18,16 @@ def attend_by_definition(attn, x, cell):
     Returns the weights of real tokens (A, H, W) and of padding (A,).
     """
     height, width, channels = x.shape
-    window, shift, heads = attn.window_size, attn.shift, attn.num_heads
+    w_msa = attn.w_msa
+    window, shift, heads = w_msa.window_size, attn.shift, w_msa.num_heads
     padded = [-(-side // step) * step for side, step in zip((height, width), window, strict=True)]
     head_dim = channels // heads
-    scale = head_dim**-0.5 if attn.qk_scale is None else attn.qk_scale
-    table = attn.relative_position_bias_table
+    scale, table = w_msa.scale, w_msa.relative_position_bias_table
 
     def project(row, column):
         token = x[row, column] if row < height and column < width else torch.zeros_like(x[0, 0])
-        projected = token @ attn.qkv.weight.T
-        return projected if attn.qkv.bias is None else projected + attn.qkv.bias
+        projected = token @ w_msa.qkv.weight.T
+        return projected if w_msa.qkv.bias is None else projected + w_msa.qkv.bias
 
     def rolled(position, axis):
         return (position - shift[axis]) % padded[axis]
@@ -64,7 +64,7 @@ def attend_by_definition(attn, x, cell):
 def input_of(backbone, stage, block):
     """Return what the attention of a block takes for the photograph, (H, W, C)."""
     seen = []
-    handle = backbone.layers[stage].blocks[block].norm1.register_forward_hook(lambda *args: seen.append(args[2]))
+    handle = backbone.stages[stage].blocks[block].norm1.register_forward_hook(lambda *args: seen.append(args[2]))
     image = normalize(read_image(PHOTOGRAPH), IMAGENET_MEAN, IMAGENET_STD)
     with torch.no_grad():
         backbone(image[None].double())
@@ -89,7 +89,7 @@ def test_attention_is_what_its_definition_says(options, block):
         assert attention.image_size == (75, 106)
         with torch.no_grad():
             real, padding = attend_by_definition(
-                backbone.layers[stage].blocks[block].attn, input_of(backbone, stage, block), attention.cell
+                backbone.stages[stage].blocks[block].attn, input_of(backbone, stage, block), attention.cell
             )
         torch.testing.assert_close(attention.weights, real, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(attention.padding, padding, rtol=1e-9, atol=1e-12)
@@ -135,14 +135,14 @@ def test_grad_cam_is_the_derivative_along_each_channel(stage, sign):
             direction[channel] = step
             return output + direction
 
-        handle = backbone.layers[stage].register_forward_hook(hook)
+        handle = backbone.stages[stage].register_forward_hook(hook)
         with torch.no_grad():
             value = target(dict(zip((4, 8), backbone(x), strict=True)))
         handle.remove()
         return value.item()
 
     seen = []
-    handle = backbone.layers[stage].register_forward_hook(lambda *args: seen.append(args[2]))
+    handle = backbone.stages[stage].register_forward_hook(lambda *args: seen.append(args[2]))
     with torch.no_grad():
         backbone(x)
     handle.remove()

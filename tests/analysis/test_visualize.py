@@ -16,8 +16,8 @@ from swin_dense.analysis.visualize import (
     draw_shift_masks,
     draw_windows,
 )
-from swin_dense.commands import _backbone
 from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.models import create
 from tests.conftest import TINY, photograph, randomize
 
 PHOTOGRAPH = photograph(75, 106)
@@ -175,7 +175,7 @@ def test_shift_masks_of_huge_maps_are_those_of_smaller_ones():
     ids=lambda args: args[0],
 )
 def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
-    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: backbone)
+    monkeypatch.setitem(create.BACKBONES, 'swin', lambda *args, **options: backbone)
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'ein Bild.png')
     out = tmp_path / f'picture.{suffix}'
     command = [arg.format(image=tmp_path / 'ein Bild.png') for arg in args]
@@ -186,19 +186,18 @@ def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
 @pytest.mark.parametrize(
     ('args', 'message'),
     [
-        (('pyramid', 'missing.png', '--out', 'x.png'), 'does not exist'),
-        (('attention', '{image}', '--block', '9', '--pixel', '0', '0', '--out', 'x.png'), 'block must lie'),
-        (('grad-cam', '{image}', '--channel', '999', '--out', 'x.png'), 'channel must lie'),
-        (('windows', '{image}', '--out', '/missing/folder/x.png'), 'No such file'),
-        (('windows', '{image}', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
-        (('masks', '--grid', '5', '5', '--window-size', '0', '--out', 'x.png'), 'window_size must be at least 1'),
+        (('attention', '{image}', '--block', '9', '--pixel', '0', '0', '--out', 'x.png'), '--block must lie'),
+        (('grad-cam', '{image}', '--channel', '999', '--out', 'x.png'), '--channel must lie'),
+        (('windows', '{image}', '--out', '/missing/folder/x.png'), 'there is no folder'),
+        (('windows', '{image}', '--window-size', '0', '--out', 'x.png'), '--window-size must be at least 1'),
+        (('masks', '--grid', '5', '5', '--window-size', '0', '--out', 'x.png'), '--window-size must be at least 1'),
         (('masks', '--grid', '5', '5', '--out', 'x.png', '--dpi', '2'), '--dpi must be at least 10'),
         (('masks', '--grid', '5', '5', '--out', 'x.gif'), '--out must end in .png or .pdf'),
-        (('masks', '--grid', '0', '0', '--out', 'x.png'), 'grid must be at least 1'),
+        (('masks', '--grid', '0', '0', '--out', 'x.png'), '--grid must be at least 1'),
     ],
 )
 def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, message):
-    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: backbone)
+    monkeypatch.setitem(create.BACKBONES, 'swin', lambda *args, **options: backbone)
     monkeypatch.chdir(tmp_path)
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'image.png')
     assert main(['visualize', *(arg.format(image=tmp_path / 'image.png') for arg in args)]) == 2
@@ -220,10 +219,13 @@ def test_wrong_usage(args):
     assert error.value.code == 2
 
 
-def test_a_missing_package_is_one_line(monkeypatch, capsys):
+def test_a_missing_package_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(PHOTOGRAPH).save('image.png')
+
     def create_backbone(*args, **options):
         raise ImportError('install huggingface_hub')
 
-    monkeypatch.setitem(_backbone.BACKBONES, 'swin', create_backbone)
-    assert main(['visualize', 'pyramid', 'x.png', '--out', 'x.png']) == 2
+    monkeypatch.setitem(create.BACKBONES, 'swin', create_backbone)
+    assert main(['visualize', 'pyramid', 'image.png', '--out', 'x.png']) == 2
     assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')

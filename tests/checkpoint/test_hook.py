@@ -11,7 +11,7 @@ from torch import nn
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
-from swin_dense.model import SwinBlock
+from swin_dense.models.swin import SwinBlock
 from tests.conftest import TINY, IfInstalled, needs_fully_shard, randomize
 
 mmengine_checkpoint = IfInstalled('mmengine.runner.checkpoint')
@@ -100,9 +100,9 @@ def test_new_output_norms_of_a_classifier_keep_their_values(caplog):
     classifier = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith('norm')}
     with caplog.at_level(logging.INFO, 'swin_dense'):
         backbone.load_state_dict({'model': classifier})
-    assert 'new, as such checkpoints have no output norms: norm0.weight' in caplog.text
+    assert 'new, as the checkpoint cannot have them: norm0.weight' in caplog.text
     assert torch.equal(backbone.norm3.weight, norm)
-    assert torch.equal(backbone.layers[0].blocks[1].attn.qkv.bias, source.layers[0].blocks[1].attn.qkv.bias)
+    assert torch.equal(backbone.stages[0].blocks[1].attn.w_msa.qkv.bias, source.stages[0].blocks[1].attn.w_msa.qkv.bias)
 
 
 def test_unknown_entries_are_left_to_pytorch():
@@ -127,23 +127,121 @@ class TestPartialLoading:
         with pytest.raises(CheckpointError):  # only inside
             model.load_state_dict(head, strict=False)
 
-    def test_an_adapter(self):
-        model = Detector()
-        model.backbone.layers[0].blocks[0].attn.qkv.lora_A = nn.Linear(8, 2, bias=False)
-        key = 'backbone.layers.0.blocks.0.attn.qkv.lora_A.weight'
-        with allow_partial_loading():
-            result = model.load_state_dict({key: torch.ones(2, 8)}, strict=False)
-        assert model.backbone.layers[0].blocks[0].attn.qkv.lora_A.weight.eq(1).all()
-        assert not result.unexpected_keys
-
     def test_part_of_a_foreign_backbone_is_converted(self):
         source, model = Detector(1), Detector(2)
         half = {k: v for k, v in frameworks_checkpoint(source).items() if 'stages.0' in k}
         with allow_partial_loading():
             result = model.load_state_dict(half, strict=False)
-        assert same(model.backbone.layers[0], source.backbone.layers[0])
-        assert not same(model.backbone.layers[1], source.backbone.layers[1])
-        assert 'backbone.layers.1.blocks.0.norm1.weight' in result.missing_keys
+        assert same(model.backbone.stages[0], source.backbone.stages[0])
+        assert not same(model.backbone.stages[1], source.backbone.stages[1])
+        assert 'backbone.stages.1.blocks.0.norm1.weight' in result.missing_keys
+
+
+class LoRA(nn.Module):
+    """A linear layer and a product of two thin ones, as PEFT and others wrap a layer."""
+
+    def __init__(self, layer, rank=2):
+        super().__init__()
+        self.base_layer = layer
+        self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+def with_lora(model):
+    for stage in model.backbone.stages:
+        for block in stage.blocks:
+            block.attn.w_msa.qkv = LoRA(block.attn.w_msa.qkv)
+            block.ffn.layers[0][0] = LoRA(block.ffn.layers[0][0])
+    return model
+
+
+def with_adapters(model):
+    """Add parameters, a norm with buffers among them, without wrapping anything."""
+    model.backbone.adapter = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    for stage in model.backbone.stages:
+        stage.adapter = nn.Linear(8, 8)
+    return model
+
+
+def added(model):
+    plain = Detector().state_dict()
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in plain and 'base_' not in name}
+
+
+@pytest.mark.parametrize('add', [with_lora, with_adapters])
+class TestBackboneWithMore:
+    def test_its_additions_alone_load(self, add):
+        source, model = add(Detector(1)), add(Detector(2))
+        kept = model.backbone.stages[1].blocks[0].norm1.weight.clone()
+        expected = added(source)
+        result = model.load_state_dict(expected, strict=False)
+        assert len(expected) > 5
+        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in expected.items())
+        assert torch.equal(model.backbone.stages[1].blocks[0].norm1.weight, kept)
+        assert not result.unexpected_keys
+
+    def test_its_own_state_loads(self, add):
+        source, model = add(Detector(1)), add(Detector(2))
+        model.load_state_dict(source.state_dict())
+        assert same(model, source)
+        backbone = add(Detector(3)).backbone
+        report = load_checkpoint(backbone, source.state_dict(), log=None)
+        assert same(backbone, source.backbone)
+        assert not report.missing
+
+    @pytest.mark.parametrize('load', LOADERS)
+    def test_a_plain_checkpoint_loads_and_the_rest_is_new(self, add, load, caplog):
+        source, model = Detector(1), add(Detector(2))
+        before = copy.deepcopy(added(model))
+        with caplog.at_level(logging.INFO, 'swin_dense'):
+            if load is strictly:
+                model.backbone.load_state_dict(export_state_dict(source.backbone, 'timm'))
+            else:
+                load(model, frameworks_checkpoint(source))
+        assert 'new, as the checkpoint cannot have them: ' in caplog.text
+        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+        loaded = {name.replace('base_layer.', ''): tensor for name, tensor in model.backbone.state_dict().items()}
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in source.backbone.state_dict().items())
+
+    def test_what_is_missing_still_raises_and_nothing_wrong_is_advised(self, add):
+        state = {k: v for k, v in frameworks_checkpoint(Detector(1)).items() if 'stages.1.blocks.0.norm2' not in k}
+        model = add(Detector(2))
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(CheckpointError, match=r'Missing in the checkpoint: stages\.1\.blocks\.0\.norm2') as raised:
+            model.load_state_dict(state, strict=False)
+        assert 'build the model' not in str(raised.value)
+        assert 'allow_partial=True as an option of the backbone' in str(raised.value)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_wrapper_of_whole_modules_is_seen_through():
+    source, model = Detector(1), Detector(2)
+    model.backbone.stages[0].blocks[1] = nn.Sequential(model.backbone.stages[0].blocks[1])
+    model.load_state_dict(frameworks_checkpoint(source), strict=False)
+    assert same(model.backbone.stages[0].blocks[1][0], source.backbone.stages[0].blocks[1])
+
+
+def test_what_cannot_be_told_from_its_wrapper_raises():
+    model = Detector(2)
+    model.backbone.norm1 = nn.ModuleDict(
+        {'original': model.backbone.norm1, 'copy': copy.deepcopy(model.backbone.norm1)}
+    )
+    with pytest.raises(CheckpointError, match=r'without a place in the model: backbone\.norm1|: norm1\.weight'):
+        model.load_state_dict(frameworks_checkpoint(Detector(1)), strict=False)
+
+
+@pytest.mark.parametrize('load', LOADERS)
+def test_a_file_with_fewer_outputs_loads(load, caplog):
+    source, model = Detector(1, out_indices=(1, 2, 3)), Detector(2)
+    norm = copy.deepcopy(model.backbone.norm0)
+    with caplog.at_level(logging.INFO, 'swin_dense'):
+        load(model, frameworks_checkpoint(source))
+    assert 'new, as the checkpoint cannot have them: norm0.weight, norm0.bias' in caplog.text
+    assert same(model.backbone.norm0, norm)
+    assert same(model.backbone.norm1, source.backbone.norm1)
 
 
 class TestCopies:
@@ -199,13 +297,14 @@ class TestWrappers:
         load_checkpoint(compiled, export_state_dict(source, 'torchvision'), log=None)
         assert same(backbone, source)
         backbone.reset_parameters()
-        backbone.layers[0] = torch.compile(backbone.layers[0])
+        backbone.stages[0] = torch.compile(backbone.stages[0])
         backbone.load_state_dict(export_state_dict(source, 'mmdet'))
         assert torch.equal(
-            backbone.layers[0]._orig_mod.blocks[0].mlp.fc1.weight, source.layers[0].blocks[0].mlp.fc1.weight
+            backbone.stages[0]._orig_mod.blocks[0].ffn.layers[0][0].weight,
+            source.stages[0].blocks[0].ffn.layers[0][0].weight,
         )
-        exported = export_state_dict(backbone, 'official')
-        assert exported.keys() == source.state_dict().keys()
+        exported = export_state_dict(backbone, 'mmdet')
+        assert {key for key in exported if not key.endswith('_index')} == source.state_dict().keys()
         source.load_state_dict(backbone.state_dict())  # with the names of the wrapper
 
     @pytest.mark.filterwarnings('ignore')
@@ -237,7 +336,7 @@ class TestWrappers:
         from torch.distributed.fsdp import fully_shard
 
         source, model = Detector(1), Detector(2)
-        fully_shard(model.backbone.layers[0])
+        fully_shard(model.backbone.stages[0])
         fully_shard(model)
         set_model_state_dict(model, source.state_dict(), options=StateDictOptions(full_state_dict=True))
         loaded = model.state_dict()

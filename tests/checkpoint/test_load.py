@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_dense import SwinBackbone, create_backbone
-from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone
+from swin_dense.checkpoint import CheckpointError, export_state_dict, files, load_checkpoint, unpickler
 from swin_dense.checkpoint.families import EXPORTED
+from swin_dense.checkpoint.files import write_file
 from tests.conftest import randomize
 
 FRAMEWORKS = ('mmdet', 'mmseg')
@@ -36,7 +37,7 @@ def load(backbone, source, **options):
 def official_classifier(backbone, classes=10):
     """Return what the official classification code saves for the weights of a backbone."""
     channels = backbone.arch.channels[-1]
-    state = {name: tensor for name, tensor in backbone.state_dict().items() if not name.startswith('norm')}
+    state = {k: v for k, v in export_state_dict(backbone, 'official').items() if not k.startswith('norm')}
     for name in list(state):
         if name.endswith('relative_position_bias_table'):
             state[name.replace('bias_table', 'index')] = torch.zeros(9, 9, dtype=torch.long)
@@ -76,6 +77,41 @@ def test_frameworks_give_the_same_outputs(framework, options):
     assert not report.unexpected
     assert set(report.left_out) == {name for name in peer.state_dict() if name.endswith('_index')}
     same_outputs(backbone, peer)
+
+
+@pytest.mark.parametrize('framework', FRAMEWORKS)
+@pytest.mark.parametrize(
+    'options', [{}, {'use_abs_pos_embed': True, 'pretrain_img_size': (36, 52), 'patch_norm': False}]
+)
+def test_state_dicts_are_those_of_the_frameworks(framework, options):
+    """Equal names, shapes and order, but for the index that theirs keep in buffers."""
+    backbone, peer = build(**options), build_peer(framework, **options)
+    assert [(name, x.shape) for name, x in backbone.named_parameters()] == [
+        (name, x.shape) for name, x in peer.named_parameters()
+    ]
+    missing, unexpected = peer.load_state_dict(backbone.state_dict(), strict=False)
+    assert all(name.endswith('.relative_position_index') for name in missing)
+    assert not unexpected
+    same_outputs(peer, backbone)
+    randomize(peer, 3)
+    backbone.load_state_dict(peer.state_dict())
+    same_outputs(peer, backbone)
+
+
+def test_files_of_our_version_0_1_load_as_official():
+    """Its names, its order of patch merging and its position map were those of the authors."""
+    source = build(1, use_abs_pos_embed=True, pretrain_img_size=32)
+    state = export_state_dict(source, 'official')
+    assert state['absolute_pos_embed'].shape == (1, 8, 8, 8)
+    # Four neighbours of eight channels: neighbour by neighbour there, channel by channel here.
+    ours, old = source.stages[0].downsample.reduction.weight, state['layers.0.downsample.reduction.weight']
+    by_place = ours.view(16, 8, 2, 2)  # (out, C, row, column)
+    expected = torch.cat([by_place[:, :, row, column] for row, column in [(0, 0), (1, 0), (0, 1), (1, 1)]], dim=1)
+    assert torch.equal(old, expected)
+    backbone = build(2, use_abs_pos_embed=True, pretrain_img_size=32)
+    report = load(backbone, {f'backbone.{name}': tensor for name, tensor in state.items()})
+    assert report.family == 'official'
+    same_weights(backbone, source)
 
 
 @pytest.mark.parametrize('framework', FRAMEWORKS)
@@ -162,8 +198,10 @@ def test_moby_takes_the_encoder_and_simmim_drops_the_decoder():
         backbone = build(2)
         report = load(backbone, {'model': state})
         assert report.family == family
-        assert torch.equal(backbone.layers[1].downsample.reduction.weight, source.layers[1].downsample.reduction.weight)
-        assert torch.equal(backbone.layers[2].blocks[0].attn.qkv.weight, source.layers[2].blocks[0].attn.qkv.weight)
+        assert torch.equal(backbone.stages[1].downsample.reduction.weight, source.stages[1].downsample.reduction.weight)
+        assert torch.equal(
+            backbone.stages[2].blocks[0].attn.w_msa.qkv.weight, source.stages[2].blocks[0].attn.w_msa.qkv.weight
+        )
         assert not report.unexpected
 
 
@@ -243,7 +281,7 @@ def test_unbuilt_stages_and_unreturned_norms_are_left_out():
     same_weights(backbone, source)
     reasons = set(report.left_out.values())
     assert reasons == {'stages above the last output', 'norms of stages that are not returned'}
-    assert 'layers.2.downsample.reduction.weight' in report.left_out
+    assert 'stages.2.downsample.reduction.weight' in report.left_out
     assert not report.unexpected
 
 
@@ -254,6 +292,30 @@ class TestCauses:
         raises_and_keeps(
             SwinBackbone('t'), small, r"a Swin-S with depths \(2, 2, 18, 2\).*build the model with arch='s'"
         )
+
+    @pytest.mark.parametrize(
+        ('model', 'file'),
+        [
+            ({'use_rel_pos_bias': False}, {'num_heads': (1, 2, 2, 2)}),
+            ({'patch_norm': False}, {'qkv_bias': True}),
+        ],
+    )
+    def test_no_other_option_is_blamed(self, model, file):
+        backbone = build(**model)
+        with pytest.raises(CheckpointError) as raised:
+            load(backbone, build(**file).state_dict())
+        advice = [line for line in str(raised.value).splitlines() if 'build the model with' in line]
+        assert len(advice) == 1
+        assert f'build the model with {next(iter(model))}=True' in advice[0]
+
+    def test_a_part_that_was_replaced_blames_no_option(self):
+        backbone = build()
+        for stage in backbone.stages:
+            for block in stage.blocks:
+                block.attn.w_msa.qkv = torch.nn.Identity()
+        with pytest.raises(CheckpointError, match=r'without a place in the model: .*qkv\.weight') as raised:
+            load(backbone, build().state_dict())
+        assert 'build the model' not in str(raised.value)
 
     def test_another_architecture(self):
         raises_and_keeps(
@@ -270,7 +332,6 @@ class TestCauses:
             ('use_abs_pos_embed', True),
             ('use_rel_pos_bias', False),
             ('patch_size', 2),
-            ('out_indices', (1, 2, 3)),
         ],
     )
     def test_another_option(self, option, value):
@@ -304,16 +365,16 @@ class TestCauses:
 
 def test_partial_loading_keeps_what_does_not_arrive():
     source, backbone = build(1), build(2)
-    kept = backbone.layers[3].blocks[0].norm1.weight.clone()
+    kept = backbone.stages[3].blocks[0].norm1.weight.clone()
     state = source.state_dict()
-    del state['layers.3.blocks.0.norm1.weight']
-    state['layers.0.blocks.0.mlp.fc1.weight'] = torch.zeros(5, 5)
-    state['layers.0.blocks.7.norm1.weight'] = torch.zeros(8)
+    del state['stages.3.blocks.0.norm1.weight']
+    state['stages.0.blocks.0.ffn.layers.0.0.weight'] = torch.zeros(5, 5)
+    state['stages.0.blocks.7.norm1.weight'] = torch.zeros(8)
     report = load(backbone, state, allow_partial=True)
-    assert set(report.missing) == {'layers.3.blocks.0.norm1.weight', 'layers.0.blocks.0.mlp.fc1.weight'}
-    assert set(report.mismatched) == {'layers.0.blocks.0.mlp.fc1.weight'}
-    assert report.unexpected == ['layers.0.blocks.7.norm1.weight']
-    assert torch.equal(backbone.layers[3].blocks[0].norm1.weight, kept)
+    assert set(report.missing) == {'stages.3.blocks.0.norm1.weight', 'stages.0.blocks.0.ffn.layers.0.0.weight'}
+    assert set(report.mismatched) == {'stages.0.blocks.0.ffn.layers.0.0.weight'}
+    assert report.unexpected == ['stages.0.blocks.7.norm1.weight']
+    assert torch.equal(backbone.stages[3].blocks[0].norm1.weight, kept)
     assert torch.equal(backbone.norm2.bias, source.norm2.bias)
     assert all(word in str(report) for word in ('missing', 'wrong shape', 'unexpected'))
     raises_and_keeps(
@@ -324,21 +385,161 @@ def test_partial_loading_keeps_what_does_not_arrive():
 def test_the_report_is_logged(capsys, caplog):
     with caplog.at_level(logging.INFO, 'swin_dense'):
         load_checkpoint(build(), build(1).state_dict())
-        assert 'family: official' in caplog.text
+        assert 'family: mmdet' in caplog.text
         caplog.clear()
         lines = []
         load_checkpoint(build(), build(1).state_dict(), log=lines.append)
         load_checkpoint(build(), build(1).state_dict(), log=None)
-    assert len(lines) == 1
+    assert [str(line).splitlines()[1] for line in lines] == ['  family: mmdet, Swin V1']
     assert not caplog.records
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize('change', [{'window_size': 5}, {'in_channels': 1}])
+def test_what_was_resized_is_a_warning(caplog, change):
+    with caplog.at_level(logging.INFO, 'swin_dense'):
+        load_checkpoint(build(), build(1).state_dict())
+        load_checkpoint(build(**change), build(1).state_dict())
+        build(**change).load_state_dict(build(1).state_dict())
+    assert [record.levelname for record in caplog.records] == ['INFO', 'WARNING', 'WARNING']
+    assert 'resized' in caplog.text
+
+
+def test_the_report_of_a_classifier_says_what_makes_the_difference():
+    checkpoint = official_classifier(build(1))
+    assert 'clamp_window=True' in str(load(build(), checkpoint))
+    assert 'clamp_window' not in str(load(build(clamp_window=True), checkpoint))
+    assert 'clamp_window' not in str(load(build(), build(1).state_dict()))
+
+
+class TestCreateBackbone:
+    @pytest.fixture
+    def source(self):
+        # Heads of other sizes than usual, and a window that buffers alone tell.
+        options = {'mlp_ratio': 2.0, 'qkv_bias': False, 'use_abs_pos_embed': True, 'pretrain_img_size': 32}
+        shape = {'window_size': (5, 3), 'in_channels': 2, 'patch_size': 2, 'out_indices': (1, 2, 3)}
+        return build(1, **options, **shape, num_heads=(1, 1, 4, 8))
+
+    @pytest.mark.parametrize('arguments', [(), (None,)])
+    def test_it_builds_what_the_file_holds(self, tmp_path, source, arguments):
+        torch.save({'state_dict': export_state_dict(source, 'mmseg')}, tmp_path / 'swin.pth')
+        made = create_backbone(*arguments, checkpoint=tmp_path / 'swin.pth').double()
+        assert not made.training
+        assert (made.arch, made.window_size, made.out_indices) == (source.arch, (5, 3), (1, 2, 3))
+        image = IMAGE[:, :2]
+        for a, b in zip(made(image), source(image), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+    def test_what_is_given_counts(self, caplog):
+        state = build(1, window_size=5).state_dict()
+        made = create_backbone('swin_t', state, **{key: ARCH[key] for key in ('embed_dims', 'depths', 'num_heads')})
+        assert made.window_size == (5, 5)
+        made = create_backbone(checkpoint=state, window_size=7, out_indices=(0,))
+        assert (made.window_size, made.out_indices) == ((7, 7), (0,))
+        assert 'window 5x5 to 7x7, bicubic' in caplog.text
+        with pytest.raises(CheckpointError, match='a Swin with depths'):
+            create_backbone('swin_t', state)
+
+    def test_a_published_file_of_window_12_keeps_its_window(self):
+        with torch.device('meta'):
+            shapes = SwinBackbone('b', window_size=12).state_dict()
+        state = {name: torch.zeros(tensor.shape) for name, tensor in shapes.items()}
+        assert create_backbone('swin_b', state).window_size == (12, 12)
+
+    def test_v2_comes_with_the_windows_that_it_was_trained_with(self):
+        source = randomize(SwinV2Backbone(**{**ARCH, 'window_size': 8}, pretrained_window_size=(4, 4, 4, 2)), 1)
+        made = create_backbone(checkpoint=export_state_dict(source, 'official'))
+        assert (type(made), made.window_size, made.pretrained_window_size) == (SwinV2Backbone, (8, 8), (4, 4, 4, 2))
+        same_weights(made, source)
+        with pytest.raises(CheckpointError, match='does not tell the windows it was trained with'):
+            create_backbone(checkpoint=export_state_dict(source, 'timm'))
+        assert create_backbone(checkpoint=source.state_dict(), pretrained_window_size=4).window_size == (8, 8)
+        with pytest.raises(CheckpointError, match='It is a Swin V2'):
+            create_backbone('swin_t', source.state_dict())
+
+    def test_a_position_that_tells_no_sides_is_asked_for(self):
+        source = build(1, use_abs_pos_embed=True, pretrain_img_size=(32, 48))
+        with pytest.raises(CheckpointError, match='height and width of its 96 absolute positions'):
+            create_backbone(checkpoint=source.state_dict())
+        made = create_backbone(checkpoint=source.state_dict(), pretrain_img_size=(32, 48)).double()
+        same_outputs(made, source.float().double())
+        assert create_backbone(checkpoint=export_state_dict(source, 'official')).position_grid == (8, 12)
+
+    def test_without_either_it_says_what_to_write(self):
+        with pytest.raises(TypeError, match=r"create_backbone\('swin_t'\), or a checkpoint"):
+            create_backbone()
+
+    @pytest.mark.parametrize(
+        ('name', 'advice'),
+        [
+            ('swin_tiny_patch4_window7_224', r"'swin_t' with window_size=7"),
+            ('swin_large_patch4_window12_384.ms_in22k', r"'swin_l' with window_size=12"),
+            ('swinv2_base_window16_256', r"'swinv2_b' with window_size=16"),
+        ],
+    )
+    def test_names_of_timm_and_the_authors_are_answered(self, name, advice):
+        with pytest.raises(ValueError, match=advice):
+            create_backbone(name)
+
+    def test_the_file_is_read_and_hashed_once(self, tmp_path, monkeypatch):
+        path = write_file(tmp_path / 'swin.pth', {'model': build(1).state_dict()}, add_hash=True)
+        opened, hashed = [], []
+        monkeypatch.setattr(files, 'read_pickle', lambda *a: opened.append(a) or unpickler.read_pickle(*a))
+        digest_of = files.digest_of
+        monkeypatch.setattr(files, 'digest_of', lambda *a: hashed.append(a) or digest_of(*a))
+        create_backbone(checkpoint=path)
+        assert (len(opened), len(hashed)) == (1, 1)
+
+
+class TestClassifier:
+    @pytest.fixture
+    def state(self):
+        """What the authors' code would save."""
+        return official_classifier(build(1))
+
+    @pytest.fixture
+    def classifier(self):
+        return randomize(SwinClassifier(num_classes=10, **ARCH).double().eval(), 2)
+
+    def test_it_loads_whole(self, state, classifier):
+        report = load(classifier, state)
+        assert (report.missing, report.unexpected, report.resized) == ([], [], {})
+        assert {'head.weight', 'norm3.bias', 'stages.0.blocks.0.norm1.weight'} <= set(report.loaded)
+        assert not any('head' in key for key in report.left_out)
+        assert torch.equal(classifier.head.weight, state['model']['head.weight'].double())
+        assert torch.equal(classifier.backbone.norm3.bias, state['model']['norm.bias'].double())
+
+    def test_its_load_state_dict_converts(self, state, classifier):
+        classifier.load_state_dict(state)
+        assert torch.equal(classifier.head.bias, state['model']['head.bias'].double())
+        again = SwinClassifier(num_classes=10, **ARCH)
+        again.load_state_dict(classifier.state_dict())
+        assert torch.equal(again.head.bias, state['model']['head.bias'])
+
+    def test_another_number_of_classes(self, state, classifier):
+        other = official_classifier(build(1), classes=7)
+        raises_and_keeps(classifier, other, 'build the model with num_classes=7')
+        head = classifier.head.weight.clone()
+        report = load(classifier, other, allow_partial=True)
+        assert set(report.mismatched) == {'head.weight', 'head.bias'}
+        assert torch.equal(classifier.head.weight, head)
+        assert torch.equal(classifier.backbone.norm3.bias, other['model']['norm.bias'].double())
+
+    @pytest.mark.parametrize('absent', ['head', 'norm.'])
+    def test_what_is_no_whole_classifier(self, state, classifier, absent):
+        part = {key: x for key, x in state['model'].items() if not key.startswith(absent)}
+        raises_and_keeps(classifier, part, 'no linear head' if absent == 'head' else r'norm3\.weight')
+        report = load(classifier, part, allow_partial=True)
+        assert {name.partition('.')[0] for name in report.missing} == {'head' if absent == 'head' else 'norm3'}
 
 
 def test_create_backbone_takes_a_checkpoint(tmp_path):
     source = build(1)
     torch.save({'state_dict': export_state_dict(source, 'mmseg')}, tmp_path / 'swin.pth')
     made = create_backbone('swin_t', tmp_path / 'swin.pth', **ARCH)
-    assert torch.equal(made.layers[3].blocks[0].mlp.fc2.weight, source.layers[3].blocks[0].mlp.fc2.weight.float())
+    assert torch.equal(
+        made.stages[3].blocks[0].ffn.layers[1].weight, source.stages[3].blocks[0].ffn.layers[1].weight.float()
+    )
 
 
 @given(data=st.data())
@@ -376,9 +577,11 @@ def test_a_damaged_checkpoint_loads_rightly_or_not_at_all(data):
     except CheckpointError:
         expected = before
     else:
-        # Without any trace of it in the checkpoint, the norm of the first output is one that a classifier lacks.
+        # An output norm without any trace in the checkpoint is one that such a checkpoint lacks.
         kept = [key for key, value in dict(items).items() if isinstance(value, torch.Tensor)]
-        assert not report.new or not any(key.startswith(('norm0', 'hidden_states_norms.stage1')) for key in kept)
+        for stage in {int(name.partition('.')[0].removeprefix('norm')) for name in report.new}:
+            stems = (f'norm{stage}', f'hidden_states_norms.stage{stage + 1}')
+            assert not any(key.startswith(stems) for key in kept)
         expected = {**expected, **{name: before[name] for name in report.new}}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in backbone.state_dict().items())
 

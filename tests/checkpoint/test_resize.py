@@ -14,7 +14,7 @@ from tests.conftest import IfInstalled, needs
 interpolate = IfInstalled('scipy.interpolate')
 
 ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
-TABLE = 'layers.1.blocks.0.attn.relative_position_bias_table'
+TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 
 
 def cubic_convolution(values, size):
@@ -135,12 +135,20 @@ def test_a_window_that_is_not_square_must_be_known():
 def test_position_is_resized_from_either_layout():
     source = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=32)
     model = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=(48, 40))
-    expected = bicubic(source.absolute_pos_embed.detach()[0].permute(1, 2, 0).numpy(), (12, 10)).transpose(2, 0, 1)
-    for state in (source.state_dict(), export_state_dict(source, 'mmdet')):
+    position = source.absolute_pos_embed.detach()[0].unflatten(0, (8, 8)).numpy()
+    expected = bicubic(position, (12, 10)).reshape(120, 8)
+    for state in (source.state_dict(), export_state_dict(source, 'official')):
         model.reset_parameters()
         report = load_checkpoint(model, state, log=None)
         assert report.resized == {'absolute_pos_embed': 'grid 8x8 to 12x10, bicubic'}
         np.testing.assert_allclose(model.absolute_pos_embed.detach()[0].numpy(), expected, atol=1e-6)
+
+
+def test_a_position_map_of_as_many_tokens_but_another_side_is_resized():
+    source = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=(16, 64))
+    model = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=(64, 16))
+    report = load_checkpoint(model, export_state_dict(source, 'official'), log=None)
+    assert report.resized == {'absolute_pos_embed': 'grid 4x16 to 16x4, bicubic'}
 
 
 @pytest.mark.parametrize('channels', [1, 2, 4, 6, 7])
@@ -166,13 +174,13 @@ def test_zero_adds_channels_that_change_nothing():
 
 def test_loading_adapts_image_channels_by_the_policy():
     source, model = SwinBackbone(**ARCH), SwinBackbone(**ARCH, in_channels=4)
-    weight = source.patch_embed.proj.weight
+    weight = source.patch_embed.projection.weight
     report = load_checkpoint(model, source.state_dict(), log=None)
-    assert report.resized == {'patch_embed.proj.weight': "image channels 3 to 4, in_channels='repeat'"}
-    torch.testing.assert_close(model.patch_embed.proj.weight, weight[:, [0, 1, 2, 0]] * 0.75)
+    assert report.resized == {'patch_embed.projection.weight': "image channels 3 to 4, in_channels='repeat'"}
+    torch.testing.assert_close(model.patch_embed.projection.weight, weight[:, [0, 1, 2, 0]] * 0.75)
     load_checkpoint(model, source.state_dict(), in_channels='zero', log=None)
-    assert not model.patch_embed.proj.weight[:, 3].any()
-    with pytest.raises(ValueError, match='use in_channels="mean"'):
+    assert not model.patch_embed.projection.weight[:, 3].any()
+    with pytest.raises(ValueError, match='use "mean"'):
         load_checkpoint(SwinBackbone(**ARCH, in_channels=1), source.state_dict(), in_channels='zero')
     with pytest.raises(ValueError, match='in_channels must be one of'):
         load_checkpoint(model, source.state_dict(), in_channels='drop')

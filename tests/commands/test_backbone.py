@@ -7,7 +7,8 @@ import torch
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.commands._backbone import add_backbone_arguments, build_backbone
+from swin_dense.commands._backbone import build_backbone
+from swin_dense.commands._options import add_backbone
 from tests.conftest import TINY, randomize
 
 OPTIONS = {
@@ -18,13 +19,13 @@ OPTIONS = {
     'qkv_bias': False,
     'patch_norm': False,
     'use_abs_pos_embed': True,
-    'pretrain_img_size': (32, 48),
+    'pretrain_img_size': 32,
 }
 
 
 def build(*arguments):
     parser = argparse.ArgumentParser()
-    add_backbone_arguments(parser)
+    add_backbone(parser)
     return build_backbone(parser.parse_args([str(argument) for argument in arguments]))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from swin_dense import doctor
 from swin_dense.__main__ import _explained, main
-from swin_dense.doctor import Finding, cure_for, probe, versions
+from swin_dense.doctor import Finding, cure_for, extras, probe, versions
 from tests.conftest import ROOT
 
 
@@ -46,6 +46,37 @@ def test_forks_and_originals_in_one_place_are_broken(installed):
     assert found['mmcv'].status == 'broken'
     assert found['mmcv'].cure == 'keep one: pip uninstall mmcv onedl-mmcv'
     assert (found['mmengine'].status, found['mmengine'].text) == ('note', 'onedl-mmengine 0.10.12')
+
+
+REQUIREMENTS = [
+    'torch>=2.1',
+    'filelock; extra == "features"',
+    'tifffile>=2024; extra == "features"',
+    'mmcv==2.1.0; extra == "mm"',
+    'ftfy; extra == "mm"',
+]
+
+
+def test_extras_and_what_is_missing_from_each(installed, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, 'requires', lambda name: REQUIREMENTS)
+    installed(filelock='4.2')
+    features, mm = extras()
+    assert (features.name, features.status, features.text) == ('features', 'note', 'lacks tifffile')
+    assert features.cure == "pip install 'swin-dense[features]'"
+    assert mm.cure == "pip install --no-build-isolation mmcv==2.1.0; pip install 'swin-dense[mm]'"
+    installed(filelock='4.2', tifffile='2026.3.3', onedl_mmcv='2.3.6')
+    features, mm = extras()
+    assert (features.status, features.text) == ('ok', 'has filelock, tifffile')
+    assert (mm.text, mm.cure) == ('lacks ftfy', 'pip install ftfy')  # the extra would bring the originals
+
+
+def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
+    def requires(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, 'requires', requires)
+    (finding,) = extras()
+    assert (finding.status, finding.text) == ('note', 'not known, since swin-dense is not installed')
 
 
 @pytest.mark.parametrize(
@@ -164,7 +195,7 @@ def test_what_everything_needs_cannot_be_imported(tmp_path, package, error, cure
     assert finding['text'].startswith(error.partition('(')[0])
     assert cure in finding['cure']
     assert doctor_of(path).endswith(f'1 broken. What helps:\n  {finding["cure"]}\n')
-    command = [sys.executable, '-m', 'swin_dense', 'complexity']
+    command = [sys.executable, '-m', 'swin_dense', 'flops', '--arch', 't']
     environment = {'PYTHONPATH': f'{path}{os.pathsep}{ROOT}'}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
@@ -208,7 +239,7 @@ def test_each_broken_package_has_a_finding(tmp_path):
 def test_this_environment_is_whole(capsys):
     assert main(['doctor', '--json']) == 0
     findings = json.loads(capsys.readouterr().out)
-    assert {finding['topic'] for finding in findings} == {'version', 'trap', 'backend', 'check'}
+    assert {finding['topic'] for finding in findings} == {'version', 'extra', 'trap', 'backend', 'check', 'kernel'}
     checks = {finding['name']: finding['text'] for finding in findings if finding['topic'] == 'check'}
     assert checks['mmdet'] == 'forward and backward of RetinaNet'
     assert checks['mmsegmentation'] == 'forward and backward of EncoderDecoder'
@@ -216,11 +247,13 @@ def test_this_environment_is_whole(capsys):
 
 def test_exit_status_and_report(monkeypatch, capsys):
     findings = [Finding('version', 'torch', 'ok', '2.13'), Finding('trap', 'torchvision', 'note', 'not installed')]
-    monkeypatch.setattr('swin_dense.commands.doctor.examine', lambda: findings)
-    assert main(['doctor']) == 0
+    asked = []
+    monkeypatch.setattr('swin_dense.commands.doctor.examine', lambda again: asked.append(again) or findings)
+    assert main(['doctor', '--again']) == 0
     assert capsys.readouterr().out.endswith('Nothing is broken.\n')
     findings.append(Finding('check', 'mmdet', 'broken', 'an error', 'pip install x'))
     assert main(['doctor']) == 1
     printed = capsys.readouterr().out
     assert printed.endswith('1 broken. What helps:\n  pip install x\n')
     assert '-> pip install x' in printed
+    assert asked == [True, False]

@@ -50,7 +50,6 @@ def test_a_name_that_is_no_text(place):
     [
         (['--out', 'small.pth'], '--out must end in .html'),
         (['--out', 'nowhere/page.html'], 'there is no folder nowhere'),
-        (['--out', 'there.html'], 'there.html exists already; --force replaces it'),
         (['--out', 'page.html', '--max-side', '0'], '--max-side must be at least 1'),
         (['--out', 'page.html', '--max-size', '0'], '--max-size must be above 0'),
         (['--out', 'page.html', '--max-size', 'nan'], '--max-size must be above 0'),
@@ -80,7 +79,7 @@ def test_a_failure_leaves_the_old_page(place, capsys, monkeypatch):
     def full(*arguments):
         raise OSError('no space left on device')
 
-    monkeypatch.setattr('swin_dense.atomic.os.replace', full)
+    monkeypatch.setattr('swin_dense.utils.atomic.os.replace', full)
     assert explore('--out', 'page.html', '--force') == 2
     assert (place / 'page.html').read_text() == 'old'
     assert not list(place.glob('.*'))

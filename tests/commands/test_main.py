@@ -16,12 +16,12 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def command(monkeypatch):
-    """Replace what `swin-dense complexity` does."""
-    module = importlib.import_module('swin_dense.commands.complexity')
+    """Replace what `swin-dense flops` does."""
+    module = importlib.import_module('swin_dense.commands.flops')
 
     def replace(run):
         monkeypatch.setattr(module, 'run', run)
-        return main(['complexity'])
+        return main(['flops', '--arch', 't'])
 
     return replace
 
@@ -45,7 +45,7 @@ def test_the_overview_lists_every_command_with_what_it_does(capsys):
         assert summary.split()[0] in printed
 
 
-@pytest.mark.parametrize('arguments', [[], ['no-such-command'], ['complexity', '--no-such-option']])
+@pytest.mark.parametrize('arguments', [[], ['no-such-command'], ['flops', '--no-such-option']])
 def test_wrong_usage_of_the_command_line_itself(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
@@ -72,6 +72,9 @@ def test_help_and_wrong_usage_do_without_what_a_command_needs_to_run():
         'mmdet',
         'mmseg',
         'rich',
+        'tqdm',
+        'pyarrow',
+        'fsspec',
         'matplotlib',
         'safetensors',
         'tifffile',
@@ -104,7 +107,7 @@ def test_exit_status_of_every_outcome(command, capsys):
     assert command(raising(KeyboardInterrupt())) == 130
     for error in (ValueError('a b'), TypeError('a b'), FileNotFoundError('a b'), ImportError('a b')):
         assert command(raising(error)) == 2
-        assert capsys.readouterr().err == 'swin-dense complexity: error: a b\n'
+        assert capsys.readouterr().err == 'swin-dense flops: error: a b\n'
 
 
 @pytest.mark.parametrize('sizes', [(2**50,), (2**40, 2**40)])
@@ -115,6 +118,12 @@ def test_too_little_memory_is_one_line(command, capsys, sizes):
     assert said.count('\n') == 1
 
 
+def test_a_traceback_can_be_had(command, monkeypatch):
+    monkeypatch.setenv('SWIN_DENSE_TRACEBACK', '1')
+    with pytest.raises(ValueError, match='a b'):
+        command(raising(ValueError('a b')))
+
+
 def test_a_defect_is_not_called_wrong_usage(command):
     with pytest.raises(KeyError):
         command(raising(KeyError('a')))
@@ -123,11 +132,11 @@ def test_a_defect_is_not_called_wrong_usage(command):
 @pytest.mark.parametrize(
     ('name', 'module', 'advice'),
     [
-        ('complexity', 'rich.console', 'needs rich, which is not installed: pip install rich'),
-        ('complexity', 'yaml', 'pip install PyYAML'),
-        ('complexity', 'pkg_resources', "pip install 'setuptools<81'"),
-        ('complexity', 'mmengine.config', "then pip install 'swin-dense[mm]'"),
-        ('features', 'rich.console', "pip install 'swin-dense[features]'"),
+        ('flops', 'rich.console', 'needs rich, which is not installed: pip install rich'),
+        ('flops', 'yaml', 'pip install PyYAML'),
+        ('flops', 'pkg_resources', "pip install 'setuptools<81'"),
+        ('flops', 'mmengine.config', "then pip install 'swin-dense[mm]'"),
+        ('features', 'safetensors', "pip install 'swin-dense[features]'"),
     ],
 )
 def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):

@@ -12,7 +12,7 @@ from swin_dense import SwinBackbone
 from swin_dense.analysis.explain import token_attention
 from swin_dense.explore.page import make_page
 from swin_dense.explore.record import make_record
-from swin_dense.windows import region_ids
+from swin_dense.ops.windows import region_ids
 from tests.conftest import TINY, photograph, randomize
 
 PHOTOGRAPH = photograph(150, 212)

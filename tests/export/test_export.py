@@ -11,7 +11,7 @@ from swin_dense.__main__ import main
 from swin_dense.export import ExportError, formats, running
 from swin_dense.export.pooling import RecordedPool
 from tests.conftest import needs, randomize
-from tests.test_ablations import ROWS
+from tests.models.test_ablations import ROWS
 
 needs_onnx = needs('onnxruntime')
 
@@ -213,6 +213,33 @@ def test_a_wrong_file_is_removed_and_what_was_there_stays(tmp_path, model):
     assert [path.read_text() for path in tmp_path.iterdir()] == ['of yesterday']
 
 
+class TwoOutputs(nn.Module):
+    """A map and a function of it, in this order or the other one."""
+
+    def __init__(self, function, is_reversed=False):
+        super().__init__()
+        self.backbone = build(out_indices=(0,))
+        self.function = function
+        self.step = -1 if is_reversed else 1
+
+    def forward(self, img):
+        (out,) = self.backbone(img)
+        return (out, self.function(out))[:: self.step]
+
+
+@pytest.mark.parametrize('is_first', [True, False])
+def test_a_file_with_nan_is_refused_whichever_output_holds_it(tmp_path, is_first):
+    model = TwoOutputs(lambda x: (x - x) / (x - x), is_first)
+    with pytest.raises(ExportError, match='off by nan'):
+        export_model(model, tmp_path / 'x.ts', size=32)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_is_zero_everywhere_is_right(tmp_path):
+    export_model(TwoOutputs(lambda x: x * 0), tmp_path / 'x.ts', size=32)
+    assert (tmp_path / 'x.ts').exists()
+
+
 def test_a_model_that_cannot_be_recorded_says_so(tmp_path):
     with pytest.raises(ExportError, match='Batched could not be exported; if it branches on sizes'):
         export_model(Batched(), tmp_path / 'x.pt2', size=32)
@@ -264,8 +291,8 @@ def test_missing_packages_are_named_in_one_line(tmp_path, monkeypatch):
 def test_the_command(tmp_path, capsys):
     checkpoint, path = tmp_path / 'tiny.pth', tmp_path / 'my model.ts'
     torch.save({'model': SwinBackbone('t', window_size=4).state_dict()}, checkpoint)
-    assert main(['export', str(path), '--checkpoint', str(checkpoint), '--size', '40', '64']) == 0
+    assert main(['export', '--out', str(path), '--checkpoint', str(checkpoint), '--size', '40', '64']) == 0
     assert path.is_file()
     assert capsys.readouterr().out.count('of the backbone') == 3
-    assert main(['export', str(tmp_path / 'x.txt')]) == 2
+    assert main(['export', '--out', str(tmp_path / 'x.txt')]) == 2
     assert '.onnx' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command line with a toy backbone, to be run as a program of its own by test_extraction.py."""
+"""The command line with a toy backbone, as a program of its own that prints the name of every image when it is done."""
 
 import sys
 
@@ -6,15 +6,21 @@ import torch
 
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.commands import _backbone
+from swin_dense.commands import _extract
 from tests.conftest import TINY, randomize
 
 
-def create_toy(arch):
-    return randomize(SwinBackbone(**TINY)).eval()
+def extract_and_print(backbone, items, folder, inference, batch_size, workers, on_image, should_stop):
+    def on_image_and_print(name, error):
+        on_image(name, error)
+        print(name, flush=True)
+
+    really_extract(backbone, items, folder, inference, batch_size, workers, on_image_and_print, should_stop)
 
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    _backbone.BACKBONES['swin'] = create_toy
+    toy = randomize(SwinBackbone(**TINY)).eval()
+    _extract.build_backbone = lambda args: toy
+    really_extract, _extract.extract = _extract.extract, extract_and_print
     sys.exit(main(['features', *sys.argv[1:]]))

@@ -1,13 +1,10 @@
-"""`swin-dense features`: what it writes, what it survives, and how it shares the work."""
+"""`swin-dense features`: what it writes, what it survives, and how shards share the work."""
 
-import csv
 import errno
 import os
 import random
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,55 +12,47 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from swin_dense.__main__ import main
-from swin_dense.commands import _backbone
-from swin_dense.features.job import weights_digest
+from swin_dense.commands._extract import weights_digest
 from swin_dense.features.pyramid import extract_pyramid
-from swin_dense.features.sources import list_images
-from swin_dense.features.storage import FeatureFolder
-from tests.conftest import TINY, IfInstalled, photograph, randomize
-from tests.features.test_storage import EVERY_FORMAT, in_format, load, tree
+from tests.conftest import TINY, IfInstalled, randomize
+from tests.features.helpers import (
+    EVERY_FORMAT,
+    PHOTOGRAPH,
+    command_line,
+    failures_in,
+    features_in,
+    finished_in,
+    in_format,
+    load,
+    make_images,
+    maps_of,
+    rows_of,
+    start,
+    tree,
+    wait_for_images,
+)
+from tests.features.test_sources import write_tar
 
-tifffile = IfInstalled('tifffile')
-pytest.importorskip('rich')
+tifffile, fsspec = IfInstalled('tifffile'), IfInstalled('fsspec')
+for package in ('tqdm', 'pyarrow', 'safetensors'):
+    pytest.importorskip(package)
 
-WORKER = Path(__file__).with_name('extraction_worker.py')
-
-PHOTOGRAPH = photograph(300, 451)
-
-
-@pytest.fixture(scope='module')
-def backbone():
-    return randomize(SwinBackbone(**TINY)).eval()
+TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2')
 
 
 @pytest.fixture
-def run(backbone, monkeypatch, tmp_path):
-    """Run the command line in this process with a toy backbone; returns the exit status."""
-    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: backbone)
-    return lambda *args: main(['features', *map(str, args), '--out', str(tmp_path / 'out'), '--workers', '0'])
+def command(monkeypatch, tmp_path):
+    return command_line(monkeypatch, tmp_path / 'out', '--workers', '0')
 
 
-def make_images(folder, count, broken=True):
-    """Write small photographs of a few sizes into nested folders, and two files that are no images."""
-    generator = random.Random(0)
-    paths = []
-    for index in range(count):
-        height, width = generator.choice([(40, 52), (33, 64), (52, 40)])
-        top, left = generator.randrange(200), generator.randrange(300)
-        path = folder / f'ordner {index % 3} ü' / f'x {index // 3}.png'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(PHOTOGRAPH[top : top + height, left : left + width]).save(path)
-        paths.append(path)
-    if broken:
-        (folder / 'empty.jpg').write_bytes(b'')
-        (folder / 'text.png').write_text('text')
-    return paths
+@pytest.fixture
+def run(command):
+    return command[0]
 
 
-def failures_in(folder):
-    with (folder / 'failures.csv').open(newline='') as file:
-        return [Path(row['image']).name for row in csv.DictReader(file)]
+@pytest.fixture
+def backbone(command):
+    return command[1]
 
 
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
@@ -71,39 +60,53 @@ def test_features_are_those_of_the_images(run, backbone, tmp_path, file_format):
     paths = make_images(tmp_path / 'photos', 5)
     assert run(tmp_path / 'photos', '--format', file_format, '--batch-size', 2) == 1
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
-    folder = FeatureFolder(tmp_path / 'out', file_format)
     for path in paths:
-        maps, size = load(folder.path_of(path))
+        maps, size = maps_of(tmp_path / 'out', path)
         expected = extract_pyramid(backbone, path)
-        assert size == expected.image_size
+        row = rows_of(tmp_path / 'out')[str(path)]
+        assert size == expected.image_size == (row['height'], row['width'])
         assert sorted(maps) == sorted(expected)
         for stride, level in expected.items():
             torch.testing.assert_close(maps[stride], level, rtol=1e-5, atol=1e-5)
-    with (tmp_path / 'out' / 'index.csv').open(newline='') as file:
-        rows = list(csv.DictReader(file))
-    assert sorted(row['image'] for row in rows) == sorted(map(str, paths))
-    assert not (tmp_path / 'out' / '.partial').exists()
+    assert finished_in(tmp_path / 'out') == set(map(str, paths))
+    assert not list((tmp_path / 'out').glob('.partial*'))
 
 
-def test_levels_dtype_and_pooling(run, backbone, tmp_path):
+@pytest.mark.parametrize('dtype', ['float16', 'float32'])
+@pytest.mark.parametrize('pool', ['avg', 'gem'])
+def test_pooled_vectors_are_those_of_the_images(run, backbone, tmp_path, pool, dtype):
+    paths = make_images(tmp_path / 'photos', 5)
+    assert run(tmp_path / 'photos', '--levels', 32, 16, '--pool', pool, '--dtype', dtype, '--part-rows', 2) == 1
+    rows = rows_of(tmp_path / 'out')
+    assert len(rows) == 7
+    for path in paths:
+        row = rows[str(path)]
+        pyramid = extract_pyramid(backbone, path)
+        assert (row['height'], row['width']) == pyramid.image_size
+        for stride in (16, 32):
+            level = pyramid[stride].double()
+            gem = level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3)
+            vector = level.mean((1, 2)) if pool == 'avg' else gem
+            torch.testing.assert_close(torch.tensor(row[f'level_{stride}']).double(), vector, rtol=2e-3, atol=2e-3)
+    assert {Path(row['path']).name: row['level_32'] for row in rows.values() if row['error']} == {
+        'empty.jpg': None,
+        'text.png': None,
+    }
+    assert not (tmp_path / 'out' / 'features').exists()
+
+
+def test_levels_and_dtype_of_maps(run, backbone, tmp_path):
     (path,) = make_images(tmp_path / 'photos', 1, broken=False)
-    level = extract_pyramid(backbone, path)[16].double()
-    expected = {'avg': level.mean((1, 2)), 'gem': level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3)}
-    for pool, vector in expected.items():
-        args = (path, '--levels', 16, '--pool', pool, '--dtype', 'float16')
-        assert run(*args) == 0
-        out = tmp_path / 'out'
-        maps, _ = load(FeatureFolder(out, 'safetensors').path_of(path))
-        assert list(maps) == [16]
-        assert maps[16].dtype == torch.float16
-        torch.testing.assert_close(maps[16].double(), vector, rtol=2e-3, atol=2e-3)
-        out.rename(tmp_path / f'done {pool}')
+    assert run(path, '--levels', 16, '--dtype', 'bfloat16') == 0
+    maps, _ = maps_of(tmp_path / 'out', path)
+    assert list(maps) == [16]
+    assert torch.equal(maps[16], extract_pyramid(backbone, path)[16].bfloat16())
 
 
 def test_autocast_computes_in_lower_precision(run, backbone, tmp_path):
     (path,) = make_images(tmp_path / 'photos', 1, broken=False)
     assert run(path, '--autocast', 'bfloat16') == 0
-    maps, _ = load(FeatureFolder(tmp_path / 'out', 'safetensors').path_of(path))
+    maps, _ = maps_of(tmp_path / 'out', path)
     for stride, level in extract_pyramid(backbone, path).items():
         assert maps[stride].dtype == torch.float32
         assert 0 < (maps[stride] - level).norm() / level.norm() < 0.1
@@ -114,35 +117,106 @@ def test_tiles(run, backbone, tmp_path, pool):
     source = tmp_path / 'large.tif'
     tifffile.imwrite(source, PHOTOGRAPH[:250, :240], tile=(64, 64), photometric='rgb')
     (tmp_path / 'text.tif').write_text('text')
-    assert run(source, tmp_path / 'text.tif', '--tile', 224, '--pool', pool) == 1
+    tar = write_tar(tmp_path / 'a.tar', [('large.tif', source.read_bytes())])
+    assert run(source, tmp_path / 'text.tif', tar, '--tile', 224, '--pool', pool) == 1
     assert failures_in(tmp_path / 'out') == ['text.tif']
-    maps, size = load(FeatureFolder(tmp_path / 'out', 'safetensors').path_of(source))
-    assert size == (250, 240)
-    for stride, level in extract_pyramid(backbone, source).items():
-        expected = level if pool == 'none' else level.mean((1, 2))
-        torch.testing.assert_close(maps[stride], expected, rtol=1e-4, atol=1e-4)
+    for name in (source, f'{tar}/large.tif'):
+        row = rows_of(tmp_path / 'out')[str(name)]
+        assert (row['height'], row['width']) == (250, 240)
+        for stride, level in extract_pyramid(backbone, source).items():
+            expected = level if pool == 'none' else level.mean((1, 2))
+            found = load(tmp_path / 'out' / row['file'])[0][stride] if pool == 'none' else row[f'level_{stride}']
+            torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_second_run_does_only_what_is_missing(run, backbone, tmp_path):
     paths = make_images(tmp_path / 'photos', 6, broken=False)
     assert run(tmp_path / 'photos') == 0
-    before = tree(tmp_path / 'out')
-    folder = FeatureFolder(tmp_path / 'out', 'safetensors')
-    folder.path_of(paths[2]).unlink()
-    kept = folder.path_of(paths[0])
+    before = features_in(tmp_path / 'out')
+    lost, kept = (tmp_path / 'out' / rows_of(tmp_path / 'out')[str(paths[index])]['file'] for index in (2, 0))
+    lost.unlink()
     os.utime(kept, (1, 1))
     seen = []
     handle = backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     try:
         assert run(tmp_path / 'photos') == 0
-        assert sum(seen) < len(paths)
-        seen.clear()
+        assert seen == [1]
         assert run(tmp_path / 'photos') == 0
-        assert seen == []
+        assert seen == [1]
     finally:
         handle.remove()
-    assert tree(tmp_path / 'out') == before
+    assert features_in(tmp_path / 'out').keys() == before.keys()
+    assert len(finished_in(tmp_path / 'out')) == 6
     assert kept.stat().st_mtime == 1
+
+
+@pytest.mark.parametrize('pool', ['none', 'avg'])
+def test_tar_files_and_object_storage(run, backbone, tmp_path, pool):
+    paths = make_images(tmp_path / 'photos', 6, broken=False)
+    members = [(f'{index}.png', path.read_bytes()) for index, path in enumerate(paths)]
+    tar = write_tar(tmp_path / 'a.tar', [*members[:3], ('broken.png', b'')])
+    for name, content in members[3:]:
+        fsspec.filesystem('memory').pipe_file(f'/bucket/{name}', content)
+    seen = []
+    handle = backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    try:
+        for _ in range(2):
+            assert run(tar, 'memory://bucket', '--pool', pool) == 1
+    finally:
+        handle.remove()
+    assert sum(seen) == 6
+    names = [f'{tar}/{index}.png' for index in range(3)] + [f'memory:///bucket/{index}.png' for index in range(3, 6)]
+    assert finished_in(tmp_path / 'out') == set(names)
+    assert failures_in(tmp_path / 'out') == ['broken.png']
+    for name, path in zip(names, paths, strict=True):
+        row = rows_of(tmp_path / 'out')[name]
+        level = extract_pyramid(backbone, path)[32]
+        if pool == 'none':
+            torch.testing.assert_close(load(tmp_path / 'out' / row['file'])[0][32], level, rtol=1e-5, atol=1e-5)
+        else:
+            torch.testing.assert_close(torch.tensor(row['level_32']), level.mean((1, 2)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_local_object_store(run, backbone, tmp_path, monkeypatch):
+    server = pytest.importorskip('moto.server')
+    s3fs = pytest.importorskip('s3fs')
+    paths = make_images(tmp_path / 'photos', 4, broken=False)
+    store = server.ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+    store.start()
+    try:
+        host, port = store.get_host_and_port()
+        for name, value in {
+            'AWS_ENDPOINT_URL': f'http://{host}:{port}',
+            'AWS_ACCESS_KEY_ID': 'a',
+            'AWS_SECRET_ACCESS_KEY': 'b',
+            'AWS_DEFAULT_REGION': 'us-east-1',
+        }.items():
+            monkeypatch.setenv(name, value)
+        system = s3fs.S3FileSystem()
+        system.mkdir('bucket')
+        for index, path in enumerate(paths[:3]):
+            system.pipe_file(f'bucket/photos/{index}.png', path.read_bytes())
+        system.pipe_file('bucket/photos/broken.png', b'')
+        tar = write_tar(tmp_path / 'a.tar', [('in.png', paths[3].read_bytes())])
+        system.pipe_file('bucket/a.tar', tar.read_bytes())
+        assert run('s3://bucket', '--pool', 'avg') == 1
+        first = rows_of(tmp_path / 'out')
+        system.pipe_file('bucket/photos/broken.png', paths[0].read_bytes())
+        system.pipe_file('bucket/photos/0.png', paths[1].read_bytes())
+        s3fs.S3FileSystem.clear_instance_cache()
+        assert run('s3://bucket', '--pool', 'avg') == 0
+    finally:
+        store.stop()
+    rows = rows_of(tmp_path / 'out')
+    expected = {'photos/0.png': 1, 'photos/1.png': 1, 'photos/2.png': 2, 'photos/broken.png': 0, 'a.tar/in.png': 3}
+    assert set(rows) == {f's3://bucket/{name}' for name in expected}
+    assert {name for name in rows if rows[name] != first[name]} == {
+        's3://bucket/photos/0.png',
+        's3://bucket/photos/broken.png',
+    }
+    for name, index in expected.items():
+        vector = extract_pyramid(backbone, paths[index])[32].mean((1, 2))
+        torch.testing.assert_close(torch.tensor(rows[f's3://bucket/{name}']['level_32']), vector, rtol=1e-5, atol=1e-5)
 
 
 def test_an_image_that_cannot_be_read_does_not_end_a_tiled_run(run, tmp_path, monkeypatch, capsys):
@@ -157,7 +231,7 @@ def test_an_image_that_cannot_be_read_does_not_end_a_tiled_run(run, tmp_path, mo
     monkeypatch.setattr(Path, 'open', fail_for_one)
     assert run(tmp_path / 'photos', '--tile', 224) == 1
     assert failures_in(tmp_path / 'out') == [paths[1].name]
-    assert '2 of 3 images' in capsys.readouterr().err.replace('\n', ' ')
+    assert '2 of 3 images' in capsys.readouterr().err
 
 
 def test_a_repaired_image_leaves_the_failures(run, tmp_path):
@@ -166,7 +240,8 @@ def test_a_repaired_image_leaves_the_failures(run, tmp_path):
     for name in ('empty.jpg', 'text.png'):
         Image.fromarray(PHOTOGRAPH[:40, :40]).save(tmp_path / 'photos' / name)
     assert run(tmp_path / 'photos') == 0
-    assert not (tmp_path / 'out' / 'failures.csv').exists()
+    assert failures_in(tmp_path / 'out') == []
+    assert len(finished_in(tmp_path / 'out')) == 3
 
 
 def test_other_settings_need_another_folder(run, tmp_path, capsys):
@@ -178,45 +253,39 @@ def test_other_settings_need_another_folder(run, tmp_path, capsys):
     assert tree(tmp_path / 'out') == before
 
 
-def test_random_weights_are_announced(run, tmp_path, capsys):
-    (path,) = make_images(tmp_path / 'photos', 1, broken=False)
-    run(path)
-    assert 'RANDOM' in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ('args', 'message'),
     [
         (('missing.jpg',), 'no file, folder or pattern'),
         (('{folder}',), 'no images found'),
-        (('{image}', '--levels', '5'), 'every entry of levels'),
+        (('{image}', '--levels', '5'), 'every entry of --levels'),
         (('{image}', '--tile', '100'), 'multiple of 224'),
-        (('{image}', '--batch-size', '0'), 'batch_size must be at least 1'),
+        (('{image}', '--batch-size', '0'), '--batch-size must be at least 1'),
+        (('{image}', '--part-rows', '0'), '--part-rows must be at least 1'),
+        (('{image}', '--shard', '2/2'), '--shard must be I/N'),
+        (('{image}', '--dtype', 'bfloat16', '--format', 'zarr'), '--dtype bfloat16'),
+        (('{image}', '--dtype', 'bfloat16', '--pool', 'avg'), '--dtype bfloat16'),
+        (('{image}', '--format', 'safetensors', '--pool', 'avg'), '--pool writes Parquet'),
+        (('{image}', '--overlap', '224'), '--overlap belongs to --tile'),
     ],
 )
 def test_wrong_usage(run, tmp_path, capsys, args, message):
     (image,) = make_images(tmp_path / 'photos', 1, broken=False)
     (tmp_path / 'no images').mkdir()
     assert run(*(arg.format(folder=tmp_path / 'no images', image=image) for arg in args)) == 2
-    assert message in capsys.readouterr().err.replace('\n', ' ')
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    'args',
-    [('--format', 'npz', '--dtype', 'bfloat16'), ('--format', 'npz', '--tile', '224'), ('--overlap', '224')],
-)
-def test_options_that_contradict(run, args, capsys):
-    assert run('x.jpg', *args) == 2
-    assert args[0] in capsys.readouterr().err
-
-
-def test_a_missing_package_is_one_line(run, tmp_path, monkeypatch, capsys):
-    def create_backbone(*args, **options):
-        raise ImportError('install huggingface_hub')
-
-    monkeypatch.setitem(_backbone.BACKBONES, 'swin', create_backbone)
-    assert run(*make_images(tmp_path / 'photos', 1, broken=False)) == 2
-    assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')
+def test_what_is_missing_is_said_at_once_and_whole(run, monkeypatch, capsys):
+    monkeypatch.setattr('swin_dense.commands._options.find_spec', lambda name: None)
+    for options, packages, extras in (
+        ((), 'tqdm, pyarrow, safetensors', 'features'),
+        (('--format', 'zarr'), 'tqdm, pyarrow, zarr', 'features,zarr'),
+        (('--pool', 'avg'), 'tqdm, pyarrow', 'features'),
+    ):
+        assert run('photos', *options) == 2
+        said = capsys.readouterr().err
+        assert f"needs {packages}, which are not installed: pip install 'swin-dense[{extras}]'" in said
 
 
 def test_an_output_folder_that_cannot_be(run, tmp_path, capsys):
@@ -240,7 +309,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize(
     ('file_format', 'options'),
-    [in_format('safetensors', ()), in_format('zarr', ()), ('safetensors', ('--tile', '224'))],
+    [in_format('safetensors', ()), in_format('zarr', ()), in_format('safetensors', ('--tile', '224'))],
 )
 def test_a_full_disk_ends_the_run_and_loses_nothing(run, small_disk, tmp_path, capsys, file_format, options):
     # A small pyramid of the toy takes about 20 KiB, one of 225 x 225 pixels about 420 KiB.
@@ -253,28 +322,24 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(run, small_disk, tmp_path, c
     args = (*sources, '--format', file_format, *options, '--batch-size', 1)
     assert run(*args) == 1
     assert 'No space left' in capsys.readouterr().err
-    folder = FeatureFolder(small_disk, file_format)
-    finished = [path for path in sources if folder.is_finished(path)]
+    finished = list(small_disk.glob('features/*/*'))
     assert 0 < len(finished) < len(sources)
-    for path in finished:
-        load(folder.path_of(path))
+    before = {path: load(path)[1] and path.stat().st_mtime_ns for path in finished}
     subprocess.run(['mount', '-o', 'remount,size=64m', str(small_disk)], check=True)
     assert run(*args) == 0
-    assert all(folder.is_finished(path) for path in sources)
+    assert finished_in(small_disk) == set(map(str, sources))
+    assert {path: path.stat().st_mtime_ns for path in finished} == before
 
 
-def test_sources(tmp_path):
-    paths = make_images(tmp_path / 'photos', 4)
-    photos = str(tmp_path / 'photos')
-    everything = sorted([*map(str, paths), f'{photos}/empty.jpg', f'{photos}/text.png'])
-    (tmp_path / 'photos' / 'notes.md').write_text('not an image')
-    assert sorted(list_images([photos])) == everything
-    assert list_images([photos]) == list_images([photos, paths[0], photos])
-    assert sorted(list_images([f'{photos}/**/*.png'])) == [path for path in everything if path.endswith('.png')]
-    (tmp_path / 'list.txt').write_text(f'{paths[1]}\n\n{tmp_path}/missing.jpg\n')
-    assert list_images([tmp_path / 'list.txt']) == [str(paths[1]), f'{tmp_path}/missing.jpg']
-    with pytest.raises(FileNotFoundError, match='pattern'):
-        list_images([f'{photos}/*.gif'])
+def test_a_full_disk_leaves_whole_parts(run, small_disk, tmp_path, capsys):
+    """A part of a row takes about 7 KiB."""
+    sources = make_images(tmp_path / 'photos', 100, broken=False)
+    assert run(*sources, '--pool', 'avg', '--part-rows', 1) == 1
+    assert 'No space left' in capsys.readouterr().err
+    assert 0 < len(finished_in(small_disk)) < 100
+    subprocess.run(['mount', '-o', 'remount,size=64m', str(small_disk)], check=True)
+    assert run(*sources, '--pool', 'avg', '--part-rows', 1) == 0
+    assert finished_in(small_disk) == set(map(str, sources))
 
 
 def test_digest_tells_weights_apart(backbone):
@@ -284,66 +349,67 @@ def test_digest_tells_weights_apart(backbone):
     assert weights_digest(other) != weights_digest(backbone)
 
 
+class TestShards:
+    def test_each_does_its_own_and_nothing_twice(self, run, tmp_path):
+        paths = make_images(tmp_path / 'photos', 30)
+        for index in (1, 0, 2):
+            assert run(tmp_path / 'photos', '--pool', 'avg', '--shard', f'{index}/3') in (0, 1)
+            assert len({part.name[:19] for part in (tmp_path / 'out').glob('part-*')}) == [2, 1, 3][index]
+        assert finished_in(tmp_path / 'out') == set(map(str, paths))
+        assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
+
+    def test_the_list_of_another_is_told(self, run, tmp_path, capsys):
+        make_images(tmp_path / 'photos', 4, broken=False)
+        assert run(tmp_path / 'photos', '--shard', '0/2') == 0
+        Image.fromarray(PHOTOGRAPH[:40, :40]).save(tmp_path / 'photos' / 'new.png')
+        assert run(tmp_path / 'photos', '--shard', '1/2') == 1
+        assert '_shard-00000-of-00002.json is of another list, of 4 images' in capsys.readouterr().err
+        assert run(tmp_path / 'photos', '--shard', '0/2') == 0
+        assert len(finished_in(tmp_path / 'out')) == 5
+
+    def test_another_division_is_refused(self, run, tmp_path, capsys):
+        make_images(tmp_path / 'photos', 4, broken=False)
+        assert run(tmp_path / 'photos', '--shard', '0/2') == 0
+        assert run(tmp_path / 'photos') == 2
+        assert 'is divided otherwise' in capsys.readouterr().err
+
+    def test_slurm_tells_the_shard(self, run, tmp_path, monkeypatch, capsys):
+        paths = make_images(tmp_path / 'photos', 6, broken=False)
+        for name, value in {'COUNT': '2', 'MIN': '1', 'MAX': '2', 'ID': '1'}.items():
+            monkeypatch.setenv(f'SLURM_ARRAY_TASK_{name}', value)
+        assert run(tmp_path / 'photos') == 0
+        assert 'shard 0/2, by SLURM_ARRAY_TASK_ID' in capsys.readouterr().err
+        monkeypatch.setenv('SLURM_ARRAY_TASK_ID', '2')
+        assert run(tmp_path / 'photos') == 0
+        assert finished_in(tmp_path / 'out') == set(map(str, paths))
+
+
 # --- as programs of their own -----------------------------------------------------------------------------------------
 
 
-def start(*args, ranks=1):
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ['-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={ranks}']
-    environment = {
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join([str(WORKER.parents[2]), os.environ.get('PYTHONPATH', '')]),
-    }
-    return subprocess.Popen(
-        [*launcher, str(WORKER), *map(str, args)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finished_files(out):
-    return sum(1 for _ in (out / 'features').glob('*/*'))
-
-
-def wait_for_files(process, out, count):
-    """Wait until so many features exist or the process ends."""
-    while process.poll() is None and finished_files(out) < count:
-        time.sleep(0.002)
-
-
-def ranks_of(process):
-    """Return the processes of the two ranks of a launcher, in their order."""
-    ranks = subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True).stdout.split()
-    assert len(ranks) == 2
-    return sorted(map(int, ranks))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('file_format', [in_format('safetensors'), in_format('zarr', marks=pytest.mark.long)])
-def test_killed_at_random_moments(tmp_path, file_format):
-    make_images(tmp_path / 'photos', 120)
-    args = (tmp_path / 'photos', '--format', file_format, '--batch-size', 4, '--workers', 1)
-    undisturbed = start(*args, '--out', tmp_path / 'undisturbed')
-    _, errors = undisturbed.communicate()
-    assert undisturbed.returncode == 1, errors
-
-    out = tmp_path / 'out'
-    moments = random.Random(file_format)
+@pytest.mark.parametrize(
+    'options', [('--pool', 'avg', '--part-rows', 5), (), pytest.param(('--format', 'zarr'), marks=pytest.mark.long)]
+)
+def test_killed_at_random_moments(tmp_path, options):
+    pytest.importorskip(options[-1] if 'zarr' in options else 'safetensors')
+    paths = make_images(tmp_path / 'photos', 60)
+    args = (tmp_path / 'photos', *options, '--batch-size', 4, '--workers', 1, '--out', tmp_path / 'out')
+    moments = random.Random(str(options))
     for _ in range(3):
-        process = start(*args, '--out', out)
-        wait_for_files(process, out, finished_files(out) + moments.randrange(1, 30))
-        time.sleep(moments.random() * 0.02)
+        process = start(*args)
+        wait_for_images(process, moments.randrange(1, 30))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    assert 0 < finished_files(out) < 120
-    final = start(*args, '--out', out)
+        rows_of(tmp_path / 'out')  # each part is whole, and no image is there twice
+    final = start(*args)
     _, errors = final.communicate()
     assert final.returncode == 1, errors
-    assert tree(out) == tree(tmp_path / 'undisturbed')
+    assert finished_in(tmp_path / 'out') == set(map(str, paths))
+    assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
+    assert not list((tmp_path / 'out').glob('.partial*'))
+    for row in rows_of(tmp_path / 'out').values():
+        assert row['error'] or 'file' not in row or load(tmp_path / 'out' / row['file'])
 
 
 @pytest.mark.slow
@@ -351,65 +417,32 @@ def test_killed_at_random_moments(tmp_path, file_format):
 def test_signals_stop_cleanly(tmp_path, number):
     make_images(tmp_path / 'photos', 200)
     out = tmp_path / 'out'
-    process = start(tmp_path / 'photos', '--out', out, '--batch-size', 2, '--workers', 1)
-    wait_for_files(process, out, 5)
+    process = start(tmp_path / 'photos', '--out', out, '--pool', 'avg', '--batch-size', 2, '--workers', 1)
+    done = wait_for_images(process, 5)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    more, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
     assert 'Traceback' not in errors
-    with (out / 'index.csv').open(newline='') as file:
-        assert len(list(csv.DictReader(file))) == finished_files(out) < 200
-    assert not (out / '.partial').exists()
+    assert sorted(rows_of(out)) == sorted([*map(str.strip, done), *more.split('\n')[:-1]])
+    assert len(rows_of(out)) < 202
+    assert not list(out.glob('.partial*'))
 
 
 @pytest.mark.slow
 def test_two_ranks_and_one_that_dies(tmp_path):
-    make_images(tmp_path / 'photos', 90)
-    args = (tmp_path / 'photos', '--batch-size', 3, '--workers', 0)
-    alone = start(*args, '--out', tmp_path / 'alone')
-    alone.communicate()
-    assert alone.returncode == 1
-
-    out = tmp_path / 'out'
-    process = start(*args, '--out', out, ranks=2)
-    wait_for_files(process, out, 10)
-    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    paths = make_images(tmp_path / 'photos', 60)
+    args = (tmp_path / 'photos', '--batch-size', 3, '--workers', 0, '--out', tmp_path / 'out')
+    process = start(*args, launcher=TORCHRUN)
+    wait_for_images(process, 5)
+    ranks = subprocess.run(['pgrep', '-P', str(process.pid)], capture_output=True, text=True).stdout.split()
+    assert len(ranks) == 2
+    os.kill(int(ranks[1]), signal.SIGKILL)
     process.communicate(timeout=120)
     assert process.returncode != 0
-    assert 0 < finished_files(out) < 90
-
-    again = start(*args, '--out', out, ranks=2)
+    again = start(*args, launcher=TORCHRUN)
     _, errors = again.communicate(timeout=120)
-    assert again.returncode == 1, errors
-    assert tree(out) == tree(tmp_path / 'alone')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
-def test_the_tables_do_not_depend_on_a_rank_that_is_waited_for(tmp_path, number):
-    """The first rank, done with its image, waits for the second, which has many tiles left when it is ended."""
-    for name, side in (('0.png', 40), ('1.png', 3000)):
-        Image.new('RGB', (side, side)).save(tmp_path / name)
-    args = (tmp_path / '0.png', tmp_path / '1.png', '--tile', 224, '--levels', 32, '--out', tmp_path / 'out')
-    process = start(*args, ranks=2)
-    wait_for_files(process, tmp_path / 'out', 1)
-    _, second = ranks_of(process)
-    time.sleep(0.5)
-    os.kill(second, number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert 'job.py' not in errors  # a traceback of ours, as the launcher has its own
-    assert finished_files(tmp_path / 'out') == 1
-    assert '0.png' in (tmp_path / 'out' / 'index.csv').read_text()
-
-
-@pytest.mark.slow
-def test_two_ranks_do_every_image_once(tmp_path):
-    make_images(tmp_path / 'photos', 30)
-    process = start(tmp_path / 'photos', '--out', tmp_path / 'out', '--batch-size', 2, '--workers', 0, ranks=2)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1, errors
-    assert finished_files(tmp_path / 'out') == 30
-    with (tmp_path / 'out' / 'index.csv').open(newline='') as file:
-        assert len(list(csv.DictReader(file))) == 30  # though a rank had a failed image, and torchrun ends the others
+    # A rank with failed images ends with 0, as torchrun would end the other for it.
+    assert again.returncode == 0, errors
+    assert finished_in(tmp_path / 'out') == set(map(str, paths))
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
+    assert '2 failed' in errors or errors.count('1 failed') == 2

@@ -1,7 +1,6 @@
 """What extraction survives: replaced and damaged files, too little memory, a second run at once, a second signal."""
 
 import contextlib
-import csv
 import multiprocessing
 import os
 import random
@@ -15,31 +14,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
 
-from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.commands import _backbone
-from swin_dense.features.extraction import Extraction
-from swin_dense.features.inference import Inference
-from swin_dense.features.job import run_extraction, stop_signals
-from swin_dense.features.sources import list_images
-from swin_dense.features.storage import FeatureFolder, check_settings, collect_failures, note_failure, write_index
-from tests.conftest import ROOT, TINY, photograph, randomize
+from swin_dense.utils.signals import stop_signals
+from tests.conftest import ROOT, photograph
+from tests.features.helpers import (
+    EVERY_FORMAT,
+    command_line,
+    failures_in,
+    features_in,
+    finished_in,
+    make_images,
+    maps_of,
+    rows_of,
+    start,
+    wait_for_images,
+)
 from tests.features.mutations import ORIGINALS, mutate
-from tests.features.test_extraction import failures_in, make_images
-from tests.features.test_storage import EVERY_FORMAT, load, tree
 
-pytest.importorskip('rich')
+for package in ('tqdm', 'pyarrow', 'safetensors'):
+    pytest.importorskip(package)
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Run the command line in this process with a toy backbone; returns the exit status."""
-    toy = randomize(SwinBackbone(**TINY)).eval()
-    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: toy)
-    return lambda *args: main(['features', *map(str, args), '--out', str(tmp_path / 'out')])
+    return command_line(monkeypatch, tmp_path / 'out')[0]
 
 
 @contextlib.contextmanager
@@ -66,12 +67,12 @@ import logging, resource, sys
 from pathlib import Path
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.commands import _backbone
+from swin_dense.commands import _extract
 from tests.conftest import TINY, randomize
 
 small, photos, out, spare = sys.argv[1:]
 toy = randomize(SwinBackbone(**TINY)).eval()
-_backbone.BACKBONES['swin'] = lambda *args, **options: toy
+_extract.build_backbone = lambda args: toy
 main(['features', small, '--pool', 'avg', '--workers', '0', '--out', out + '_before'])  # imports what it needs
 records = []
 logging.getLogger('swin_dense.features').addHandler(handler := logging.Handler())
@@ -83,35 +84,39 @@ sys.exit(found if any('too little memory for 8 images of 1024 x 1024' in record 
 """
 
 
-ONE_BY_ONE = Extraction(Inference(), batch_size=1)
-
-
-def index_of(folder):
-    with (folder / 'index.csv').open(encoding='utf-8', newline='') as file:
-        return [row['image'] for row in csv.DictReader(file)]
-
-
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
 def test_what_is_not_whole_or_out_of_date_is_done_again(run, tmp_path, file_format):
     paths = make_images(tmp_path / 'photos', 5, broken=False)
     args = (tmp_path / 'photos', '--format', file_format)
     assert run(*args) == 0
-    folder = FeatureFolder(tmp_path / 'out', file_format)
-    before = tree(tmp_path / 'out')
+    expected = {path: maps_of(tmp_path / 'out', path)[0] for path in paths}
     damaged = [path for path in tmp_path.glob('out/features/**/*') if path.is_file()]
     for path in damaged[:3]:
         path.write_bytes(b'')
     assert run(*args) == 0
-    assert tree(tmp_path / 'out') == before
+    for path, maps in expected.items():
+        torch.testing.assert_close(maps_of(tmp_path / 'out', path)[0], maps, rtol=1e-5, atol=1e-5)
+    before = features_in(tmp_path / 'out')
     Image.fromarray(photograph(33, 64)).save(paths[0])
     Image.fromarray(photograph(70, 33)).save(paths[1])
     assert run(*args) == 0
-    after = tree(tmp_path / 'out')
-    assert load(folder.path_of(paths[1]))[1] == (70, 33)
+    after = features_in(tmp_path / 'out')
+    assert maps_of(tmp_path / 'out', paths[1])[1] == (70, 33)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    done_again = {folder.path_of(path).name for path in paths[:2]}
-    of_features = {name for name in changed if name.startswith('features')}
-    assert done_again == {next(part for part in Path(name).parts if part.endswith(file_format)) for name in of_features}
+    done_again = {rows_of(tmp_path / 'out')[str(path)]['file'] for path in paths[:2]}
+    assert {'/'.join(Path(name).parts[:3]) for name in changed} == done_again
+
+
+def test_a_replaced_image_has_one_row_of_its_new_self(run, tmp_path):
+    paths = make_images(tmp_path / 'photos', 5, broken=False)
+    args = (tmp_path / 'photos', '--pool', 'avg', '--part-rows', 2)
+    assert run(*args) == 0
+    before = rows_of(tmp_path / 'out')
+    Image.fromarray(photograph(70, 33)).save(paths[1])
+    assert run(*args) == 0
+    after = rows_of(tmp_path / 'out')
+    assert {name for name in after if after[name] != before[name]} == {str(paths[1])}
+    assert (after[str(paths[1])]['height'], after[str(paths[1])]['width']) == (70, 33)
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -124,8 +129,8 @@ def test_damaged_images_cost_themselves_alone(run, tmp_path, monkeypatch):
         (tmp_path / 'photos' / f'{index}.tif').write_bytes(mutate(ORIGINALS[form](), chance))
     whole = make_images(tmp_path / 'photos', 3, broken=False)
     assert run(tmp_path / 'photos', '--pool', 'avg', '--max-side', 64) == 1
-    done, failed = index_of(tmp_path / 'out'), failures_in(tmp_path / 'out')
-    assert set(map(str, whole)) <= set(done)
+    done, failed = finished_in(tmp_path / 'out'), failures_in(tmp_path / 'out')
+    assert set(map(str, whole)) <= done
     assert len(done) + len(failed) == 63
     assert failed
 
@@ -138,12 +143,11 @@ def test_tables_tell_of_all_calls_and_pruning_forgets(run, tmp_path):
         assert run(part) == 0
     assert run(photos / 'empty.jpg') == 1
     assert run(folders[0], photos / 'text.png') == 1
-    assert len(index_of(tmp_path / 'out')) == 6
+    assert len(finished_in(tmp_path / 'out')) == 6
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
     assert run(folders[0], '--prune') == 0
-    assert len(index_of(tmp_path / 'out')) == 2
+    assert len(rows_of(tmp_path / 'out')) == 2
     assert len(list(tmp_path.glob('out/features/*/*'))) == 2
-    assert not (tmp_path / 'out' / 'failures.csv').exists()
 
 
 def test_another_batch_size_goes_on_in_the_same_folder(run, tmp_path):
@@ -165,84 +169,28 @@ def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
     command = [sys.executable, '-c', WITH_LITTLE_MEMORY, *paths, str(spare)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
-    done = index_of(tmp_path / 'out')
-    assert len(done) == (8 if status == 0 else 0)
+    assert len(finished_in(tmp_path / 'out')) == (8 if status == 0 else 0)
     if status:
-        assert 'use tile= (--tile) or max_side= (--max-side)' in (tmp_path / 'out' / 'failures.csv').read_text()
+        said = [row['error'] for row in rows_of(tmp_path / 'out').values()]
+        assert all('use tile= (--tile) or max_side= (--max-side)' in error for error in said)
         assert run(tmp_path / 'photos', '--pool', 'avg') == 0  # once there is memory
 
 
 def test_two_runs_at_once(run, tmp_path, capsys):
     make_images(tmp_path / 'photos', 40)
     args = (tmp_path / 'photos', '--batch-size', 1)
-    with process(lambda: run(*args)) as first:
-        while not list(tmp_path.glob('out/features/*/*')):
-            assert first.is_alive()
-        before = sorted((tmp_path / 'out' / '.partial').iterdir())
+    first = start(*args, '--out', tmp_path / 'out')
+    wait_for_images(first, 1)
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
         assert run(*args) == 2
-        assert 'another extraction is writing into' in capsys.readouterr().err
-        assert not before or (tmp_path / 'out' / '.partial').exists()
-        first.join()
-        assert first.exitcode == 1
-    assert len(index_of(tmp_path / 'out')) == 40
+        assert 'another extraction is writing shard 0/1 of' in capsys.readouterr().err
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    first.communicate()
+    assert first.returncode == 1
+    assert len(finished_in(tmp_path / 'out')) == 40
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
-
-
-def test_where_the_first_rank_is_refused_the_others_write_nothing(tmp_path):
-    paths = [str(path) for path in make_images(tmp_path / 'photos', 8, broken=False)]  # four for each rank
-    folder = FeatureFolder(tmp_path / 'out', 'safetensors')
-    check_settings(folder, {'pool': 'avg'})
-    toy = randomize(SwinBackbone(**TINY)).eval()
-
-    def as_rank(rank):
-        dist.init_process_group('gloo', init_method=f'file://{tmp_path}/meeting', rank=rank, world_size=2)
-        try:
-            settings = {'pool': 'gem'}
-            outcome = run_extraction(toy, paths, folder, ONE_BY_ONE, settings, rank=rank, world_size=2)
-        except ValueError:
-            return 2
-        finally:
-            dist.destroy_process_group()
-        return outcome.is_deserted
-
-    with process(lambda: as_rank(0)) as first, process(lambda: as_rank(1)) as second:
-        first.join()
-        second.join()
-    assert (first.exitcode, second.exitcode) == (2, 1)
-    assert not (tmp_path / 'out' / 'features').exists()
-
-
-def test_a_killed_run_holds_nothing_and_its_failures_are_known(run, tmp_path):
-    make_images(tmp_path / 'photos', 40)
-    with process(lambda: run(tmp_path / 'photos', '--batch-size', 1)) as first:
-        noted = tmp_path / 'out' / '.partial' / 'failures-0.csv'
-        while not (noted.exists() and 'empty.jpg' in noted.read_text()):
-            assert first.is_alive()
-        os.kill(first.pid, signal.SIGKILL)
-    assert not (tmp_path / 'out' / 'index.csv').exists()  # which it would have written at its end
-    assert run(next(iter(sorted(tmp_path.glob('photos/*/*.png'))))) == 0
-    assert 'empty.jpg' in failures_in(tmp_path / 'out')
-
-
-@pytest.mark.parametrize('content', ['', '{"arch": ', '[]x', '["arch"]', '3'])
-def test_damaged_settings(tmp_path, content):
-    folder = FeatureFolder(tmp_path, 'npz')
-    (tmp_path / 'settings.json').write_text(content)
-    with pytest.raises(ValueError, match=r'settings\.json is damaged .*choose another folder'):
-        check_settings(folder, {'arch': 'swin_t'})
-
-
-def test_rows_of_tables_that_are_not_whole_are_left_out(tmp_path):
-    folder = FeatureFolder(tmp_path, 'npz')
-    folder.save('a.jpg', {4: torch.zeros(2, 3, 3)}, (12, 12))
-    file = folder.path_of('a.jpg').relative_to(tmp_path)
-    (tmp_path / 'index.csv').write_text(f'image,file,height\na.jpg,{file},3\n')
-    (tmp_path / 'failures.csv').write_text('image;error\nb.jpg;it is broken\n')
-    note_failure(folder, 0, 'c.jpg', 'it is empty')
-    with (tmp_path / '.partial' / 'failures-0.csv').open('a') as noted:
-        noted.write('d.jpg')  # where it was killed
-    assert collect_failures(folder) == {'c.jpg': 'it is empty'}
-    assert write_index(folder, ['b.jpg']) == 0
 
 
 def test_the_second_signal_ends_what_the_first_has_asked_to_end():
@@ -265,32 +213,12 @@ def test_max_side_and_page(run, tmp_path):
     frames = [Image.fromarray(photograph(60, 90)), Image.fromarray(photograph(90, 60))]
     frames[0].save(tmp_path / 'pages.tif', save_all=True, append_images=frames[1:])
     assert run(tmp_path / 'pages.tif', '--page', 1, '--max-side', 45) == 0
-    assert FeatureFolder(tmp_path / 'out', 'safetensors').image_size(tmp_path / 'pages.tif') == (45, 30)
+    assert maps_of(tmp_path / 'out', tmp_path / 'pages.tif')[1] == (45, 30)
     assert run(tmp_path / 'pages.tif', '--page', 0, '--max-side', 45) == 2
     assert run(tmp_path / 'pages.tif', '--page', 7, '--pool', 'avg') == 2  # made in another way
 
 
-class TestSources:
-    def test_nothing_is_passed_over_in_silence(self, tmp_path):
-        make_images(tmp_path / 'photos', 3, broken=False)
-        for name in ('notes.md', 'no-suffix', 'new.avif'):
-            (tmp_path / 'photos' / name).write_text('x')
-        skipped = {}
-        found = list_images([tmp_path / 'photos'], skipped.__setitem__)
-        assert {Path(path).name: reason for path, reason in skipped.items()} == {
-            'notes.md': "is no image by its suffix '.md'",
-            'no-suffix': "is no image by its suffix ''",
-        }
-        assert len(found) == 4
-
-    def test_links_to_folders_are_followed_once(self, tmp_path):
-        paths = make_images(tmp_path / 'elsewhere', 3, broken=False)
-        (tmp_path / 'photos').mkdir()
-        (tmp_path / 'photos' / 'link').symlink_to(tmp_path / 'elsewhere')
-        (tmp_path / 'elsewhere' / 'circle').symlink_to(tmp_path / 'photos')
-        found = list_images([tmp_path / 'photos'])
-        assert sorted(map(os.path.realpath, found)) == sorted(map(str, paths))
-
+class TestNames:
     def test_a_folder_that_cannot_be_read_is_a_failure(self, run):
         """Others are done. Of root nothing is hidden, so it is another user who looks."""
         with tempfile.TemporaryDirectory() as folder:
@@ -309,14 +237,14 @@ class TestSources:
 
             assert in_a_process(as_nobody) == 1
             closed.chmod(stat.S_IRWXU)
-            assert failures_in(tmp_path / 'out') == [closed.name]
-            assert len(index_of(tmp_path / 'out')) == 2
+            assert len(finished_in(tmp_path / 'out')) == 2
 
     def test_a_name_that_is_not_utf_8(self, run, tmp_path):
         name = os.fsdecode(os.fsencode(tmp_path) + b'/caf\xe9.png')
         Image.fromarray(photograph(33, 40)).save(name)
         assert run(tmp_path, '--pool', 'avg') == 0
-        assert index_of(tmp_path / 'out') == [f'{tmp_path}/caf\\xe9.png']
+        assert run(tmp_path, '--pool', 'avg') == 0
+        assert list(rows_of(tmp_path / 'out')) == [f'{tmp_path}/caf\\xe9.png']
         (tmp_path / 'out').rename(tmp_path / 'other')
         Path(name).write_bytes(b'')
         assert run(name, '--pool', 'avg') == 1

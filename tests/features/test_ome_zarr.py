@@ -6,12 +6,10 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone, extract_pyramid
-from swin_dense.__main__ import main
-from swin_dense.commands import _backbone
 from swin_dense.features.decode import ImageError
 from swin_dense.features.regions import open_large_image
-from swin_dense.features.storage import FeatureFolder
 from tests.conftest import TINY, IfInstalled, photograph, randomize
+from tests.features.helpers import command_line, rows_of
 
 pytest.importorskip('ome_zarr_models')
 zarr, v2_arrays, v3_arrays = IfInstalled('zarr'), IfInstalled('pydantic_zarr.v2'), IfInstalled('pydantic_zarr.v3')
@@ -53,12 +51,11 @@ def centres_are_right(image, name, stride):
 
 @pytest.mark.parametrize('options', [[], ['--tile', '224', '--overlap', '0'], ['--levels', '8', '32']])
 def test_features_are_an_image_of_ome_zarr(tmp_path, monkeypatch, options):
-    monkeypatch.setitem(_backbone.BACKBONES, 'swin', lambda *args, **options: SwinBackbone(**TINY).eval())
     path = tmp_path / 'photo.png'
     Image.fromarray(photograph(230, 250)).save(path)
-    assert main(['features', str(path), '--out', str(tmp_path / 'out'), '--format', 'zarr', *options]) == 0
-    folder = FeatureFolder(tmp_path / 'out', 'zarr')
-    group = zarr.open_group(folder.path_of(path), mode='r')
+    run, _ = command_line(monkeypatch, tmp_path / 'out')
+    assert run(path, '--format', 'zarr', *options) == 0
+    group = zarr.open_group(tmp_path / 'out' / rows_of(tmp_path / 'out')[str(path)]['file'], mode='r')
     image = v05.Image.from_zarr(group)
     strides = [8, 32] if '--levels' in options else [4, 8, 16, 32]
     assert [dataset.path for dataset in image.datasets[0]] == list(map(str, strides))
@@ -67,11 +64,6 @@ def test_features_are_an_image_of_ome_zarr(tmp_path, monkeypatch, options):
         assert group[str(stride)].shape[1:] == (-(-230 // stride), -(-250 // stride))
         assert group[str(stride)].metadata.dimension_names == ('c', 'y', 'x')
         assert centres_are_right(image, str(stride), stride)
-
-
-def test_vectors_are_no_image(tmp_path):
-    FeatureFolder(tmp_path, 'zarr').save('a.png', {4: torch.ones(3)}, (8, 8))
-    assert 'ome' not in zarr.open_group(FeatureFolder(tmp_path, 'zarr').path_of('a.png'), mode='r').attrs
 
 
 @pytest.mark.parametrize('version', ['0.4', '0.5'])

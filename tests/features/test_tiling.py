@@ -13,7 +13,7 @@ from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.tiling import exact_overlap, level_size, plan_tiles, tile_alignment
 from tests.conftest import TINY, randomize, small_disk
-from tests.features.test_storage import tree
+from tests.features.helpers import tree
 
 # Two stages of small windows: an alignment of 24 pixels and little to compute.
 SMALL = {'embed_dims': 8, 'depths': (2, 3), 'num_heads': (1, 2), 'window_size': 3}

@@ -1,16 +1,22 @@
 """The recipes: equal to the frameworks' own and to what the authors trained with, and they run."""
 
+import ast
 import copy
 import functools
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import mmdet
 import mmseg
 import pytest
 import torch
 from mmdet.models.backbones import SwinTransformer
+from mmdet.models.dense_heads import atss_vlfusion_head
+from mmdet.models.layers.transformer import grounding_dino_layers
+from mmdet.registry import MODELS as DETECTORS
 from mmdet.testing import demo_mm_inputs
 from mmengine.config import Config
 from mmengine.hooks import EMAHook
@@ -20,8 +26,12 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from swin_dense import SwinDense
-from swin_dense.analysis.counting import build_on_meta
-from swin_dense.archs import ARCHS, Arch
+from swin_dense.__main__ import main
+from swin_dense.analysis import flop_counter
+from swin_dense.analysis.flop_counter import build_on_meta
+from swin_dense.models.archs import ARCHS, Arch
+from swin_dense.recipes.files import load_recipe, recipe_names
+from swin_dense.recipes.zoo import framework_configs
 from tests.conftest import TINY
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -31,6 +41,12 @@ LEAVES = sorted(
     path for path in CONFIGS.glob('*/*.py') if not path.parent.name.startswith('_') and path.stem != '_base_'
 )
 ZOO = [path for path in LEAVES if path.parent.name != 'demo']
+PLACES = {'mmdet': MMDET, 'mmseg': MMSEG}
+FRAMEWORKS = framework_configs(CONFIGS.parent)
+# Every recipe that a framework has a config of the same name for.
+THEIRS = {path.stem: path for root in (MMDET, MMSEG) for path in root.rglob('*.py')}
+THEIRS.update((name, PLACES[place.partition('::')[0]] / place.partition('::')[2]) for name, place in FRAMEWORKS.items())
+COUNTERPARTS = {name: THEIRS[name] for name in recipe_names() if name in THEIRS}
 BACKBONES = sorted((CONFIGS / '_base_/backbones').glob('*.py'))
 
 
@@ -119,6 +135,75 @@ def test_recipe_equals_the_frameworks_own(name):
     assert re.fullmatch(weights[0] + r'(_\d{8}-[0-9a-f]{8})?', weights[1])
 
 
+class TextEncoder(torch.nn.Module):
+    """Stands in for BERT, which neither config changes, and which transformers and the network have."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.language_backbone = torch.nn.Module()
+        self.language_backbone.body = torch.nn.Linear(2, 2)
+        self.language_backbone.body.language_dim = 768
+
+
+@functools.cache
+def parameters_and_groups(model, optim_wrapper, scope):
+    """Return names and shapes of a model's parameters, and rate and decay of each as its optimiser has them.
+
+    Args:
+        model: of the config, as text.
+        optim_wrapper: of the config, as text.
+        scope: 'mmdet' or 'mmseg'.
+    """
+    linspace = functools.partial(torch.linspace, device='cpu')  # mmdet's Swin reads its numbers
+    with mock.patch('torch.linspace', linspace):
+        built = build_on_meta(Config({'model': ast.literal_eval(model), 'default_scope': scope}))
+    settings = {
+        key: value for key, value in ast.literal_eval(optim_wrapper).items() if key not in ('loss_scale', 'dtype')
+    }
+    groups = build_optim_wrapper(built, {**settings, 'type': 'OptimWrapper'}).optimizer.param_groups
+    names = {id(parameter): name for name, parameter in built.named_parameters()}
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in built.named_parameters()]
+    return shapes, [(names[id(p)], group['lr'], group['weight_decay']) for group in groups for p in group['params']]
+
+
+@pytest.fixture
+def text_encoder(monkeypatch):
+    """Stand in for BERT, for its layers in the head of GLIP, and for what saves memory in Grounding DINO."""
+    monkeypatch.setattr(flop_counter, 'find_spec', lambda name: name)
+    monkeypatch.setitem(DETECTORS.module_dict, 'BertModel', TextEncoder)
+    config = SimpleNamespace(from_pretrained=lambda name: SimpleNamespace(hidden_size=768))
+    monkeypatch.setattr(atss_vlfusion_head, 'BertConfig', config)
+    monkeypatch.setattr(atss_vlfusion_head, 'BertEncoderLayer', lambda *args, **options: torch.nn.Linear(2, 2))
+    monkeypatch.setattr(grounding_dino_layers, 'checkpoint_wrapper', lambda module: module)
+
+
+@pytest.mark.usefixtures('text_encoder')
+@pytest.mark.parametrize('name', COUNTERPARTS)
+def test_a_recipe_trains_the_parameters_of_the_frameworks_own_in_the_same_way(name):
+    ours, theirs = load_recipe(name), Config.fromfile(COUNTERPARTS[name])
+    if name in FRAMEWORKS:
+        changed = {key.partition('[')[0]: pair for key, pair in differences(ours, theirs).items()}
+        assert changed.pop('model.backbone.type') == ('SwinDense', 'SwinTransformer')
+        assert changed.keys() <= {'custom_imports.imports', 'custom_imports.allow_failed_imports'}
+        imported = theirs.get('custom_imports', {}).get('imports', [])  # a list, or one name as in some of mmseg's
+        assert ours.custom_imports.imports == ['swin_dense', *([imported] if isinstance(imported, str) else imported)]
+    ours, theirs = (
+        parameters_and_groups(str(c.model.to_dict()), str(c.optim_wrapper.to_dict()), c.default_scope)
+        for c in (ours, theirs)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize('command', ['flops', 'train'])
+def test_a_text_encoder_without_its_package_is_one_line(command, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flop_counter, 'find_spec', lambda name: None)
+    name = next(name for name in FRAMEWORKS if name.startswith('glip'))
+    assert main([command, name]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.endswith('the text encoder of this model needs transformers: pip install transformers')
+
+
 def test_cascade_heads_are_those_of_convnext_in_mmdet():
     """mmdet's ConvNeXt took its cascade from the authors of Swin: the same heads, data and schedule."""
     other = load(MMDET / 'convnext/cascade-mask-rcnn_convnext-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco.py')
@@ -132,6 +217,7 @@ def test_cascade_heads_are_those_of_convnext_in_mmdet():
 # Drop path, iterations of warm-up, epochs, half precision, multi-scale crops: as the authors and mmdet trained.
 COCO_RECIPES = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco': (0.2, 1000, 12, False, False),
+    'faster-rcnn_swin-t-p4-w7_fpn_1x_coco': (0.2, 1000, 12, False, False),
     'mask-rcnn_swin-t-p4-w7_fpn_ms-crop-3x_coco': (0.2, 1000, 36, False, True),
     'mask-rcnn_swin-t-p4-w7_fpn_amp-ms-crop-3x_coco': (0.2, 1000, 36, True, True),
     'mask-rcnn_swin-s-p4-w7_fpn_ms-crop-3x_coco': (0.2, 1000, 36, False, True),
@@ -245,6 +331,7 @@ def test_one_variable_says_where_the_data_lie(name, variable, suffix, monkeypatc
 SMALL = {
     'mask_rcnn': 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco',
     'cascade_mask_rcnn': 'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco',
+    'faster_rcnn': 'faster-rcnn_swin-t-p4-w7_fpn_1x_coco',
     'retinanet': 'retinanet_swin-t-p4-w7_fpn_1x_coco',
     'upernet': 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512',
 }
@@ -268,13 +355,15 @@ def small(family):
         return config
     model.rpn_head.update(in_channels=16, feat_channels=16)
     heads = model.roi_head
-    for extractor in (heads.bbox_roi_extractor, heads.mask_roi_extractor):
+    has_masks = family != 'faster_rcnn'
+    for extractor in (heads.bbox_roi_extractor, *([heads.mask_roi_extractor] if has_masks else [])):
         extractor.out_channels = 16
     for head in [heads.bbox_head] if isinstance(heads.bbox_head, dict) else heads.bbox_head:
         head.update(in_channels=16, fc_out_channels=32)
         if 'conv_out_channels' in head:
             head.conv_out_channels = 16
-    heads.mask_head.update(in_channels=16, conv_out_channels=16)
+    if has_masks:
+        heads.mask_head.update(in_channels=16, conv_out_channels=16)
     stages = model.train_cfg.rcnn
     for stage in [stages] if isinstance(stages, dict) else stages:
         stage.sampler.num = 32
@@ -315,7 +404,7 @@ def test_every_family_trains_a_step_and_predicts(family):
         assert results[0].pred_sem_seg.data.shape == (1, 64, 96)
     else:
         assert results[0].pred_instances.bboxes.shape[1] == 4
-        assert ('masks' in results[0].pred_instances) == (family != 'retinanet')
+        assert ('masks' in results[0].pred_instances) == (family in ('mask_rcnn', 'cascade_mask_rcnn'))
 
 
 @pytest.mark.parametrize(
@@ -354,7 +443,7 @@ def test_what_swin_v2_is_not_decayed_in(path):
         spared = any(key in name for key in ('norm', 'absolute_pos_embed', 'cpb_mlp', 'logit_scale'))
         spared |= has_layer_decay and parameter.ndim == 1
         assert decay[id(parameter)] == (0 if spared else config.optim_wrapper.optimizer.weight_decay), name
-    rates = [rate[id(p)] for p in (model.backbone.patch_embed.proj.weight, model.head.weight)]
+    rates = [rate[id(p)] for p in (model.backbone.patch_embed.projection.weight, model.head.weight)]
     # Tiny has 8 blocks, so the embedding lies 9 layers below the head.
     assert rates[0] == pytest.approx(rates[1] * (0.95**9 if has_layer_decay else 1))
     assert rates[1] == config.optim_wrapper.optimizer.lr

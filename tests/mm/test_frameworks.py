@@ -1,5 +1,6 @@
 """A whole Mask R-CNN and a whole UPerNet, once with the framework's own Swin and once with ours."""
 
+import copy
 import itertools
 import sys
 
@@ -90,6 +91,36 @@ def test_losses_of_five_steps_and_predictions_are_the_same(framework, demo_data)
                 assert torch.allclose(exact.pred_instances.bboxes, sample.pred_instances.bboxes, atol=1e-2)
                 assert torch.allclose(exact.pred_instances.scores, sample.pred_instances.scores, atol=1e-4)
                 assert torch.equal(exact.pred_instances.labels, sample.pred_instances.labels)
+
+
+def step(model, optimizer, batch, seed):
+    torch.manual_seed(seed)
+    data = in_float64(model.data_preprocessor(batch, training=True))
+    loss, _ = model.parse_losses(model(**data, mode='loss'))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize(('before', 'after'), [(PEER, OURS), (OURS, PEER)], ids=['theirs to ours', 'ours to theirs'])
+def test_a_training_goes_on_in_the_other_class(framework, demo_data, before, after):
+    """Weights and the moments of AdamW, which a checkpoint holds by the order of parameters."""
+    cfg = demo_config(framework, demo_data)
+    batches = list(itertools.islice(Runner.build_dataloader(cfg.train_dataloader, seed=0), 2)) * 2
+    models = [build(cfg, backbone) for backbone in (before, after)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
+    for seed in range(2):
+        step(models[0], optimizers[0], copy.deepcopy(batches[seed]), seed)
+    outcome = models[1].load_state_dict(copy.deepcopy(models[0].state_dict()), strict=False)
+    assert all(key.endswith('relative_position_index') for key in (*outcome.missing_keys, *outcome.unexpected_keys))
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for seed in (2, 3):
+        expected, found = (
+            step(model, optimizer, copy.deepcopy(batches[seed]), seed)
+            for model, optimizer in zip(models, optimizers, strict=True)
+        )
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.slow

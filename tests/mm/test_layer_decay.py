@@ -14,17 +14,17 @@ DEPTHS = (2, 2, 6, 2)
 TABLE = [
     ('backbone.patch_embed.', 0, 0),
     ('backbone.absolute_pos_embed', 13, 5),
-    ('backbone.layers.0.blocks.0.', 1, 1),
-    ('backbone.layers.0.blocks.1.', 2, 1),
-    ('backbone.layers.0.downsample.', 2, 1),
-    ('backbone.layers.1.blocks.0.', 3, 2),
-    ('backbone.layers.1.blocks.1.', 4, 2),
-    ('backbone.layers.1.downsample.', 4, 2),
-    ('backbone.layers.2.blocks.0.', 5, 3),
-    ('backbone.layers.2.blocks.5.', 10, 3),
-    ('backbone.layers.2.downsample.', 10, 3),
-    ('backbone.layers.3.blocks.0.', 11, 4),
-    ('backbone.layers.3.blocks.1.', 12, 4),
+    ('backbone.stages.0.blocks.0.', 1, 1),
+    ('backbone.stages.0.blocks.1.', 2, 1),
+    ('backbone.stages.0.downsample.', 2, 1),
+    ('backbone.stages.1.blocks.0.', 3, 2),
+    ('backbone.stages.1.blocks.1.', 4, 2),
+    ('backbone.stages.1.downsample.', 4, 2),
+    ('backbone.stages.2.blocks.0.', 5, 3),
+    ('backbone.stages.2.blocks.5.', 10, 3),
+    ('backbone.stages.2.downsample.', 10, 3),
+    ('backbone.stages.3.blocks.0.', 11, 4),
+    ('backbone.stages.3.blocks.1.', 12, 4),
     ('backbone.norm0.', 13, 5),
     ('backbone.norm3.', 13, 5),
     ('head.', 13, 5),
@@ -73,12 +73,12 @@ def test_rates_are_those_of_the_table(kind, decay_type, column, last):
 def test_keys_of_mmengine_hold_beside_it():
     found = settings_of(Model(), decay_rate=0.5, num_layers=12, custom_keys={'head': {'lr_mult': 10, 'decay_mult': 2}})
     assert found['head.weight'] == (10, 0.1)
-    assert found['backbone.patch_embed.proj.weight'] == (0.5**13, 0.05)
+    assert found['backbone.patch_embed.projection.weight'] == (0.5**13, 0.05)
 
 
 def test_frozen_parameters_are_left_out():
     found = settings_of(Model(frozen_stages=1), decay_rate=0.5)
-    assert not any(name.startswith(('backbone.patch_embed', 'backbone.layers.0.blocks')) for name in found)
+    assert not any(name.startswith(('backbone.patch_embed', 'backbone.stages.0.blocks')) for name in found)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,10 @@ def test_a_step_moves_layers_by_their_rates():
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     wrapper.step()
-    for name, rate in (('patch_embed.proj.bias', 2**-9), ('layers.3.blocks.1.norm1.bias', 0.5), ('norm3.bias', 1.0)):
+    for name, rate in (
+        ('patch_embed.projection.bias', 2**-9),
+        ('stages.3.blocks.1.norm1.bias', 0.5),
+        ('norm3.bias', 1.0),
+    ):
         moved = (before[name] - dict(model.named_parameters())[name]).unique()
         torch.testing.assert_close(moved, torch.full_like(moved, rate), msg=name)

@@ -113,11 +113,11 @@ def test_drop_path_and_dropout_draw_as_many_and_as_likely():
         for block in stage.blocks
     ]
     rates = [
-        (block.drop_path.drop_prob, block.drop_path.drop_prob, block.attn.attn_drop.p)
-        for stage in ours.layers
+        (block.drop_path.drop_prob, block.drop_path.drop_prob, block.attn.w_msa.attn_drop.p)
+        for stage in ours.stages
         for block in stage.blocks
     ]
     assert rates == [pytest.approx(entry) for entry in exact]
     assert ours.pos_drop.p == 0.1
-    assert {block.attn.proj_drop.p for stage in ours.layers for block in stage.blocks} == {0.1}
-    assert {block.mlp.drop.p for stage in ours.layers for block in stage.blocks} == {0.1}
+    assert {block.attn.w_msa.proj_drop.p for stage in ours.stages for block in stage.blocks} == {0.1}
+    assert {block.ffn.layers[2].p for stage in ours.stages for block in stage.blocks} == {0.1}

@@ -11,7 +11,8 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
 import swin_dense
 from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
@@ -71,7 +72,7 @@ def test_windows_per_stage_of_mmpretrain_are_those_that_clamping_makes():
     with torch.device('meta'):
         backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
         assert (backbone.window_size, backbone.pretrained_window_size) == ((16, 16), (12, 12, 12, 6))
-        assert backbone.layers[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
+        assert backbone.stages[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
         with pytest.raises(ValueError, match=r'16 shrinks to \[16, 16, 16, 8\] at img_size=256'):
             SwinDenseV2(img_size=256, window_size=[16, 16, 8, 8])
         with pytest.raises(ValueError, match='one integer or a'):
@@ -100,8 +101,8 @@ def test_other_initialisers_work_from_a_plain_dict():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Constant', 'layer': 'Linear', 'val': 0.5, 'bias': 2.0})
     backbone.init_weights()
     assert backbone.is_init
-    assert backbone.layers[0].blocks[0].mlp.fc1.weight.unique().tolist() == [0.5]
-    assert backbone.layers[0].blocks[0].mlp.fc1.bias.unique().tolist() == [2.0]
+    assert backbone.stages[0].blocks[0].ffn.layers[0][0].weight.unique().tolist() == [0.5]
+    assert backbone.stages[0].blocks[0].ffn.layers[0][0].bias.unique().tolist() == [2.0]
 
 
 @pytest.mark.parametrize('wrap', [lambda cfg: cfg, lambda cfg: [cfg], lambda cfg: Config({'init_cfg': cfg}).init_cfg])
@@ -140,16 +141,16 @@ def test_init_cfg_takes_the_options_of_loading(tmp_path):
     pretrained = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth'), 'map_location': 'cpu'}
     backbone = SwinDense(**TINY, in_channels=1, init_cfg={**pretrained, 'ema': True, 'in_channels': 'mean'})
     backbone.init_weights()
-    expected = ema['ema.patch_embed.proj.weight'].mean(1, keepdim=True) * 3
-    torch.testing.assert_close(backbone.patch_embed.proj.weight.data, expected)
+    expected = ema['ema.patch_embed.projection.weight'].mean(1, keepdim=True) * 3
+    torch.testing.assert_close(backbone.patch_embed.projection.weight.data, expected)
 
-    del weights['layers.0.blocks.0.norm1.weight']
+    del weights['stages.0.blocks.0.norm1.weight']
     torch.save(weights, tmp_path / 'swin.pth')
-    with pytest.raises(swin_dense.CheckpointError, match=r'in a config init_cfg=dict\(.*allow_partial=True'):
+    with pytest.raises(swin_dense.CheckpointError, match='allow_partial=True'):
         SwinDense(**TINY, init_cfg=pretrained).init_weights()
     backbone = SwinDense(**TINY, init_cfg={**pretrained, 'allow_partial': True, 'table_resize': 'geometric'})
     backbone.init_weights()
-    assert torch.equal(backbone.patch_embed.proj.weight, source.patch_embed.proj.weight)
+    assert torch.equal(backbone.patch_embed.projection.weight, source.patch_embed.projection.weight)
 
 
 @pytest.mark.parametrize(('key', 'meant'), [('alow_partial', 'allow_partial'), ('strict', None)])
@@ -160,5 +161,48 @@ def test_a_key_of_init_cfg_that_nothing_reads_is_refused(key, meant):
 
 def test_a_zoo_whose_addresses_are_not_read_gets_no_riddle():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'torchvision://swin_t'})
-    with pytest.raises(swin_dense.CheckpointError, match=r'torchvision:// is not among .* https address of the file'):
+    with pytest.raises(
+        swin_dense.CheckpointError,
+        match=r'torchvision://swin_t cannot be fetched: .* There are addresses of http, https, hf and file',
+    ):
         backbone.init_weights()
+
+
+class Doubled(nn.Module):
+    """A norm over the last axis and an activation that users might register."""
+
+    def __init__(self, channels=None, eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((channels or 1,), 2.0))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.fixture
+def registered():
+    for registry, scope in ((MODELS, 'mmengine'), (mmdet.registry.MODELS, 'mmdet')):
+        registry.register_module(name=f'Doubled_{scope}', module=Doubled)
+    yield
+    for registry, scope in ((MODELS, 'mmengine'), (mmdet.registry.MODELS, 'mmdet')):
+        del registry._module_dict[f'Doubled_{scope}']
+
+
+@pytest.mark.parametrize('scope', ['mmengine', 'mmdet'])
+def test_activations_and_norms_of_users_are_built_as_mmdet_builds_them(registered, scope):
+    """Both have the same parameters; the norms have their channels, the activation is its own module."""
+    options = {**TINY, 'act_cfg': {'type': f'Doubled_{scope}'}, 'norm_cfg': {'type': f'Doubled_{scope}'}}
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        ours, theirs = (MODELS.build({'type': kind, **options}) for kind in ('SwinDense', 'mmdet.SwinTransformer'))
+    shapes = [{name: tuple(value.shape) for name, value in model.named_parameters()} for model in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    img = torch.randn(1, 3, 50, 60, dtype=torch.float64)
+    theirs.double().eval()
+    ours.double().eval().load_state_dict(theirs.state_dict(), strict=False)
+    for found, expected in zip(ours(img), theirs(img), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_an_activation_that_nothing_knows_is_refused():
+    with pytest.raises(ValueError, match='act_cfg'):
+        SwinDense(**TINY, act_cfg={'type': 'Unheard'})

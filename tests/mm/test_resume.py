@@ -38,8 +38,8 @@ def test_a_message_hub_of_mmengine_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ('call', 'said'),
     [
-        (Asks(getattr, HistoryBuffer, '__init__'), 'may not ask for the attribute'),
-        (Asks(getattr, np.ndarray, 'tofile'), 'may not ask for the attribute'),
+        (Asks(getattr, HistoryBuffer, '__init__'), 'the attribute'),
+        (Asks(getattr, np.ndarray, 'tofile'), 'the attribute'),
         (Asks(np.ndarray, (1 << 40,)), 'may not make arrays'),
         (Asks(np._core.multiarray._reconstruct, np.matrix, (0,), b'b'), 'matrix'),
         (Asks(os.mkdir, 'made-by-a-checkpoint'), 'mkdir'),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from swin_dense.ops import gpu
+from swin_dense.ops.triton import gpu
 
 _reason = gpu._unusable if gpu.IS_INTERPRETED else 'needs triton, and TRITON_INTERPRET=1 at its import'
 if TorchVersion(np.__version__) >= '2.5':

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from swin_dense import windows
-from swin_dense.ops import bias, norm
+from swin_dense.ops import windows
+from swin_dense.ops.triton import bias, norm
 from tests.ops.devices import compile_for_h200, device, needs_interpreter
 
 
@@ -44,7 +44,7 @@ def test_a_table_of_another_window_is_refused_not_overrun():
 @pytest.mark.skipif(norm.gpu._unusable is not None, reason=str(norm.gpu._unusable))
 def test_kernels_compile_for_an_h200():
     rows = compile_for_h200("""
-        from swin_dense.ops import bias
+        from swin_dense.ops.triton import bias
         table = torch.zeros(529, 4, requires_grad=True)
         bias.relative_position_bias(table, (12, 12)).sum().backward()
     """)

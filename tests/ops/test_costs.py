@@ -1,14 +1,19 @@
-"""What operators say they cost against what they launch."""
+"""The costs in ``benchmarks/operator_costs.py`` against what the operators launch."""
 
 import collections
+import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_dense.ops import bias, gpu, norm
-from swin_dense.ops import triton as attention
+from swin_dense.ops.triton import attention, bias, norm
+from tests.conftest import ROOT
 from tests.ops.devices import needs_interpreter
+
+sys.path.insert(0, str(ROOT / 'benchmarks'))
+
+from operator_costs import COSTS
 
 pytestmark = needs_interpreter
 
@@ -85,7 +90,7 @@ def test_operators_launch_what_they_say(name, launched):
         launched.clear()
         with Launches() as torchs:
             operator._init_fn(*args)
-        cost = gpu.COSTS[operator._qualname](*args)
+        cost = COSTS[operator._qualname](*args)
         assert cost.launches == launched.total() + torchs.names.total(), (launched, torchs.names)
 
 
@@ -93,7 +98,7 @@ def test_bytes_of_attention_by_hand():
     """One image of 2 x 3 windows of 49 tokens, 2 heads of 16, float32."""
     qkv, expanded, pad_kv = torch.empty(1, 14, 21, 96), torch.empty(2, 49, 49), torch.empty(64)
     geometry = (2, [7, 7], [3, 3], 0.25)
-    cost = gpu.COSTS['swin_dense::triton_window_attention'](qkv, expanded, pad_kv, *geometry)
+    cost = COSTS['swin_dense::triton_window_attention'](qkv, expanded, pad_kv, *geometry)
     tokens = 14 * 21
     assert cost.bytes == 4 * (tokens * 96 + 2 * 49 * 49 + 64 + tokens * 32 + 6 * 2 * 49)
     assert cost.flops == 2 * 2 * 6 * 2 * 49 * 49 * 16
@@ -101,5 +106,5 @@ def test_bytes_of_attention_by_hand():
 
 def test_every_operator_of_the_gpu_path_says_what_it_costs():
     ours = {name for name in dir(torch.ops.swin_dense) if name.startswith(('triton', 'layer_norm', 'relative'))}
-    assert {name.split('::')[1] for name in gpu.COSTS} == ours
+    assert {name.split('::')[1] for name in COSTS} == ours
     assert len(ours) == 6

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swin_dense.layers import PatchMerging
-from swin_dense.ops import norm
+from swin_dense.models.layers import PatchMerging
+from swin_dense.ops.triton import norm
 from tests.ops.devices import compile_for_h200, device, needs_interpreter
 
 EPS = 1e-5
@@ -24,7 +24,7 @@ def plain(layout, x, weight, bias, eps=EPS):
     """The same by torch's own operations."""
     if layout == 'merged':
         x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
-        x = torch.cat([x[:, i::2, j::2] for i, j in ((0, 0), (1, 0), (0, 1), (1, 1))], -1)
+        x = torch.stack([x[:, i::2, j::2] for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))], -1).flatten(3)
     out = F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     return out.permute(0, 3, 1, 2).contiguous() if layout == 'maps' else out
 
@@ -143,9 +143,9 @@ def test_keeps_the_input_alone():
 
 @needs_interpreter
 def test_says_what_it_cannot_do():
-    assert norm.reason_not_to_run(torch.zeros(4, 16), 16) is None
-    assert 'float64' in norm.reason_not_to_run(torch.zeros(4, 16, dtype=torch.float64), 16)
-    assert '9000 channels' in norm.reason_not_to_run(torch.zeros(4, 9000), 9000)
+    assert norm.unsupported_reason(torch.zeros(4, 16), 16) is None
+    assert 'float64' in norm.unsupported_reason(torch.zeros(4, 16, dtype=torch.float64), 16)
+    assert '9000 channels' in norm.unsupported_reason(torch.zeros(4, 9000), 9000)
 
 
 @needs_interpreter
@@ -160,12 +160,12 @@ def test_parameters_of_a_wrong_shape_are_refused_not_overrun(layout):
 @pytest.mark.skipif(norm.gpu._unusable is not None, reason=str(norm.gpu._unusable))
 def test_kernels_compile_for_an_h200():
     rows = compile_for_h200("""
-        from swin_dense.ops import norm
+        from swin_dense.ops.triton import norm
         for function in (norm.layer_norm, norm.layer_norm_to_maps, norm.merge_and_layer_norm):
             for channels in (96, 3072):
                 x = torch.zeros(1, 9, 8, channels // (4 if function is norm.merge_and_layer_norm else 1))
                 x, weight, bias = (t.requires_grad_() for t in (x, torch.zeros(channels), torch.zeros(channels)))
                 function(x, weight, bias, 1e-5, torch.bfloat16).sum().backward()
     """)
-    assert [name for name, _ in rows] == ['forward', 'backward', '_add_up'] * 6
+    assert [name for name, _ in rows] == ['forward', 'backward'] * 6
     assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes of a multiprocessor, two programs should fit

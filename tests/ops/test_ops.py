@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
-from swin_dense.ops import BACKENDS, plan, window_attention
+from swin_dense.ops import BACKENDS, dispatch, window_attention
+from swin_dense.ops.windows import WindowSpec
+from tests import textbook
 from tests.conftest import FLOAT16
 
 SIDES = st.integers(1, 30)
@@ -34,12 +36,19 @@ def make_inputs(case, dtype, head_dim=16):
     qkv = draw(batch, height, width, 3 * channels)
     bias = draw(HEADS, tokens, tokens) if with_bias else None
     pad = draw(2 * channels) if with_pad else None
-    return (qkv, bias, pad), {'num_heads': HEADS, 'window_size': window, 'shift': shift}
+    return (qkv, bias, pad), WindowSpec(HEADS, window, shift, head_dim**-0.5)
 
 
-def run(inputs, options, backend):
+def attend(inputs, spec, backend):
+    """Attend by a backend, or as the textbook does it."""
+    if backend == 'textbook':
+        return textbook.window_attention(*inputs, spec)
+    return window_attention(*inputs, spec, backend)
+
+
+def run(inputs, spec, backend):
     """Return the output and the gradients of all inputs."""
-    out = window_attention(*inputs, **options, backend=backend)
+    out = attend(inputs, spec, backend)
     wanted = [tensor for tensor in inputs if tensor is not None]
     weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype)
     gradients = torch.autograd.grad((out * weights).sum(), wanted, allow_unused=True, materialize_grads=True)
@@ -49,8 +58,8 @@ def run(inputs, options, backend):
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_default_backend_is_the_textbook_forward_and_backward(case):
-    inputs, options = make_inputs(case, torch.float64, head_dim=4)
-    pairs = zip(run(inputs, options, 'sdpa'), run(inputs, options, 'reference'), strict=True)
+    inputs, spec = make_inputs(case, torch.float64, head_dim=4)
+    pairs = zip(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'), strict=True)
     for ours, expected in pairs:
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
@@ -58,91 +67,73 @@ def test_default_backend_is_the_textbook_forward_and_backward(case):
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_default_backend_without_gradients_is_the_textbook(case):
-    inputs, options = make_inputs(case, torch.float64, head_dim=4)
+    inputs, spec = make_inputs(case, torch.float64, head_dim=4)
     with torch.no_grad():
-        ours, expected = (window_attention(*inputs, **options, backend=name) for name in ('sdpa', 'reference'))
+        ours, expected = (attend(inputs, spec, name) for name in ('sdpa', 'textbook'))
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize('case', [(1, 4, 3, (3, 2), (1, 1), True, True), (2, 2, 2, (2, 2), (0, 0), True, False)])
 def test_gradcheck(case):
-    inputs, options = make_inputs(case, torch.float64, head_dim=2)
+    inputs, spec = make_inputs(case, torch.float64, head_dim=2)
     given = [tensor for tensor in inputs if tensor is not None]
 
-    def attend(qkv, bias, pad=None):
-        return window_attention(qkv, bias, pad, **options, backend='sdpa')
+    def function(qkv, bias, pad=None):
+        return window_attention(qkv, bias, pad, spec, 'sdpa')
 
-    assert torch.autograd.gradcheck(attend, given)
+    assert torch.autograd.gradcheck(function, given)
 
 
 def test_gradients_of_gradients():
-    inputs, options = make_inputs((1, 4, 3, (3, 2), (1, 1), True, True), torch.float64, head_dim=2)
+    inputs, spec = make_inputs((1, 4, 3, (3, 2), (1, 1), True, True), torch.float64, head_dim=2)
 
-    def attend(*inputs):
-        return window_attention(*inputs, **options, backend='sdpa')
+    def function(*inputs):
+        return window_attention(*inputs, spec, 'sdpa')
 
-    assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize('wanted', [0, 1, 2])
 def test_one_gradient_alone(wanted):
-    inputs, options = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float64)
+    inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float64)
     grads = []
-    for backend in ('sdpa', 'reference'):
+    for backend in ('sdpa', 'textbook'):
         alone = [t.detach().requires_grad_(index == wanted) for index, t in enumerate(inputs)]
-        out = window_attention(*alone, **options, backend=backend)
+        out = attend(alone, spec, backend)
         grads.append(torch.autograd.grad(out.square().sum(), alone[wanted])[0])
     torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
 def test_where_there_are_no_values_there_is_a_shape(backend):
-    inputs, options = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float32)
-    out = window_attention(*(t.to('meta') for t in inputs), **options, backend=backend)
+    inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float32)
+    out = window_attention(*(t.to('meta') for t in inputs), spec, backend)
     assert out.shape == (2, 9, 8, HEADS * 16)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
 def test_low_precision_is_at_most_twice_as_far_off_as_plain_torch(dtype):
     case = (2, 20, 23, (7, 7), (3, 3), True, True)
-    inputs, options = make_inputs(case, dtype)
+    inputs, spec = make_inputs(case, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    expected = run(exact, options, 'reference')
-    for ours, plain, truth in zip(
-        run(inputs, options, 'sdpa'), run(inputs, options, 'reference'), expected, strict=True
-    ):
+    expected = run(exact, spec, 'textbook')
+    for ours, plain, truth in zip(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'), expected, strict=True):
         allowed = 2 * (plain.double() - truth).abs().max()
         assert (ours.double() - truth).abs().max() <= allowed
-
-
-def test_a_thousand_sizes_do_not_grow_the_cache():
-    for size in range(1000):
-        plan.plan_windows(1 + size % 97, 300 + size, (7, 7), (3, 3), torch.device('cpu'))
-        assert 0 < plan._cache.bytes <= plan.CACHE_BYTES
-    assert plan._cache.bytes == sum(kept.bytes for kept in plan._cache._entries.values())
-
-
-def test_a_plan_larger_than_the_cache_replaces_all_others():
-    cache = plan.Cache(1000, plan._build)
-    device = torch.device('cpu')
-    first = cache.get(40, 40, (7, 7), (3, 3), device)
-    assert cache.get(40, 40, (7, 7), (3, 3), device) is first
-    second = cache.get(41, 40, (7, 7), (3, 3), device)
-    assert list(cache._entries.values()) == [second]
 
 
 def test_threads_with_different_sizes_get_right_answers():
     sizes = [(9 + i, 20 - i) for i in range(8)]
     cases_ = [make_inputs((1, *size, (4, 4), (2, 2), True, True), torch.float32) for size in sizes]
-    expected = [window_attention(*inputs, **options, backend='reference').detach() for inputs, options in cases_]
+    expected = [attend(inputs, spec, 'textbook').detach() for inputs, spec in cases_]
     wrong = []
 
     def work(start):
         for i in range(40):
             index = (start + i) % len(sizes)
-            inputs, options = cases_[index]
+            inputs, spec = cases_[index]
             with torch.no_grad():
-                out = window_attention(*inputs, **options, backend='sdpa')
+                out = window_attention(*inputs, spec, 'sdpa')
             if not torch.allclose(out, expected[index], atol=1e-5):
                 wrong.append(sizes[index])
 
@@ -155,10 +146,10 @@ def test_threads_with_different_sizes_get_right_answers():
 
 
 def test_inference_mode_first_and_training_later():
-    inputs, options = make_inputs((1, 11, 13, (5, 5), (2, 2), True, True), torch.float64)
+    inputs, spec = make_inputs((1, 11, 13, (5, 5), (2, 2), True, True), torch.float64)
     with torch.inference_mode():
-        window_attention(*inputs, **options, backend='sdpa')
-    run(inputs, options, 'sdpa')
+        window_attention(*inputs, spec, 'sdpa')
+    run(inputs, spec, 'sdpa')
 
 
 @pytest.mark.parametrize('backend', [name for name in BACKENDS if name != 'triton'])
@@ -173,12 +164,10 @@ def test_backend_is_an_option_of_the_backbone(backend):
 
 
 def test_automatic_choice_is_logged_once(caplog):
-    from swin_dense import ops
-
-    ops._log_once.cache_clear()
-    inputs, options = make_inputs((1, 4, 4, (2, 2), (0, 0), True, True), torch.float32)
+    dispatch._log_once.cache_clear()
+    inputs, spec = make_inputs((1, 4, 4, (2, 2), (0, 0), True, True), torch.float32)
     with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
         for _ in range(3):
-            window_attention(*inputs, **options)
+            window_attention(*inputs, spec)
     assert [record.levelname for record in caplog.records] == ['INFO']
     assert 'sdpa' in caplog.text

@@ -1,15 +1,18 @@
 """Plans of windows: against tables made by padding, rolling and cutting; their cache under streams and CUDA graphs."""
 
-import numpy as np
+import gc
+import weakref
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_dense.ops import gpu, plan
-from swin_dense.ops.reference import REGION_PENALTY
-from swin_dense.windows import partition, region_ids, window_grid
+from swin_dense.ops import plan
+from swin_dense.ops.windows import WindowSpec
 from tests.ops.devices import needs_gpu
+from tests.textbook import REGION_PENALTY, partition, region_ids, window_grid
 
 CPU = torch.device('cpu')
 
@@ -53,60 +56,89 @@ def test_is_what_padding_rolling_and_cutting_give(geometry):
         assert group.mask is None or torch.equal(group.mask, mask)
 
 
-def test_packed_arrays_come_out_as_they_went_in():
-    arrays = [np.arange(n, dtype=dtype) for n in (0, 1, 7, 64) for dtype in (np.int32, np.int64, np.float32)]
-    for view, array in zip(plan._unpack(plan._pack(arrays), arrays), arrays, strict=True):
-        assert torch.equal(view, torch.from_numpy(array))
-        assert view.dtype == torch.from_numpy(array).dtype
+def test_packed_tables_come_out_as_they_went_in():
+    tables = [
+        torch.arange(n, dtype=dtype) for n in (0, 1, 7, 64) for dtype in (torch.int32, torch.int64, torch.float32)
+    ]
+    for view, table in zip(plan._unpack(plan._pack(tables), tables), tables, strict=True):
+        assert torch.equal(view, table)
+        assert view.dtype == table.dtype
+
+
+GEOMETRY = (9, 8, (7, 7), (3, 3), torch.device('cuda'))
 
 
 @pytest.fixture
-def fresh(monkeypatch):
+def gpu(monkeypatch):
+    """Stand in for a GPU on which plans are only kept; yield which stream runs and whether it captures."""
+    state = SimpleNamespace(stream=1, is_capturing=False)
+    monkeypatch.setattr(plan, '_to_device', lambda tables, device: tables)
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: state.is_capturing)
+    monkeypatch.setattr(torch.cuda, 'current_stream', lambda device: SimpleNamespace(cuda_stream=state.stream))
     monkeypatch.setattr(plan, '_captured', {})
-    monkeypatch.setattr(plan, '_cache', plan.Cache(1000, plan._build))
-    return monkeypatch
+    plan._cached.cache_clear()
+    yield state
+    plan._cached.cache_clear()
 
 
-GEOMETRY = (9, 8, (7, 7), (3, 3), CPU)
-
-
-def test_every_stream_has_its_own_plan(fresh):
-    fresh.setattr(gpu, 'stream', lambda device: 1)
+def test_every_stream_has_its_own_plan(gpu):
     first = plan.plan_windows(*GEOMETRY)
-    fresh.setattr(gpu, 'stream', lambda device: 2)
-    assert plan.plan_windows(*GEOMETRY) is not first
-    fresh.setattr(plan, '_cache', plan.Cache(10**6, plan._build))
+    gpu.stream = 2
     second = plan.plan_windows(*GEOMETRY)
-    fresh.setattr(gpu, 'stream', lambda device: 1)
-    plan.plan_windows(*GEOMETRY)
-    fresh.setattr(gpu, 'stream', lambda device: 2)
+    assert second is not first
     assert plan.plan_windows(*GEOMETRY) is second
+    gpu.stream = 1
+    assert plan.plan_windows(*GEOMETRY) is first
 
 
-def test_a_captured_plan_outlives_the_cache(fresh):
+def test_a_captured_plan_outlives_the_cache(gpu):
     """The capture runs in a stream of its own, and the graph reads the plan whatever is planned later."""
+    warm = weakref.ref(plan.plan_windows(*GEOMETRY))
+    gpu.stream, gpu.is_capturing = 7, True
+    assert plan.plan_windows(*GEOMETRY) is warm()
+    gpu.stream, gpu.is_capturing = 1, False
+    for side in range(plan.MAX_PLANS):
+        plan.plan_windows(side + 10, *GEOMETRY[1:])
+    gc.collect()
+    assert plan.plan_windows(*GEOMETRY) is not warm()
+    gpu.is_capturing = True
+    assert plan.plan_windows(*GEOMETRY) is warm()
+    assert warm() is not None
+
+
+def test_a_capture_takes_the_plan_of_the_stream_that_ran_last(gpu):
+    """Also where another stream built one later, which has left the cache since."""
     warm = plan.plan_windows(*GEOMETRY)
-    with fresh.context() as capture:
-        capture.setattr(gpu, 'stream', lambda device: 7)
-        capture.setattr(gpu, 'is_capturing', lambda device: True)
-        assert plan.plan_windows(*GEOMETRY) is warm
-    plan.plan_windows(20, 20, (7, 7), (3, 3), CPU)
-    assert plan._cache.find(*GEOMETRY) is None
-    fresh.setattr(gpu, 'is_capturing', lambda device: True)
+    gpu.stream = 2
+    plan.plan_windows(*GEOMETRY)
+    gpu.stream = 1
+    for side in range(plan.MAX_PLANS):
+        plan.plan_windows(*GEOMETRY)
+        plan.plan_windows(side + 10, *GEOMETRY[1:])
+    gc.collect()
+    assert plan.plan_windows(*GEOMETRY) is warm
+    gpu.is_capturing = True
     assert plan.plan_windows(*GEOMETRY) is warm
 
 
-def test_a_capture_without_a_warm_up_is_told_to_warm_up(fresh):
-    fresh.setattr(gpu, 'is_capturing', lambda device: True)
+def test_a_plan_that_no_graph_reads_goes(gpu):
+    first = weakref.ref(plan.plan_windows(*GEOMETRY))
+    for side in range(plan.MAX_PLANS):
+        assert first() is not None
+        plan.plan_windows(side + 10, *GEOMETRY[1:])
+    gc.collect()
+    assert first() is None
+
+
+def test_a_capture_without_a_warm_up_is_told_to_warm_up(gpu):
+    gpu.is_capturing = True
     with pytest.raises(RuntimeError, match='9 x 8 tokens in windows of 7 x 7; run the model once'):
         plan.plan_windows(*GEOMETRY)
 
 
 @pytest.mark.parametrize('device', [pytest.param('cuda', marks=needs_gpu)])
-def test_nobody_waits_for_the_gpu(fresh, device):
-    plan.plan_windows(
-        *GEOMETRY[:4], torch.device(device)
-    )  # the first pinned memory of a process is asked of the driver
+def test_the_host_does_not_wait_for_the_gpu(device):
+    plan.plan_windows(*GEOMETRY)  # the first pinned memory of a process is asked of the driver
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode('error')
@@ -118,18 +150,18 @@ def test_nobody_waits_for_the_gpu(fresh, device):
 
 
 @pytest.mark.parametrize('device', [pytest.param('cuda', marks=needs_gpu)])
-def test_a_graph_replays_after_its_plan_has_left_the_cache(fresh, device):
+def test_a_graph_replays_after_its_plan_has_left_the_cache(device):
     from swin_dense.ops import window_attention
 
     qkv = torch.randn(1, 9, 8, 96, device=device)
-    geometry = {'num_heads': 2, 'window_size': (7, 7), 'shift': (3, 3), 'backend': 'sdpa'}
+    geometry = {'spec': WindowSpec(2, (7, 7), (3, 3), 0.25), 'backend': 'sdpa'}
     with torch.no_grad():
         expected = window_attention(qkv, None, None, **geometry)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = window_attention(qkv, None, None, **geometry)
-        for side in range(10, 40):
+        for side in range(10, 10 + plan.MAX_PLANS):
             window_attention(torch.randn(1, side, side, 96, device=device), None, None, **geometry)
         graph.replay()
     assert torch.equal(out, expected)

@@ -1,4 +1,4 @@
-"""What is computed again in a backward pass: kept no longer, right all the same, and left alone where others listen."""
+"""What is recomputed in a backward pass: no longer saved, right all the same, and left alone where hooks are."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from swin_dense import compat
-from swin_dense.layers import MLP, PatchMerging
+from swin_dense.models.layers import FFN, PatchMerging
 from swin_dense.ops.recompute import computed_again
+from swin_dense.utils import compat
 
 TOKENS, CHANNELS = 50, 8
 
@@ -43,9 +43,9 @@ class Perceptron(nn.Module):
             return self.fc2(active)
 
 
-def pair(**options):
+def pair(kind=nn.GELU, **options):
     """Return a perceptron that computes again, and one with the same weights that keeps everything."""
-    again, plain = Perceptron(nn.GELU(**options)), Perceptron(nn.GELU(**options), again=False)
+    again, plain = Perceptron(kind(**options)), Perceptron(kind(**options), again=False)
     plain.load_state_dict(again.state_dict())
     return again.double(), plain.double()
 
@@ -67,7 +67,7 @@ def test_the_result_is_not_kept():
 
 @needs_hooks_to_be_known
 def test_an_mlp_keeps_the_hidden_layer_once():
-    mlp = MLP(CHANNELS, 4 * CHANNELS, {'type': 'GELU'}, drop_rate=0.0).double()
+    mlp = FFN(CHANNELS, 4 * CHANNELS, {'type': 'GELU'}, drop_rate=0.0).double()
     assert bytes_kept(mlp, an_input()) == 8 * TOKENS * (4 + 1) * CHANNELS
 
 
@@ -77,7 +77,8 @@ def test_a_patch_merging_keeps_its_input_alone():
     x = torch.randn(1, 10, 10, CHANNELS, dtype=torch.float64, requires_grad=True)
     tokens = 25
     statistics = 2 * tokens
-    assert bytes_kept(merging, x) == 8 * (tokens * 2 * CHANNELS + statistics)
+    reordered = sum(parameter.numel() for parameter in merging.parameters())
+    assert bytes_kept(merging, x) == 8 * (tokens * 2 * CHANNELS + statistics + reordered)
 
 
 def test_gradients_of_any_order_are_those_of_keeping():
@@ -94,6 +95,16 @@ def test_gradients_of_any_order_are_those_of_keeping():
 
 def seeded():
     return torch.linspace(-2, 2, TOKENS * CHANNELS, dtype=torch.float64).view(1, 5, -1, CHANNELS).requires_grad_()
+
+
+@pytest.mark.parametrize('kind', [nn.SiLU, nn.Hardswish, nn.Mish, nn.ReLU, nn.LeakyReLU, nn.ELU])
+def test_an_activation_in_place_has_the_gradients_of_one_that_is_not(kind):
+    """It overwrites what would be recomputed from."""
+    again, _ = pair(kind, inplace=True)
+    _, plain = pair(kind)
+    plain.load_state_dict(again.state_dict())
+    for ours, expected in zip(gradients(again, seeded()), gradients(plain, seeded()), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_hook_is_called_once_and_what_it_returns_is_used():

@@ -1,6 +1,5 @@
 """The Triton kernels against the reference in float64: in triton's interpreter, or on a GPU where there is one."""
 
-import logging
 from typing import NamedTuple
 
 import pytest
@@ -10,10 +9,10 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from swin_dense import SwinBackbone, ops
-from swin_dense.ops import gpu
-from swin_dense.ops import triton as backend
+from swin_dense.ops.triton import attention, gpu
+from swin_dense.ops.windows import WindowSpec
 from tests.conftest import TINY, randomize
-from tests.ops.devices import compile_for_h200, device, needs_gpu, needs_interpreter, run_python
+from tests.ops.devices import compile_for_h200, device, needs_interpreter, run_python
 
 
 class Case(NamedTuple):
@@ -37,14 +36,15 @@ def inputs(case, dtype=torch.float32, device='cpu', magnitude=1.0):
     return [x.to(device, dtype) for x in tensors], grad.to(device, dtype)
 
 
-def attend(case, tensors, backend_name, **options):
-    return ops.window_attention(*tensors, case.heads, case.window, case.shift, backend=backend_name, **options)
+def attend(case, tensors, backend, scale=None, dropout=0.0):
+    spec = WindowSpec(case.heads, case.window, case.shift, case.head_dim**-0.5 if scale is None else scale, dropout)
+    return ops.window_attention(*tensors, spec, backend)
 
 
-def output_and_gradients(case, tensors, grad, backend_name, dtype=None, **options):
+def output_and_gradients(case, tensors, grad, backend, dtype=None, **options):
     """Return the output, then the gradient of each tensor that is not None, computed in ``dtype``."""
     leaves = [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in tensors]
-    out = attend(case, leaves, backend_name, **options)
+    out = attend(case, leaves, backend, **options)
     return out, *torch.autograd.grad(out, [x for x in leaves if x is not None], grad.to(out.dtype))
 
 
@@ -167,14 +167,12 @@ def test_strided_inputs(window, device):
 
 @device
 def test_the_bias_is_read_as_a_gather_leaves_it(device):
-    """(T, T, A) in memory, seen as (A, T, T): no copy, and the gradient lies in memory in the same way."""
+    """(T, T, A) in memory, seen as (A, T, T)."""
     case = Case((9, 8), (7, 7), (3, 3), heads=3)
     (qkv, bias, pad_kv), grad = inputs(case, device=device)
     gathered = bias.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    assert gathered.stride() == (1, 49 * 3, 3)
     assert_like_reference(case, [qkv, gathered, pad_kv], grad)
-    tensors = [qkv, gathered.requires_grad_(), pad_kv]
-    grad_bias = torch.autograd.grad(attend(case, tensors, 'triton'), gathered, grad)[0]
-    assert grad_bias.stride() == gathered.stride() == (1, 49 * 3, 3)
 
 
 @device
@@ -204,22 +202,23 @@ def test_operators_keep_the_rules_of_torch(window, device):
     case = Case((8, 9), window, (3, 3))
     tensors, grad = inputs(case, device=device)
     settings = (case.heads, window, case.shift, 0.25)
-    torch.library.opcheck(backend._forward, (*[x.requires_grad_() for x in tensors], *settings))
+    torch.library.opcheck(attention._forward, (*[x.requires_grad_() for x in tensors], *settings))
     with torch.no_grad():
-        out, lse = backend._forward(*tensors, *settings)
-        torch.library.opcheck(backend._backward, (grad, *tensors, out, lse, *settings))
+        out, lse = attention._forward(*tensors, *settings)
+        torch.library.opcheck(attention._backward, (grad, *tensors, out, lse, *settings))
 
 
 @device
 def test_compiles_without_a_break_and_once_for_all_sizes(device):
     def function(qkv, bias, pad_kv):
-        return 2 * ops.window_attention(qkv + 1, bias, pad_kv, 1, (7, 7), (3, 3), backend='triton')
+        return 2 * attend(case, (qkv + 1, bias, pad_kv), 'triton')
 
+    case = Case((8, 9), (7, 7), (3, 3))
     torch._dynamo.reset()
     counter = CompileCounterWithBackend('aot_eager')
     compiled = torch.compile(function, backend=counter, fullgraph=True)
     for size in ((8, 9), (10, 11), (13, 7), (20, 6)):
-        tensors, grad = inputs(Case(size, (7, 7), (3, 3)), device=device)
+        tensors, grad = inputs(case._replace(size=size), device=device)
         leaves = [x.requires_grad_() for x in tensors]
         results = []
         for run in (compiled, function):
@@ -249,7 +248,7 @@ def test_backbone_gets_the_same_maps_and_gradients(with_cp, device):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    ('case', 'dtype', 'dropout_p', 'said'),
+    ('case', 'dtype', 'dropout', 'said'),
     [
         (Case((8, 8), (7, 7), (3, 3)), torch.float64, 0.0, 'torch.float64'),
         (Case((8, 8), (7, 7), (3, 3), head_dim=24), torch.float32, 0.0, 'head dimension is 24'),
@@ -257,10 +256,10 @@ def test_backbone_gets_the_same_maps_and_gradients(with_cp, device):
         (Case((8, 8), (7, 7), (3, 3)), torch.float32, 0.1, 'dropout'),
     ],
 )
-def test_says_what_it_cannot_do(case, dtype, dropout_p, said):
+def test_says_what_it_cannot_do(case, dtype, dropout, said):
     tensors, _ = inputs(case, dtype)
     with pytest.raises(RuntimeError, match=f'cannot run here: .*{said}'):
-        attend(case, tensors, 'triton', dropout_p=dropout_p)
+        attend(case, tensors, 'triton', dropout=dropout)
 
 
 @needs_interpreter
@@ -273,26 +272,17 @@ def test_tensors_of_a_wrong_shape_are_refused_not_overrun(which):
         attend(case, tensors, 'triton')
 
 
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=needs_gpu)])
-def test_is_the_default_on_a_gpu_and_nowhere_else(caplog, device):
-    ops._log_once.cache_clear()
-    case = Case((8, 8), (7, 7), (3, 3))
-    with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
-        attend(case, inputs(case, device=device)[0], 'auto')
-    assert ("uses backend 'triton'" in caplog.text) == (device == 'cuda')
-    assert not any(record.levelname == 'WARNING' for record in caplog.records)
-
-
 def test_the_package_works_where_triton_is_absent():
     run_python("""
         import sys
         sys.modules['triton'] = None
         import torch
         from swin_dense import ops
-        qkv = torch.zeros(1, 7, 7, 48)
-        ops.window_attention(qkv, None, None, 1, (7, 7), (0, 0))
+        from swin_dense.ops.windows import WindowSpec
+        qkv, spec = torch.zeros(1, 7, 7, 48), WindowSpec(1, (7, 7), (0, 0), 1.0)
+        ops.window_attention(qkv, None, None, spec)
         try:
-            ops.window_attention(qkv, None, None, 1, (7, 7), (0, 0), backend='triton')
+            ops.window_attention(qkv, None, None, spec, backend='triton')
         except RuntimeError as error:
             assert 'triton cannot be imported' in str(error), error
         else:
@@ -306,17 +296,17 @@ def test_kernels_compile_for_an_h200():
     """Down to machine code, without a GPU: what triton's interpreter runs need not be what its compiler takes."""
     rows = compile_for_h200("""
         import itertools
-        from swin_dense.ops import gpu
-        from swin_dense.ops import triton as backend
+        from swin_dense.ops.triton import attention, gpu
+        from swin_dense.ops.windows import WindowSpec
         for window, dtype in itertools.product(((7, 7), (12, 12)), gpu.DTYPES):
             tokens = window[0] * window[1]
             leaves = [torch.zeros(1, 8, 9, 192, dtype=dtype), torch.zeros(2, tokens, tokens), torch.zeros(128)]
-            out = backend.window_attention(*[x.requires_grad_() for x in leaves], 2, window, (3, 3), 1.0, 0.0)
+            out = attention.window_attention(*[x.requires_grad_() for x in leaves], WindowSpec(2, window, (3, 3), 1.0))
             out.sum().backward()
     """)
     assert [name for name, _ in rows] == [
-        *['forward', 'backward_keys', '_add_up'] * 3,
-        *['forward', 'backward_queries', 'backward_keys', '_add_up'] * 3,
+        *['forward', 'backward_keys'] * 3,
+        *['forward', 'backward_queries', 'backward_keys'] * 3,
     ]
     assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes of a multiprocessor, and two programs should fit
 

@@ -1,32 +1,33 @@
 """Other people's Swins as the oracles of checkpoint conversion; they need an environment of their own.
 
-Run with ``.venv-peers/bin/python -m pytest tests/peers``, see requirements/peers.txt. Elsewhere the tests are skipped.
+Run with ``.venv-peers/bin/python -m pytest tests/peers``, see the group peers of pyproject.toml. In other environments
+the tests are skipped.
 """
 
-from importlib.util import find_spec
-from pathlib import Path
+import contextlib
+import functools
+from importlib import import_module
 
-import torch
+from .cuda_stubs import load_operators
 
 
-def _define_missing_operators():
-    """Declare the compiled operators of torchvision where they were built for another torch.
+def leave_multimodal_out() -> None:
+    """Let mmpretrain, which asks importlib_metadata, see no pycocotools.
 
-    Its models do not use them, but it cannot be imported without. The operators live as long as what is returned.
+    Beside pycocotools and transformers it imports its multimodal models, which transformers 5 has no place for.
     """
-    spec = find_spec('torchvision')
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        torch.ops.load_library(Path(spec.origin).parent / '_C.so')
-    except OSError:
-        library = torch.library.Library('torchvision', 'DEF')
-        forward = ('qnms', 'nms', 'roi_align', 'deform_conv2d', 'ps_roi_align', 'ps_roi_pool', 'roi_pool')
-        backward = tuple(f'_{name}_backward' for name in forward[2:])
-        for name in forward + backward:
-            library.define(f'{name}(Tensor input) -> Tensor')
-        return library
-    return None
+    metadata = import_module('importlib_metadata')
+    find = metadata.distribution
+
+    @functools.wraps(find)
+    def distribution(name):
+        if name == 'pycocotools':
+            raise metadata.PackageNotFoundError(name)
+        return find(name)
+
+    metadata.distribution = distribution
 
 
-_LIBRARY = _define_missing_operators()
+load_operators()
+with contextlib.suppress(ModuleNotFoundError):  # mmpretrain brings it
+    leave_multimodal_out()

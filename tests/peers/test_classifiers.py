@@ -1,11 +1,11 @@
-"""Whole classifiers of everybody: their logits come out of SwinClassifier."""
+"""Whole classifiers of other libraries: their logits come out of SwinClassifier."""
 
 import pytest
 import torch
 
-from swin_dense import SwinClassifier
+from swin_dense import SwinClassifier, load_checkpoint
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.classification.classifier import create_classifier, load_classifier
+from swin_dense.models.classifier import create_classifier
 from tests.conftest import randomize
 
 # At 224 pixels the last map is as large as the window: clamped, it has no shift, which only classifiers have.
@@ -19,7 +19,7 @@ def images(size):
 
 def timm_model(name):
     def build(size, window):
-        timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+        timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
         return timm.create_model(name, img_size=size, window_size=window, embed_dim=16, num_classes=5, **SHAPE)
 
     return build
@@ -27,7 +27,9 @@ def timm_model(name):
 
 def torchvision_model(**parts):
     def build(size, window):
-        swin = pytest.importorskip('torchvision.models.swin_transformer', reason='see requirements/peers.txt')
+        swin = pytest.importorskip(
+            'torchvision.models.swin_transformer', reason='see the group peers of pyproject.toml'
+        )
         kinds = {key: getattr(swin, kind) for key, kind in parts.items()}
         depths, heads = list(SHAPE['depths']), list(SHAPE['num_heads'])
         return swin.SwinTransformer([4, 4], 16, depths, heads, [window] * 2, num_classes=5, **kinds)
@@ -37,7 +39,7 @@ def torchvision_model(**parts):
 
 def transformers_model(kind):
     def build(size, window):
-        transformers = pytest.importorskip('transformers', reason='see requirements/peers.txt')
+        transformers = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
         config = getattr(transformers, f'{kind}Config')(
             embed_dim=16,
             depths=list(SHAPE['depths']),
@@ -53,7 +55,7 @@ def transformers_model(kind):
 
 def mmpretrain_model(kind, **more):
     def build(size, window):
-        pytest.importorskip('mmpretrain', reason='see requirements/peers.txt')
+        pytest.importorskip('mmpretrain', reason='see the group peers of pyproject.toml')
         from mmpretrain.models import ImageClassifier
 
         backbone = {'type': kind, 'arch': {'embed_dims': 16, **SHAPE, **more}, 'img_size': size, 'window_size': window}
@@ -90,12 +92,12 @@ def test_v1(family, size, window):
     peer = randomize(V1[family](size, window).double(), 1)
     peer.eval()
     classifier = randomize(SwinClassifier(OURS, 5, window_size=window).double().eval(), 2)
-    report = load_classifier(classifier, peer.state_dict(), log=None)
+    report = load_checkpoint(classifier, peer.state_dict(), log=None)
     assert (report.family, report.missing, report.unexpected) == (family, [], [])
     expected = logits(family, peer, images(size))
     assert (classifier(images(size)) - expected).abs().max() < 1e-9
     dense = randomize(SwinClassifier(OURS, 5, window_size=window, clamp_window=False).double().eval(), 2)
-    load_classifier(dense, peer.state_dict(), log=None)
+    load_checkpoint(dense, peer.state_dict(), log=None)
     assert (dense(images(size)) - expected).abs().max() > 1e-6
 
 
@@ -111,7 +113,7 @@ def test_v2(family, window):
     peer.eval()
     classifier = SwinClassifier('swinv2_t', 5, **OURS, window_size=window)
     classifier = randomize(classifier.double().eval(), 2)
-    report = load_classifier(classifier, peer.state_dict(), log=None)
+    report = load_checkpoint(classifier, peer.state_dict(), log=None)
     assert (report.family, report.version, report.missing, report.unexpected) == (family, 2, [], [])
     assert (classifier(images(size)) - logits(family, peer, images(size))).abs().max() < 1e-9
 
@@ -126,7 +128,7 @@ def test_the_checkpoint_tells_what_to_build():
 
 def test_what_is_no_classifier_is_refused():
     state = V1['torchvision'](224, 7).state_dict()
-    with pytest.raises(CheckpointError, match='num_classes=5'):
-        load_classifier(SwinClassifier(OURS, 7), state)
+    with pytest.raises(CheckpointError, match='build the model with num_classes=5'):
+        load_checkpoint(SwinClassifier(OURS, 7), state)
     with pytest.raises(CheckpointError, match='no linear head'):
-        load_classifier(SwinClassifier(OURS, 5), {key: x for key, x in state.items() if 'head' not in key})
+        load_checkpoint(SwinClassifier(OURS, 5), {key: x for key, x in state.items() if 'head' not in key})

@@ -1,10 +1,12 @@
 """The real huggingface_hub, against a server on this machine that speaks its protocol."""
 
+import base64
 import contextlib
 import hashlib
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ from safetensors.torch import save
 
 from .peer import build
 
-pytest.importorskip('huggingface_hub', reason='see requirements/peers.txt')
+pytest.importorskip('huggingface_hub', reason='see the group peers of pyproject.toml')
 WITH_NETWORK = """
 import sys, torch
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
@@ -39,17 +41,55 @@ try:
 except CheckpointError as error:
     print(error)
 """
+PUSH_AND_PULL = """
+import torch
+from swin_dense import SwinBackbone
+from tests.conftest import TINY, randomize
+backbone = randomize(SwinBackbone('t', **TINY, window_size=5)).eval()
+print(backbone.push_to_hub('me/mine', token='secret', commit_message='Mine'))
+loaded = SwinBackbone.from_pretrained('me/mine', token='secret')
+image = torch.rand(1, 3, 64, 96)
+assert loaded.window_size == (5, 5) and not loaded.training
+assert all(torch.equal(a, b) for a, b in zip(loaded(image), backbone(image), strict=True))
+"""
+COMMIT = 'a' * 40
 
 
 @contextlib.contextmanager
 def serve(files):
-    """Serve {'owner/repository/file': bytes} as the hub does, and yield the address."""
+    """Serve {'owner/repository/file': bytes} as the hub does, take uploads, and yield the address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self, content):
+            text = json.dumps(content).encode()
+            self.send_response(200)
+            self.send_header('Content-Length', str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers['Content-Length']))
+            _, _, owner, name, action, *_ = [*self.path.strip('/').split('/'), *[''] * 5]
+            if action == 'preupload':
+                named = json.loads(body)['files']
+                wanted = [{'path': file['path'], 'uploadMode': 'regular', 'shouldIgnore': False} for file in named]
+                self.answer({'files': wanted})
+            elif action == 'commit':
+                for line in map(json.loads, body.splitlines()):
+                    if line['key'] == 'file':
+                        content = base64.b64decode(line['value']['content'])
+                        files[f'{owner}/{name}/{line["value"]["path"]}'] = content
+                    else:
+                        files['message'] = line['value']['summary']
+                url = f'http://{self.headers["Host"]}/{owner}/{name}/commit/{COMMIT}'
+                self.answer({'success': True, 'commitOid': COMMIT, 'commitUrl': url, 'hookOutput': ''})
+            else:  # the repository is made, the model card is looked at
+                self.answer({'url': f'http://{self.headers["Host"]}/me/mine', 'errors': [], 'warnings': []})
+
         def do_HEAD(self):
-            content = files.get(self.path.strip('/').replace('/resolve/main/', '/'))
+            content = files.get(re.sub(rf'/resolve/(main|{COMMIT})/', '/', self.path.strip('/')))
             self.send_response(404 if content is None else 200)
-            self.send_header('X-Repo-Commit', 'a' * 40)
+            self.send_header('X-Repo-Commit', COMMIT)
             self.send_header('ETag', f'"{hashlib.sha256(content or b"").hexdigest()}"')
             self.send_header('Content-Length', str(len(content or b'')))
             if content is None:
@@ -58,7 +98,16 @@ def serve(files):
             return content
 
         def do_GET(self):
-            self.wfile.write(self.do_HEAD() or b'')
+            if not self.path.startswith('/api/models/'):
+                self.wfile.write(self.do_HEAD() or b'')
+                return
+            repository = '/'.join(self.path.split('/')[3:5])
+            names = [key.removeprefix(f'{repository}/') for key in files if key.startswith(f'{repository}/')]
+            if '/tree/' in self.path:
+                sizes = {name: len(files[f'{repository}/{name}']) for name in names}
+                self.answer([{'type': 'file', 'path': name, 'oid': name, 'size': sizes[name]} for name in names])
+            else:
+                self.answer({'id': repository, 'sha': COMMIT, 'siblings': [{'rfilename': name} for name in names]})
 
         def log_message(self, *args):
             pass
@@ -103,6 +152,16 @@ def test_files_of_the_hub(files, tmp_path):
     assert 'hf://me/swin/none.bin: the repository has no file none.bin' in said
     assert 'hf://me/lacking cannot be fetched: ' in said
     assert 'model-00001-of-00002.safetensors' in said
+
+
+def test_a_backbone_goes_to_the_hub_and_comes_back(tmp_path):
+    files = {}
+    with serve(files) as address:
+        said = run(PUSH_AND_PULL, address, tmp_path)
+    assert said.split()[-1] == f'{address}/me/mine/commit/{COMMIT}'
+    assert files.pop('message') == 'Mine'
+    assert sorted(files) == [f'me/mine/{name}' for name in ('README.md', 'config.json', 'model.safetensors')]
+    assert b"SwinBackbone.from_pretrained('me/mine')" in files['me/mine/README.md']
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from tests.conftest import randomize
 
 from .peer import IMAGE_SIZE, IMAGES, build, largest_difference
 
-backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see requirements/peers.txt')
+backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
 ARCH = {'embed_dims': 16, 'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
 
 

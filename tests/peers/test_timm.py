@@ -7,7 +7,7 @@ from tests.conftest import randomize
 
 from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, with_our_norms
 
-timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
 OPTIONS = {
     'img_size': IMAGE_SIZE,
     'window_size': 2,
@@ -53,6 +53,18 @@ def test_export():
     assert {name.split('.')[0] for name in missing} == {'norm', 'head'}
     assert {name.split('.')[0] for name in unexpected} == {'norm0', 'norm1', 'norm2', 'norm3'}
     assert largest_difference(backbone, with_our_norms(backbone, stages(peer))) < 1e-9
+
+
+@torch.no_grad()
+def test_export_for_features_only():
+    """As docs/checkpoints.md has it."""
+    backbone, peer = build(1), build_peer(2, features_only=True, out_indices=(0, 1, 2, 3))
+    in_timm = export_state_dict(backbone, 'timm')
+    renamed = {name.replace('layers.', 'layers_', 1): tensor for name, tensor in in_timm.items()}
+    missing, unexpected = peer.load_state_dict(renamed, strict=False)
+    assert not missing
+    assert {name.split('.')[0] for name in unexpected} == {'norm0', 'norm1', 'norm2', 'norm3'}
+    assert largest_difference(backbone, with_our_norms(backbone, peer(IMAGES))) < 1e-9
 
 
 @pytest.mark.parametrize('channels', [1, 2, 4, 6, 7])

@@ -6,7 +6,9 @@ from tests.conftest import randomize
 
 from .peer import IMAGES, build, largest_difference, with_our_norms
 
-swin_transformer = pytest.importorskip('torchvision.models.swin_transformer', reason='see requirements/peers.txt')
+swin_transformer = pytest.importorskip(
+    'torchvision.models.swin_transformer', reason='see the group peers of pyproject.toml'
+)
 torchvision_ops = pytest.importorskip('torchvision.ops')
 
 

@@ -7,7 +7,7 @@ from tests.conftest import randomize
 
 from .peer import IMAGE_SIZE, IMAGES, build, largest_difference
 
-transformers = pytest.importorskip('transformers', reason='see requirements/peers.txt')
+transformers = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
 
 
 def build_peer(kind, seed, stages=(1, 2, 3, 4), **options):

@@ -1,4 +1,4 @@
-"""Swin V2 of everybody, against ours: outputs, gradients, and checkpoints in both directions."""
+"""Swin V2 of other libraries, against ours: outputs, gradients, and checkpoints in both directions."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def build_v2(seed, **options):
 
 
 def build_timm(seed):
-    timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+    timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
     peer = timm.create_model(
         'swinv2_tiny_window8_256', img_size=IMAGE_SIZE, window_size=2, embed_dim=16, always_partition=True, **SHAPE
     )
@@ -26,7 +26,7 @@ def build_timm(seed):
 
 
 def build_torchvision(seed):
-    swin = pytest.importorskip('torchvision.models.swin_transformer', reason='see requirements/peers.txt')
+    swin = pytest.importorskip('torchvision.models.swin_transformer', reason='see the group peers of pyproject.toml')
     peer = swin.SwinTransformer(
         [4, 4],
         16,
@@ -40,7 +40,7 @@ def build_torchvision(seed):
 
 
 def build_transformers(seed, kind='Swinv2Backbone', **options):
-    transformers = pytest.importorskip('transformers', reason='see requirements/peers.txt')
+    transformers = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
     from transformers.models.swinv2 import modeling_swinv2
 
     config = transformers.Swinv2Config(
@@ -56,7 +56,7 @@ def build_transformers(seed, kind='Swinv2Backbone', **options):
 
 
 def build_mmpretrain(seed, **options):
-    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see requirements/peers.txt')
+    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
     arch = {'embed_dims': 16, 'extra_norm_every_n_blocks': 0, **SHAPE}
     options = {'window_size': 2, 'img_size': IMAGE_SIZE, **options}
     peer = backbones.SwinTransformerV2(arch, out_indices=(0, 1, 2, 3), **options)
@@ -171,7 +171,7 @@ def test_windows_of_the_pretraining_are_read_off_the_coordinates():
 
 
 def test_the_other_v2_of_timm_is_not_taken_for_it():
-    timm = pytest.importorskip('timm', reason='see requirements/peers.txt')
+    timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
     peer = timm.create_model('swinv2_cr_tiny_224', img_size=IMAGE_SIZE, window_size=2, embed_dim=16, **SHAPE)
     for backbone in (build(1), build_v2(1)):
         with pytest.raises(CheckpointError):

@@ -54,3 +54,18 @@ def make_masks(root, count=4):
             Image.fromarray(pixels.astype(np.uint8)).save(root / 'images' / split / f'{index}.png')
             Image.fromarray(mask).save(root / 'annotations' / split / f'{index}.png')
     return root
+
+
+def make_camvid(root, count=4, ending=''):
+    """Write pictures and masks as CamVid has them: PNG, 11 classes, 11 for what is none, folders of its own."""
+    generator = np.random.default_rng(0)
+    for split in ('train', 'val'):
+        (root / split).mkdir(parents=True)
+        (root / f'{split}annot').mkdir()
+        for index in range(count):
+            mask = generator.integers(0, 12, (6, 8), dtype=np.uint8).repeat(12, 0).repeat(12, 1)
+            mask[0, 0] = 11
+            pixels = np.stack([mask * 20, 255 - mask * 20, mask * 10], -1)
+            Image.fromarray(pixels).save(root / split / f'0001TP_{index:06}.png')
+            Image.fromarray(mask).save(root / f'{split}annot' / f'0001TP_{index:06}{ending}.png')
+    return root

@@ -9,6 +9,7 @@ import mmdet
 import mmseg
 import numpy as np
 import pytest
+import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS, init_default_scope
 
@@ -47,6 +48,8 @@ def test_it_says_what_the_recipe_says(tmp_path, name):
     written = plain(write(tmp_path, name=name)._cfg_dict)
     (path,) = (ROOT / 'configs').glob(f'*/{name}.py')
     recipe = plain(Config.fromfile(path)._cfg_dict)
+    assert recipe['default_hooks']['checkpoint'].pop('type') == 'CheckpointHook'
+    assert written['default_hooks']['checkpoint'].pop('type') == 'swin_dense.mm.WholeCheckpointHook'
     assert written == {key: recipe[key] for key in written}
     assert {'model', 'train_dataloader', 'test_evaluator', 'optim_wrapper', 'custom_imports'} <= set(written)
     assert not {'swin', 'channels', 'data_root', 'train_pipeline'} & set(written)  # nobody reads them any more
@@ -254,7 +257,8 @@ def test_the_frameworks_own_tools_train_it(tmp_path, framework):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r'coco/segm_mAP|mIoU', done.stdout)
-    assert list((tmp_path / 'work').glob('*.pth'))
+    (checkpoint,) = (tmp_path / 'work').glob('*.pth')
+    assert 'random_states' in torch.load(checkpoint)['meta']  # which our hook writes
 
 
 def test_config_dict_is_what_the_tests_compare():

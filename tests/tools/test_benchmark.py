@@ -4,23 +4,23 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / 'tools'))
+from tests.conftest import ROOT
 
-import bench_limits  # noqa: E402
-import bench_models  # noqa: E402
-import benchmark  # noqa: E402
+sys.path.insert(0, str(ROOT / 'benchmarks'))
 
-from swin_dense import SwinBackbone  # noqa: E402
+import bench_limits
+import bench_models
+import benchmark
+
+from swin_dense import SwinBackbone
 
 
 def run(*options):
-    command = [sys.executable, '-W', 'ignore', str(ROOT / 'tools' / 'benchmark.py'), *options]
+    command = [sys.executable, '-W', 'ignore', str(ROOT / 'benchmarks' / 'benchmark.py'), *options]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
 
 

@@ -17,8 +17,12 @@ from tests.conftest import ROOT
 from tests.recipes.data import make_coco, make_masks
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
-# The page on export wants packages and files that this place lacks.
-RUN = [page for page in PAGES if page.stem != 'export' and '```' in page.read_text()]
+LINKING = [
+    page for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*') for page in ROOT.glob(f'{folder}.md')
+]
+# The page on export wants packages and files that this place lacks; tests/peers runs the one on other libraries, and
+# tests/export the one on deployment.
+RUN = [page for page in PAGES if page.stem not in ('export', 'elsewhere', 'deploy') and '```' in page.read_text()]
 # Their commands train, which other pages and tests do too.
 LONG = dict.fromkeys(['own-data', 'several-gpus'], pytest.mark.long)
 # Models that a CPU trains in seconds take the places of Swin-T's, and a short schedule that of the recipe's.
@@ -111,11 +115,26 @@ def run(text, place, environment):
     assert done.returncode == 0, text + done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+def anchors(page):
+    """Return what GitHub calls the headings of a page."""
+    headings = re.findall(r'^#+ (.*)', re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     text = page.read_text()
-    for target in re.findall(r'\]\(([^)#]+)', text):
+    text = re.sub(r'^```.*?^```', '', text, flags=re.S | re.M)
+    for target, _, anchor in (link.partition('#') for link in re.findall(r'\]\(([^) ]+)\)', text)):
         if '://' not in target:
-            assert (page.parent / target).exists(), target
+            other = page.parent / target if target else page
+            assert other.exists(), target
+            assert not anchor or anchor in anchors(other), f'{target}#{anchor}'
     for name in re.findall(r'(?<!/)tools/[\w.]+', text):
         assert (ROOT / name).is_file(), name
+
+
+def test_every_decision_is_listed():
+    folder = ROOT / 'docs' / 'decisions'
+    listed = re.findall(r'\]\(([\w-]+\.md)\)', (folder / 'README.md').read_text())
+    assert listed == sorted(page.name for page in folder.glob('*.md') if page.name != 'README.md')

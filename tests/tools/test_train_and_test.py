@@ -1,7 +1,6 @@
-"""tools/train.py and tools/test.py, run as a user runs them, on a few images."""
+"""`swin-dense train` and `test`, and the tools over them, run as a user runs them, on a few images."""
 
 import json
-import os
 import pickle
 import re
 import subprocess
@@ -13,6 +12,7 @@ from PIL import Image
 
 import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints of mmengine
 from tests.conftest import ROOT
+from tests.processes import cli, environment
 
 CONFIGS = {
     'mmdet': 'configs/demo/mask-rcnn_swin-demo_fpn.py',
@@ -39,7 +39,8 @@ def options(framework, data):
 
 
 def run(*command, check=True, cwd=ROOT):
-    done = subprocess.run([sys.executable, '-W', 'ignore', *map(str, command)], capture_output=True, text=True, cwd=cwd)
+    command = [sys.executable, '-W', 'ignore', *map(str, command)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment())
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -52,8 +53,8 @@ def losses(log):
 @pytest.fixture(scope='module', params=['mmdet', 'mmseg'])
 def trained(request, demo_data, tmp_path_factory):
     work_dir = tmp_path_factory.mktemp('work dir')
-    common = ['--work-dir', work_dir, '--cfg-options', *options(request.param, demo_data), *SHORT[request.param]]
-    log = run('tools/train.py', CONFIGS[request.param], *common).stdout
+    common = ['--work-dir', work_dir, '--set', *options(request.param, demo_data), *SHORT[request.param]]
+    log = cli('train', CONFIGS[request.param], *common).stdout
     return request.param, work_dir, log, common
 
 
@@ -70,7 +71,7 @@ def test_training_writes_what_plain_torch_reads_with_weights_only(trained):
 @pytest.mark.long
 def test_resume_goes_on_where_it_stopped(trained):
     framework, work_dir, log, common = trained
-    resumed = run('tools/train.py', CONFIGS[framework], *common, '--resume', work_dir / FIRST[framework]).stdout
+    resumed = cli('train', CONFIGS[framework], *common, '--resume', work_dir / FIRST[framework]).stdout
     assert re.search(r'resumed epoch: \d+, iter: 2', resumed)
     assert len(losses(resumed)) == 2
     # Flips and proposals are drawn anew, so the losses are near, and below those of a start from scratch.
@@ -93,7 +94,7 @@ def test_load_from_starts_anew_with_the_weights(trained, tmp_path):
     framework, work_dir, log, common = trained
     load = f'load_from={work_dir / LAST[framework]}'
     common = ['--work-dir', tmp_path, *common[2:], load]
-    started = run('tools/train.py', CONFIGS[framework], *common).stdout
+    started = cli('train', CONFIGS[framework], *common).stdout
     assert 'Load checkpoint from' in started
     assert losses(started)[0] < losses(log)[0]
 
@@ -127,7 +128,7 @@ def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
 def test_test_time_augmentation(trained, tmp_path):
     framework, work_dir, _, common = trained
     common = ['--work-dir', tmp_path, *common[2:]]
-    run('tools/test.py', CONFIGS[framework], work_dir / LAST[framework], '--tta', *common)
+    cli('test', CONFIGS[framework], work_dir / LAST[framework], '--tta', *common)
     report = json.loads(next(tmp_path.glob('*/*.json')).read_text())
     assert 'coco/bbox_mAP_50' in report or 'mIoU' in report
     assert 'coco/segm_mAP_50' not in report
@@ -138,8 +139,8 @@ def test_test_time_augmentation(trained, tmp_path):
 def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
     common = [*options('mmdet', demo_data), *SHORT['mmdet'], 'model.backbone.frozen_stages=2', 'train_cfg.max_epochs=1']
     command = ['bash', 'tools/dist_train.sh', CONFIGS['mmdet'], '2', '--work-dir', tmp_path, '--cfg-options', *common]
-    environment = {**os.environ, 'PATH': f'{sys.prefix}/bin:/usr/bin:/bin', 'PORT': '29511', 'OMP_NUM_THREADS': '1'}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, env=environment)
+    variables = {**environment(), 'PATH': f'{sys.prefix}/bin:/usr/bin:/bin', 'PORT': '29511'}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(losses(done.stdout)) == 1
 
@@ -161,17 +162,21 @@ def test_the_demo_in_small_leaves_a_summary_and_pictures(tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
-        (['tools/train.py', 'nowhere.py'], "no config file 'nowhere.py'"),
-        (['tools/train.py', CONFIGS['mmdet'], '--amp'], '--amp needs a CUDA device'),
-        (['tools/train.py', CONFIGS['mmdet'], '--launcher', 'magic'], "choose from 'none', 'pytorch', 'slurm', 'mpi'"),
-        (['tools/train.py', CONFIGS['mmdet'], '--cfg-options', NO_DATA], 'variable COCO_ROOT'),
-        (['tools/test.py', CONFIGS['mmdet'], 'nowhere.pth'], "no checkpoint file 'nowhere.pth'"),
-        (['tools/test.py', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
+        (['train', 'nowhere.py'], "no config file 'nowhere.py'"),
+        (['train', CONFIGS['mmdet'], '--amp'], '--amp needs a CUDA device'),
+        (['train', CONFIGS['mmdet'], '--launcher', 'magic'], "choose from 'none', 'pytorch', 'slurm', 'mpi'"),
+        (['train', CONFIGS['mmdet'], '--cfg-options', NO_DATA], 'no nowhere/'),
+        (['train', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'], 'variables COCO_ROOT'),
+        (['train', CONFIGS['mmdet'], '--work-dir', 'setup.py/x'], 'cannot be setup.py/x, as setup.py is a file'),
+        (['train', CONFIGS['mmdet'], '--set', 'train_cfg=None'], 'the config has no train_cfg'),
+        (['test', CONFIGS['mmdet'], 'nowhere.pth'], "no checkpoint file 'nowhere.pth'"),
+        (['test', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
     ],
 )
 def test_wrong_arguments_get_one_clear_line(arguments, words):
     if '--amp' in arguments and torch.cuda.is_available():
         pytest.skip('a CUDA device is there, so --amp is right')
-    done = run(*arguments, check=False)
+    done = cli(*arguments, check=False)
     assert done.returncode == 2
     assert words in done.stderr
+    assert len(re.findall('error: ', done.stderr)) == 1

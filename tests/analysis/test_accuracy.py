@@ -1,0 +1,137 @@
+"""`swin-dense eval`: what a classifier scores on a folder of images."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense import SwinClassifier
+from swin_dense.__main__ import main
+from swin_dense.analysis.accuracy import read_square
+from swin_dense.models.classifier import create_classifier
+from tests.conftest import TINY, needs, randomize
+
+CLASSES = ('n01', 'n02', 'n03', 'n04', 'n05', 'n06', 'n10')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Images in seven classes, of several shapes, in a folder with a space in its name."""
+    root = tmp_path_factory.mktemp('image net') / 'val set'
+    generator = np.random.default_rng(0)
+    for name in CLASSES:
+        (root / name).mkdir(parents=True)
+        for index, shape in enumerate([(80, 100, 3), (120, 70, 3), (75, 75)]):
+            pixels = generator.integers(0, 256, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f'{index}.png')
+    return root
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
+    classifier = randomize(SwinClassifier(TINY, len(CLASSES), window_size=2), 1)
+    path = tmp_path_factory.mktemp('weights') / 'swin.pth'
+    state = {name.removeprefix('backbone.').replace('norm3', 'norm'): x for name, x in classifier.state_dict().items()}
+    torch.save({'model': state}, path)
+    return path
+
+
+def evaluate(folder, checkpoint, capsys, *more):
+    status = main(['eval', str(folder), '--checkpoint', str(checkpoint), '--size', '64', '--workers', '0', *more])
+    return status, capsys.readouterr()
+
+
+@needs('tqdm')
+def test_accuracy_is_that_of_a_count_by_hand(folder, checkpoint, capsys):
+    classifier = create_classifier(checkpoint)
+    right = {1: 0, 5: 0}
+    for label, name in enumerate(CLASSES):
+        for path in (folder / name).iterdir():
+            with torch.no_grad():
+                scores = classifier(read_square(path, 64, True)[None])[0]
+            better = int((scores > scores[label]).sum())
+            right = {k: count + (better < k) for k, count in right.items()}
+    status, said = evaluate(folder, checkpoint, capsys, '--json')
+    result = json.loads(said.out)
+    assert status == 0
+    assert result['images'] == 21
+    assert 0 < right[1] < right[5] < 21
+    assert [result['top1'], result['top5']] == pytest.approx([100 * right[1] / 21, 100 * right[5] / 21])
+
+
+@needs('tqdm')
+def test_a_signal_ends_it_between_batches_with_what_was_scored(folder, checkpoint, capsys, monkeypatch):
+    def read_and_signal(path, *how):
+        if str(path).endswith('n03/1.png'):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return read_square(path, *how)
+
+    monkeypatch.setattr('swin_dense.analysis.accuracy.read_square', read_and_signal)
+    status, said = evaluate(folder, checkpoint, capsys, '--json', '--batch-size', '4')
+    assert status == 128 + signal.SIGTERM
+    assert json.loads(said.out)['images'] == 8
+
+
+def test_the_orientation_tag_is_left_alone_as_published(tmp_path):
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    pixels[:, 200:] = 255
+    exif = Image.Exif()
+    exif[274] = 6  # held upright, so that right would be below
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    Image.fromarray(pixels).save(tmp_path / 'b.png', exif=exif)
+    assert torch.equal(read_square(tmp_path / 'a.png', 224, True), read_square(tmp_path / 'b.png', 224, True))
+
+
+@needs('tqdm')
+def test_broken_images_and_wrong_folders(folder, checkpoint, capsys, tmp_path):
+    for name in CLASSES:
+        (tmp_path / 'some' / name).mkdir(parents=True)
+    (tmp_path / 'some/n01/a.png').write_bytes(b'no image')
+    (tmp_path / 'some/n02/0.png').write_bytes((folder / 'n02/0.png').read_bytes())
+    status, said = evaluate(tmp_path / 'some', checkpoint, capsys)
+    assert status == 1
+    assert 'not read: image' in said.err
+    assert 'n01/a.png' in said.err
+    assert 'of 1 images' in said.out
+    (tmp_path / 'some/n01/a.png').unlink()
+    (tmp_path / 'some/n01').rmdir()
+    status, said = evaluate(tmp_path / 'some', checkpoint, capsys)
+    assert status == 2
+    assert 'has 6 folders and the classifier 7 classes' in said.err
+    (tmp_path / 'classes.txt').write_text('\n'.join(CLASSES))
+    status, _ = evaluate(tmp_path / 'some', checkpoint, capsys, '--classes', str(tmp_path / 'classes.txt'))
+    assert status == 0
+
+
+def test_a_crop_is_the_middle_of_the_resized_image(tmp_path):
+    """A crop of 224 out of 256: half of a picture whose left is black is black."""
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    pixels[:, 200:] = 255
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    crop = read_square(tmp_path / 'a.png', 224, True)
+    assert crop.shape == (3, 224, 224)
+    torch.testing.assert_close(crop[:, 5, 5], torch.tensor([-2.1179, -2.0357, -1.8044]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(crop[:, 5, 220], torch.tensor([2.2489, 2.4286, 2.6400]), atol=1e-3, rtol=0)
+
+
+def test_a_whole_image_keeps_its_edges(tmp_path):
+    pixels = np.zeros((300, 400, 3), np.uint8)
+    pixels[:, :8] = 255  # a crop of 384 out of a width of 585 loses it
+    Image.fromarray(pixels).save(tmp_path / 'a.png')
+    assert read_square(tmp_path / 'a.png', 384, False)[0, 200, 2] > 2
+    assert read_square(tmp_path / 'a.png', 384, True)[0, 200, 2] < -2
+
+
+@needs('tqdm')
+@pytest.mark.parametrize(('size', 'crop'), [(64, True), (352, True), (384, False), (416, False)])
+def test_crops_as_published_for_the_size(size, crop, folder, checkpoint, capsys, monkeypatch):
+    seen = set()
+    monkeypatch.setattr(
+        'swin_dense.analysis.accuracy.read_square', lambda path, *how: seen.add(how) or read_square(path, *how)
+    )
+    evaluate(folder, checkpoint, capsys, '--size', str(size))
+    assert seen == {(size, crop)}

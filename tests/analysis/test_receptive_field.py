@@ -1,0 +1,57 @@
+"""A token's reach against what moves it: gradients of the real network, and the overlap that tiles need."""
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.analysis.receptive_field import token_receptive_fields
+from swin_dense.features.tiling import exact_overlap, tile_alignment
+from tests.conftest import TINY, randomize
+
+# The mask lets e^-100 of a weight through.
+NOTHING = 1e-30
+
+
+@pytest.mark.parametrize(
+    ('kind', 'size', 'options'),
+    [
+        (SwinBackbone, (61, 98), {'window_size': 3}),
+        (SwinBackbone, (50, 37), {'window_size': (4, 2), 'patch_size': 2, 'strides': (2, 2, 3, 1)}),
+        (SwinBackbone, (40, 75), {'window_size': 4, 'clamp_window': True}),
+        (SwinV2Backbone, (33, 64), {'window_size': 4, 'use_shift': False}),
+    ],
+)
+def test_against_gradients(kind, size, options):
+    backbone = randomize(kind(**TINY, **options)).double().eval()
+    img = torch.randn(1, 3, *size, dtype=torch.float64, requires_grad=True)
+    outputs = []
+    for stage in backbone.stages:
+        for block in stage.blocks:
+            block.register_forward_hook(lambda module, args, output: outputs.append(output[0]))
+    backbone(img)
+    reaches = [reach for stage in token_receptive_fields(backbone, size) for reach in stage]
+    generator = torch.Generator().manual_seed(0)
+    for output, reach in zip(outputs, reaches, strict=True):
+        for _ in range(4):
+            row, column = (int(torch.randint(side, (1,), generator=generator)) for side in output.shape[:2])
+            (gradient,) = torch.autograd.grad(output[row, column].square().sum(), img, retain_graph=True)
+            touched = gradient[0].abs().amax(0) > NOTHING
+            top, bottom = reach.rows[row].tolist()
+            left, right = reach.columns[column].tolist()
+            expected = torch.zeros(size, dtype=torch.bool)
+            expected[top:bottom, left:right] = True
+            assert torch.equal(touched, expected)
+
+
+@pytest.mark.parametrize('options', [{}, {'window_size': 5}, {'depths': (1, 2, 6, 2)}])
+def test_it_is_the_overlap_of_tiles(options):
+    """Cut a large image where tiles are: the furthest token that feels the pixels behind the cut sets the overlap."""
+    backbone = SwinBackbone(**{**TINY, 'window_size': 3, **options})
+    period = tile_alignment(backbone)[0]
+    cut = 40 * period
+    reaches = token_receptive_fields(backbone, (2 * cut, period))
+    for index, stride in enumerate(backbone.out_strides):
+        rows = reaches[index][-1].rows
+        starts = torch.arange(len(rows)) * stride
+        furthest = max((cut - int(start) for start in starts[(starts < cut) & (rows[:, 1] > cut)]), default=0)
+        assert -(-furthest // period) * period == exact_overlap(backbone, [stride])[0]

@@ -1,0 +1,347 @@
+"""Whole models in one file against the frameworks, in both runtimes, at sizes that the file never saw."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from mmengine.registry import METRICS, MODELS, init_default_scope
+from mmengine.runner import Runner
+from mmengine.structures import InstanceData, PixelData
+from pycocotools import mask as coco_mask
+
+from swin_dense import export_detector, export_segmentor, runtime
+from swin_dense.__main__ import main
+from swin_dense.export import ExportError, agreement, detectors, whole
+from swin_dense.export.detectors import OneStageDetector, TwoStageDetector
+from swin_dense.mm.predict import Predictor
+from swin_dense.runtime import pictures
+from swin_dense.runtime.sessions import SESSIONS
+from tests.conftest import ROOT
+from tests.export.whole_models import DETECTORS, config_of, train
+
+RUNTIMES = sorted(SESSIONS)
+# Smaller than the padding, odd, long and thin, multiples of everything, large.
+SIZES = [(64, 64), (65, 97), (97, 65), (128, 192), (191, 129), (40, 300), (300, 41), (224, 225), (31, 33), (350, 420)]
+STEPS = 80
+# Each is trained and recorded once, which takes a minute or two; all but the first two are left to `make test-all`.
+BACKBONES = {
+    'mask_rcnn': 'swin',
+    'upernet': 'swin',
+    'retinanet': 'swin',
+    'cascade_mask_rcnn': 'v2',
+    'cascade_rcnn': 'swin',
+    'faster_rcnn': 'resnet',
+}
+CASES = [*BACKBONES.items(), ('upernet', 'v2'), ('upernet', 'resnet')]
+
+
+def costly(*values):
+    """Return what parametrizes a test with a model, and with how long it takes to make."""
+    is_long = values[0] not in ('mask_rcnn', 'upernet') or 'v2' in values or 'resnet' in values
+    return pytest.param(*values, marks=[pytest.mark.slow, *([pytest.mark.long] if is_long else [])])
+
+
+@pytest.fixture(scope='module')
+def trained(demo_data, tmp_path_factory):
+    """Return a function that trains a model once and exports it once: its config, its weights, its file."""
+    folder = tmp_path_factory.mktemp('whole models')
+    made = {}
+
+    def make(name, backbone=None):
+        backbone = backbone or BACKBONES[name]
+        if (name, backbone) not in made:
+            config = config_of(name, demo_data, backbone)
+            weights = train(config, folder / f'{name} {backbone}.pth', STEPS)
+            path = folder / f'{name} {backbone}.onnx'
+            export = export_segmentor if name == 'upernet' else export_detector
+            exported = export(config, weights, path, image=picture_of(demo_data))
+            assert len(exported.errors) == 3
+            made[name, backbone] = config, weights, path
+        return made[name, backbone]
+
+    return make
+
+
+def picture_of(data):
+    return data / 'coco' / 'train2017' / '000000000001.jpg'
+
+
+def operators(path):
+    model = onnx.load(path)
+    assert not model.functions
+    return {(node.domain, node.op_type) for node in model.graph.node}
+
+
+@pytest.mark.parametrize(('name', 'backbone'), [costly(*case) for case in CASES])
+def test_ten_sizes_in_both_runtimes(trained, demo_data, name, backbone):
+    config, weights, path = trained(name, backbone)
+    onnx.checker.check_model(path, full_check=True)
+    assert {domain for domain, _ in operators(path)} == {''}
+    model = Predictor(config, str(weights), 'cpu').model
+    picture = pictures.read(picture_of(demo_data))[:, :, ::-1]
+    sessions = [SESSIONS[name](path, 1) for name in RUNTIMES]
+    compared = 0
+    lowest = 0.02 if name.startswith('cascade') else 0.05
+    for size in SIZES:
+        pixels = pictures.resized(picture, *size)
+        img = pixels.transpose(2, 0, 1)[None].astype(np.float32)
+        if name == 'upernet':
+            expected = agreement.classes_of_framework(model, pixels, size)
+            for session in sessions:
+                (labels,) = session.run({'img': img})
+                assert labels.dtype == np.int32
+                assert (labels[0] != expected).mean() < 1e-3, size
+            continue
+        threshold = 0.5 if 'mask' in name else None
+        expected = agreement.instances_of_framework(model, pixels)
+        for session in sessions:
+            found = agreement.instances_of_file(session.run({'img': img}), size, threshold)
+            share, count = agreement.share_of_other_instances(expected, found, lowest, 100)
+            assert share == 0, size
+            compared += count
+    assert compared > 20 or name == 'upernet'
+
+
+@pytest.mark.slow
+def test_a_batch_and_another_size_of_classes(trained, demo_data):
+    config, weights, path = trained('upernet')
+    model = Predictor(config, str(weights), 'cpu').model
+    picture = pictures.read(picture_of(demo_data))[:, :, ::-1]
+    three = [picture, picture[::-1], picture[:, ::-1]]
+    img = np.stack(three).transpose(0, 3, 1, 2).astype(np.float32)
+    for name in RUNTIMES:
+        session = SESSIONS[name](path, 1)
+        for size in ((50, 60), (300, 211)):
+            (labels,) = session.run({'img': img, 'size': np.array(size)})
+            assert labels.shape == (3, *size)
+            expected = [agreement.classes_of_framework(model, pixels, size) for pixels in three]
+            assert (labels != np.stack(expected)).mean() < 1e-3
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in DETECTORS])
+@pytest.mark.parametrize('runtime_name', RUNTIMES)
+def test_a_picture_in_which_nothing_is(trained, name, runtime_name):
+    *_, path = trained(name)
+    session = SESSIONS[runtime_name](path, 1)
+    for value in (0, 255):
+        boxes, scores, labels, *masks = session.run({'img': np.full((1, 3, 100, 120), value, np.float32)})
+        assert boxes.shape == (len(scores), 4)
+        assert labels.shape == scores.shape
+        assert all(mask.shape[0] == len(scores) for mask in masks)
+
+
+@torch.no_grad()
+def metrics(config, model, files):
+    """Return the metrics of a model, and of each file in its runtime, on the validation images."""
+    init_default_scope(config.default_scope)
+    loader = Runner.build_dataloader(config.val_dataloader)
+    evaluators = [METRICS.build(config.val_evaluator) for _ in (model, *files)]
+    for evaluator in evaluators:
+        evaluator.dataset_meta = loader.dataset.metainfo
+    for batch in loader:
+        expected = model.test_step(copy.deepcopy(batch))
+        for evaluator, file in zip(evaluators, (None, *files), strict=True):
+            samples = [sample if file is None else with_prediction(sample, file) for sample in expected]
+            evaluator.process(batch, [sample.to_dict() for sample in samples])
+    return [evaluator.evaluate(len(loader.dataset)) for evaluator in evaluators]
+
+
+def with_prediction(sample, file):
+    """Return a sample of a framework with the prediction of a file in place of the framework's."""
+    sample = copy.deepcopy(sample)
+    prediction = file.predict(sample.img_path)
+    if prediction.labels is not None:
+        sample.pred_sem_seg = PixelData(data=torch.from_numpy(prediction.labels)[None])
+        return sample
+    found = prediction.record['instances']
+    sample.pred_instances = InstanceData(
+        bboxes=torch.tensor([one['box'] for one in found]).reshape(-1, 4),
+        scores=torch.tensor([one['score'] for one in found]),
+        labels=torch.tensor([one['label'] for one in found], dtype=torch.int64),
+    )
+    if found and 'mask' in found[0]:
+        sample.pred_instances.masks = [one['mask'] for one in found]
+    return sample
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'retinanet', 'upernet')])
+def test_ap_and_miou_are_those_of_the_framework(trained, name):
+    config, weights, path = trained(name)
+    model = Predictor(config, str(weights), 'cpu').model
+    files = [runtime.load(path, runtime=each, score=0.0) for each in RUNTIMES]
+    if name == 'retinanet':
+        config = copy.deepcopy(config)
+        config.val_evaluator.metric = 'bbox'
+    expected, *found = metrics(config, model, files)
+    assert expected['mIoU' if name == 'upernet' else 'coco/bbox_mAP'] > 0.01
+    for each in found:
+        assert each == pytest.approx(expected, abs=1e-3 if name != 'upernet' else 0.02)
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'faster_rcnn', 'upernet')])
+@pytest.mark.parametrize('resize', [{'scale': (333, 200), 'keep_ratio': True}, {'scale': (150, 210)}])
+def test_the_runtime_says_what_the_predictor_says(trained, demo_data, tmp_path, name, resize):
+    """Both from a file, which is resized on the way in, and back on the way out."""
+    config, weights, path = trained(name)
+    config = copy.deepcopy(config)
+    pipeline = config.test_dataloader.dataset.pipeline
+    pipeline[:] = [transform for transform in pipeline if transform.type != 'Resize']
+    pipeline.insert(1, {'type': 'Resize', **resize})
+    resized = tmp_path / 'resized.onnx'
+    model = onnx.load(path)
+    (facts,) = model.metadata_props
+    facts.value = json.dumps({**json.loads(facts.value), 'resize': whole.gate.resize_of(config)})
+    onnx.save(model, resized)
+    picture = str(picture_of(demo_data))
+    expected = Predictor(config, str(weights), 'cpu', score=0.05)(picture)
+    for each in RUNTIMES:
+        found = runtime.load(resized, runtime=each, score=0.05).predict(picture)
+        assert found.record['image'] == picture
+        assert found.painted.shape == expected.painted.shape
+        if name == 'upernet':
+            assert (found.labels != expected.labels).mean() < 1e-3
+            assert found.record['segments'] == [
+                {**one, 'share': pytest.approx(one['share'], abs=2e-3)} for one in expected.record['segments']
+            ]
+            continue
+        assert len(found.record['instances']) == len(expected.record['instances']) > 3
+        for ours, theirs in zip(found.record['instances'], expected.record['instances'], strict=True):
+            assert ours.keys() == theirs.keys()
+            assert (ours['class'], ours['label']) == (theirs['class'], theirs['label'])
+            assert ours['score'] == pytest.approx(theirs['score'], abs=1e-4)
+            assert ours['box'] == pytest.approx(theirs['box'], abs=1e-2)
+            if 'mask' in ours:
+                masks = [coco_mask.decode(one['mask']) for one in (ours, theirs)]
+                assert (masks[0] != masks[1]).sum() <= 2
+
+
+@pytest.mark.parametrize('name', DETECTORS)
+def test_the_graph_is_mmdets_predict_before_it_is_recorded(demo_data, name):
+    """With random weights, some of whose boxes have no size, and sizes smaller than every anchor."""
+    config = config_of(name, demo_data)
+    init_default_scope('mmdet')
+    torch.manual_seed(1)
+    model = MODELS.build(config.model).eval()
+    for head in model.modules():
+        if hasattr(head, 'test_cfg') and isinstance(head.test_cfg, dict) and 'score_thr' in head.test_cfg:
+            head.test_cfg.score_thr = 0.005
+    graph = (TwoStageDetector if hasattr(model, 'roi_head') else OneStageDetector)(model)
+    for size in ((96, 130), (33, 20), (8, 200)):
+        pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        with torch.no_grad():
+            outputs = [out.numpy() for out in graph(torch.from_numpy(pixels.transpose(2, 0, 1)[None]).float())]
+        expected = agreement.instances_of_framework(model, pixels)
+        found = agreement.instances_of_file(outputs, size, 0.5 if 'mask' in name else None)
+        assert len(expected.scores) > 0
+        for field in ('labels', 'scores', 'boxes', *(['masks'] if 'mask' in name else [])):
+            np.testing.assert_allclose(getattr(found, field), getattr(expected, field), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_wrong_file_is_removed_and_what_was_there_stays(trained, demo_data, tmp_path, monkeypatch):
+    config, weights, _ = trained('faster_rcnn')
+    (tmp_path / 'x.onnx').write_text('of yesterday')
+    right = detectors.remaining
+
+    def wrong(boxes, scores, groups, config, most):
+        return right(boxes, scores, torch.zeros_like(groups), config, most)
+
+    monkeypatch.setattr(detectors, 'remaining', wrong)
+    with pytest.raises(ExportError, match='the file is wrong on an image'):
+        export_detector(config, weights, tmp_path / 'x.onnx', image=picture_of(demo_data))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['of yesterday']
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_picture_in_which_nothing_is_found_is_no_check(demo_data, tmp_path):
+    config = config_of('retinanet', demo_data)
+    init_default_scope('mmdet')
+    torch.save({'state_dict': MODELS.build(config.model).state_dict(), 'meta': {}}, tmp_path / 'w.pth')
+    with pytest.raises(ExportError, match=r'finds nothing in our own picture.*--image'):
+        export_detector(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
+    assert [path.name for path in tmp_path.iterdir()] == ['w.pth']
+
+
+def test_files_that_hold_no_whole_model(tmp_path):
+    class Backbone(torch.nn.Module):
+        def forward(self, img):
+            return img + 1
+
+    path = tmp_path / 'backbone.onnx'
+    torch.onnx.export(Backbone(), (torch.zeros(1, 3, 8, 8),), path, dynamo=True, verbose=False)
+    for each in RUNTIMES:
+        with pytest.raises(ValueError, match='holds no whole model: write one with `swin-dense export CONFIG'):
+            runtime.load(path, runtime=each)
+    with pytest.raises(FileNotFoundError, match=r'there is no file nowhere.onnx'):
+        runtime.load('nowhere.onnx')
+    with pytest.raises(ValueError, match=r"runtime must be one of .*'tensorrt'"):
+        runtime.load(path, runtime='tensorrt')
+
+
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys(['torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2', 'pycocotools', 'onnx']))
+from swin_dense.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['mask_rcnn', 'upernet'])
+@pytest.mark.parametrize('each', RUNTIMES)
+def test_the_command_needs_neither_torch_nor_the_frameworks(trained, demo_data, tmp_path, name, each):
+    config, weights, path = trained(name)
+    picture = picture_of(demo_data)
+    arguments = ['predict', str(path), str(picture), '--out', str(tmp_path / 'file'), '--runtime', each]
+    done = subprocess.run([sys.executable, '-c', ALONE, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    config.dump(tmp_path / 'config.py')
+    arguments = [str(tmp_path / 'config.py'), str(weights), str(picture), '--out', str(tmp_path / 'framework')]
+    assert main(['predict', *arguments]) == 0
+    names = [sorted(file.name for file in (tmp_path / one).iterdir()) for one in ('file', 'framework')]
+    assert names[0] == names[1]
+    found, expected = (
+        json.loads((tmp_path / one / f'{picture.stem}.json').read_text()) for one in ('file', 'framework')
+    )
+    assert found.keys() == expected.keys()
+    key = 'segments' if name == 'upernet' else 'instances'
+    assert [one['class'] for one in found[key]] == [one['class'] for one in expected[key]] != []
+
+
+def test_the_command_says_what_is_missing(tmp_path):
+    (tmp_path / 'a.jpg').write_text('')
+    for arguments, message in (
+        (['predict', 'x.onnx', 'a.jpg'], 'there is no file'),
+        (['predict', 'a.jpg', 'a.jpg', 'a.jpg'], 'needs torch'),
+        (['predict', 'x.onnx', 'a.jpg', '--device', 'cpu'], '--device and --set are for a config'),
+        (['predict', 'x.py', 'x.pth', 'a.jpg', '--runtime', 'openvino'], '--runtime is for an .onnx file'),
+        (['flops', '--arch', 'swin_t'], 'needs torch'),
+    ):
+        arguments = [str(tmp_path / one) if one == 'a.jpg' else one for one in arguments]
+        done = subprocess.run([sys.executable, '-c', ALONE, *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
+    *_, path = trained('mask_rcnn')
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(path, 'model.onnx')
+    shutil.copy(picture_of(demo_data), 'photo.jpg')
+    names = {}
+    for block in re.findall(r'^```python\n(.*?)^```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S | re.M):
+        exec(block, names)
+    assert names['record'].keys() == {'image', 'instances'}
+    assert names['painted'].dtype == np.uint8
+    assert runtime.load('model.onnx').facts['mask_threshold'] == 0.5

@@ -1,0 +1,160 @@
+"""Extractor: columns in, columns out, equal to extract_pyramid; broken images are rows with their error."""
+
+import io
+import logging
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense import SwinBackbone, extract_pyramid
+from swin_dense.features import Extractor, extraction
+from tests.conftest import ROOT, TINY, photograph, randomize
+
+PHOTOGRAPH = photograph(97, 131)
+IMAGES = [PHOTOGRAPH[:40, :52], PHOTOGRAPH[10:50, 20:72], PHOTOGRAPH, PHOTOGRAPH[5:45, :52]]
+
+
+@pytest.fixture(scope='module')
+def backbone():
+    return randomize(SwinBackbone(**TINY)).eval()
+
+
+@pytest.fixture(scope='module')
+def checkpoint(backbone, tmp_path_factory):
+    path = tmp_path_factory.mktemp('weights') / 'tiny.pth'
+    torch.save(backbone.state_dict(), path)
+    return path
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, 'png')
+    return file.getvalue()
+
+
+def expected(backbone, pool, stride, **options):
+    levels = [pyramid[stride].double() for pyramid in extract_pyramid(backbone, IMAGES, **options)]
+    if pool == 'avg':
+        return torch.stack([level.mean((1, 2)) for level in levels]).float().numpy()
+    return torch.stack([level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3) for level in levels]).float().numpy()
+
+
+@pytest.mark.parametrize('pool', ['avg', 'gem'])
+@pytest.mark.parametrize('form', ['bytes', 'bytes in numpy', 'path', 'image', 'PIL', 'tensor'])
+def test_it_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, pool):
+    for index, image in enumerate(IMAGES):
+        Image.fromarray(image).save(tmp_path / f'{index}.png')
+    column, values = {
+        'bytes': ('bytes', [png(image) for image in IMAGES]),
+        'bytes in numpy': ('bytes', np.array([png(image) for image in IMAGES], object)),
+        'path': ('path', np.array([str(tmp_path / f'{index}.png') for index in range(4)])),
+        'image': ('image', IMAGES),
+        'PIL': ('image', list(map(Image.fromarray, IMAGES))),
+        'tensor': ('image', [torch.from_numpy(image.copy()).permute(2, 0, 1) for image in IMAGES]),
+    }[form]
+    rows = Extractor(checkpoint, levels=[8, 32], pool=pool, device='cpu', batch_size=2)(
+        {column: values, 'label': [1, 2, 3, 4]}
+    )
+    kept = {'path'} if column == 'path' else set()
+    assert set(rows) == {'level_8', 'level_32', 'height', 'width', 'error', 'label', *kept}
+    for stride, channels in ((8, 32), (32, 128)):
+        assert rows[f'level_{stride}'].shape == (4, channels)
+        np.testing.assert_allclose(rows[f'level_{stride}'], expected(backbone, pool, stride), rtol=1e-4, atol=1e-5)
+    assert rows['height'].tolist() == [40, 40, 97, 40]
+    assert rows['width'].tolist() == [52, 52, 131, 52]
+    assert rows['error'].tolist() == [''] * 4
+
+
+def test_arrays_of_equal_size(backbone, checkpoint):
+    images = np.stack([IMAGES[0], IMAGES[1]])
+    rows = Extractor(checkpoint, [32], device='cpu')({'image': images})
+    np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32)[:2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_broken_image_is_a_row_with_its_error(backbone, checkpoint, workers):
+    contents = [b'', png(IMAGES[0]), png(IMAGES[1])[:300], None, png(IMAGES[3])]
+    rows = Extractor(checkpoint, [32], device='cpu', workers=workers)({'bytes': contents, 'path': list('abcde')})
+    assert rows['path'] == list('abcde')
+    assert [error == '' for error in rows['error']] == [False, True, False, False, True]
+    assert 'empty' in rows['error'][0]
+    assert np.isnan(rows['level_32']).all(1).tolist() == [True, False, True, True, False]
+    assert rows['height'].tolist() == [0, 40, 0, 0, 40]
+    np.testing.assert_allclose(rows['level_32'][[1, 4]], expected(backbone, 'avg', 32)[[0, 3]], rtol=1e-4, atol=1e-5)
+
+
+def test_options(backbone, checkpoint):
+    rows = Extractor(checkpoint, [32], max_side=66, dtype=torch.float16, device='cpu')({'image': IMAGES})
+    assert rows['level_32'].dtype == np.float16
+    assert (rows['height'][2], rows['width'][2]) == (49, 66)
+    np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32, max_side=66), rtol=2e-3, atol=2e-3)
+    every = Extractor(checkpoint, device='cpu', autocast='bfloat16')({'image': IMAGES[:1]})
+    assert {name for name in every if name.startswith('level')} == {f'level_{stride}' for stride in (4, 8, 16, 32)}
+    error = np.abs(every['level_32'] - expected(backbone, 'avg', 32)[:1]).max()
+    assert 0 < error < 0.1 * np.abs(every['level_32']).max()
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'pool': 'none'}, 'pool must be one of'),
+        ({'levels': [5]}, 'every entry of levels'),
+        ({'batch_size': 0}, 'batch_size must be at least 1'),
+        ({'dtype': 'bfloat16'}, 'dtype must be one of'),
+        ({'device': 'nothing'}, 'device=.* cannot be used'),
+        ({'max_side': 0}, 'max_side must be at least 1'),
+    ],
+)
+def test_wrong_options_are_refused_at_once(checkpoint, options, message):
+    with pytest.raises(ValueError, match=message):
+        Extractor(checkpoint, **options)
+
+
+def test_a_column_of_images_is_asked_for(checkpoint):
+    with pytest.raises(ValueError, match=r"one of the columns \['bytes', 'image', 'path'\] .*got \['img'\]"):
+        Extractor(checkpoint, device='cpu')({'img': []})
+
+
+def test_no_rows(checkpoint):
+    rows = Extractor(checkpoint, [32], device='cpu')({'bytes': []})
+    assert rows['level_32'].shape == (0, 128)
+    assert len(rows['error']) == 0
+
+
+def test_it_pickles(checkpoint):
+    extractor = Extractor(checkpoint, [32], pool='gem', device='cpu', dtype='float16')
+    content = pickle.dumps(extractor)
+    assert len(content) < 2000
+    again = pickle.loads(content)
+    assert np.array_equal(again({'image': IMAGES})['level_32'], extractor({'image': IMAGES})['level_32'])
+
+
+def test_it_imports_no_engine():
+    code = 'import sys\nimport swin_dense.features\nprint(sorted({name.partition(".")[0] for name in sys.modules}))'
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {'ray', 'datasets', 'pyspark', 'daft', 'pyarrow', 'pandas'} & set(eval(done.stdout))
+
+
+def test_it_halves_its_work_when_memory_is_short(checkpoint, monkeypatch, caplog):
+    extractor = Extractor(checkpoint, [32], device='cpu', batch_size=4)
+    really_run = extraction.run_batch
+    sizes = []
+
+    def run(backbone, batch, inference):
+        sizes.append((len(batch), *batch.shape[2:]))
+        if batch.shape[2] > 60 or len(batch) > 1:
+            raise torch.cuda.OutOfMemoryError('CUDA out of memory')
+        return really_run(backbone, batch, inference)
+
+    monkeypatch.setattr(extraction, 'run_batch', run)
+    with caplog.at_level(logging.WARNING):
+        rows = extractor({'image': [IMAGES[0], IMAGES[1], IMAGES[3], IMAGES[2]]})
+    assert [error == '' for error in rows['error']] == [True, True, True, False]
+    assert 'use tile= (--tile) or max_side= (--max-side)' in rows['error'][3]
+    assert 'going on with 2' in caplog.text
+    assert (3, 40, 52) in sizes

@@ -1,0 +1,329 @@
+"""Folders of features: files readable by their own packages, whole or not there; one row per image, whole parts."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_dense.features.folder import FeatureFolder, check_format
+from swin_dense.features.shards import Shard
+from swin_dense.features.sinks import MapSink, PooledSink, in_memory, map_sink
+from swin_dense.features.sources import version_of
+from swin_dense.features.tiling import whole_image
+from tests.conftest import IfInstalled
+from tests.features.helpers import EVERY_FORMAT, failures_in, finished_in, in_format, load, rows_of, tree
+
+pytest.importorskip('pyarrow')
+pandas, zarr, parquet = IfInstalled('pandas'), IfInstalled('zarr'), IfInstalled('pyarrow.parquet')
+
+MAPS = {4: torch.randn(3, 10, 13), 8: torch.randn(6, 5, 7)}
+SIZE = (37, 50)
+
+
+def blocks_of(maps, tile):
+    """Cut maps into blocks as a tiled extraction yields them."""
+    for top in range(0, SIZE[0], tile):
+        for left in range(0, SIZE[1], tile):
+            bottom, right = min(top + tile, SIZE[0]), min(left + tile, SIZE[1])
+            yield {
+                s: (
+                    slice(top // s, -(-bottom // s)),
+                    slice(left // s, -(-right // s)),
+                    level[:, top // s : -(-bottom // s), left // s : -(-right // s)],
+                )
+                for s, level in maps.items()
+            }
+
+
+def folder_of(root, file_format='safetensors', **options):
+    return FeatureFolder(root, MAPS, file_format=file_format, **options)
+
+
+def save(folder, name, maps=MAPS, version='1-1'):
+    with folder.receive(name, version, SIZE) as sink:
+        sink.write(whole_image(maps))
+
+
+def assert_equal(maps, expected):
+    assert sorted(maps) == sorted(expected)
+    for stride, level in expected.items():
+        assert maps[stride].dtype == level.dtype
+        assert torch.equal(maps[stride], level)
+
+
+class TestSinks:
+    @pytest.mark.parametrize(
+        ('file_format', 'dtype'),
+        [
+            in_format(file_format, dtype)
+            for file_format in ('safetensors', 'zarr')
+            for dtype in (torch.float32, torch.float16, torch.bfloat16)
+            if (file_format, dtype) != ('zarr', torch.bfloat16)
+        ],
+    )
+    @pytest.mark.parametrize('tile', [16, 64])
+    def test_what_is_written_in_tiles_is_read(self, tmp_path, file_format, dtype, tile):
+        maps = {stride: level.to(dtype) for stride, level in MAPS.items()}
+        path = tmp_path / f'x.{file_format}'
+        sink, memory = map_sink(path, SIZE, {'image_size': SIZE}, (tile, tile)), MapSink(SIZE, in_memory)
+        for blocks in blocks_of(maps, tile):
+            sink.write(blocks)
+            memory.write(blocks)
+        assert_equal(memory.maps(), maps)
+        found, size = load(path)
+        assert_equal(found, maps)
+        assert size == SIZE
+
+    def test_a_tile_fills_a_chunk(self, tmp_path):
+        sink = map_sink(tmp_path / 'x.zarr', SIZE, {}, (16, 16))
+        for blocks in blocks_of(MAPS, 16):
+            sink.write(blocks)
+        assert zarr.open_group(tmp_path / 'x.zarr')['4'].chunks == (3, 4, 4)
+
+    @pytest.mark.parametrize('tile', [16, 64])
+    def test_pooling(self, tile):
+        expected = {
+            'avg': {stride: level.mean((1, 2)) for stride, level in MAPS.items()},
+            'gem': {stride: level.clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3) for stride, level in MAPS.items()},
+        }
+        for pool, vectors in expected.items():
+            sink = PooledSink(pool)
+            for blocks in blocks_of(MAPS, tile):
+                sink.write(blocks)
+            for stride, vector in sink.vectors(torch.float32).items():
+                torch.testing.assert_close(vector, vectors[stride])
+
+
+@pytest.mark.parametrize('file_format', EVERY_FORMAT)
+class TestMaps:
+    def test_bytes_depend_on_the_features_alone(self, tmp_path, file_format, monkeypatch):
+        for name, clock in (('one', 1e9), ('two', 1.7e9)):
+            monkeypatch.setattr('time.time', lambda clock=clock: clock)
+            save(folder_of(tmp_path / name, file_format), '/x.jpg')
+        assert tree(tmp_path / 'one') == tree(tmp_path / 'two')
+
+    def test_a_failure_leaves_nothing_behind(self, tmp_path, file_format):
+        folder = folder_of(tmp_path, file_format)
+
+        def write_half():
+            with folder.receive('x.tif', '1-1', SIZE, (16, 16)) as sink:
+                sink.write(next(blocks_of(MAPS, 16)))
+                assert tree(tmp_path) != {}
+                raise RuntimeError('in between')
+
+        with pytest.raises(RuntimeError, match='in between'):
+            write_half()
+        assert tree(tmp_path) == {}
+
+    def test_a_failing_rename_keeps_what_was_there(self, tmp_path, file_format, monkeypatch):
+        folder = folder_of(tmp_path, file_format)
+        save(folder, 'first.jpg')
+        before = tree(tmp_path)
+
+        def fail(source, target):
+            raise OSError(28, 'No space left on device')
+
+        monkeypatch.setattr(os, 'replace', fail)
+        with pytest.raises(OSError, match='No space'):
+            save(folder, 'second.jpg')
+        assert tree(tmp_path) == before
+
+    @pytest.mark.parametrize('damage', ['empty', 'half', 'gone'])
+    def test_what_is_not_whole_is_not_finished(self, tmp_path, file_format, damage):
+        folder = folder_of(tmp_path, file_format)
+        for image in ('a.jpg', 'b.jpg'):
+            save(folder, image)
+        path = folder.path_of('a.jpg')
+        if file_format == 'zarr':  # of its files, the one of a chunk
+            path = next(child for child in path.rglob('*') if child.is_file() and child.parent.name == '0')
+        content = path.read_bytes()
+        path.unlink()
+        if damage != 'gone' and file_format != 'zarr':
+            path.write_bytes(content[: len(content) // 2 if damage == 'half' else 0])
+        assert not folder.is_finished('a.jpg', '1-1')
+        assert folder.is_finished('b.jpg', '1-1')
+        save(folder, 'a.jpg')
+        assert folder.is_finished('a.jpg', '1-1')
+        assert_equal(load(folder.path_of('a.jpg'))[0], MAPS)
+
+    def test_a_run_that_was_killed_between_a_file_and_its_row(self, tmp_path, file_format):
+        save(folder_of(tmp_path, file_format), 'a.jpg')  # whose row is not written
+        folder = folder_of(tmp_path, file_format)
+        assert folder.is_finished('a.jpg', '1-1')
+        folder.confirm('a.jpg', '1-1')
+        folder.close()
+        again = folder_of(tmp_path, file_format)
+        again.confirm('a.jpg', '1-1')
+        again.close()
+        (row,) = rows_of(tmp_path).values()
+        assert (row['path'], row['height'], row['width'], row['version']) == ('a.jpg', *SIZE, '1-1')
+        assert load(tmp_path / row['file'])[1] == SIZE
+
+
+@pytest.mark.parametrize('pool', ['none', 'avg'])
+def test_a_replaced_image_is_not_finished_and_one_that_is_gone_stays(tmp_path, pool):
+    image = tmp_path / 'a.jpg'
+    image.write_bytes(b'12')
+    root, name = tmp_path / 'out', str(image)
+
+    def finish():
+        folder = folder_of(root, pool=pool)
+        save(folder, name, version=version_of(name))
+        folder.close()
+
+    def is_finished():
+        return folder_of(root, pool=pool).is_finished(name, version_of(name))
+
+    finish()
+    assert is_finished()
+    os.utime(image, ns=(0, 10**18))
+    assert not is_finished()
+    finish()
+    assert is_finished()
+    image.write_bytes(b'123')
+    os.utime(image, ns=(0, 10**18))
+    assert not is_finished()
+    image.unlink()
+    assert is_finished()
+    assert len(rows_of(root)) == 1
+
+
+class TestParts:
+    def test_they_are_read_by_pandas_as_one_table(self, tmp_path):
+        folder = folder_of(tmp_path, pool='avg', rows_per_part=2, dtype=torch.float16)
+        for index in range(5):
+            save(folder, f'{index}.jpg')
+        folder.fail('x.jpg', None, 'it is\nbroken')
+        folder.close()
+        table = pandas.read_parquet(tmp_path)
+        assert [len(parquet.read_table(path)) for path in sorted(tmp_path.glob('*.parquet'))] == [2, 2, 2]
+        assert list(table.columns) == ['path', 'error', 'height', 'width', 'version', 'level_4', 'level_8']
+        assert table['path'].tolist() == [*(f'{index}.jpg' for index in range(5)), 'x.jpg']
+        assert table['level_8'][3].dtype == 'float16'
+        torch.testing.assert_close(torch.tensor(table['level_8'][3]), MAPS[8].mean((1, 2)).half())
+        assert table['error'][5] == 'it is\nbroken'
+        assert table['level_8'][5] is None
+
+    def test_a_row_takes_the_place_of_the_one_before(self, tmp_path):
+        names = [f'{index}.jpg' for index in range(6)]
+        for version in ('1-1', '2-2'):
+            folder = folder_of(tmp_path, pool='avg', rows_per_part=4)
+            for name in names:
+                if version == '1-1' and name in names[1:3]:
+                    folder.fail(name, version, 'broken')
+                elif not folder.is_finished(name, version if name in names[4:] else '1-1'):
+                    save(folder, name, version=version)
+            folder.close()
+        found = {name: (row['version'], row['error']) for name, row in rows_of(tmp_path).items()}
+        assert found == {name: ('2-2' if name in (*names[1:3], *names[4:]) else '1-1', None) for name in names}
+
+    def test_a_part_is_whole_or_not_there(self, tmp_path, monkeypatch):
+        folder = folder_of(tmp_path, pool='avg', rows_per_part=2)
+        save(folder, 'a.jpg')
+        with monkeypatch.context() as patch:
+            patch.setattr(os, 'replace', lambda source, target: (_ for _ in ()).throw(OSError(28, 'No space left')))
+            with pytest.raises(OSError, match='No space'):
+                save(folder, 'b.jpg')
+        assert tree(tmp_path) == {}
+        folder.close()  # there is space again
+        assert finished_in(tmp_path) == {'a.jpg', 'b.jpg'}
+
+    @pytest.mark.parametrize('length', [0, 10, 200])
+    def test_a_damaged_part_is_named(self, tmp_path, length):
+        folder = folder_of(tmp_path, pool='avg')
+        save(folder, 'a.jpg')
+        folder.close()
+        (part,) = tmp_path.glob('*.parquet')
+        part.write_bytes(part.read_bytes()[:length])
+        with pytest.raises(ValueError, match=f'{part.name} is damaged .*remove it'):
+            folder_of(tmp_path, pool='avg')
+
+    def test_shards_write_their_own_parts_and_read_no_others(self, tmp_path):
+        for index in range(2):
+            folder = folder_of(tmp_path, pool='avg', shard=Shard(index, 2))
+            assert not folder.is_finished(f'{1 - index}.jpg', '1-1')
+            save(folder, f'{index}.jpg')
+            folder.close()
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            'part-00000-of-00002-000000.parquet',
+            'part-00001-of-00002-000000.parquet',
+        ]
+        assert finished_in(tmp_path) == {'0.jpg', '1.jpg'}
+
+
+def test_names_do_not_collide_and_can_be_written(tmp_path):
+    folder = folder_of(tmp_path)
+    images = [
+        '/a/x.jpg',
+        '/b/x.jpg',
+        '/x.jpg',
+        '/x.png',
+        '/X.jpg',
+        '/ü 图 🙂.jpg',
+        '/' + 'ü' * 120 + '.jpg',
+        '/' + 'a' * 240,
+    ]
+    images += ['s3://bucket/x.jpg', '/x.tar/x.jpg', os.fsdecode(b'/not utf-8 \xff.jpg')]
+    for image in images:
+        save(folder, image)
+    folder.close()
+    assert len({folder.path_of(image) for image in images}) == len(images)
+    rows = rows_of(tmp_path)
+    assert list(rows) == [*images[:-1], r'/not utf-8 \xff.jpg']
+    assert all((tmp_path / row['file']).is_file() for row in rows.values())
+    assert folder_of(tmp_path).is_finished(images[-1], '1-1')
+
+
+@pytest.mark.parametrize('file_format', EVERY_FORMAT)
+def test_pruning_keeps_to_its_shard(tmp_path, file_format):
+    names = [f'/{index}.jpg' for index in range(8)] + ['/a.tar/1.jpg', '/b.tar/1.jpg']
+    folders = [folder_of(tmp_path, file_format, shard=Shard(index, 2)) for index in range(2)]
+    shards = [[name for name in names if Shard(i, 2).owns(Path(folders[0].path_of(name)).stem[-16:])] for i in range(2)]
+    for folder, share in zip(folders, shards, strict=True):
+        for name in share:
+            save(folder, name)
+        folder.close()
+    kept = ['/0.jpg', '/a.tar']
+    gone = [name for name in shards[0] if name not in ('/0.jpg', '/a.tar/1.jpg')]
+    assert folder_of(tmp_path, file_format, shard=Shard(0, 2)).prune(kept) == len(gone) > 0
+    assert finished_in(tmp_path) == {*names} - {*gone}
+    assert len(list(tmp_path.glob('features/*/*'))) == len(names) - len(gone)
+
+
+def test_what_a_killed_run_had_half_written_is_removed(tmp_path):
+    folder_of(tmp_path, shard=Shard(0, 2))
+    for shard in range(2):
+        (tmp_path / f'.partial-0000{shard}-of-00002' / 'x.zarr').mkdir(parents=True, exist_ok=True)
+    folder_of(tmp_path, shard=Shard(0, 2)).close()
+    assert [path.name for path in tmp_path.iterdir()] == ['.partial-00001-of-00002']
+    shutil.rmtree(tmp_path / '.partial-00001-of-00002')
+
+
+def test_formats_are_refused_at_once(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="did you mean 'safetensors'"):
+        folder_of(tmp_path / 'out', 'safetensor')
+    assert not (tmp_path / 'out').exists()
+    monkeypatch.setattr('swin_dense.features.folder.version_of_package', lambda name: '2.18.3')
+    with pytest.raises(ImportError, match=r'zarr 3, not 2\.18\.3: .*Python 3\.11'):
+        check_format('zarr')
+
+
+def test_errors_are_told_with_the_image(tmp_path):
+    folder = folder_of(tmp_path)
+    folder.fail('/b, "c".jpg', '1-1', 'it is\nbroken')
+    folder.fail(os.fsdecode(b'/\xff.jpg'), None, os.fsdecode(b'\xff is missing'))
+    folder.close()
+    assert failures_in(tmp_path) == ['\\xff.jpg', 'b, "c".jpg']
+    assert rows_of(tmp_path)['/\\xff.jpg']['error'] == '\\xff is missing'
+    assert not folder_of(tmp_path).is_finished('/b, "c".jpg', '1-1')  # it is tried again
+
+
+def test_the_settings_of_a_map_file_are_json(tmp_path):
+    folder = folder_of(tmp_path)
+    save(folder, 'a.jpg')
+    header = folder.path_of('a.jpg').read_bytes()
+    length = int.from_bytes(header[:8], 'little')
+    assert json.loads(header[8 : 8 + length])['__metadata__'] == {'image_size': '[37, 50]', 'version': '"1-1"'}

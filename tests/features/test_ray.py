@@ -1,0 +1,166 @@
+"""examples/features_ray.py: equal to extract_pyramid; killed, it goes on; a node that dies costs nothing.
+
+Ray listens on all interfaces, so each run has a network of its own where the system permits it. `make test-ray`.
+"""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense import SwinBackbone, extract_pyramid
+from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
+
+pytest.importorskip('ray')
+dataset = IfInstalled('pyarrow.dataset')
+pytestmark = pytest.mark.long
+
+IMAGES = 40
+# Two nodes on one machine, of which the second is killed when the first rows are there.
+TWO_NODES = """
+import os, subprocess, sys, time
+from pathlib import Path
+from ray.cluster_utils import Cluster
+os.environ['RAY_AUTH_MODE'] = 'token'
+cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 2})
+second = cluster.add_node(num_cpus=2)
+run = subprocess.Popen(sys.argv[2:], env={**os.environ, 'RAY_ADDRESS': cluster.address})
+while run.poll() is None and not list(Path(sys.argv[1]).glob('rows/*')):
+    time.sleep(0.05)
+assert run.poll() is None, 'it ended before a node was killed'
+cluster.remove_node(second, allow_graceful=False)
+sys.exit(run.wait())
+"""
+
+
+@functools.cache
+def network_of_its_own():
+    """Return the beginning of a command that runs with the loopback interface alone, if that is permitted."""
+    command = ['unshare', '--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh']
+    permitted = shutil.which('unshare') and subprocess.run([*command, 'true'], capture_output=True).returncode == 0
+    return command if permitted else []
+
+
+@pytest.fixture(scope='module')
+def backbone():
+    return randomize(SwinBackbone(**TINY)).eval()
+
+
+@pytest.fixture
+def work(tmp_path, backbone):
+    """Return the arguments of a run on 40 photographs and a broken one."""
+    torch.save(backbone.state_dict(), tmp_path / 'tiny.pth')
+    (tmp_path / 'photos').mkdir()
+    for index in range(IMAGES):
+        Image.fromarray(photograph(40, 40 + 4 * (index % 3))).rotate(index).save(tmp_path / 'photos' / f'{index}.png')
+    (tmp_path / 'photos' / 'broken.jpg').write_text('text')
+    example = [sys.executable, ROOT / 'examples' / 'features_ray.py', tmp_path / 'photos', '--out', tmp_path / 'out']
+    return [*example, '--checkpoint', tmp_path / 'tiny.pth', '--levels', '32', '--blocks', '10', '--cpus', '3']
+
+
+def start(command, **environment):
+    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+    return subprocess.Popen(
+        [*network_of_its_own(), *map(str, command)],
+        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    try:
+        said, _ = process.communicate(timeout=500)
+    except subprocess.TimeoutExpired:  # Ray waits for ever where it is short of anything
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+    return process.returncode, said
+
+
+def rows_of(out):
+    table = dataset.dataset(out / 'rows').to_table().to_pylist()
+    return {os.path.basename(row['path']): row for row in table}, len(table)
+
+
+def assert_complete(out, photos, backbone):
+    rows, count = rows_of(out)
+    assert count == len(rows) == IMAGES + 1  # nothing is lost, nothing doubled
+    assert 'not an image' in rows.pop('broken.jpg')['error']
+    for name, row in rows.items():
+        assert row['error'] == ''
+        vector = extract_pyramid(backbone, photos / name)[32].mean((1, 2))
+        np.testing.assert_allclose(row['level_32'], vector, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_and_the_broken_row(work, tmp_path, backbone):
+    status, said = finish(start(work))
+    assert status == 1, said
+    assert '41 rows, 1 with an error' in said
+    assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
+    status, said = finish(start([*work, '--pool', 'gem']))
+    assert status == 2
+    assert 'rows of other settings' in said
+
+
+def test_too_few_cpus_are_an_error_and_no_silence(work):
+    status, said = finish(start([*work, '--actors', '1000']))
+    assert status == 2
+    assert '1000 actors and the reading need 1002 CPUs' in said
+
+
+def test_the_driver_killed_and_started_again(work, tmp_path, backbone):
+    process = start(work)
+    while process.poll() is None and len(list((tmp_path / 'out' / 'rows').glob('*'))) < 2:
+        time.sleep(0.05)
+    assert process.poll() is None, 'it ended before it was killed'
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    kept = {path.name: path.read_bytes() for path in (tmp_path / 'out' / 'rows').glob('*')}
+    status, said = finish(start(work))
+    assert status == 1, said
+    assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
+    still = {path.name for path in (tmp_path / 'out' / 'rows').glob('*') if kept.get(path.name) == path.read_bytes()}
+    assert still
+
+
+def test_two_nodes_of_which_one_is_killed(work, tmp_path, backbone):
+    status, said = finish(start([sys.executable, '-c', TWO_NODES, tmp_path / 'out', *work, '--actors', '2']))
+    assert status == 1, said
+    assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
+
+
+def test_object_storage(work, tmp_path, backbone):
+    """A store on the loopback interface of the network in which the example runs."""
+    pytest.importorskip('moto')
+    code = """
+import os, subprocess, sys
+from pathlib import Path
+from moto.server import ThreadedMotoServer
+from pyarrow import fs
+store = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+store.start()
+address = 's3://a:b@?scheme=http&region=us-east-1&allow_bucket_creation=true&endpoint_override=127.0.0.1%3A'
+address += str(store.get_host_and_port()[1])
+system, root = fs.FileSystem.from_uri(address)[0], Path(sys.argv[1])
+system.create_dir('bucket')
+fs.copy_files(str(root / 'photos'), 'bucket/photos', destination_filesystem=system)
+example, photos, out, folder, *rest = sys.argv[2:]
+command = [sys.executable, example, 'bucket/photos', '--out', 'bucket/out', *rest, '--filesystem', address]
+statuses = [subprocess.run(command).returncode for _ in range(2)]  # the second finds all done
+assert statuses == [1, 1], statuses
+fs.copy_files('bucket/out/rows', str(root / 'out' / 'rows'), source_filesystem=system)
+"""
+    (tmp_path / 'out' / 'rows').mkdir(parents=True)
+    status, said = finish(start([sys.executable, '-c', code, tmp_path, *work[1:]]))
+    assert status == 0, said
+    assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)

@@ -1,0 +1,137 @@
+"""Image files read ahead: all of them, in order, within a limit of memory; and those of equal size put together."""
+
+import multiprocessing
+import resource
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from swin_dense.features import extraction
+from swin_dense.features.extraction import batches, read_ahead, try_to_read
+from swin_dense.features.images import read_pixels
+from swin_dense.features.inference import Inference
+from swin_dense.features.sources import Item, iterate
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Seven images of three sizes and two that cannot be read."""
+    generator = np.random.default_rng(0)
+    files = []
+    for index, size in enumerate([(8, 9), (12, 9), (8, 9), (8, 9), (12, 9), (5, 5), (8, 9)]):
+        files.append(str(tmp_path / f'{index}.png'))
+        Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(files[-1])
+    (tmp_path / 'broken.png').write_text('no image')
+    return [*files[:3], str(tmp_path / 'broken.png'), str(tmp_path / 'missing.png'), *files[3:]]
+
+
+def items_of(paths):
+    return iterate((path, None) for path in paths)
+
+
+def read(item):
+    return try_to_read(item.source, Inference(), 3)
+
+
+@pytest.mark.parametrize('workers', [0, 1, 3])
+def test_in_order_and_as_stored(paths, workers):
+    samples = list(read_ahead(items_of(paths), read, workers))
+    assert [item.name for item, _ in samples] == paths
+    for item, image in samples:
+        if 'broken' in item.name or 'missing' in item.name:
+            assert item.name in image
+        else:
+            assert image.dtype == torch.uint8
+            assert torch.equal(image, read_pixels(item.name, 3))
+
+
+def test_no_more_at_once_than_the_limit_allows(monkeypatch):
+    """Each reader waits until the caller has all the limit lets in, so that what is held at once is known."""
+    limit = extraction._AHEAD_BYTES
+    costs = dict(zip('abcdefg', [limit * tenths // 10 for tenths in (5, 3, 3, 30, 4, 4, 2)], strict=True))
+    monkeypatch.setattr(extraction, 'decoded_bytes', costs.get)
+    begun = {name: threading.Event() for name in costs}
+
+    def note(item):
+        begun[item.name].set()
+        return item.name
+
+    groups = []
+    items = iter([Item(name, None, name) for name in costs])
+    for item, _ in read_ahead(items, note, workers=4):
+        groups.append(
+            {name for name, event in begun.items() if event.is_set()} - {name for name in costs if name < item.name}
+        )
+    assert all(sum(costs[name] for name in group) <= limit or len(group) == 1 for group in groups)
+
+
+def peak_of_photographs(path, limit):
+    """Return the MiB that 24 photographs of 36 MB each take when eight threads read them."""
+    extraction._AHEAD_BYTES = limit
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    samples = read_ahead(items_of([path] * 24), read, workers=8)
+    next(samples)
+    for future in list(samples.gi_frame.f_locals['images']):
+        future.result()  # as a slow caller, let the readers read all that they may
+    for _ in samples:
+        pass
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+
+
+@pytest.mark.slow
+def test_photographs_take_what_the_limit_says(tmp_path):
+    path = str(tmp_path / 'photo.jpg')
+    Image.effect_noise((4000, 3000), 50).convert('RGB').save(path, quality=30)
+    fork = multiprocessing.get_context('fork')
+    peaks = []
+    for limit in (1 << 28, 1 << 40):
+        with fork.Pool(1) as pool:
+            peaks.append(pool.apply(peak_of_photographs, (path, limit)))
+    assert peaks[0] < 400 < peaks[1]
+
+
+def test_left_in_the_middle(paths):
+    before = set(threading.enumerate())
+    reader = read_ahead(items_of(paths), read, workers=2)
+    next(reader)
+    reader.close()
+    assert not set(threading.enumerate()) - before
+
+
+def test_an_error_in_the_list_reaches_the_caller(paths):
+    def items():
+        yield from items_of(paths[:1])
+        raise RuntimeError('a defect')
+
+    with pytest.raises(RuntimeError, match='a defect'):
+        list(read_ahead(items(), read, workers=2))
+
+
+@given(st.lists(st.one_of(st.tuples(st.integers(1, 3), st.integers(1, 2)), st.none())), st.integers(1, 4))
+def test_every_image_is_in_one_batch_with_its_equals(sizes, batch_size):
+    samples = [(i, 'broken' if size is None else torch.full((3, *size), i)) for i, size in enumerate(sizes)]
+    seen = []
+    for members, images in batches(samples, batch_size):
+        seen += members
+        if images == 'broken':
+            assert [sizes[i] for i in members] == [None]
+        else:
+            assert len(members) <= batch_size
+            assert all(images[at].shape[1:] == sizes[i] and (images[at] == i).all() for at, i in enumerate(members))
+    assert sorted(seen) == list(range(len(sizes)))
+
+
+def test_images_of_no_equals_do_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(extraction, '_WAITING_BYTES', 100)
+    samples = iter((i, torch.zeros(3, 2, i, dtype=torch.uint8)) for i in range(1, 100))
+    next(batches(samples, 8))
+    assert next(samples)[0] <= 7
+    samples = iter((i, torch.zeros(1, 1, i, dtype=torch.uint8)) for i in range(1, 100))
+    monkeypatch.setattr(extraction, '_WAITING_BYTES', 1 << 20)
+    next(batches(samples, 2))
+    assert next(samples)[0] <= 2 * extraction._WAITING_BATCHES + 1

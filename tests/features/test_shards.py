@@ -1,0 +1,116 @@
+"""Shares of a list: every image in exactly one, whoever lists what else; and what shards put on record."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_dense.features.shards import ALL, Record, Shard, alone, digest_of, parse_shard, shard_of_environment
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=['Cs'])), unique=True), st.integers(1, 9))
+def test_every_image_is_of_exactly_one_shard(names, count):
+    shards = [Shard(index, count) for index in range(count)]
+    assert all(sum(shard.owns(digest_of(name)) for shard in shards) == 1 for name in names)
+
+
+def test_shares_are_even_and_do_not_depend_on_the_list():
+    names = [f'photos/{index}.jpg' for index in range(8000)]
+    shares = [sum(Shard(index, 8).owns(digest_of(name)) for name in names) for index in range(8)]
+    assert min(shares) > 900
+    assert max(shares) < 1100
+
+
+@pytest.mark.parametrize('text', ['8/8', '-1/8', '1', '1/', '/8', '1.0/8', 'a/b', '0/0', '1/2/3'])
+def test_what_is_no_shard(text):
+    with pytest.raises(ValueError, match=r'--shard must be I/N'):
+        parse_shard(text)
+    assert parse_shard('3/8') == Shard(3, 8)
+
+
+def slurm(task, first, last, count):
+    names = {'ID': task, 'MIN': first, 'MAX': last, 'COUNT': count}
+    return {f'SLURM_ARRAY_TASK_{name}': str(value) for name, value in names.items()}
+
+
+@pytest.mark.parametrize(
+    ('environment', 'shard', 'variables'),
+    [
+        ({}, ALL, ''),
+        ({'RANK': '3', 'WORLD_SIZE': '8'}, Shard(3, 8), 'RANK'),
+        ({'RANK': '0', 'WORLD_SIZE': '1'}, ALL, ''),
+        (slurm(0, 0, 7, 8), Shard(0, 8), 'SLURM_ARRAY_TASK_ID'),
+        (slurm(9, 1, 17, 9), Shard(4, 9), 'SLURM_ARRAY_TASK_ID'),  # --array=1-17:2
+        (slurm(5, 5, 5, 1), ALL, 'SLURM_ARRAY_TASK_ID'),
+        ({**slurm(2, 1, 3, 3), 'RANK': '1', 'WORLD_SIZE': '2'}, Shard(3, 6), 'RANK and SLURM_ARRAY_TASK_ID'),
+    ],
+)
+def test_shards_of_torchrun_and_slurm(environment, shard, variables):
+    assert shard_of_environment(environment) == (shard, variables)
+
+
+def test_a_slurm_array_with_gaps_is_refused():
+    with pytest.raises(ValueError, match=r'give --shard \$SLURM_ARRAY_TASK_ID/N'):
+        shard_of_environment(slurm(3, 3, 8, 3))
+
+
+def record(folder, shard=ALL, settings=None, names=('a.jpg', 'b.jpg')):
+    return Record(folder, shard, settings or {'arch': 'swin_t', 'levels': (4, 8)}, names)
+
+
+def test_settings(tmp_path):
+    record(tmp_path).begin()
+    record(tmp_path).begin()
+    record(tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2}).begin()  # of no consequence
+    before = (tmp_path / '_shard-00000-of-00001.json').read_bytes()
+    with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
+        record(tmp_path, settings={'arch': 'swin_s', 'levels': (4, 8)}).begin()
+    assert (tmp_path / '_shard-00000-of-00001.json').read_bytes() == before
+
+
+def test_settings_of_other_shards_and_of_another_division(tmp_path):
+    record(tmp_path, Shard(0, 2)).begin()
+    record(tmp_path, Shard(1, 2)).begin()
+    with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
+        record(tmp_path, Shard(1, 2), {'arch': 'swin_s', 'levels': (4, 8)}).begin()
+    with pytest.raises(ValueError, match=r'is divided otherwise, see _shard-00000-of-00002\.json'):
+        record(tmp_path).begin()
+
+
+def test_shards_of_different_lists_are_told(tmp_path):
+    first, second = record(tmp_path, Shard(0, 2)), record(tmp_path, Shard(1, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
+    first.begin()
+    assert first.other_lists() == []  # the other has not begun
+    second.begin()
+    for one, other in ((first, '1-of-00002.json is of another list, of 3'), (second, '0-of-00002.json is of another')):
+        (said,) = one.other_lists()
+        assert other in said
+    again = record(tmp_path, Shard(0, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
+    again.begin()
+    assert again.other_lists() == second.other_lists() == []
+
+
+@pytest.mark.parametrize('content', ['', '{"arch": ', '[]x', '["arch"]', '3', '{}', '{"settings": 3}'])
+def test_a_damaged_record(tmp_path, content):
+    (tmp_path / '_shard-00001-of-00002.json').write_text(content)
+    with pytest.raises(ValueError, match=r'_shard-00001-of-00002\.json is damaged .*choose another folder'):
+        record(tmp_path, Shard(0, 2)).begin()
+
+
+def test_a_folder_of_an_older_version(tmp_path):
+    (tmp_path / 'settings.json').write_text(json.dumps({'arch': 'swin_t'}))
+    with pytest.raises(ValueError, match=r'of an older version.*go on in another folder'):
+        record(tmp_path).begin()
+
+
+def test_one_process_at_a_time_does_a_shard(tmp_path):
+    with (
+        alone(tmp_path, Shard(0, 2)),
+        alone(tmp_path, Shard(1, 2)),
+        pytest.raises(ValueError, match='another extraction is writing shard 0/2'),
+        alone(tmp_path, Shard(0, 2)),
+    ):
+        pass
+    with alone(tmp_path, Shard(0, 2)):
+        pass

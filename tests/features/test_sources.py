@@ -1,0 +1,201 @@
+"""Which images a user means: in folders, lists, patterns and tar files, on a disk, on servers and in object storage."""
+
+import io
+import os
+import tarfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_dense.features.images import read_image
+from swin_dense.features.regions import open_large_image
+from swin_dense.features.sources import iterate, list_images, read_bytes, tar_of, version_of
+from tests.conftest import IfInstalled
+from tests.features.helpers import make_images
+
+fsspec = IfInstalled('fsspec')
+
+
+def write_tar(path, files, **options):
+    """Write a tar file of files, in order, given as names and bytes."""
+    with tarfile.open(path, 'w', **options) as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), 1234
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_sources(tmp_path):
+    paths = make_images(tmp_path / 'photos', 4)
+    photos = str(tmp_path / 'photos')
+    everything = sorted([*map(str, paths), f'{photos}/empty.jpg', f'{photos}/text.png'])
+    (tmp_path / 'photos' / 'notes.md').write_text('not an image')
+    assert sorted(list_images([photos])) == everything
+    assert list_images([photos]) == list_images([photos, paths[0], photos])
+    assert sorted(list_images([f'{photos}/**/*.png'])) == [path for path in everything if path.endswith('.png')]
+    (tmp_path / 'list.txt').write_text(f'{paths[1]}\n\n{tmp_path}/missing.jpg\ns3://bucket/a.jpg\n')
+    assert list(list_images([tmp_path / 'list.txt'])) == [str(paths[1]), f'{tmp_path}/missing.jpg', 's3://bucket/a.jpg']
+    with pytest.raises(FileNotFoundError, match='pattern'):
+        list_images([f'{photos}/*.gif'])
+
+
+def test_names_are_absolute(tmp_path, monkeypatch):
+    make_images(tmp_path / 'photos', 2, broken=False)
+    monkeypatch.chdir(tmp_path)
+    assert list_images(['photos']) == list_images([tmp_path / 'photos'])
+
+
+def test_nothing_is_passed_over_in_silence(tmp_path):
+    make_images(tmp_path / 'photos', 3, broken=False)
+    for name in ('notes.md', 'no-suffix', 'new.avif'):
+        (tmp_path / 'photos' / name).write_text('x')
+    skipped = {}
+    found = list_images([tmp_path / 'photos'], skipped.__setitem__)
+    assert {Path(path).name: reason for path, reason in skipped.items()} == {
+        'notes.md': "is no image by its suffix '.md'",
+        'no-suffix': "is no image by its suffix ''",
+    }
+    assert len(found) == 4
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    paths = make_images(tmp_path / 'elsewhere', 3, broken=False)
+    (tmp_path / 'photos').mkdir()
+    (tmp_path / 'photos' / 'link').symlink_to(tmp_path / 'elsewhere')
+    (tmp_path / 'elsewhere' / 'circle').symlink_to(tmp_path / 'photos')
+    found = list_images([tmp_path / 'photos'])
+    assert sorted(map(os.path.realpath, found)) == sorted(map(str, paths))
+
+
+def test_versions_tell_states_apart(tmp_path):
+    (tmp_path / 'a.jpg').write_bytes(b'12')
+    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18 + 1))
+    first = version_of(str(tmp_path / 'a.jpg'))
+    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18))
+    second = version_of(str(tmp_path / 'a.jpg'))
+    (tmp_path / 'a.jpg').write_bytes(b'123')
+    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18))
+    assert len({first, second, version_of(str(tmp_path / 'a.jpg')), version_of(str(tmp_path / 'b.jpg'))}) == 4
+
+
+class TestTar:
+    @pytest.fixture
+    def contents(self, tmp_path):
+        return {f'part/{i}.png': path.read_bytes() for i, path in enumerate(make_images(tmp_path, 3, broken=False))}
+
+    def test_one_image_per_member(self, tmp_path, contents):
+        others = [('0.json', b'{}'), ('part/0.png', b'the name again'), ('0.cls', b'3')]
+        tar = write_tar(tmp_path / 'shard 0.tar', [*contents.items(), *others])
+        assert str(tar) in list_images([tmp_path])
+        items = list(iterate([(str(tar), None)]))
+        assert [item.name for item in items] == [f'{tar}/{name}' for name in contents]
+        assert [item.version for item in items] == [f'{len(content)}-1234' for content in contents.values()]
+        assert [item.source.read() for item in items] == list(contents.values())
+        assert {tar_of(item.name) for item in items} == {str(tar)}
+        assert tar_of('/x.tarball/a.png') is tar_of('/a.tar') is None
+
+    def test_what_is_not_wanted_is_not_read(self, tmp_path, contents):
+        tar = write_tar(tmp_path / 'a.tar', contents.items())
+        asked = []
+        items = iterate([(str(tar), None)], lambda name, version: asked.append((name, version)) or '1' in name[-5:])
+        assert [item.source is not None for item in items] == [False, True, False]
+        assert asked == [(f'{tar}/{name}', f'{len(content)}-1234') for name, content in contents.items()]
+
+    def test_a_damaged_member_is_named(self, tmp_path, contents):
+        tar = write_tar(tmp_path / 'a.tar', [('b.png', b'damaged'), *contents.items()])
+        item = next(iterate([(str(tar), None)]))
+        with pytest.raises(ValueError, match=r'a\.tar/b\.png'):
+            read_image(item.source)
+
+    @pytest.mark.parametrize('damage', ['cut off', 'no tar', 'empty', 'missing'])
+    def test_a_damaged_tar_file_is_named_after_what_can_be_read(self, tmp_path, contents, damage):
+        tar = write_tar(tmp_path / 'a.tar', contents.items())
+        content = {'cut off': tar.read_bytes()[:3000], 'no tar': b'no tar' * 1000, 'empty': b'', 'missing': None}[
+            damage
+        ]
+        tar.unlink()
+        if content is not None:
+            tar.write_bytes(content)
+        *_, last = iterate([(str(tar), None)])
+        assert last.name == str(tar)
+        assert f'{tar}' in last.error
+
+
+class TestAddresses:
+    """The way of all addresses, by the file system in memory that fsspec brings."""
+
+    @pytest.fixture
+    def bucket(self, tmp_path):
+        paths = make_images(tmp_path, 4, broken=False)
+        system = fsspec.filesystem('memory')
+        system.store.clear()  # it is one for the whole process
+        for index, path in enumerate(paths):
+            system.pipe_file(f'/bucket/photos/{index}.png', path.read_bytes())
+        system.pipe_file('/bucket/photos/notes.md', b'x')
+        write_tar(tmp_path / 'a.tar', [('in.png', paths[0].read_bytes())])
+        system.pipe_file('/bucket/a.tar', (tmp_path / 'a.tar').read_bytes())
+        system.pipe_file('/bucket/list.txt', b'memory://bucket/photos/3.png\n')
+        yield paths
+        system.rm('/bucket', recursive=True)
+
+    def test_listed(self, bucket):
+        photos = [f'memory:///bucket/photos/{index}.png' for index in range(4)]
+        skipped = {}
+        assert list(list_images(['memory://bucket'], skipped.__setitem__)) == ['memory:///bucket/a.tar', *photos]
+        assert list(skipped) == ['/bucket/list.txt', '/bucket/photos/notes.md']
+        assert list(list_images(['memory://bucket/photos/[12].png'])) == photos[1:3]
+        assert list(list_images(['memory://bucket/photos/2.png'])) == ['memory://bucket/photos/2.png']
+        assert list(list_images(['memory://bucket/list.txt'])) == ['memory://bucket/photos/3.png']
+        with pytest.raises(FileNotFoundError, match='memory://bucket/none'):
+            list_images(['memory://bucket/none'])
+
+    def test_read(self, bucket):
+        for index, path in enumerate(bucket):
+            address = f'memory://bucket/photos/{index}.png'
+            assert torch.equal(read_image(address), read_image(path))
+            with open_large_image(address) as image:
+                assert image.size == read_image(path).shape[1:]
+        (item,) = iterate([('memory://bucket/a.tar', None)])
+        assert torch.equal(read_image(item.source), read_image(bucket[0]))
+        with pytest.raises(FileNotFoundError, match=r'memory://bucket/9\.png'):
+            read_image('memory://bucket/9.png')
+
+    def test_versions_of_a_listing_are_those_of_the_objects(self, bucket):
+        for name, version in list_images(['memory://bucket/photos']).items():
+            assert version == version_of(name)
+            fsspec.filesystem('memory').pipe_file(name, read_bytes(name))
+            assert version != version_of(name)
+        assert version_of('memory://bucket/none.png') is None
+
+    def test_a_package_that_is_missing_is_named(self):
+        pytest.importorskip('fsspec')
+        with pytest.raises(ImportError, match=r'hdfs|adlfs|gcsfs|s3fs|paramiko'):
+            read_bytes('sftp://host/a.png')
+
+
+def test_a_server(tmp_path):
+    pytest.importorskip('aiohttp')
+    (path,) = make_images(tmp_path / 'photos', 1, broken=False)
+    write_tar(tmp_path / 'a.tar', [('in.png', path.read_bytes())])
+    (tmp_path / 'photo.png').write_bytes(path.read_bytes())
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(('127.0.0.1', 0), partial(Handler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            address = f'http://127.0.0.1:{server.server_address[1]}'
+            listed = list_images([f'{address}/photo.png', f'{address}/a.tar'])
+            items = list(iterate(listed.items()))
+            assert [item.name for item in items] == [f'{address}/photo.png', f'{address}/a.tar/in.png']
+            for item in items:
+                assert torch.equal(read_image(item.source), read_image(path))
+        finally:
+            server.shutdown()

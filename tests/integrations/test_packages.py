@@ -1,0 +1,71 @@
+"""What an integration says where its package is missing or of another version; nothing else here imports one."""
+
+import ast
+import subprocess
+import sys
+import types
+import warnings
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from swin_dense import integrations
+from tests.conftest import ROOT
+
+FOLDER = ROOT / 'swin_dense' / 'integrations'
+PACKAGES = {
+    'torchvision': 'torchvision',
+    'timm': 'timm',
+    'smp': 'segmentation_models_pytorch',
+    'transformers': 'transformers',
+    'detectron2': 'detectron2',
+}
+
+
+def test_every_integration_is_a_file():
+    assert {path.stem for path in FOLDER.glob('*.py')} - {'__init__'} == set(PACKAGES)
+
+
+@pytest.mark.parametrize('name', PACKAGES)
+def test_a_missing_package_is_named_with_what_to_install(name):
+    program = f'import sys; sys.modules[{PACKAGES[name]!r}] = None; import swin_dense.integrations.{name}'
+    done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith(f'ImportError: swin_dense.integrations.{name} needs {PACKAGES[name]}: pip install ')
+
+
+def test_a_fault_inside_the_package_is_not_hidden(tmp_path, monkeypatch):
+    (tmp_path / 'halfway.py').write_text('import nothing_of_the_kind')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match='nothing_of_the_kind'):
+        integrations.require('halfway', '1.0', 'halfway')
+
+
+@pytest.mark.parametrize(('installed', 'warned'), [('1.2.7', False), ('1.3.0', True), (None, True)])
+def test_another_version_is_warned_of(installed, warned, monkeypatch):
+    def version(name):
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setitem(sys.modules, 'some_package', types.ModuleType('some_package'))
+    monkeypatch.setattr(integrations, 'version', version)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        integrations.require('some_package', '1.2.3', 'some_package')
+    assert [str(warning.message) for warning in caught] == (
+        [f'swin_dense.integrations.some_package was tested with some_package 1.2.3, here is {installed or "unknown"}; '
+         'if it fails, install some_package 1.2.3'] if warned else []
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'swin_dense').rglob('*.py')), ids=lambda path: path.stem)
+def test_nothing_of_ours_imports_an_integration(path: Path):
+    if FOLDER in path.parents:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        module = getattr(node, 'module', None) or ''
+        assert not any(f'{module}.{name}'.strip('.').startswith('swin_dense.integrations') for name in names)

@@ -1,0 +1,167 @@
+"""Checkpoints in a project that exists already: into it, out of it, and into models with more than the file holds."""
+
+import copy
+
+import mmdet.models.backbones  # noqa: F401  registers them
+import pytest
+import torch
+from mmdet.registry import MODELS
+from mmengine.hub import get_config
+from mmengine.logging import MessageHub
+from mmengine.registry import MODELS as ROOT_MODELS
+from mmengine.registry import init_default_scope
+from mmengine.runner import load_checkpoint as load_by_mmengine
+from torch import nn
+
+from swin_dense import CheckpointError, SwinDense
+from swin_dense.recipes.files import load_recipe
+from tests.conftest import TINY, randomize
+
+CONFIG = 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
+
+
+def detector(kind, seed, **options):
+    init_default_scope('mmdet')
+    config = copy.deepcopy(get_config(CONFIG).model)
+    config.backbone = {'type': kind, **TINY, **options}
+    config.neck.in_channels = [16, 32, 64, 128]
+    return randomize(MODELS.build(config), seed).eval()
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    """A file with a detector of ours."""
+    path = tmp_path_factory.mktemp('detector') / 'epoch_1.pth'
+    torch.save({'state_dict': detector('SwinDense', 1).state_dict()}, path)
+    return str(path)
+
+
+class SwinWithAdapter(SwinDense):
+    """A backbone as users extend it: a module of its own, and one around a layer."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.adapter = nn.Linear(128, 128)
+        self.stages[3].blocks[1].ffn.layers[1] = nn.Sequential(self.stages[3].blocks[1].ffn.layers[1], nn.Identity())
+
+
+def backbone_of(path):
+    state = torch.load(path)['state_dict']
+    return {name.removeprefix('backbone.'): x for name, x in state.items() if name.startswith('backbone.')}
+
+
+def with_queries(name, kind, seed):
+    """Return a recipe's Mask2Former or DINO with a small Swin of a kind."""
+    config = load_recipe(name)
+    init_default_scope(config.default_scope)
+    model = config.model
+    model.backbone.update(type=kind, **TINY, init_cfg=None)
+    channels = [16, 32, 64, 128]
+    for part in (model.get('neck'), model.get('panoptic_head'), model.get('decode_head')):
+        if part is not None:
+            part.in_channels = channels[-len(part.in_channels) :]
+    return randomize(ROOT_MODELS.build(model), seed)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco',
+        'mask2former_swin-t_8xb2-160k_ade20k-512x512',
+        'dino-5scale_swin-l_8xb2-12e_coco',
+    ],
+)
+def test_a_published_model_with_queries_loads_whole_by_load_from(name, tmp_path):
+    """The file is that of a training with the framework's own Swin, heads, history and optimiser in it."""
+    theirs, ours = with_queries(name, 'SwinTransformer', 1), with_queries(name, 'SwinDense', 2)
+    hub = MessageHub.get_instance('published')
+    hub.update_scalar('train/loss', 1.0)
+    checkpoint = {
+        'meta': {'epoch': 12, 'dataset_meta': {'classes': ('person',)}, 'time': '20220508'},
+        'state_dict': theirs.state_dict(),
+        'message_hub': hub.state_dict(),
+        'optimizer': torch.optim.AdamW(theirs.parameters()).state_dict(),
+    }
+    torch.save(checkpoint, tmp_path / 'published.pth')
+    load_by_mmengine(ours, str(tmp_path / 'published.pth'))
+    expected = {k: x for k, x in theirs.state_dict().items() if not k.endswith('relative_position_index')}
+    found = ours.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+
+
+@torch.no_grad()
+def test_a_detector_of_ours_loads_whole_into_mmdets(saved):
+    theirs, ours = detector('SwinTransformer', 2), detector('SwinDense', 1)
+    missing, unexpected = theirs.load_state_dict(torch.load(saved)['state_dict'], strict=False)
+    assert all(name.endswith('.relative_position_index') for name in missing)
+    assert not unexpected
+    image = torch.randn(1, 3, 67, 93)
+    for a, b in zip(ours.extract_feat(image), theirs.extract_feat(image), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
+
+
+@pytest.mark.parametrize('from_a_classifier', [True, False])
+def test_init_cfg_into_a_backbone_with_more(saved, tmp_path, monkeypatch, from_a_classifier):
+    reports = []
+    monkeypatch.setattr(SwinDense, 'log_load', lambda self, report: reports.append(report))
+    state = backbone_of(saved)
+    if from_a_classifier:
+        state = {name: x for name, x in state.items() if not name.startswith('norm')}
+    torch.save(state, tmp_path / 'swin.pth')
+    init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}
+    backbone = randomize(SwinWithAdapter(**TINY, init_cfg=init_cfg), 2)
+    adapter = backbone.adapter.weight.clone()
+    backbone.init_weights()
+    assert torch.equal(backbone.adapter.weight, adapter)
+    assert torch.equal(
+        backbone.stages[3].blocks[1].ffn.layers[1][0].weight, state['stages.3.blocks.1.ffn.layers.1.weight']
+    )
+    norms = [name for name in backbone.state_dict() if name.startswith('norm')] if from_a_classifier else []
+    assert sorted(reports[0].new) == sorted(['adapter.weight', 'adapter.bias', *norms])
+
+
+def test_load_from_into_a_backbone_with_more_outputs_and_an_adapter(saved, tmp_path):
+    """A RetinaNet's file, without the norm of the first stage, into a Mask R-CNN."""
+    state = {name: x for name, x in torch.load(saved)['state_dict'].items() if 'backbone.norm0' not in name}
+    torch.save({'state_dict': state}, tmp_path / 'retinanet.pth')
+    model = detector('SwinDense', 2)
+    model.backbone.adapter = nn.Linear(2, 2)
+    norm = model.backbone.norm0.weight.clone()
+    load_by_mmengine(model, str(tmp_path / 'retinanet.pth'))
+    assert torch.equal(model.backbone.norm0.weight, norm)
+    assert torch.equal(model.backbone.norm1.weight, state['backbone.norm1.weight'])
+    assert torch.equal(model.neck.fpn_convs[0].conv.weight, state['neck.fpn_convs.0.conv.weight'])
+
+
+@pytest.mark.parametrize(
+    'part',
+    [
+        lambda name: not name.startswith('backbone'),
+        lambda name: 'stages.3' not in name,
+        lambda name: 'qkv.weight' not in name,
+    ],
+    ids=['heads alone', 'a stage missing', 'a layer missing'],
+)
+def test_a_switch_in_the_config_takes_parts(saved, tmp_path, part):
+    state = {name: x for name, x in torch.load(saved)['state_dict'].items() if part(name)}
+    torch.save({'state_dict': state}, tmp_path / 'part.pth')
+    with pytest.raises(CheckpointError, match='allow_partial=True as an option of the backbone'):
+        load_by_mmengine(detector('SwinDense', 2), str(tmp_path / 'part.pth'))
+    model = detector('SwinDense', 2, allow_partial=True)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    load_by_mmengine(model, str(tmp_path / 'part.pth'))
+    assert all(torch.equal(x, state.get(name, before[name])) for name, x in model.state_dict().items())
+
+
+def test_the_switch_serves_init_cfg_too(saved, tmp_path):
+    state = {name: x for name, x in backbone_of(saved).items() if 'stages.3' not in name}
+    torch.save(state, tmp_path / 'part.pth')
+    init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'part.pth')}
+    with pytest.raises(CheckpointError):
+        SwinDense(**TINY, init_cfg=init_cfg).init_weights()
+    backbone = SwinDense(**TINY, init_cfg=init_cfg, allow_partial=True)
+    backbone.init_weights()
+    assert torch.equal(backbone.norm0.weight, state['norm0.weight'])
+    with pytest.raises(TypeError, match='allow_partial must be True or False'):
+        SwinDense(**TINY, allow_partial=1)

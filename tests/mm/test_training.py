@@ -1,0 +1,280 @@
+"""Trainings that are killed, find their checkpoints damaged, run out of disk, or meet another: nothing is lost."""
+
+import multiprocessing
+import random
+import re
+import shutil
+import signal
+import zipfile
+
+import pytest
+import torch
+from filelock import FileLock
+from mmengine.config import Config
+
+from swin_dense.__main__ import main
+from swin_dense.checkpoint import CheckpointError
+from swin_dense.doctor import kernels
+from swin_dense.mm import training
+from swin_dense.mm.checkpoints import check_training_checkpoint, newest_checkpoint
+from tests.conftest import small_disk
+from tests.mm.tiny_training import CASES, differences, write_config
+from tests.processes import cli
+
+
+def train(config, work_dir, *arguments, **options):
+    return cli('train', config, '--work-dir', work_dir, *arguments, **options)
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    """Return the folder of a training of twelve iterations that nothing happened to."""
+    folder = tmp_path_factory.mktemp('undisturbed run')
+    train(write_config(folder), folder / 'run')
+    return folder / 'run'
+
+
+@pytest.fixture
+def work_dir(undisturbed, tmp_path):
+    """Return a copy of it, with last_checkpoint naming the file in the copy."""
+    shutil.copytree(undisturbed, tmp_path / 'run')
+    (tmp_path / 'run' / 'last_checkpoint').write_text(str(tmp_path / 'run' / 'iter_12.pth'))
+    return tmp_path / 'run'
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def flip(path):
+    """Change a byte of a weight."""
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda info: info.file_size)
+    content = bytearray(path.read_bytes())
+    content[largest.header_offset + largest.file_size // 2] ^= 255
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize('damage', [cut, flip, lambda path: path.write_bytes(b'')], ids=['cut', 'flipped', 'emptied'])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(work_dir, damage):
+    assert newest_checkpoint(work_dir) == (work_dir / 'iter_12.pth', [])
+    damage(work_dir / 'iter_12.pth')
+    found, (message,) = newest_checkpoint(work_dir)
+    assert found == work_dir / 'iter_10.pth'
+    assert 'iter_12.pth is damaged' in message
+    with pytest.raises(CheckpointError, match=r'iter_12\.pth is damaged'):
+        check_training_checkpoint(work_dir / 'iter_12.pth')
+
+
+def test_last_checkpoint_may_be_empty_or_name_what_is_gone(work_dir):
+    (work_dir / 'last_checkpoint').write_text('')
+    assert newest_checkpoint(work_dir) == (work_dir / 'iter_12.pth', [f'{work_dir / "last_checkpoint"} is empty'])
+    (work_dir / 'last_checkpoint').write_text('/nowhere/iter_8.pth')
+    assert newest_checkpoint(work_dir) == (work_dir / 'iter_8.pth', [])  # the folder was moved
+    (work_dir / 'iter_8.pth').unlink()
+    found, (message,) = newest_checkpoint(work_dir)
+    assert found == work_dir / 'iter_12.pth'
+    assert 'names /nowhere/iter_8.pth, which is not there' in message
+
+
+def test_where_no_checkpoint_is_whole_nothing_starts_anew(work_dir):
+    for path in work_dir.glob('*.pth'):
+        cut(path)
+    with pytest.raises(CheckpointError, match=r'no checkpoint in .* is whole'):
+        newest_checkpoint(work_dir)
+    (work_dir / 'iter_12.pth').unlink()
+    torch.save({'state_dict': {}}, work_dir / 'weights.pth')
+    with pytest.raises(CheckpointError, match='no state of a training to resume'):
+        check_training_checkpoint(work_dir / 'weights.pth')
+
+
+def test_a_training_that_was_killed_in_its_first_save_starts_anew(tmp_path):
+    assert newest_checkpoint(tmp_path / 'nowhere') == (None, [])
+    (tmp_path / '.unfinished-iter_2.pth').write_bytes(b'half')
+    (tmp_path / 'weights.pth').write_bytes(b'of somebody')
+    assert newest_checkpoint(tmp_path) == (None, [])
+
+
+KILLED = "custom_hooks = [dict(type='Killed', at=10**6)]\n"
+
+
+def test_killed_anywhere_it_ends_as_if_undisturbed(undisturbed, tmp_path):
+    """Killed also while a checkpoint is written, with one checkpoint kept, a training loses nothing."""
+    config = write_config(tmp_path, KILLED + "default_hooks['checkpoint']['max_keep_ckpts'] = 1\n")
+    run = tmp_path / 'run'
+    for at, where, begun, left in (
+        (1, 'half', 0, ['iter_2.pth']),
+        (1, 'unnamed', 2, ['iter_4.pth']),
+        (2, 'named', 4, ['iter_8.pth', 'iter_10.pth']),  # the note of the last one is yet to be written
+        (2, 'iteration', 8, ['iter_10.pth']),
+    ):
+        hook = [f'custom_hooks.0.at={at}', f'custom_hooks.0.where={where}']
+        done = train(config, run, '--resume', '--set', *hook, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+        resumed = re.search(r'resumed epoch: \d+, iter: (\d+)', done.stdout)
+        assert (int(resumed[1]) if resumed else 0) == begun
+        assert {path.name for path in run.glob('iter_*.pth')} == {*left}
+        assert newest_checkpoint(run)[0].name == left[0]
+    train(config, run, '--resume')
+    assert [path.name for path in run.glob('*.pth')] == ['iter_12.pth']
+    assert not list(run.glob('.unfinished-*'))
+    assert differences(undisturbed, run) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('case', CASES)
+def test_killed_at_random_it_ends_as_if_undisturbed(case, tmp_path):
+    """With drop path, augmentations and validations, which all draw. From outside: benchmarks/killed_trainings.py."""
+    moments = [random.randrange(30) for _ in range(3)]
+    print('killed at', moments)  # shown where the test fails
+    config = write_config(tmp_path, CASES[case] + KILLED)
+    train(config, tmp_path / 'undisturbed')
+    for moment in moments:
+        done = train(config, tmp_path / 'run', '--resume', '--set', f'custom_hooks.0.at={moment}', check=False)
+        assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
+    train(config, tmp_path / 'run', '--resume')
+    assert differences(tmp_path / 'undisturbed', tmp_path / 'run') == []
+
+
+def test_a_full_disk_ends_it_with_a_message_and_the_last_checkpoint(undisturbed, tmp_path):
+    size = (undisturbed / 'iter_2.pth').stat().st_size
+    disk = tmp_path / 'disk'
+    disk.mkdir()
+    with small_disk(disk, str(int(2.7 * size))):
+        done = train(write_config(tmp_path), disk / 'run', check=False)
+        assert done.returncode == 1
+        assert 'No space left on device' in done.stderr.splitlines()[-1]
+        assert '--resume' in done.stderr.splitlines()[-1]
+        newest, _ = newest_checkpoint(disk / 'run')
+        assert newest == disk / 'run' / 'iter_4.pth'
+        assert not list((disk / 'run').glob('.unfinished-*'))
+
+
+def test_a_second_training_is_refused_before_it_looks_for_a_checkpoint(work_dir):
+    for path in work_dir.glob('*.pth'):
+        cut(path)
+    with FileLock(work_dir / '.training.lock'):
+        done = train(write_config(work_dir.parent), work_dir, '--resume', check=False)
+    assert done.returncode == 2
+    assert 'another training is writing into' in done.stderr
+    done = train(write_config(work_dir.parent), work_dir, '--resume', check=False)
+    assert done.returncode == 2
+    assert re.search(r'no checkpoint in .* is whole', done.stderr)
+
+
+def test_a_work_dir_is_given_back(tmp_path):
+    """Also to the same process, in which a notebook trains one model after another."""
+    config = Config({'work_dir': str(tmp_path / 'run')})
+    for _ in range(2):
+        with training.held_alone(config, None) as held:
+            assert held.work_dir == config.work_dir
+            with pytest.raises(ValueError, match='another training'), training.held_alone(config, None):
+                pass
+    with FileLock(tmp_path / 'run' / '.training.lock', timeout=0):
+        pass
+
+
+def test_a_damaged_file_given_by_name_is_refused(work_dir):
+    cut(work_dir / 'iter_10.pth')
+    config = write_config(work_dir.parent)
+    resumed = train(config, work_dir, '--resume', work_dir / 'iter_10.pth', check=False)
+    assert resumed.returncode == 2
+    assert re.search(r'iter_10\.pth is damaged.*--resume without a file', resumed.stderr)
+
+
+@pytest.mark.parametrize('has_checkpoint', [True, False])
+def test_the_first_process_finds_what_all_resume_from(work_dir, has_checkpoint):
+    """The second one's folder has no checkpoint; where the first is refused, so is the second."""
+    if not has_checkpoint:
+        for path in work_dir.glob('*.pth'):
+            cut(path)
+    context = multiprocessing.get_context('forkserver')
+    here = work_dir.parent
+    folders = (work_dir, here / 'empty')
+    processes = [context.Process(target=_hold, args=(rank, here, folder)) for rank, folder in enumerate(folders)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    first, second = ((here / f'{rank}.txt').read_text() for rank in range(2))
+    assert first == second
+    assert f'True, {work_dir / "iter_12.pth"}, seed 0' == first if has_checkpoint else 'is whole' in first
+    assert not folders[1].exists()
+
+
+def _hold(rank, here, work_dir):
+    torch.distributed.init_process_group('gloo', init_method=f'file://{here}/store', rank=rank, world_size=2)
+    try:
+        with training.held_alone(Config({'work_dir': str(work_dir), 'randomness': {}}), 'auto') as config:
+            told = f'{config.resume}, {config.load_from}, seed {config.randomness.seed}'
+    except CheckpointError as error:
+        told = str(error)
+    (here / f'{rank}.txt').write_text(told)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ('launcher', 'variables', 'is_first'),
+    [
+        ('none', {'LOCAL_RANK': '1'}, True),  # of a launcher that is not in charge here
+        ('pytorch', {'LOCAL_RANK': '0', 'RANK': '8'}, True),
+        ('pytorch', {'LOCAL_RANK': '1'}, False),
+        ('slurm', {'LOCAL_RANK': '0', 'SLURM_LOCALID': '1'}, False),
+        ('mpi', {'LOCAL_RANK': '0', 'OMPI_COMM_WORLD_LOCAL_RANK': '1'}, False),
+    ],
+)
+def test_one_process_of_a_machine_checks_the_kernels_before_any_joins(
+    launcher, variables, is_first, tmp_path, monkeypatch
+):
+    calls = []
+
+    class Joined(Exception):
+        pass
+
+    def join(config):
+        calls.append('join')
+        raise Joined
+
+    monkeypatch.setattr(kernels, 'ensure_verdict', lambda: calls.append('check'))
+    monkeypatch.setattr(training, 'join_processes', join)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command = ['train', str(write_config(tmp_path)), '--work-dir', str(tmp_path), '--launcher', launcher]
+    with pytest.raises(Joined):
+        main(command)
+    assert calls == (['check', 'join'] if is_first else ['join'])
+    with pytest.raises(Joined):  # nothing of ours is trained
+        main([*command, '--set', 'model.backbone.type=ResNet'])
+    assert calls.count('check') == is_first
+
+
+def test_runner_type_and_strategy_are_heard(tmp_path):
+    strategy = (
+        "runner_type = 'FlexibleRunner'\nstrategy = dict(type='SingleDeviceStrategy')\ntrain_cfg['max_iters'] = 2\n"
+    )
+    done = train(write_config(tmp_path, strategy), tmp_path / 'run')
+    assert 'FlexibleRunner' in done.stdout
+    assert (tmp_path / 'run' / 'iter_2.pth').is_file()
+
+
+@pytest.mark.parametrize(
+    ('lines', 'words'),
+    [
+        ("strategy = dict(type='DDPStrategy')\n", "add runner_type='FlexibleRunner'"),
+        ("runner_type = 'Walker'\n", "no runner_type 'Walker'"),
+    ],
+)
+def test_a_runner_that_there_is_not_is_refused(tmp_path, lines, words):
+    done = train(write_config(tmp_path, lines), tmp_path / 'run', check=False)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_what_ends_a_training_in_its_midst_is_shown_whole(tmp_path):
+    """A ValueError of a library, hours after the start, is no wrong usage."""
+    config = write_config(tmp_path, "train_dataloader['dataset']['type'] = 'BrokenImages'\n")
+    done = train(config, tmp_path / 'run', check=False)
+    assert done.returncode == 1
+    assert 'Traceback' in done.stderr
+    assert 'an image that cannot be read' in done.stderr.splitlines()[-1]

@@ -1,0 +1,676 @@
+"""What can be observed of a block does not depend on how it is computed: whole, in chunks, under a checkpoint."""
+
+import contextlib
+import copy
+import pickle
+import threading
+from importlib.util import find_spec
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.utils.flop_counter import FlopCounterMode
+
+from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
+from swin_dense.models.block import whole_map_reason
+from swin_dense.models.layers import DropPath
+from swin_dense.ops import chunks
+
+CHANNELS = 8
+OPTIONS = {'embed_dims': CHANNELS, 'depths': (2, 2), 'num_heads': (2, 2), 'strides': (4, 2), 'window_size': 4}
+
+
+VERSIONS = [SwinBackbone, SwinV2Backbone]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, 'CHUNK_TOKENS', 40)
+
+
+def make(backend, kind=SwinBackbone, **options):
+    torch.manual_seed(0)
+    model = kind(**{**OPTIONS, 'drop_path_rate': 0.0, **options}, attn_backend=backend).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.is_oracle = backend == 'reference'
+    return model
+
+
+def an_image():
+    values = torch.linspace(-2, 2, 2 * 3 * 37 * 50, dtype=torch.float64).sin()
+    return values.view(2, 3, 37, 50).requires_grad_()
+
+
+def block_input(**options):
+    return torch.linspace(-1, 1, 2 * 9 * 11 * CHANNELS, **options).view(2, 9, 11, CHANNELS)
+
+
+def run(model, img):
+    """Return the maps, without and with gradients, and the gradients of the image and of all parameters with any."""
+    torch.manual_seed(1)
+    with torch.set_grad_enabled(model.is_oracle):  # with gradients, the whole map passes through a block
+        alone = [out.detach() for out in model(img)]
+    torch.manual_seed(1)
+    outs = model(img)
+    wanted = [tensor for tensor in (img, *model.parameters()) if tensor.requires_grad]
+    grads = torch.autograd.grad(sum((out * out).mean() for out in outs), wanted, allow_unused=True)
+    return [*alone, *(out.detach() for out in outs), *grads]
+
+
+def assert_same(ours, expected):
+    for found, wanted in zip(ours, expected, strict=True):
+        assert (found is None) == (wanted is None)
+        if found is not None:
+            torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9)
+
+
+# --- situations in which the whole map must pass through a block, or which chunks must keep --------------------------
+
+
+def monte_carlo_dropout(model):
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+
+
+def listen_to_all(model):
+    """Return after a global hook has doubled every GELU."""
+    handle = torch_module.register_module_forward_hook(
+        lambda module, args, out: 2 * out if isinstance(module, nn.GELU) else None
+    )
+    return handle.remove
+
+
+def listen_to_one(model):
+    model.stages[0].blocks[1].ffn.layers[0][0].register_forward_hook(lambda module, args, out: 2 * out)
+
+
+def change_an_input(model):
+    model.stages[1].blocks[0].attn.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def subclass_a_block(model):
+    block = model.stages[0].blocks[1]
+    original = type(block)
+    block.__class__ = type(
+        'Doubled',
+        (original,),
+        {'forward_modules': lambda self, x, *windows: 2 * original.forward_modules(self, x, *windows)},
+    )
+
+
+def subclass_attention(model):
+    attn = model.stages[0].blocks[0].attn
+    original = type(attn)
+    attn.__class__ = type('Halved', (original,), {'forward': lambda self, x: original.forward(self, x) / 2})
+
+
+def attend_to_the_whole_map(model):
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x - x.mean((1, 2), keepdim=True)
+
+    model.stages[0].blocks[0].attn = Mean()
+
+
+def mix_tokens_in_the_mlp(model):
+    class Depthwise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4 * CHANNELS, 4 * CHANNELS, 3, padding=1, groups=4 * CHANNELS).double()
+            nn.init.constant_(self.conv.weight, 0.1)
+            nn.init.constant_(self.conv.bias, 0.1)
+
+        def forward(self, x):
+            return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    model.stages[0].blocks[1].ffn.layers[0].append(Depthwise())
+
+
+def project_by_a_module_that_has_only_forward(model):
+    class LoRA(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+            self.down = nn.Linear(linear.in_features, 2).double()
+            self.up = nn.Linear(2, linear.out_features).double()
+            for parameter in (*self.down.parameters(), *self.up.parameters()):
+                nn.init.constant_(parameter, 0.1)
+
+        def forward(self, x):
+            return self.linear(x) + self.up(self.down(x))
+
+    for stage in model.stages:
+        for block in stage.blocks:
+            block.attn.w_msa.qkv = LoRA(block.attn.w_msa.qkv)
+
+
+def replace_the_stem(model):
+    class Stem(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, CHANNELS, 2, 2)).double()
+            for parameter in self.parameters():
+                nn.init.constant_(parameter, 0.1)
+
+        def forward(self, img):
+            return self.convs(img)
+
+    model.patch_embed.projection = Stem()
+
+
+def replace_the_reduction(model):
+    class Doubled(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            return 2 * self.linear(x)
+
+    model.stages[0].downsample.reduction = Doubled(model.stages[0].downsample.reduction)
+
+
+def listen_to_the_merging(model):
+    model.stages[0].downsample.reduction.register_forward_hook(lambda module, args, out: 2 * out)
+
+
+def replace_the_way_through_a_block(model):
+    block = model.stages[0].blocks[0]
+    block.forward_modules = lambda x: x + block.attn(block.norm1(x))
+
+
+def replace_a_method_of_a_class(model):
+    original = DropPath.forward
+    DropPath.forward = lambda self, x: 3 * original(self, x)
+
+    def undo():
+        DropPath.forward = original
+
+    return undo
+
+
+def replace_a_method_of_a_base_class(model):
+    original = WindowAttention.forward
+    WindowAttention.forward = lambda self, x, windows: 3 * original(self, x, windows)
+
+    def undo():
+        WindowAttention.forward = original
+
+    return undo
+
+
+def replace_a_method_by_one_that_takes_less(model):
+    original = ShiftedWindowAttention.forward
+    ShiftedWindowAttention.forward = lambda self, x: 3 * original(self, x)
+
+    def undo():
+        ShiftedWindowAttention.forward = original
+
+    return undo
+
+
+def replace_the_forward_of_torchs_layer_norm(model):
+    original = nn.LayerNorm.forward
+    nn.LayerNorm.forward = lambda self, x: 3 * original(self, x)
+
+    def undo():
+        nn.LayerNorm.forward = original
+
+    return undo
+
+
+def replace_the_forward_of_torchs_linear(model):
+    original = nn.Linear.forward
+    nn.Linear.forward = lambda self, x: 3 * original(self, x)
+
+    def undo():
+        nn.Linear.forward = original
+
+    return undo
+
+
+def replace_a_layer(model):
+    class Low(nn.Linear):  # as LoRA does
+        def forward(self, x):
+            return super().forward(x) + x.sum(-1, keepdim=True)
+
+    first = model.stages[0].blocks[0].ffn.layers[0]
+    new = Low(CHANNELS, 4 * CHANNELS).double()
+    new.load_state_dict(first[0].state_dict())
+    first[0] = new
+
+
+def replace_a_norm(model):
+    model.stages[0].blocks[1].norm2 = nn.Identity()
+
+
+def put_a_linear_layer_where_a_norm_was(model):
+    torch.manual_seed(5)
+    model.stages[0].blocks[1].norm2 = nn.Linear(CHANNELS, CHANNELS).double()
+
+
+def parametrize(model):
+    class Double(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    nn.utils.parametrize.register_parametrization(model.stages[0].blocks[1].ffn.layers[1], 'weight', Double())
+
+
+def patch_a_forward(model):
+    fc1 = model.stages[0].blocks[0].ffn.layers[0][0]
+    fc1.forward = lambda x: 2 * nn.functional.linear(x, fc1.weight, fc1.bias)
+
+
+def narrow_the_heads(model):
+    """Prune attention to one head of two."""
+    w_msa = model.stages[0].blocks[1].attn.w_msa
+    qkv, proj = nn.Linear(CHANNELS, 3 * CHANNELS // 2).double(), nn.Linear(CHANNELS // 2, CHANNELS).double()
+    with torch.no_grad():
+        qkv.weight.copy_(w_msa.qkv.weight[::2])
+        proj.weight.copy_(w_msa.proj.weight[:, ::2])
+        qkv.bias.fill_(0.1)
+        proj.bias.fill_(0.2)
+    table = nn.Parameter(w_msa.relative_position_bias_table[:, :1].clone())
+    w_msa.qkv, w_msa.proj, w_msa.num_heads, w_msa.relative_position_bias_table = qkv, proj, 1, table
+
+
+OF_ALL_MODELS = [
+    listen_to_all,
+    replace_a_method_of_a_class,
+    replace_a_method_of_a_base_class,
+    replace_a_method_by_one_that_takes_less,
+    replace_the_forward_of_torchs_layer_norm,
+    replace_the_forward_of_torchs_linear,
+]
+CHANGES = [
+    monte_carlo_dropout,
+    *OF_ALL_MODELS,
+    listen_to_one,
+    listen_to_the_merging,
+    change_an_input,
+    subclass_a_block,
+    subclass_attention,
+    attend_to_the_whole_map,
+    mix_tokens_in_the_mlp,
+    project_by_a_module_that_has_only_forward,
+    replace_the_stem,
+    replace_the_reduction,
+    replace_the_way_through_a_block,
+    replace_a_layer,
+    replace_a_norm,
+    put_a_linear_layer_where_a_norm_was,
+    parametrize,
+    patch_a_forward,
+]
+
+
+@contextlib.contextmanager
+def changed(change, *models):
+    is_for_all = change in OF_ALL_MODELS
+    undos = [change(model) for model in models[: 1 if is_for_all else None]]
+    try:
+        yield
+    finally:
+        for undo in undos:
+            if callable(undo):
+                undo()
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('with_cp', [False, True])
+@pytest.mark.parametrize('change', CHANGES, ids=lambda change: change.__name__)
+def test_a_change_has_the_effect_that_it_has_on_the_modules(change, with_cp, version):
+    options = {'kind': version, 'with_cp': with_cp, 'drop_rate': 0.3 if change is monte_carlo_dropout else 0.0}
+    ours, plain = make('auto', **options), make('reference', **options)
+    before = run(ours.eval() if change is monte_carlo_dropout else ours, an_image())
+    with changed(change, ours, plain):
+        after = run(ours, an_image())
+        assert_same(after, run(plain, an_image()))
+    assert not torch.allclose(before[0], after[0]) or not torch.allclose(before[1], after[1])
+
+
+def test_pruned_heads():
+    ours, plain = make('auto'), make('reference')
+    for model in (ours, plain):
+        narrow_the_heads(model)
+    assert_same(run(ours, an_image()), run(plain, an_image()))
+
+
+def test_attention_dropout_listens_to_its_own_module():
+    """As Monte-Carlo dropout wants it; the textbook drops the same weights, as both draw alike."""
+    model = make('auto', attn_drop_rate=0.5).eval()
+    still = model(an_image())
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+    assert not torch.allclose(model(an_image())[0], still[0])
+    assert model.stages[0].blocks[0].attn.w_msa.attn_drop.p == 0.5
+
+
+def test_a_counter_by_global_hooks_sees_every_layer():
+    names = []
+    handle = torch_module.register_module_forward_hook(lambda module, args, out: names.append(type(module).__name__))
+    try:
+        make('auto', depths=(2, 2, 2, 2), num_heads=(2, 2, 2, 2), strides=(4, 2, 2, 2))(an_image())
+    finally:
+        handle.remove()
+    assert names.count('Linear') == 8 * 4 + 3
+    assert names.count('SwinBlock') == 8
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('is_training', [False, True])
+def test_a_flop_counter_sees_every_product(is_training, version):
+    totals = []
+    for backend in ('auto', 'reference'):
+        model = make(backend, version)
+        # Before torch 2.4 it sees no modules but those that it was told of.
+        told = None if find_spec('torch.utils.module_tracker') else model
+        if told is not None and is_training and version is SwinV2Backbone:
+            pytest.skip(
+                'the counter of torch before 2.4 asserts an order of modules going backward that V2 does not keep'
+            )
+        with FlopCounterMode(told, display=False) as counter, torch.set_grad_enabled(is_training):
+            loss = sum(out.sum() for out in model(an_image()))
+            if is_training:
+                loss.backward()
+        totals.append({name: sum(count.values()) for name, count in counter.get_flop_counts().items()})
+    assert totals[0] == totals[1]
+    layers = ('qkv', 'proj', 'layers.0.0', 'layers.1', 'projection', 'reduction')
+    assert sum(name.endswith(layers) for name in totals[0]) == 4 * 4 + 2
+
+
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_a_hook_is_called_once_per_pass_of_its_module(with_cp):
+    """Once going forward; a checkpoint goes forward once more."""
+    model, calls = make('auto', with_cp=with_cp), {}
+    for name, module in model.named_modules():
+        if name and not name.endswith('.attn_drop'):
+            module.register_forward_hook(lambda *_, name=name: calls.update({name: calls.get(name, 0) + 1}))
+    sum(out.sum() for out in model(an_image())).backward()
+    for name, count in calls.items():
+        is_inside = '.blocks.' in name and name.count('.') > 3
+        times = 2 if name.endswith('drop_path') else 1
+        # Recomputation stops as soon as all is there again.
+        assert count == times if not (with_cp and is_inside) else times <= count <= 2 * times, name
+    assert 'stages.0.downsample.norm' in calls
+    assert 'stages.1.blocks.1.ffn.layers.0.1' in calls
+
+
+def test_backward_hooks():
+    seen = []
+    model = make('auto')
+    model.stages[0].blocks[0].attn.w_msa.proj.register_full_backward_hook(lambda *_: seen.append('proj'))
+    model.stages[1].blocks[0].register_full_backward_hook(lambda *_: seen.append('block'))
+    run(model, an_image())
+    assert seen == ['block', 'proj']
+
+
+def test_a_hook_sees_the_whole_map_once_without_gradients_too():
+    model, seen = make('auto').eval(), []
+    model.stages[0].blocks[1].norm2.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    model.stages[0].blocks[0].register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    with torch.no_grad():
+        model(an_image())
+    assert seen == [(2, 10, 13, CHANNELS)] * 2
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'qkv_bias': False},
+        {'use_rel_pos_bias': False},
+        {'act_cfg': {'type': 'ReLU'}},
+        {'norm_cfg': {'type': 'LN', 'elementwise_affine': False}},
+        {'drop_rate': 0.5},
+        {'drop_path_rate': 0.9},
+        {'drop_path_rate': 0.9, 'with_cp': True},
+        {'qk_scale': 0.0},
+        {'use_shift': False},
+    ],
+    ids=str,
+)
+def test_every_option_of_a_block_is_respected(options):
+    assert_same(run(make('auto', **options), an_image()), run(make('reference', **options), an_image()))
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_autocast_around_the_forward_pass_and_around_the_backward_pass(version):
+    outer = make('auto', version).float(), make('reference', version).float()
+    results = []
+    for forward, backward in [(False, False), (False, True), (True, False), (True, True)]:
+        for model in outer:
+            img = an_image().float()
+            with torch.autocast('cpu', torch.bfloat16, enabled=forward):
+                loss = sum(out.float().square().mean() for out in model(img))
+            with torch.autocast('cpu', torch.bfloat16, enabled=backward):
+                grads = torch.autograd.grad(loss, list(model.parameters()))
+            assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
+            results.append(torch.cat([grad.flatten() for grad in grads]))
+    exact, low = results[0], results[4]
+    for index in (1, 2, 3):  # a region around the backward pass alone
+        torch.testing.assert_close(results[index], exact, rtol=0.05, atol=0.05 * exact.abs().max().item())
+    for index in (5, 6, 7):
+        torch.testing.assert_close(results[index], low, rtol=0.1, atol=0.1 * low.abs().max().item())
+
+
+def test_torch_func():
+    """grad, vjp, jacrev, and gradients per sample, with each backend."""
+    img = an_image().detach()[:, :, :20, :24]
+    for with_cp in (False, True):
+        expected = None
+        for backend in ('auto', 'sdpa', 'reference'):
+            model = make(backend, with_cp=with_cp)
+            parameters = dict(model.named_parameters())
+
+            def loss(parameters, img, model=model):
+                return sum(out.square().mean() for out in torch.func.functional_call(model, parameters, (img,)))
+
+            grads = torch.func.grad(loss)(parameters, img)
+            values, pull = torch.func.vjp(lambda img, model=model: model(img)[1], img)
+            (pulled,) = pull(torch.ones_like(values))
+            singles = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, img[:, None])
+            jacobian = torch.func.jacrev(lambda x, block=model.stages[0].blocks[1]: block(x).sum((1, 2, 3)))(
+                block_input(dtype=torch.float64)
+            )
+            found = [*grads.values(), pulled, *singles.values(), jacobian]
+            expected = expected or [
+                *torch.autograd.grad(loss(parameters, img), list(parameters.values())),
+                *found[len(parameters) :],
+            ]
+            assert_same([t.detach() for t in found], [t.detach() for t in expected])
+            for name, single in zip(parameters, singles.values(), strict=True):
+                (alone,) = torch.autograd.grad(loss(parameters, img[1:]), parameters[name])
+                torch.testing.assert_close(single[1], alone, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
+def test_another_default_device(backend):
+    """Nothing is made on the default device by accident: on 'meta' it would lose its values."""
+    model, img = make(backend, use_abs_pos_embed=True, drop_path_rate=0.5, drop_rate=0.1), an_image()
+    expected = run(model, img)
+    torch.set_default_device('meta')
+    try:
+        # A size that no cache holds yet.
+        found = run(model, img)
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, 41, 67, dtype=torch.float64, device='cpu'))
+    finally:
+        torch.set_default_device(None)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_copy_and_a_pickle_run_in_chunks_and_are_the_same(version):
+    model = make('auto', version)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            assert whole_map_reason(twin.eval().stages[0].blocks[1], block_input(dtype=torch.float64)) is None
+        assert_same(run(twin, an_image()), run(make('reference', version), an_image()))
+
+
+def test_threads():
+    ours, plain = make('auto').eval(), make('reference').eval()
+    images = [torch.randn(1, 3, 20 + 5 * i, 50 - 3 * i, dtype=torch.float64) for i in range(6)]
+    expected = [plain(img)[1].detach() for img in images]
+    wrong = []
+
+    def work(start):
+        for i in range(18):
+            index = (start + i) % len(images)
+            if not torch.allclose(ours(images[index])[1], expected[index], atol=1e-9):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def no_gradient(block, x):
+    with torch.no_grad():
+        return whole_map_reason(block, x)
+
+
+def test_the_reason_for_whole_maps():
+    block, x = make('auto').eval().stages[0].blocks[1], block_input(dtype=torch.float64)
+    assert no_gradient(block, x) is None
+    assert whole_map_reason(block, x) == 'gradients are enabled'
+    assert 'meta' in no_gradient(block, x.to('meta'))
+    assert 'stochastic depth' in no_gradient(make('auto', drop_path_rate=0.5).stages[1].blocks[1], x)
+    assert 'draws once' in no_gradient(make('auto', drop_rate=0.5).stages[1].blocks[1], x)
+    with FlopCounterMode(display=False):
+        assert 'watches' in no_gradient(block, x)
+    handle = block.ffn.layers[1].register_forward_hook(lambda *_: None)
+    assert no_gradient(block, x) == 'ffn.layers.1 has hooks'
+    handle.remove()
+    block.ffn.layers[1] = nn.Conv2d(1, 1, 1)
+    assert no_gradient(block, x) == 'ffn.layers.1 may mix the tokens of different windows'
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('act', ['GELU', 'ReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'LeakyReLU', 'Tanh', 'Sigmoid'])
+def test_chunks_with_every_activation_in_low_precision_and_under_autocast(act, version):
+    model = make('auto', version, act_cfg={'type': act}).eval().float()
+    block, x = model.stages[0].blocks[1], block_input(dtype=torch.float32)
+    expected = block.forward_modules(x)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x), expected)
+        with torch.autocast('cpu', torch.bfloat16):
+            assert no_gradient(block, x) is None
+            torch.testing.assert_close(block(x), block.forward_modules(x))
+        block.bfloat16()
+        assert block(x.bfloat16()).dtype == torch.bfloat16
+        torch.testing.assert_close(block(x.bfloat16()), block.forward_modules(x.bfloat16()))
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_chunks_of_a_clamped_window_have_the_window_of_the_whole_map(version):
+    model = make('auto', version, clamp_window=True, window_size=20).eval()
+    x = torch.randn(3, 12, 50, CHANNELS, dtype=torch.float64)
+    block = model.stages[0].blocks[1]
+    with torch.no_grad():
+        assert no_gradient(block, x) is None
+        torch.testing.assert_close(block(x), block.forward_modules(x))
+
+
+def test_forward_mode_gradients():
+    model, img = make('auto').eval(), an_image().detach()
+    tangent = torch.randn_like(img)
+    with torch.autograd.forward_ad.dual_level():
+        out = model(torch.autograd.forward_ad.make_dual(img, tangent))[1]
+        forward = torch.autograd.forward_ad.unpack_dual(out).tangent
+    img.requires_grad_()
+    out = model(img)[1]
+    (backward,) = torch.autograd.grad(out, img, torch.ones_like(out))
+    torch.testing.assert_close(forward.sum(), (backward * tangent).sum())
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_batched_gradients(version):
+    model, img = make('auto', version), an_image()
+    out = model(img)[1]
+    vectors = torch.randn(3, *out.shape, dtype=torch.float64)
+    (batched,) = torch.autograd.grad(out, img, vectors, is_grads_batched=True, retain_graph=True)
+    for vector, ours in zip(vectors, batched, strict=True):
+        torch.testing.assert_close(ours, torch.autograd.grad(out, img, vector, retain_graph=True)[0])
+
+
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_gradient_penalty_trains_a_block(version):
+    penalties = []
+    for backend in ('auto', 'reference'):
+        block = make(backend, version).stages[0].blocks[1]
+        x = block_input(dtype=torch.float64).requires_grad_()
+        (grad,) = torch.autograd.grad(block(x).square().mean(), x, create_graph=True)
+        penalties.append(torch.autograd.grad(grad.square().mean(), list(block.parameters()), allow_unused=True))
+    for ours, expected in zip(*penalties, strict=True):
+        if expected is not None:
+            torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize('wanted', ['attn.w_msa.proj.weight', 'norm1.bias', 'ffn.layers.0.0.bias', 'norm2.weight'])
+@pytest.mark.parametrize('with_cp', [False, True])
+@pytest.mark.parametrize('version', VERSIONS)
+def test_a_block_that_is_frozen_in_part(version, with_cp, wanted):
+    gradients = []
+    for backend in ('auto', 'reference'):
+        block = make(backend, version, with_cp=with_cp).stages[0].blocks[1].requires_grad_(False)
+        block.get_parameter(wanted).requires_grad_(True)
+        gradients.append(
+            torch.autograd.grad(block(block_input(dtype=torch.float64)).square().sum(), block.get_parameter(wanted))
+        )
+    torch.testing.assert_close(*gradients)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_combination(data):
+    """Random situations together: changes, modes of parts, frozen parts, checkpoints, sizes."""
+    options = {
+        'kind': data.draw(st.sampled_from(VERSIONS)),
+        'with_cp': data.draw(st.booleans()),
+        'drop_path_rate': data.draw(st.sampled_from([0.0, 0.7])),
+        'qkv_bias': data.draw(st.booleans()),
+        'use_abs_pos_embed': data.draw(st.booleans()),
+        'frozen_stages': data.draw(st.sampled_from([-1, 0, 1])),
+        'window_size': data.draw(st.sampled_from([2, 4, (3, 5)])),
+    }
+    # An activation in place is compared with the same one that is not.
+    act = data.draw(st.sampled_from([None, 'ReLU', 'SiLU', 'Hardswish']))
+    ours, plain = (
+        make(backend, **options, **({'act_cfg': {'type': act, 'inplace': inplace}} if act else {}))
+        for backend, inplace in (('auto', True), ('reference', False))
+    )
+    changes = data.draw(st.lists(st.sampled_from(CHANGES[1:]), max_size=3, unique=True))
+    in_eval = data.draw(
+        st.lists(st.sampled_from(['stages.0', 'stages.1.blocks.0', 'stages.1.blocks.1.drop_path']), max_size=2)
+    )
+    frozen = data.draw(st.lists(st.sampled_from(['stages.0.blocks.1.attn', 'stages.1.blocks.0.ffn']), max_size=2))
+    for model in (ours, plain):
+        for name in in_eval:
+            model.get_submodule(name).eval()
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
+    img = torch.randn(
+        data.draw(st.integers(1, 2)),
+        3,
+        data.draw(st.integers(1, 40)),
+        data.draw(st.integers(1, 40)),
+        dtype=torch.float64,
+    )
+    with contextlib.ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(changed(change, ours, plain))
+        assert_same(run(ours, img.requires_grad_()), run(plain, img))
+        assert_same(run(ours.eval(), img), run(plain.eval(), img))

@@ -1,0 +1,339 @@
+"""The backbone's options, shapes, types, gradients and errors."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone, create_backbone
+from swin_dense.models.swin import SwinBlock
+from tests.conftest import TINY, needs_half, randomize
+
+PUBLISHED_PARAMETERS = {
+    ('t', 7): 27_520_698,
+    ('s', 7): 48_838_602,
+    ('b', 7): 86_745_016,
+    ('l', 7): 194_998_164,
+    ('b', 12): 86_880_376,
+    ('l', 12): 195_201_204,
+}
+
+
+def tiny(**options):
+    return SwinBackbone(TINY, **options)
+
+
+@pytest.mark.parametrize(('arch', 'window_size'), PUBLISHED_PARAMETERS)
+def test_published_parameter_counts(arch, window_size):
+    with torch.device('meta'):
+        backbone = SwinBackbone(arch, window_size=window_size)
+    assert sum(p.numel() for p in backbone.parameters()) == PUBLISHED_PARAMETERS[arch, window_size]
+
+
+@pytest.mark.parametrize('name', ['t', 'tiny', 'swin_t', 'swin_tiny', 'Swin-T'])
+def test_an_architecture_has_several_names(name):
+    with torch.device('meta'):
+        assert SwinBackbone(name).arch == SwinBackbone('t').arch
+
+
+@pytest.mark.parametrize(('name', 'hint'), [('swin_x', ''), ('swin_lrge', "; did you mean 'large'")])
+def test_an_unknown_architecture_is_told_as_it_was_given(name, hint):
+    with pytest.raises(ValueError, match=f"'large'], with or without 'swin_' in front, got '{name}'{hint}"):
+        create_backbone(name)
+
+
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
+@pytest.mark.parametrize('size', [(1, 1), (1, 40), (3, 5), (31, 33), (64, 64), (97, 130)])
+def test_every_size_gives_ceilings(size, backend):
+    backbone = tiny(attn_backend=backend).eval()
+    outs = backbone(torch.randn(2, 3, *size))
+    assert backbone.out_channels == (16, 32, 64, 128)
+    assert backbone.out_strides == (4, 8, 16, 32)
+    for out, channels, stride in zip(outs, backbone.out_channels, backbone.out_strides, strict=True):
+        assert out.shape == (2, channels, -(-size[0] // stride), -(-size[1] // stride))
+        assert out.is_contiguous()
+
+
+def test_an_empty_batch_passes_forward_and_backward():
+    backbone = tiny()
+    outs = backbone(torch.randn(0, 3, 40, 40, requires_grad=True))
+    assert [out.shape[0] for out in outs] == [0, 0, 0, 0]
+    sum(out.sum() for out in outs).backward()
+
+
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
+@pytest.mark.parametrize(
+    ('dtype', 'tolerance'),
+    [(torch.float32, 1e-4), (torch.bfloat16, 0.15), pytest.param(torch.float16, 0.02, marks=needs_half)],
+)
+def test_lower_precisions_follow_float64(dtype, tolerance, backend):
+    backbone = tiny(attn_backend=backend, use_abs_pos_embed=True).double().eval()
+    img = torch.randn(1, 3, 50, 70, dtype=torch.float64)
+    expected = backbone(img)
+    outs = backbone.to(dtype)(img.to(dtype))
+    for out, exact in zip(outs, expected, strict=True):
+        assert out.dtype == dtype
+        assert (out.double() - exact).abs().max() < tolerance * exact.abs().max()
+
+
+def test_channels_last_input_gives_the_same():
+    backbone = tiny().eval()
+    img = torch.randn(2, 3, 50, 70)
+    for out, expected in zip(backbone(img.to(memory_format=torch.channels_last)), backbone(img), strict=True):
+        assert torch.allclose(out, expected, atol=1e-5)
+
+
+def test_autocast_computes_in_low_precision():
+    backbone = tiny()
+    with torch.autocast('cpu', torch.bfloat16):
+        outs = backbone(torch.randn(1, 3, 50, 70))
+    sum(out.float().sum() for out in outs).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
+
+
+def test_an_image_does_not_see_the_others_of_its_batch():
+    backbone = randomize(tiny()).double().eval()
+    imgs = torch.randn(3, 3, 45, 61, dtype=torch.float64)
+    together = backbone(imgs)
+    for index in range(3):
+        for whole, alone in zip(together, backbone(imgs[index : index + 1]), strict=True):
+            assert torch.allclose(whole[index], alone[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'out_indices': (0, 2)},
+        {'out_indices': (3,)},
+        {'out_indices': (1,)},
+        {'use_abs_pos_embed': True},
+        {'qkv_bias': False},
+        {'qk_scale': 0.0},
+        {'patch_norm': False},
+        {'use_rel_pos_bias': False},
+        {'use_shift': False},
+        {'mlp_ratio': 2.5},
+        {'in_channels': 5},
+        {'window_size': 12},
+        {'window_size': (3, 5)},
+        {'window_size': 1},
+        {'patch_size': 2},
+        {'with_cp': True},
+        {'with_cp': (True, False, True, False)},
+        {'drop_rate': 0.1, 'attn_drop_rate': 0.1, 'drop_path_rate': 0.5},
+        {'act_cfg': {'type': 'ReLU'}, 'norm_cfg': {'type': 'LN', 'eps': 1e-6}},
+    ],
+    ids=str,
+)
+def test_every_parameter_gets_a_gradient(options):
+    backbone = tiny(**options)
+    img = torch.randn(2, options.get('in_channels', 3), 45, 61)
+    outs = backbone(img)
+    assert len(outs) == len(backbone.out_indices)
+    sum((out * torch.randn_like(out)).sum() for out in outs).backward()
+    for name, parameter in backbone.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_out_indices_select_maps_and_build_no_more():
+    full = tiny().eval()
+    part = tiny(out_indices=(2, 1)).eval()
+    part.load_state_dict({name: value for name, value in full.state_dict().items() if name in part.state_dict()})
+    img = torch.randn(1, 3, 50, 70)
+    for out, expected in zip(part(img), full(img)[1:3], strict=True):
+        assert torch.equal(out, expected)
+    assert (part.out_channels, part.out_strides) == ((32, 64), (8, 16))
+    assert len(part.stages) == 3
+    assert part.stages[-1].downsample is None
+
+
+def test_any_number_of_stages():
+    backbone = SwinBackbone({'embed_dims': 16, 'depths': (1, 2), 'num_heads': (2, 2)}, strides=(4, 3), patch_size=4)
+    outs = backbone(torch.randn(1, 3, 50, 70))
+    assert [tuple(out.shape) for out in outs] == [(1, 16, 13, 18), (1, 32, 5, 6)]
+
+
+def test_checkpointing_changes_no_gradient():
+    img = torch.randn(2, 3, 45, 61)
+    gradients = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        backbone = tiny(with_cp=with_cp, drop_path_rate=0.0)
+        sum(out.square().sum() for out in backbone(img)).backward()
+        gradients.append([p.grad for p in backbone.parameters()])
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(*gradients, strict=True))
+
+
+def test_with_cp_per_stage_recomputes_only_those_blocks():
+    calls = []
+    backbone = tiny(with_cp=(True, False, False, True))
+    for name, module in backbone.named_modules():
+        if isinstance(module, SwinBlock):
+            module.attn.w_msa.proj.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+    sum(out.sum() for out in backbone(torch.randn(1, 3, 32, 32))).backward()
+    assert sorted({name for name in calls if calls.count(name) == 2}) == [
+        'stages.0.blocks.0',
+        'stages.0.blocks.1',
+        'stages.3.blocks.0',
+        'stages.3.blocks.1',
+    ]
+
+
+@pytest.mark.parametrize('frozen_stages', [-1, 0, 1, 2, 4])
+def test_frozen_stages_are_frozen_from_the_start_and_after_train(frozen_stages):
+    backbone = tiny(frozen_stages=frozen_stages, use_abs_pos_embed=True, drop_rate=0.5)
+    prefixes = ['patch_embed.', 'absolute_pos_embed'] if frozen_stages >= 0 else []
+    for stage in range(frozen_stages):
+        prefixes += [f'stages.{stage}.', f'norm{stage}.']
+    for _ in range(2):
+        for name, parameter in backbone.named_parameters():
+            assert parameter.requires_grad != name.startswith(tuple(prefixes)), name
+        for name, module in backbone.named_modules():
+            if name:
+                assert module.training != (f'{name}.').startswith((*prefixes, 'pos_drop.' if prefixes else '-')), name
+        assert backbone.train() is backbone
+    assert backbone.eval() is backbone
+    assert not any(module.training for module in backbone.modules())
+
+
+def test_drop_path_rises_linearly_and_is_off_in_evaluation():
+    backbone = tiny(drop_path_rate=0.7)
+    rates = [module.drop_path.drop_prob for module in backbone.modules() if isinstance(module, SwinBlock)]
+    assert rates == pytest.approx([0.1 * step for step in range(8)])
+    img = torch.randn(1, 3, 32, 32)
+    backbone.eval()
+    assert torch.equal(backbone(img)[3], backbone(img)[3])
+
+
+def test_drop_path_keeps_the_expectation():
+    from swin_dense.models.layers import DropPath
+
+    dropped = DropPath(0.3)(torch.ones(20_000, 1, 1, 1))
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert dropped.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+    assert DropPath(1.0)(torch.ones(9, 2, 2, 1)).abs().max() == 0
+
+
+def test_absolute_position_is_interpolated_bicubically_to_the_grid():
+    backbone = tiny(use_abs_pos_embed=True, pretrain_img_size=(32, 48), out_indices=(0,))
+    assert backbone.absolute_pos_embed.shape == (1, 8 * 12, 16)
+    assert backbone.position_grid == (8, 12)
+    tokens = torch.zeros(1, 10, 9, 16)
+    maps = backbone.absolute_pos_embed.transpose(1, 2).view(1, 16, 8, 12)
+    expected = torch.nn.functional.interpolate(maps, size=(10, 9), mode='bicubic')
+    assert torch.equal(backbone._add_position(tokens), expected.permute(0, 2, 3, 1))
+
+
+def test_no_qk_term_means_that_the_image_cannot_move_the_attention():
+    """With qk_scale=0 and no bias every key weighs the same, so the output is the mean of the values."""
+    backbone = tiny(qk_scale=0.0, use_rel_pos_bias=False, use_shift=False, window_size=4)
+    attn = backbone.stages[0].blocks[0].attn
+    x = torch.randn(1, 4, 4, 16)
+    values = attn.w_msa.qkv(x)[..., 32:]
+    expected = attn.w_msa.proj(values.mean((1, 2), keepdim=True)).expand(1, 4, 4, 16)
+    assert torch.allclose(attn(x), expected, atol=1e-6)
+
+
+def test_copies_and_pickles():
+    backbone = tiny().eval()
+    img = torch.randn(1, 3, 40, 40)
+    for twin in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
+        assert torch.equal(twin(img)[3], backbone(img)[3])
+
+
+def test_a_trace_at_batch_1_is_right_at_batch_2():
+    backbone = randomize(tiny()).eval()
+    with warnings.catch_warnings():  # that sizes are baked in is what a trace is
+        warnings.simplefilter('ignore')
+        traced = torch.jit.trace(backbone, torch.randn(1, 3, 45, 61), check_trace=False)
+    img = torch.randn(2, 3, 45, 61)
+    for out, expected in zip(traced(img), backbone(img), strict=True):
+        assert torch.allclose(out, expected, atol=1e-4)
+
+
+def test_state_holds_parameters_only():
+    backbone = tiny()
+    assert set(backbone.state_dict()) == {name for name, _ in backbone.named_parameters()}
+
+
+def test_create_backbone_is_ready_for_inference():
+    backbone = create_backbone('swin_t', out_indices=(0,))
+    assert not backbone.training
+    assert backbone.out_channels == (96,)
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'words'),
+    [
+        ({'embed_dim': 96}, TypeError, ['embed_dim', "'embed_dims'"]),
+        ({'ape': True}, TypeError, ['use_abs_pos_embed']),
+        ({'use_checkpoint': True}, TypeError, ['with_cp']),
+        ({'in_chans': 4}, TypeError, ['in_channels']),
+        ({'window_sise': 7}, TypeError, ['window_sise', "did you mean 'window_size'"]),
+        ({'pretrained': 'x.pth'}, TypeError, ['SwinDense', 'create_backbone']),
+        ({'arch': 'xl'}, ValueError, ['xl', "'t', 's', 'b', 'l', 'tiny'"]),
+        ({'arch': 3}, TypeError, ['arch', 'int']),
+        ({'arch': {'embed_dims': 96}}, ValueError, ['depths', 'num_heads']),
+        ({'embed_dims': 100}, ValueError, ['num_heads[0] = 3', '100']),
+        ({'num_heads': (3, 6, 12, 25)}, ValueError, ['num_heads[3] = 25', '768']),
+        ({'depths': (2, 2, 6)}, ValueError, ['depths=(2, 2, 6)', 'num_heads=(3, 6, 12, 24)', 'give both']),
+        ({'depths': 2}, TypeError, ['depths', 'list']),
+        ({'depths': (2, 0, 6, 2)}, ValueError, ['depths', 'at least 1']),
+        ({'window_size': b'77'}, TypeError, ['window_size', 'integer', "b'77'"]),
+        ({'window_size': -7}, ValueError, ['window_size', '-7', 'at least 1']),
+        ({'window_size': 7.0}, TypeError, ['window_size', '7.0']),
+        ({'window_size': (7, 7, 7)}, ValueError, ['window_size', '(7, 7, 7)']),
+        ({'pretrain_img_size': (112, 112, 112)}, ValueError, ['pretrain_img_size', '(112, 112, 112)']),
+        ({'pretrain_img_size': 3, 'use_abs_pos_embed': True}, ValueError, ['pretrain_img_size', 'at least 4']),
+        ({'out_indices': (0, 4)}, ValueError, ['out_indices', '0 to 3', '(0, 4)']),
+        ({'out_indices': (1, 1)}, ValueError, ['out_indices', '(1, 1)']),
+        ({'out_indices': ()}, ValueError, ['out_indices', 'empty']),
+        ({'strides': (4, 2, 2)}, ValueError, ['strides', '4', '3']),
+        ({'strides': (2, 2, 2, 2)}, ValueError, ['strides[0]', 'patch_size']),
+        ({'frozen_stages': 5}, ValueError, ['frozen_stages', '5']),
+        ({'frozen_stages': -2}, ValueError, ['frozen_stages', '-2']),
+        ({'with_cp': (True, False)}, ValueError, ['with_cp', '4', '2']),
+        ({'with_cp': 'yes'}, TypeError, ['with_cp', 'yes']),
+        ({'drop_path_rate': 1.5}, ValueError, ['drop_path_rate', '1.5']),
+        ({'drop_rate': 'a'}, TypeError, ['drop_rate', "'a'"]),
+        ({'mlp_ratio': 0.001}, ValueError, ['mlp_ratio', '0.001', '96']),
+        ({'in_channels': 0}, ValueError, ['in_channels', '0']),
+        ({'qkv_bias': 1}, TypeError, ['qkv_bias', '1']),
+        ({'act_cfg': {'type': 'Gelu'}}, ValueError, ['act_cfg', "did you mean 'GELU'"]),
+        ({'norm_cfg': {'type': 'BN'}}, ValueError, ['norm_cfg', 'BN', 'LN']),
+        ({'norm_cfg': None}, TypeError, ['norm_cfg', 'None']),
+        ({'norm_cfg': {'type': 'LN', 'epsilon': 1}}, TypeError, ['norm_cfg', 'epsilon']),
+        ({'act_cfg': {'type': 'GELU', 'slope': 1}}, TypeError, ['act_cfg', 'slope']),
+        ({'attn_backend': 'flash'}, ValueError, ['attn_backend', 'flash', 'sdpa']),
+    ],
+    ids=str,
+)
+def test_wrong_options_say_what_is_allowed(options, error, words):
+    with pytest.raises(error) as caught, torch.device('meta'):
+        SwinBackbone(**options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ('img', 'error', 'words'),
+    [
+        (torch.zeros(3, 32, 32), ValueError, ['(B, 3, H, W)', '(3, 32, 32)']),
+        (torch.zeros(1, 4, 32, 32), ValueError, ['3 channels', 'got 4', 'in_channels=4']),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), TypeError, ['floating-point', 'torch.uint8', 'normalise']),
+        (torch.zeros(1, 3, 32, 32).double(), TypeError, ['torch.float64', 'weights are torch.float32', 'autocast']),
+        (torch.zeros(1, 3, 0, 32), ValueError, ['at least 1 pixel', '(1, 3, 0, 32)']),
+        ('image.png', TypeError, ['torch.Tensor', 'str']),
+    ],
+    ids=['rank', 'channels', 'integers', 'float64', 'empty', 'path'],
+)
+def test_wrong_images_say_what_is_allowed(img, error, words):
+    backbone = tiny()
+    with pytest.raises(error) as caught:
+        backbone(img)
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,224 @@
+"""Swin V2 beyond the comparisons with other people's, which are in tests/peers/test_v2.py."""
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone, extract_pyramid, load_checkpoint
+from swin_dense.analysis.explain import token_attention
+from swin_dense.analysis.flop_counter import count
+from swin_dense.checkpoint import CheckpointError, export_state_dict
+from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
+from swin_dense.models.swin_v2 import CosineWindowAttention
+from tests.conftest import TINY, needs_half, randomize
+
+
+def make(seed=0, **options):
+    return randomize(SwinV2Backbone(**{**TINY, 'window_size': 4, 'drop_path_rate': 0.0, **options}), seed).double()
+
+
+def run(model, img):
+    """Return the maps and the gradients of the image and all parameters."""
+    img = img.clone().requires_grad_()
+    outs = model(img)
+    weights = [torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin() for out in outs]
+    loss = sum((out * weight).sum() for out, weight in zip(outs, weights, strict=True))
+    return [*outs, *torch.autograd.grad(loss, [img, *model.parameters()])]
+
+
+@pytest.mark.parametrize('options', [{}, {'qkv_bias': False}, {'with_cp': True}, {'window_size': (4, 6)}])
+def test_every_way_is_the_textbook(options):
+    img = torch.randn(2, 3, 50, 61, dtype=torch.float64)
+    found = run(make(**options), img)
+    expected = run(make(**{**options, 'with_cp': False}, attn_backend='reference'), img)
+    for ours, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
+    assert all(gradient.abs().max() > 0 for gradient in found[4:])
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'tolerance'), [pytest.param(torch.float16, 2e-2, marks=needs_half), (torch.bfloat16, 1e-1)]
+)
+def test_low_precision_survives_zeros(dtype, tolerance):
+    """A token of zeros has a key of zeros, which in half precision must not be divided by its rounded length."""
+    exact = make(num_heads=(2, 2, 2, 2), qkv_bias=False)
+    low = make(num_heads=(2, 2, 2, 2), qkv_bias=False).to(dtype)
+    attn, low_attn = exact.stages[0].blocks[1].attn, low.stages[0].blocks[1].attn
+    x = torch.randn(1, 5, 7, 16, dtype=torch.float64)
+    x[0, 2] = 0
+    found, expected = low_attn(x.to(dtype)), attn(x)
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def test_scales_are_clamped_and_have_a_gradient_below():
+    attn = CosineWindowAttention(8, 2, window_size=(4, 4)).double()
+    x = torch.randn(1, 4, 4, 8, dtype=torch.float64)
+    with torch.no_grad():
+        attn.logit_scale[0], attn.logit_scale[1] = 100, 1
+    ShiftedWindowAttention(attn, (0, 0))(x).square().sum().backward()
+    assert attn.logit_scale.grad[0] == 0
+    assert attn.logit_scale.grad[1] != 0
+    assert torch.isclose(attn.project(x)[..., :4].norm(dim=-1), torch.tensor(100.0, dtype=torch.float64)).all()
+
+
+def test_a_new_block_is_the_identity():
+    block = SwinV2Backbone(**TINY).eval().stages[0].blocks[1]
+    x = torch.randn(1, 5, 6, 16)
+    assert torch.equal(block(x), x)
+
+
+def test_a_window_of_one_token_has_numbers():
+    assert all(map.isfinite().all() for map in make(window_size=1)(torch.randn(1, 3, 9, 5, dtype=torch.float64)))
+
+
+def test_the_pretrained_window_is_the_scale_of_the_offsets():
+    """The network sees an offset of 3 tokens alike in every window, if it is told the one it was trained with."""
+    small, large = make(window_size=4), make(window_size=6, pretrained_window_size=(4, 4, 4, 4))
+    bias, wider = (model.stages[0].blocks[0].attn.w_msa.relative_bias(model.window_size) for model in (small, large))
+    inside = wider.view(-1, 6, 6, 6, 6)[:, :4, :4, :4, :4].reshape(bias.shape)
+    torch.testing.assert_close(inside, bias)
+    assert not torch.allclose(make(window_size=6).stages[0].blocks[0].attn.w_msa.relative_bias((6, 6)), wider)
+
+
+def test_gradients_per_image():
+    block = make().stages[0].blocks[1]
+    x = torch.randn(2, 9, 7, 16, dtype=torch.float64)
+    parameters = dict(block.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(block, parameters, (x[None],)).square().sum()
+
+    singles = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    expected = torch.autograd.grad(block(x[1:]).square().sum(), list(parameters.values()))
+    for single, alone in zip(singles.values(), expected, strict=True):
+        torch.testing.assert_close(single[1], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_a_bias_that_v2_does_not_have_is_heard():
+    ours, plain = make(), make(attn_backend='reference')
+    for model in (ours, plain):
+        bias = torch.nn.Parameter(torch.linspace(-1, 1, 48, dtype=torch.float64))
+        model.stages[0].blocks[0].attn.w_msa.qkv.bias = bias
+    # The second map is padded in advance: the first must have the same keys and values in its padding.
+    x = torch.randn(1, 7, 10, 16, dtype=torch.float64)
+    found, expected = (model.stages[0].blocks[0].attn(x) for model in (ours, plain))
+    torch.testing.assert_close(found, expected)
+    padded = torch.nn.functional.pad(x, (0, 0, 0, 2, 0, 1))
+    torch.testing.assert_close(found, ours.stages[0].blocks[0].attn(padded)[:, :7, :10])
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'words'),
+    [
+        ({'qk_scale': 0.5}, ValueError, 'learns a scale per head'),
+        ({'use_rel_pos_bias': False}, ValueError, 'always has its position bias'),
+        ({'pretrained_window_size': (8, 8)}, ValueError, 'one entry per stage'),
+        ({'pretrained_window_size': 1}, ValueError, 'at least 2'),
+        ({'pretrain_window_size': 8}, TypeError, "did you mean 'pretrained_window_size'"),
+        ({'arch': 'swin_t'}, ValueError, 'is of SwinBackbone'),
+        ({'ape': True}, TypeError, "'use_abs_pos_embed'"),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(options, error, words):
+    with pytest.raises(error, match=words):
+        SwinV2Backbone(**options)
+
+
+def test_v1_points_to_v2():
+    with pytest.raises(ValueError, match='SwinV2Backbone'):
+        SwinBackbone('swinv2_t')
+    with pytest.raises(TypeError, match='SwinV2Backbone'):
+        SwinBackbone(pretrained_window_size=8)
+
+
+def test_names_build_the_right_network():
+    with torch.device('meta'):
+        for name in ('swinv2_t', 'swin_v2_tiny', 'SwinV2-T'):
+            backbone = create_backbone(name, window_size=16)
+            assert type(backbone) is SwinV2Backbone
+            assert (backbone.window_size, backbone.training) == ((16, 16), False)
+        assert type(create_backbone('swin_t')) is SwinBackbone
+
+
+def test_versions_are_told_apart_and_said(caplog):
+    v1, v2 = SwinBackbone(**TINY), make(1)
+    with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2 in a config') as e:
+        v1.load_state_dict(v2.state_dict())
+    assert 'allow_partial' not in str(e.value)  # which would load nothing of it
+    with pytest.raises(CheckpointError, match='It is a Swin V1'):
+        load_checkpoint(v2, export_state_dict(v1, 'mmdet'))
+    with pytest.raises(ValueError, match='mmdet has no Swin V2'):
+        export_state_dict(v2, 'mmdet')
+    fresh = make(2)
+    report = load_checkpoint(fresh, {'model': export_state_dict(v2, 'official')}, log=None)
+    assert 'Swin V2' in str(report)
+    assert all(torch.equal(a, b) for a, b in zip(v2.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_file_of_another_window_is_refused_unless_its_window_is_named():
+    file = export_state_dict(make(window_size=8), 'official')
+    with pytest.raises(CheckpointError, match=r'build it with pretrained_window_size=\(8, 8, 8, 8\)'):
+        load_checkpoint(make(window_size=6), file)
+    load_checkpoint(make(window_size=6, pretrained_window_size=8), file)
+
+
+@torch.no_grad()
+def test_pictures():
+    backbone = make().eval()
+    found = token_attention(backbone, torch.rand(3, 50, 61), stage=1, block=1, pixel=(48, 60))
+    torch.testing.assert_close(found.weights.sum((1, 2)) + found.padding, torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ('name', 'window', 'size', 'parameters', 'gflops'),
+    [
+        ('swinv2_t', 16, 256, 28_347_154, 6.6),
+        ('swinv2_s', 8, 256, 49_728_418, 11.5),
+        ('swinv2_b', 24, 384, 87_918_816, 54.7),
+        ('swinv2_l', 16, 256, 196_739_932, 47.5),
+    ],
+)
+def test_published_parameters_and_flops(name, window, size, parameters, gflops):
+    with torch.device('meta'):
+        result = count(SwinClassifier(name, window_size=window), size, size)
+    assert result.parameters[''] == parameters
+    # The published figures leave out the position networks.
+    position = sum(flops for module, flops in result.flops.items() if module.endswith('cpb_mlp'))
+    assert (result.flops[''] - position) / 1e9 == pytest.approx(gflops, abs=0.05)
+
+
+@torch.no_grad()
+def test_a_trace_and_tiles_hold_at_other_sizes():
+    backbone = make().eval()
+    traced = torch.jit.trace(backbone, torch.randn(1, 3, 64, 64, dtype=torch.float64), check_trace=False)
+    img = torch.rand(2, 3, 50, 61, dtype=torch.float64)
+    for ours, expected in zip(traced(img), backbone(img), strict=True):
+        torch.testing.assert_close(ours, expected)
+    photo = torch.rand(3, 200, 310, dtype=torch.float64)
+    whole, tiled = extract_pyramid(backbone, photo), extract_pyramid(backbone, photo, tile=128)
+    for stride, expected in whole.items():
+        torch.testing.assert_close(tiled[stride], expected)
+
+
+def test_simmims_files_spell_the_position_network_otherwise():
+    source, backbone = make(1), make(2)
+    official = export_state_dict(source, 'official')
+    state = {f'encoder.{name.replace("cpb_mlp", "rpe_mlp")}': tensor for name, tensor in official.items()}
+    report = load_checkpoint(backbone, {'model': {**state, 'encoder.mask_token': torch.zeros(1, 1, 16)}}, log=None)
+    assert (report.family, report.version) == ('simmim', 2)
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), backbone.parameters(), strict=True))
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_clamped_windows_fit_inside_small_maps(kind):
+    attn = kind(**{**TINY, 'window_size': 4}, clamp_window=True).stages[0].blocks[1].attn
+
+    assert attn.windows_on(5, 9) == ((4, 4), (2, 2))
+    assert attn.windows_on(4, 9) == ((4, 4), (0, 0))
+    assert attn.windows_on(3, 9) == ((3, 3), (0, 0))
+    assert attn(torch.randn(1, 3, 2, 16)).shape == (1, 3, 2, 16)
+
+
+def test_a_clamped_window_of_v1_keeps_the_biases_of_its_offsets():
+    attn = randomize(WindowAttention(8, 2, window_size=(5, 5)))
+    inside = attn.relative_bias((5, 5)).view(2, 5, 5, 5, 5)[:, :3, :3, :3, :3].reshape(2, 9, 9)
+    assert torch.equal(attn.relative_bias((3, 3)), inside)

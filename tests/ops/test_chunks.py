@@ -1,0 +1,44 @@
+"""A map worked through in chunks gives what the whole map gives."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_dense.ops import chunks
+from tests.textbook import merge, partition
+
+
+@given(data=st.data())
+def test_every_token_is_in_one_chunk_with_its_window(data):
+    """Each token gets the sum of its window, computed from the official geometry, chunk by chunk and at once."""
+    batch, height, width = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40)), data.draw(st.integers(1, 20))
+    window = (data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7)))
+    shift = tuple(data.draw(st.integers(0, side - 1)) for side in window)
+    x = torch.randn(batch, height, width, 2, dtype=torch.float64)
+    sizes = []
+
+    def add_window_sums(x, shift):
+        sizes.append(x.shape[:3].numel())
+        windows = partition(x, window, shift)
+        return merge(windows + windows.sum(2, keepdim=True), x.shape[1:3], window, shift)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, 'CHUNK_TOKENS', 40)
+        out = chunks.run(add_window_sums, x, window, shift)
+    if out is None:
+        assert batch * height * width <= 2 * max(60, window[0] * width + shift[0] * width)
+        return
+    assert sum(sizes) == x.shape[:3].numel()
+    # One row of windows is the least, and the last chunk takes over what is left.
+    assert max(sizes) <= 2 * max(60, window[0] * width + shift[0] * width)
+    torch.testing.assert_close(out, add_window_sums(x, shift))
+
+
+def test_a_result_of_another_dtype_keeps_it():
+    x = torch.randn(1, 128, 128, 8)
+    assert chunks.run(lambda part, shift: part.bfloat16(), x, (4, 4), (0, 0)).dtype == torch.bfloat16
+
+
+def test_a_map_that_one_chunk_holds_is_left_to_the_caller():
+    assert chunks.run(lambda part, shift: part, torch.randn(1, 16, 16, 8), (4, 4), (2, 2)) is None

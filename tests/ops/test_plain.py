@@ -1,0 +1,92 @@
+"""The plain operations against the textbook's, eagerly; then one trace at sizes that it never saw."""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swin_dense import SwinBackbone
+from swin_dense.ops import context, plain
+from swin_dense.ops.windows import WindowSpec
+from tests import textbook
+from tests.conftest import randomize
+
+SIZES = st.tuples(st.integers(1, 30), st.integers(1, 30))
+HEADS, CHANNELS = 2, 6
+
+
+@st.composite
+def geometries(draw):
+    """Windows and shifts, among them none, and windows that are not square."""
+    window = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    return window, tuple(draw(st.integers(0, side - 1)) for side in window)
+
+
+def exporting():
+    return mock.patch.object(context, 'is_exporting', return_value=True)
+
+
+@given(SIZES, geometries(), st.integers(0, 3), st.booleans(), st.booleans())
+def test_attention_is_the_textbooks(size, geometry, batch, has_bias, has_padding):
+    spec = WindowSpec(HEADS, *geometry, 0.3)
+    qkv = torch.randn(batch, *size, 3 * CHANNELS, dtype=torch.float64)
+    bias = torch.randn(HEADS, spec.tokens, spec.tokens, dtype=torch.float64) if has_bias else None
+    pad_kv = torch.randn(2 * CHANNELS, dtype=torch.float64) if has_padding else None
+    ours, expected = (module.window_attention(qkv, bias, pad_kv, spec) for module in (plain, textbook))
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(SIZES, st.integers(1, 4))
+def test_neighbours_are_the_textbooks(size, stride):
+    x = torch.randn(2, *size, CHANNELS)
+    expected = textbook.neighbours(x, stride)
+    assert torch.equal(plain.neighbours(x, stride), expected)
+    by_channel = expected.unflatten(-1, (2, 2, CHANNELS)).permute(0, 1, 2, 5, 4, 3).flatten(3)
+    assert torch.equal(plain.neighbours(x, stride, by_channel=True), by_channel)
+    with exporting():
+        assert torch.equal(plain.neighbours(x, stride), expected)
+        assert torch.equal(plain.neighbours(x, stride, by_channel=True), by_channel)
+
+
+def test_neighbours_by_channel_are_those_of_unfold():
+    x = torch.randn(2, 8, 6, CHANNELS)
+    unfolded = F.unfold(x.permute(0, 3, 1, 2), 2, stride=2).transpose(1, 2).view(2, 4, 3, 4 * CHANNELS)
+    assert torch.equal(plain.neighbours(x, 2, by_channel=True), unfolded)
+
+
+@given(SIZES, SIZES)
+def test_resizing_is_torchs(size, target):
+    position = torch.randn(1, size[0] * size[1], 3, dtype=torch.float64)
+    maps = position.unflatten(1, size).permute(0, 3, 1, 2)
+    expected = F.interpolate(maps, target, mode='bicubic').permute(0, 2, 3, 1)
+    torch.testing.assert_close(plain.resize_position(position, size, target), expected, rtol=0, atol=0)
+    with exporting():
+        ours = plain.resize_position(position, size, target)
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
+
+
+@given(SIZES, st.integers(1, 5))
+def test_images_are_padded_to_patches(size, side):
+    img = torch.randn(1, 2, *size)
+    expected = F.pad(img, (0, -size[1] % side, 0, -size[0] % side))
+    assert torch.equal(plain.pad_to_patches(img, side), expected)
+    with exporting():
+        assert torch.equal(plain.pad_to_patches(img, side), expected)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [{'window_size': 7}, {'window_size': (5, 12), 'use_abs_pos_embed': True, 'pretrain_img_size': (40, 64)}],
+    ids=str,
+)
+def test_a_trace_is_right_at_sizes_that_it_never_saw(options):
+    options = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2), **options}
+    model = randomize(SwinBackbone(**options)).double().eval().requires_grad_(False)
+    trace = torch.jit.trace(model, torch.randn(2, 3, 75, 100, dtype=torch.float64))
+    for shape in [(1, 1, 1), (3, 1, 300), (1, 300, 1), (4, 5, 9), (1, 28, 28), (2, 57, 199), (1, 224, 224)]:
+        img = torch.randn(shape[0], 3, *shape[1:], dtype=torch.float64)
+        for ours, expected in zip(trace(img), model(img), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)

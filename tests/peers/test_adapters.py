@@ -1,0 +1,89 @@
+"""PEFT, torchao and torch.fx on the backbone, as docs/elsewhere.md says."""
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from tests.conftest import TINY, randomize
+
+IMAGE = torch.rand(1, 3, 97, 133)
+LINEAR = ['qkv', 'proj', 'layers.0.0', 'layers.1', 'reduction']
+
+
+def build(**options):
+    return SwinBackbone('t', **TINY, drop_path_rate=0.0, **options).eval()
+
+
+def largest_difference(ours, theirs):
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+class TestPEFT:
+    @pytest.fixture(autouse=True)
+    def _weights(self):
+        self.peft = pytest.importorskip('peft', reason='see the group peers of pyproject.toml')
+        self.weights = build().state_dict()
+
+    def adapted(self, **options):
+        backbone = build()
+        backbone.load_state_dict(self.weights)
+        return self.peft.get_peft_model(backbone, self.peft.LoraConfig(r=4, target_modules=LINEAR, **options))
+
+    def test_adapters_train_save_load_and_merge(self, tmp_path):
+        model = self.adapted()
+        before = [x.detach() for x in model.eval()(IMAGE)]
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        for _ in range(5):
+            loss = sum(x.square().mean() for x in model.train()(IMAGE))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        assert {name.split('.lora')[0].split('.')[-1] for name in trained} == {'qkv', 'proj', '0', '1', 'reduction'}
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+        with torch.no_grad():
+            after = model.eval()(IMAGE)
+            assert largest_difference(after, before) > 1e-3
+            model.save_pretrained(tmp_path)
+            backbone = build()
+            backbone.load_state_dict(self.weights)
+            loaded = self.peft.PeftModel.from_pretrained(backbone, tmp_path).eval()
+            assert largest_difference(loaded(IMAGE), after) == 0
+            merged = loaded.merge_and_unload()
+            assert type(merged) is SwinBackbone
+            assert largest_difference(merged(IMAGE), after) < 1e-5
+            assert merged.state_dict().keys() == self.weights.keys()
+
+
+@torch.no_grad()
+def test_torchao_stores_weights_in_8_bits(tmp_path):
+    quantization = pytest.importorskip('torchao.quantization', reason='see the group peers of pyproject.toml')
+    backbone = SwinBackbone('t').eval()
+    before = backbone(IMAGE)
+    quantization.quantize_(backbone, quantization.Int8WeightOnlyConfig())
+    after = backbone(IMAGE)
+    assert all((a - b).norm() < 0.03 * b.norm() for a, b in zip(after, before, strict=True))
+    torch.save(backbone.state_dict(), tmp_path / 'int8.pth')
+    assert (tmp_path / 'int8.pth').stat().st_size < 0.27 * sum(4 * p.numel() for p in SwinBackbone('t').parameters())
+    loaded = SwinBackbone('t').eval()
+    quantization.quantize_(loaded, quantization.Int8WeightOnlyConfig())
+    loaded.load_state_dict(torch.load(tmp_path / 'int8.pth'))
+    assert largest_difference(loaded(IMAGE), after) == 0
+
+
+def test_fx_is_refused_in_words():
+    with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*out_indices'):
+        torch.fx.symbolic_trace(build())
+    extraction = pytest.importorskip(
+        'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
+    )
+    with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*forward hooks'):
+        extraction.create_feature_extractor(build(), ['stages.1'])
+
+
+def test_hooks_give_what_fx_would():
+    backbone, found = randomize(build()), {}
+    hook = backbone.stages[1].register_forward_hook(lambda module, args, out: found.update(stage1=out))
+    backbone(IMAGE)
+    hook.remove()
+    assert found['stage1'].shape == (1, 13, 17, 32)

@@ -1,0 +1,88 @@
+"""docs/elsewhere.md is true: its blocks run in order, on random weights and small data."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from tests.conftest import ROOT
+from tests.recipes.data import make_coco
+from tests.tools.test_notebooks import code_of
+
+NEEDED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao', 'pycocotools')
+PAGE = (ROOT / 'docs' / 'elsewhere.md').read_text()
+
+
+def blocks(language):
+    return re.findall(rf'^```{language}\n(.*?)^```', PAGE, re.S | re.M)
+
+
+def run(place, *command):
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path]), 'OMP_NUM_THREADS': '1'}
+    command = [sys.executable, '-W', 'ignore', '-m', 'tests.peers.cuda_stubs', *command]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def place(tmp_path):
+    for package in NEEDED:
+        if find_spec(package) is None:
+            pytest.skip(f'needs {package}, see the group peers of pyproject.toml')
+    make_coco(tmp_path / 'data' / 'fruit')
+    shutil.copytree(ROOT / 'examples', tmp_path / 'examples')
+    torch.save({'model': SwinBackbone('t').state_dict()}, tmp_path / 'swin_tiny_patch4_window7_224.pth')
+    return tmp_path
+
+
+def test_every_block_is_of_a_kind_that_is_run():
+    assert set(re.findall(r'^```(.+)', PAGE, re.M)) == {'python', 'sh', 'py'}
+
+
+@pytest.mark.slow
+def test_python(place):
+    program = '\n'.join(blocks('python'))
+    (place / 'page.py').write_text(program)
+    said = run(place, 'page.py')
+    promised = re.findall(r'print\(.*\)  # (.*)', program)
+    assert promised
+    assert all(line in said.splitlines() for line in promised)
+    assert 'the model (SwinModel) on 224 x 224 pixels: ' in said
+
+
+@pytest.mark.slow
+def test_the_notebook(place):
+    (place / 'notebook.py').write_text(code_of('torchvision_and_transformers'))
+    run(place, 'notebook.py')
+
+
+@pytest.mark.slow
+def test_shell(place):
+    for line in ''.join(blocks('sh')).splitlines():
+        command, *arguments = line.split()
+        assert command == 'python'
+        run(place, *arguments)
+    assert (place / 'work_dirs' / 'torchvision' / 'metrics.json').exists()
+
+
+@pytest.mark.skipif(find_spec('detectron2') is None, reason='put a clone of detectron2 on PYTHONPATH')
+def test_detectron2(place, monkeypatch):
+    monkeypatch.chdir(place)
+    (program,) = blocks('py')  # apart, as it needs detectron2
+    names = {}
+    exec(program, names)
+    assert list(names['backbone'].output_shape()) == ['res2', 'res3', 'res4', 'res5']
+
+
+def test_versions_are_those_of_the_code():
+    for name in ('torchvision', 'timm', 'smp', 'transformers', 'detectron2'):
+        source = (ROOT / 'swin_dense' / 'integrations' / f'{name}.py').read_text()
+        tested = re.search(r"^require\('\w+', '([\d.]+)'", source, re.M)[1]
+        assert re.search(rf'\| {re.escape(tested)}[^|]* \| `swin_dense\.integrations\.{name}`', PAGE), name

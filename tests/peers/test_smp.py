@@ -1,0 +1,155 @@
+"""Our encoders under every decoder of segmentation_models_pytorch."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from tests.conftest import TINY, randomize
+
+smp = pytest.importorskip('segmentation_models_pytorch', reason='see the group peers of pyproject.toml')
+import swin_dense.integrations.smp as ours  # noqa: E402
+import swin_dense.integrations.timm  # noqa: E402, F401
+
+DECODERS = ['Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus', 'UPerNet',
+            'Segformer', 'DPT']  # fmt: skip
+DPT = {'decoder_readout': 'ignore', 'decoder_intermediate_channels': (16,) * 4, 'decoder_fusion_channels': 16}
+# Decoders that read fewer maps leave the norms of the others without a gradient.
+UNREAD = {
+    'DPT': {'head', 'backbone'},
+    'PSPNet': {'norm0'},
+    'DeepLabV3': {'norm0', 'norm1', 'norm2'},
+    'DeepLabV3Plus': {'norm1', 'norm2'},
+}
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    for network in ('swin', 'swinv2'):
+        entry = {**smp.encoders.encoders[f'{network}_dense_t'], 'params': {'network': network, 'arch': 't', **TINY}}
+        monkeypatch.setitem(smp.encoders.encoders, f'{network}_dense_tiny', entry)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    backbone = randomize(SwinBackbone('t', **TINY))
+    torch.save({'model': backbone.state_dict()}, tmp_path / 'swin.pth')
+    return tmp_path / 'swin.pth', backbone
+
+
+def build(decoder, encoder='swin_dense_tiny', **options):
+    if decoder == 'DPT':  # takes encoders of timm alone
+        encoder, options = 'tu-swin_dense_t', {**DPT, **TINY, **options}
+    return getattr(smp, decoder)(encoder, **{'encoder_weights': None, 'classes': 2, **options})
+
+
+@pytest.mark.parametrize('decoder', DECODERS)
+def test_every_decoder_trains_and_predicts(decoder):
+    model = build(decoder)
+    target = torch.zeros(2, 2, 256, 256)
+    target[:, 1, 64:192, 64:192] = 1
+    image = target[:, 1:].expand(-1, 3, -1, -1) + 0.1 * torch.randn(2, 3, 256, 256)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(5):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(image), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    unread = {name.split('.')[2] for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert unread == UNREAD.get(decoder, set())
+    with torch.no_grad():
+        assert model.eval()(torch.rand(1, 3, 224, 224)).shape == (1, 2, 224, 224)
+
+
+@torch.no_grad()
+def test_sizes_that_are_no_multiple_of_32():
+    """Unet takes any. All others of smp want multiples of the encoder's stride and say so; 224 is one for ours."""
+    assert build('Unet').eval()(torch.rand(1, 3, 97, 133)).shape == (1, 2, 97, 133)
+    assert build('Unet').eval()(torch.rand(1, 3, 80, 112)).shape == (1, 2, 80, 112)
+    assert build('FPN').eval()(torch.rand(1, 3, 96, 160)).shape == (1, 2, 96, 160)
+    assert build('DeepLabV3').eval()(torch.rand(2, 3, 104, 136)).shape == (2, 2, 104, 136)  # its stride is 8
+    with pytest.raises(RuntimeError, match='divisible by 32'):
+        build('FPN').eval()(torch.rand(1, 3, 80, 112))
+
+
+@torch.no_grad()
+def test_encoder_weights_from_a_file(weights):
+    path, backbone = weights
+    for name in (path, str(path)):
+        model = build('Unet', encoder_weights=name).eval()
+        assert all(torch.equal(value, model.encoder.backbone.state_dict()[key])
+                   for key, value in backbone.state_dict().items())  # fmt: skip
+    grey = build('FPN', encoder_weights=str(path), in_channels=1).eval()
+    image = torch.rand(1, 1, 64, 64)
+    expected = backbone.eval()(image.expand(-1, 3, -1, -1))
+    assert max((a - b).abs().max() for a, b in zip(grey.encoder(image)[2:], expected, strict=True)) < 1e-4
+    with pytest.raises(Exception, match=r'nothing\.pth'):
+        build('Unet', encoder_weights='nothing.pth')
+
+
+def test_preprocessing():
+    """As smp's tutorials ask for it; Swins are trained with the mean and deviation of ImageNet."""
+    expected = smp.encoders.get_preprocessing_params('tu-swin_tiny_patch4_window7_224')
+    for name in ('swin_dense_t', 'swinv2_dense_b', 'tu-swin_dense_t'):
+        found = smp.encoders.get_preprocessing_params(name)
+        assert {key: found[key] for key in ('mean', 'std')} == {key: expected[key] for key in ('mean', 'std')}
+    assert smp.encoders.get_preprocessing_fn('swin_dense_t', 'imagenet')(np.zeros((2, 2, 3))).shape == (2, 2, 3)
+
+
+def test_weights_that_smp_has_by_default_are_refused_in_words():
+    with pytest.raises(ValueError, match=r"encoder_weights='imagenet': .* give a file, an address, or None"):
+        smp.Unet('swin_dense_t')
+
+
+def test_weights_of_other_encoders_still_come_from_the_hub(monkeypatch):
+    asked = []
+
+    def download(repo_id, **kwargs):
+        asked.append(repo_id)
+        raise OSError('no network')
+
+    monkeypatch.setattr(ours, '_smp_download', download)
+    with pytest.raises(OSError, match='no network'):
+        smp.Unet('resnet18', encoder_weights='imagenet')
+    assert asked == ['smp-hub/resnet18.imagenet']
+
+
+@torch.no_grad()
+def test_depths_strides_channels_and_export():
+    encoder = build('Unet', encoder_depth=3, decoder_channels=(32, 16, 8)).encoder
+    assert encoder.out_channels == [3, 0, 16, 32]
+    assert [x.shape[2] for x in encoder(torch.rand(1, 3, 64, 64))] == [64, 32, 16, 8]
+    assert build('DeepLabV3Plus', encoder_output_stride=8).encoder(torch.rand(1, 3, 64, 64))[-1].shape[2] == 8
+    assert build('Unet', 'swinv2_dense_tiny', in_channels=5).eval()(torch.rand(1, 5, 64, 64)).shape == (1, 2, 64, 64)
+    with pytest.raises(ValueError, match='encoder_depth must lie between 2 and 5'):
+        build('Unet', encoder_depth=1, decoder_channels=(8,))
+    model, image = build('FPN').eval(), torch.rand(1, 3, 64, 64)
+    exported = torch.export.export(model, (image,)).module()
+    assert (exported(image) - model(image)).abs().max() < 1e-5
+
+
+def test_save_and_load(tmp_path, weights):
+    model, other = build('Unet', encoder_weights=str(weights[0])), build('Unet')
+    randomize(model)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
+    torch.save(model.state_dict(), tmp_path / 'model.pth')
+    other.load_state_dict(torch.load(tmp_path / 'model.pth'))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_save_pretrained_of_smp(tmp_path, weights):
+    """It keeps ``encoder_weights``, which are not wanted again."""
+    model = randomize(build('FPN', encoder_weights=str(weights[0]), in_channels=4)).eval()
+    model.save_pretrained(tmp_path / 'saved')
+    weights[0].unlink()
+    loaded = smp.from_pretrained(tmp_path / 'saved', encoder_weights=None).eval()
+    image = torch.rand(1, 4, 64, 96)
+    with torch.no_grad():
+        assert torch.equal(loaded(image), model(image))

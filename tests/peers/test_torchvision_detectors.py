@@ -1,0 +1,119 @@
+"""SwinFPN in torchvision's own detectors, and the example that trains one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from tests.conftest import ROOT, randomize
+from tests.recipes.data import make_coco
+
+from .detection import HEIGHT, OPTIONS, WIDTH, scene, train, without_gradient
+
+detection = pytest.importorskip('torchvision.models.detection', reason='see the group peers of pyproject.toml')
+from swin_dense.integrations.torchvision import SwinFPN  # noqa: E402
+
+SIZES = {'min_size': HEIGHT, 'max_size': WIDTH}
+PYRAMIDS = {'out_indices': (1, 2, 3), 'extra': 'p6p7'}
+
+
+def build(kind, num_classes=3, **options):
+    torch.manual_seed(0)
+    one_stage = kind in ('RetinaNet', 'FCOS')
+    backbone = SwinFPN('swin_t', **{**OPTIONS, 'out_channels': 32, **(PYRAMIDS if one_stage else {}), **options})
+    extra = {'num_keypoints': 4} if kind == 'KeypointRCNN' else {}
+    return getattr(detection, kind)(backbone, num_classes, **SIZES, **extra)
+
+
+def targets(kind, with_objects=True):
+    image, target = scene()
+    if kind != 'MaskRCNN':
+        target.pop('masks')
+    if kind == 'KeypointRCNN':
+        target['labels'] = torch.ones(2, dtype=torch.int64)
+        left, top, right, bottom = target['boxes'].unbind(1)
+        corners = [(left, top), (right - 1, top), (left, bottom - 1), (right - 1, bottom - 1)]
+        target['keypoints'] = torch.stack([torch.stack([x, y, torch.ones(2)], 1) for x, y in corners], 1)
+    if not with_objects:
+        target = {key: value[:0] for key, value in target.items()}
+    return [image], [target]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['MaskRCNN', 'FasterRCNN', 'KeypointRCNN', 'RetinaNet', 'FCOS'])
+def test_detectors_learn(kind):
+    model = build(kind, 2 if kind == 'KeypointRCNN' else 3)
+    images, target = targets(kind)
+    # A RetinaNet begins with scores of a hundredth everywhere, and takes longer.
+    losses = train(model, lambda: model(images, target), steps=60 if kind == 'RetinaNet' else 20)
+    assert not without_gradient(model)
+    # The loss of keypoints begins at the logarithm of the number of cells, 8, and takes longer. The centreness of FCOS
+    # has targets between 0 and 1, whose cross-entropy cannot fall to 0.
+    assert losses[-1] < losses[0] / {'KeypointRCNN': 1.5, 'FCOS': 2}.get(kind, 4), losses
+    with torch.no_grad():
+        (found,) = model.eval()(images)
+    assert found['boxes'].shape == (len(found['scores']), 4)
+    if kind == 'MaskRCNN':
+        assert found['masks'].shape[2:] == (HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize('kind', ['MaskRCNN', 'RetinaNet'])
+def test_images_without_objects_frozen_stages_and_bfloat16(kind):
+    model = build(kind, frozen_stages=2)
+    with torch.autocast('cpu', torch.bfloat16):
+        losses = model(*targets(kind, with_objects=False))
+    sum(losses.values()).backward()
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert any('stages.1' in name for name in frozen)
+    assert not any('stages.2' in name for name in frozen)
+
+
+def test_levels():
+    image = torch.randn(2, 3, 70, 90)
+    pyramid = SwinFPN('t', **OPTIONS, out_channels=8)(image)
+    assert {name: tuple(level.shape[1:]) for name, level in pyramid.items()} == {
+        '0': (8, 18, 23), '1': (8, 9, 12), '2': (8, 5, 6), '3': (8, 3, 3), 'pool': (8, 2, 2)
+    }  # fmt: skip
+    assert list(SwinFPN('swinv2_t', **OPTIONS, **PYRAMIDS)(image)) == ['0', '1', '2', 'p6', 'p7']
+    assert list(SwinFPN('t', **OPTIONS, extra='none', norm_layer=torch.nn.BatchNorm2d)(image)) == ['0', '1', '2', '3']
+    with pytest.raises(ValueError, match=r"extra must be one of .*'p6p7'"):
+        SwinFPN('t', extra='p6')
+
+
+def test_a_detector_of_mmdet_as_checkpoint(tmp_path):
+    weights = randomize(SwinBackbone('t', **OPTIONS)).state_dict()
+    state = {f'backbone.{key}': value for key, value in weights.items()}
+    torch.save({'state_dict': {**state, 'neck.lateral_convs.0.conv.weight': torch.zeros(1)}}, tmp_path / 'det.pth')
+    backbone = SwinFPN('t', tmp_path / 'det.pth', **OPTIONS)
+    assert backbone.training
+    assert all(torch.equal(weights[key], value) for key, value in backbone.body.state_dict().items())
+    resumed = SwinFPN('t', **OPTIONS)
+    resumed.load_state_dict(backbone.state_dict())
+    assert torch.equal(resumed.body.norm3.weight, weights['norm3.weight'])
+
+
+@pytest.mark.slow
+def test_the_example_trains_on_coco(tmp_path):
+    pytest.importorskip('pycocotools')
+    data = make_coco(tmp_path / 'coco', count=6)
+    example = [ROOT / 'examples' / 'torchvision_mask_rcnn.py', data, tmp_path / 'out']
+    options = ['--small', '--epochs', '1', '--batch-size', '4', '--workers', '0', '--pictures', '2']
+    command = [sys.executable, '-m', 'tests.peers.cuda_stubs', *example, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((tmp_path / 'out' / 'metrics.json').read_text())
+    assert metrics['steps'] == 2
+    assert {'bbox_mAP_50', 'segm_mAP_50'} <= metrics.keys()
+    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['0.jpg', '1.jpg', 'metrics.json', 'model.pth']
+
+
+def test_the_example_equals_the_demo():
+    """As many steps as the demo with mm trains for, and a box AP50 within 0.05 of its."""
+    ours = json.loads((ROOT / 'benchmarks' / 'torchvision_mask_rcnn.json').read_text())
+    with_mm = json.loads((ROOT / 'benchmarks' / 'demo.json').read_text())
+    assert ours['steps'] == 480  # 240 images, 4 at a time, 8 times
+    assert abs(ours['bbox_mAP_50'] - with_mm['coco/bbox_mAP_50']) < 0.05

@@ -1,0 +1,43 @@
+"""`swin-dense` in processes of their own, which have all imported already, and so begin at once."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+_CONTEXT = multiprocessing.get_context('forkserver')
+_CONTEXT.set_forkserver_preload(['swin_dense.__main__', 'swin_dense.mm.training', 'swin_dense.recipes.checking'])
+
+
+def cli(*arguments, check=True, cwd=ROOT):
+    """Run the command line, and return its status and what it says."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder, name) for name in ('out', 'err'))
+        process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd))
+        process.start()
+        process.join()
+        done = subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def _main(arguments, out, err, cwd):
+    for path, stream in ((out, sys.stdout), (err, sys.stderr)):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), stream.fileno())
+        stream.reconfigure(line_buffering=True)
+    os.chdir(cwd)
+    sys.path.insert(0, str(ROOT))
+    warnings.simplefilter('ignore')
+    from swin_dense.__main__ import main
+
+    sys.exit(main(arguments))
+
+
+def environment():
+    """Return what a program needs to find this package and the tests' modules, and to share the machine."""
+    return {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}

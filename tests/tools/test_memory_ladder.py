@@ -1,0 +1,60 @@
+"""The counts of memory behind docs/memory.md: by hand, in their order, and the page's table."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / 'benchmarks'))
+
+import gpu_estimate
+import memory_ladder
+
+
+class Squares(nn.Module):
+    """Three layers without a bias, each keeping its input for the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, img):
+        for layer in self.layers:
+            img = layer(img)
+        return (img,)
+
+
+def test_the_peak_by_hand():
+    counter = memory_ladder.PeakCounter()
+    gpu_estimate.count(Squares().to('meta'), (1, 3, 32, 8), True, torch.float32, counter=counter)
+    map_, weight = 4 * 3 * 32 * 8, 4 * 8 * 8
+    # At the second layer of the backward pass: the output of the first layer, the last output and its gradient, which
+    # are the caller's, the gradients of the second and of the first output, and those of the last two weights.
+    assert counter.peak == 5 * map_ + 2 * weight
+
+
+@pytest.mark.slow
+def test_what_is_computed_again_is_not_kept():
+    settings = {'batch': 1, 'dtype': 'float32', 'with_cp': False, 'frozen_stages': -1}
+    kept, again = (
+        memory_ladder.count_rung({**settings, 'with_cp': stages}, 't', (64, 64))
+        for stages in (False, memory_ladder.ALL_STAGES)
+    )
+    assert again['kept'] < 0.5 * kept['kept']
+    assert again['flops'] > kept['flops']
+
+
+def test_every_rung_takes_less():
+    rungs = json.loads((ROOT / 'benchmarks' / 'memory_ladder.json').read_text())['rungs']
+    assert [rung['name'] for rung in rungs] == [name for name, _ in memory_ladder.RUNGS]
+    totals = [rung['total'] for rung in rungs]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_the_page_has_the_counted_numbers():
+    report = json.loads((ROOT / 'benchmarks' / 'memory_ladder.json').read_text())
+    assert '\n'.join(memory_ladder.table(report['rungs'])) in (ROOT / 'docs' / 'memory.md').read_text()

@@ -1,0 +1,75 @@
+"""What is written whole is there whole, or what was there before is."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from swin_dense.utils.atomic import written_whole
+
+
+def write(path, text, is_folder):
+    if is_folder:
+        (path / 'chunks').mkdir(parents=True)
+        path = path / 'chunks' / '0'
+    path.write_text(text)
+
+
+@pytest.mark.parametrize('is_folder', [False, True])
+def test_it_appears_at_the_end(tmp_path, is_folder):
+    with written_whole(tmp_path / 'my file.x') as unfinished:
+        write(unfinished.path, 'new', is_folder)
+        assert not (tmp_path / 'my file.x').exists()
+    assert [path.name for path in tmp_path.iterdir()] == ['my file.x']
+    assert (tmp_path / 'my file.x' / ('chunks/0' if is_folder else '')).read_text() == 'new'
+
+
+def test_the_destination_may_change_and_the_unfinished_may_lie_elsewhere(tmp_path):
+    (tmp_path / 'partial').mkdir()
+    with written_whole(tmp_path / 'a', tmp_path / 'partial') as unfinished:
+        unfinished.path.write_text('new')
+        assert unfinished.path.parent == tmp_path / 'partial'
+        unfinished.destination = tmp_path / 'b'
+    assert sorted(path.name for path in tmp_path.rglob('*')) == ['b', 'partial']
+
+
+@pytest.mark.parametrize('is_folder', [False, True])
+@pytest.mark.parametrize('error', [OSError, KeyboardInterrupt])
+def test_a_failure_leaves_what_was_there(tmp_path, is_folder, error):
+    (tmp_path / 'x').write_text('old')
+
+    def write_half():
+        with written_whole(tmp_path / 'x') as unfinished:
+            write(unfinished.path, 'half', is_folder)
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert [path.name for path in tmp_path.iterdir()] == ['x']
+    assert (tmp_path / 'x').read_text() == 'old'
+
+
+def test_a_killed_program_leaves_what_was_there(tmp_path):
+    (tmp_path / 'x').write_text('old')
+    code = (
+        'import os, sys, pathlib; from swin_dense.utils.atomic import written_whole\n'
+        'with written_whole(pathlib.Path(sys.argv[1])) as unfinished:\n'
+        "    unfinished.path.write_text('half'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, '-c', code, tmp_path / 'x']).returncode == -9
+    assert (tmp_path / 'x').read_text() == 'old'
+
+
+@pytest.mark.parametrize('is_folder', [False, True])
+def test_content_reaches_the_disk_before_the_name(tmp_path, monkeypatch, is_folder):
+    events = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, 'fsync', lambda fd: (events.append(os.fstat(fd).st_ino), fsync(fd)))
+    monkeypatch.setattr(os, 'replace', lambda *paths: (events.append('replace'), replace(*paths)))
+    with written_whole(tmp_path / 'x') as unfinished:
+        write(unfinished.path, 'new', is_folder)
+        content = [path.stat().st_ino for path in (unfinished.path, *unfinished.path.rglob('*'))]
+    before, after = events[: events.index('replace')], events[events.index('replace') + 1 :]
+    assert sorted(before) == sorted(content)
+    assert after == [tmp_path.stat().st_ino]

@@ -1,0 +1,52 @@
+"""What stands in for newer parts of torch, tried with the torch that is here; and that no file goes past it."""
+
+import ast
+
+import torch
+
+from swin_dense.utils import compat
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / 'swin_dense'
+# What torch 2.1 lacks, or has in another form.
+NEWER = {
+    'custom_op', 'is_compiling', 'is_exporting', 'is_autocast_enabled', 'get_autocast_dtype', 'uint16',
+    'register_load_state_dict_pre_hook', 'add_safe_globals', 'get_safe_globals', 'OutOfMemoryError',
+}  # fmt: skip
+
+
+def newer_names(source):
+    """Yield the attributes among NEWER that a file takes from anything but ``compat``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in NEWER:
+            owner = ast.unparse(node.value)
+            if owner != 'compat' and owner.partition('.')[0] in ('torch', 'self', 'module', 'model'):
+                yield f'{owner}.{node.attr}'
+
+
+def test_what_old_versions_lack_is_taken_from_one_place():
+    found = {
+        str(path.relative_to(PACKAGE)): names
+        for path in PACKAGE.rglob('*.py')
+        if path.name != 'compat.py' and (names := list(newer_names(path.read_text())))
+    }
+    assert not found
+    seen = set(newer_names('@torch.library.custom_op("a")\ndef f(): torch.uint16'))
+    assert seen == {'torch.library.custom_op', 'torch.uint16'}
+
+
+def test_a_plain_operator_has_the_gradient_that_is_registered():
+    @compat._Operator
+    def double(x, factor):
+        return 2 * x * factor
+
+    def save(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    assert double.register_fake(save) is save
+    double.register_autograd(lambda ctx, grad: (7 * grad * ctx.factor, None), setup_context=save)
+    x = torch.ones(3, requires_grad=True)
+    out = double(x, 5)
+    out.sum().backward()
+    assert out.tolist() == [10, 10, 10]
+    assert x.grad.tolist() == [35, 35, 35]
