@@ -70,7 +70,7 @@ def sharpened(factor: float) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     state = SwinBackbone('t').state_dict()
     for name, value in state.items():
-        if name.endswith('attn.qkv.weight'):
+        if name.endswith('attn.w_msa.qkv.weight'):
             value[: 2 * len(value) // 3] *= factor
     return state
 

@@ -69,7 +69,9 @@ def main() -> None:
 
 def write(report: dict[str, Any], out: Path) -> None:
     out.with_suffix('.json').write_text(json.dumps(report, indent=1) + '\n')
-    out.with_suffix('.md').write_text(tables(report))
+    whole = out.with_name(f'{out.name}_whole.json')  # of exports_whole.py
+    text = whole_models(json.loads(whole.read_text())) if whole.exists() else 'Whole models: not measured yet.\n'
+    out.with_suffix('.md').write_text(f'{tables(report)}\n{text}')
 
 
 def times(backbone: SwinBackbone, folder: Path, height: int, width: int, rounds: int) -> dict[str, Any]:
@@ -120,6 +122,24 @@ def tables(report: dict[str, Any]) -> str:
         for threads in map(str, THREADS):
             cells = ' | '.join(f'{row[name][threads]:.0f}' for name in names)
             lines.append(f'| {row["size"][0]} x {row["size"][1]} | {threads} | {cells} |')
+    return '\n'.join([*lines, ''])
+
+
+def whole_models(report: dict[str, Any]) -> str:
+    ways = [name for name, value in report['rows'][0].items() if isinstance(value, dict)]
+    lines = [
+        '## Whole models',
+        '',
+        f'Written by `benchmarks/exports_whole.py` on {report["processor"]}:',
+        'milliseconds per picture, and MiB of memory. Masks stay in their boxes.',
+        '',
+        '| model | picture | threads | nodes | ' + ' | '.join(ways) + ' |',
+        '| --- ' * (4 + len(ways)) + '|',
+    ]
+    for row in report['rows']:
+        cells = ' | '.join(f'{row[way]["ms"]:.0f}, {row[way]["mib"]:.0f}' for way in ways)
+        size = f'{row["size"][0]} x {row["size"][1]}'
+        lines.append(f'| {row["model"]} | {size} | {row["threads"]} | {row["nodes"]:,} | {cells} |')
     return '\n'.join([*lines, ''])
 
 

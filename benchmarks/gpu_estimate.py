@@ -6,10 +6,10 @@
 
 The model runs on torch's meta device, so nothing is computed. Every operation that would be a kernel counts with the
 bytes that it reads and writes and with its FLOPs, under the casting rules of CUDA autocast. torch's scaled dot-product
-attention counts as one kernel forward and two backward; an operator of this package as the launches and bytes that it
-declares (``swin_dense.ops.gpu.COSTS``), and one that declares nothing is an error. The estimated time is the sum over
-kernels of the largest of launch, bytes / bandwidth and FLOPs / peak. In training, what the forward pass made and leaves
-behind for the backward pass is weighed too.
+attention counts as one kernel forward and two backward; an operator of this package as the launches and bytes of
+``operator_costs.py``, and one that is not there is an error. The estimated time is the sum over kernels of the largest
+of launch, bytes / bandwidth and FLOPs / peak. In training, the memory that the forward pass saves for the backward pass
+is weighed too.
 
 It compares two ways of doing the same work. It is no measurement.
 
@@ -31,6 +31,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from operator_costs import COSTS, OperatorCost
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
@@ -38,7 +39,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from swin_dense.ops import gpu
+from swin_dense.ops import context
+from swin_dense.ops.triton import gpu
 
 # Achievable rather than data-sheet figures of an H100 SXM: bytes/s, FLOP/s, seconds from one launch to the next.
 BANDWIDTH, PEAK_LOW, PEAK_FLOAT32, LAUNCH = 2.8e12, 600e12, 50e12, 5e-6
@@ -145,7 +147,7 @@ class Counter(TorchDispatchMode):
 
 
 def _is_free(name: str) -> bool:
-    """Tell whether an operation that is no view costs nothing on a GPU all the same."""
+    """Return whether an operation that is no view costs nothing on a GPU all the same."""
     words = ('prim::', 'detach', 'aten::empty', 'new_empty', 'empty_like', '_unsafe_view', 'alias')
     return any(word in name for word in words)
 
@@ -154,13 +156,13 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _cost(func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> gpu.OperatorCost:
-    if name in gpu.COSTS:
-        return gpu.COSTS[name](*args, **kwargs)
+def _cost(func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> OperatorCost:
+    if name in COSTS:
+        return COSTS[name](*args, **kwargs)
     if name.startswith('swin_dense::'):
-        raise RuntimeError(f'the operator {name} does not say what it costs; add it to swin_dense.ops.gpu.COSTS')
+        raise RuntimeError(f'the operator {name} has no cost; add it to benchmarks/operator_costs.py')
     moved = sum(_bytes(t) for t in _tensors((args, kwargs, out)))
-    return gpu.OperatorCost(LAUNCHES.get(name, 1), moved, _flops(func, name, args, kwargs, out))
+    return OperatorCost(LAUNCHES.get(name, 1), moved, _flops(func, name, args, kwargs, out))
 
 
 def _bytes(t: Tensor) -> int:
@@ -224,7 +226,14 @@ class Count:
         return sum(getattr(row, name) for row in self.rows.values())
 
 
-def count(model: nn.Module, shape: tuple[int, ...], train: bool, dtype: torch.dtype, name: str = '') -> Count:
+def count(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    train: bool,
+    dtype: torch.dtype,
+    name: str = '',
+    counter: Counter | None = None,
+) -> Count:
     """Count one pass of a model that is on the meta device over an image of ``shape``, under autocast.
 
     Args:
@@ -233,6 +242,7 @@ def count(model: nn.Module, shape: tuple[int, ...], train: bool, dtype: torch.dt
         train: whether the backward pass is counted too, as far as the gradients of the parameters.
         dtype: of autocast; torch.float32 for none.
         name: what the result is to be called.
+        counter: what counts, where more than the result is asked for.
     """
     img = torch.empty(shape, device='meta')
     autocast = contextlib.nullcontext() if dtype == torch.float32 else Autocast(dtype)
@@ -246,16 +256,17 @@ def count(model: nn.Module, shape: tuple[int, ...], train: bool, dtype: torch.dt
         torch.set_grad_enabled(train),
         mock.patch.object(F, 'scaled_dot_product_attention', attend),
         pretend_gpu(dtype),
-        Counter() as counter,
+        counter or Counter() as counter,
     ):
         with autocast:
             outs = tuple(model(img))
         if train:
             counter.weigh(outs)
             with autocast:  # what a checkpoint computes again, it does under the autocast of the forward pass
-                grads = tuple(torch.empty_like(out) for out in outs)
+                trained = tuple(out for out in outs if out.requires_grad)  # not those of frozen stages
+                grads = tuple(torch.empty_like(out) for out in trained)
                 # Straight to the engine: torch.autograd.backward would turn the mode off.
-                torch.autograd.Variable._execution_engine.run_backward(outs, grads, False, False, (), True, True)
+                torch.autograd.Variable._execution_engine.run_backward(trained, grads, False, False, (), True, True)
             model.zero_grad(set_to_none=True)
     return Count(name, dict(counter.rows))
 
@@ -263,7 +274,8 @@ def count(model: nn.Module, shape: tuple[int, ...], train: bool, dtype: torch.dt
 @contextlib.contextmanager
 def pretend_gpu(dtype: torch.dtype) -> Iterator[None]:
     """Let this package's model take the path on the meta device that it takes on a GPU whose kernels it may use."""
-    from swin_dense.ops import plan, proof, sdpa, surroundings
+    from swin_dense.ops import plan, sdpa
+    from swin_dense.ops.triton import verdicts
 
     plans: dict[tuple, plan.Plan] = {}
 
@@ -279,25 +291,26 @@ def pretend_gpu(dtype: torch.dtype) -> Iterator[None]:
         return plans[key]
 
     with (
-        mock.patch.object(gpu, 'reason_not_to_run', return_value=None),
+        mock.patch.object(gpu, 'unsupported_reason', return_value=None),
         mock.patch.object(gpu, 'is_gpu', return_value=True),
-        mock.patch.object(proof, '_verdict', return_value=None),
+        mock.patch.object(verdicts, '_reason_against', return_value=None),
         mock.patch.object(gpu, 'multiprocessors', return_value=MULTIPROCESSORS),
         mock.patch.object(gpu, 'autocast_dtype', return_value=None if dtype == torch.float32 else dtype),
-        mock.patch.object(surroundings, 'has_values', return_value=True),
+        mock.patch.object(context, 'has_values', return_value=True),
         mock.patch.object(sdpa, 'plan_windows', plan_windows),
     ):
         yield
 
 
-def build(name: str, arch: str, size: tuple[int, int]) -> nn.Module:
-    """Build a model on the meta device, without stochastic depth."""
+def build(name: str, arch: str, size: tuple[int, int], **options: Any) -> nn.Module:
+    """Build a model on the meta device, without stochastic depth; ours with further options."""
     from swin_dense import SwinBackbone
-    from swin_dense.archs import resolve_arch
+    from swin_dense.models.archs import resolve_arch
 
     a = resolve_arch(arch)
     if name.startswith('ours:'):
-        return SwinBackbone(arch, attn_backend=name.removeprefix('ours:'), drop_path_rate=0.0).to('meta')
+        backend = name.removeprefix('ours:')
+        return SwinBackbone(arch, attn_backend=backend, drop_path_rate=0.0, **options).to('meta')
     if name == 'mmdet':
         from mmdet.models.backbones.swin import SwinTransformer
 

@@ -1,4 +1,4 @@
-"""Kill trainings by tools/train.py at random moments, resume them to their end, and compare with undisturbed ones.
+"""Kill trainings by `swin-dense train` at random moments, resume them to their end, and compare with undisturbed ones.
 
     PYTHONPATH=. python benchmarks/killed_trainings.py --json benchmarks/killed_trainings.json
 
@@ -11,16 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
 import torch
 
-from tests.tools.killed_training import CASES, differences, span_of, train_until_done
-from tests.tools.test_runners import train
-from tests.tools.tiny_training import write_config
+from tests.mm.tiny_training import CASES, differences, write_config
+from tests.processes import cli, environment
 
 
 def main() -> None:
@@ -45,7 +48,7 @@ def main() -> None:
 def run_case(folder: Path, lines: str, trainings: int, kills: int, moments: random.Random) -> dict[str, int]:
     """Return what happened to the trainings of one config, and how many of them ended in another way."""
     config = write_config(folder, lines)
-    train(config, '--work-dir', folder / 'undisturbed')
+    cli('train', config, '--work-dir', folder / 'undisturbed')
     counts: Counter[str] = Counter(trainings=trainings, differ=0)
     for index in range(trainings):
         run = folder / str(index) / 'run'
@@ -53,6 +56,50 @@ def run_case(folder: Path, lines: str, trainings: int, kills: int, moments: rand
         counts.update(train_until_done(config, run, kills, span_of(folder / 'undisturbed'), moments))
         counts['differ'] += bool(differences(folder / 'undisturbed', run))
     return dict(counts)
+
+
+def train_until_done(config: Path, run: Path, kills: int, span: float, moments: random.Random) -> dict[str, int]:
+    """Start a training, kill it with SIGKILL and resume it until it has been killed so often, and then let it end.
+
+    Args:
+        config: of the training.
+        run: its work directory.
+        kills: how often, at most; a training that is at its end before is not killed any more.
+        span: seconds that it takes from its first iteration, from which moments are drawn.
+        moments: draws them.
+
+    Returns:
+        How many kills there were, how many of them in the midst of a save, and after how many it went on.
+    """
+    counts = {'kills': 0, 'in a save': 0, 'resumed': 0}
+    while True:
+        log = run.parent / f'{counts["kills"]}.log'
+        with log.open('w') as file:
+            command = [sys.executable, '-m', 'swin_dense', 'train', str(config), '--work-dir', str(run), '--resume']
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment())
+        if counts['kills'] < kills:
+            in_a_save = moments.random() < 1 / 3  # else they would be hit too seldom
+            while process.poll() is None and 'Checkpoints will be saved' not in log.read_text():
+                time.sleep(0.01)
+            time.sleep(moments.uniform(0, 2 * span / (kills + 1)))
+            while in_a_save and process.poll() is None and not any(run.glob('.unfinished-*')):
+                time.sleep(0.0002)
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        counts['resumed'] += 'going on from' in log.read_text()
+        if process.returncode != -signal.SIGKILL:
+            assert process.returncode == 0, log.read_text()
+            return counts
+        counts['kills'] += 1
+        counts['in a save'] += any(run.glob('.unfinished-*'))
+
+
+def span_of(run: Path) -> float:
+    """Return the seconds from the first line to the last of the log of a training that ended."""
+    (log,) = run.glob('*/*.log')
+    first, *_, last = re.findall(r'\d+/\d+ (\d+):(\d+):(\d+) - ', log.read_text())
+    first, last = ((int(hours) * 60 + int(minutes)) * 60 + int(seconds) for hours, minutes, seconds in (first, last))
+    return (last - first) % (24 * 60 * 60)
 
 
 if __name__ == '__main__':

@@ -30,8 +30,9 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint.files import write_file
-from swin_dense.features.dataset import read_ahead
+from swin_dense.features.extraction import read_ahead, try_to_read
 from swin_dense.features.inference import Inference
+from swin_dense.features.sources import Item
 
 SIZES = ((224, 224), (3000, 4000), (6000, 8000), (9000, 12000), (13000, 13700))
 PHOTOGRAPH = (3000, 4000)
@@ -43,8 +44,9 @@ MODEL: dict[str, Any] = {'embed_dims': 8, 'depths': (2, 2, 2, 2), 'num_heads': (
 def measure(path: Path, count: int, workers: int, queue: multiprocessing.Queue) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     inference = Inference()
-    for sample in read_ahead([str(path)] * count, range(count), lambda name: inference.read(name, 3), workers):
-        assert sample.image is not None, sample.error
+    items = iter([Item(str(path), None, str(path))] * count)
+    for _, image in read_ahead(items, lambda item: try_to_read(item.source, inference, 3), workers):
+        assert isinstance(image, torch.Tensor), image
         time.sleep(0.05)
     queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 

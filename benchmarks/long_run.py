@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 from swin_dense import SwinBackbone
-from swin_dense.ops import batched, plan
+from swin_dense.ops import plan
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 # Environment variables. With glibc, blocks from 64 KiB on are mapped one by one, so that each goes back to the system.
@@ -106,7 +106,7 @@ def what_is_held() -> dict[str, float]:
         'resident': pages * os.sysconf('SC_PAGE_SIZE'),
         'in_use': asked.uordblks + asked.hblkhd,
         'kept': asked.fordblks,
-        'plans': plan._cache.bytes + batched._cache.bytes,
+        'plans': plan._cache.bytes,
     }
     return {
         **{name: round(size / 2**20, 1) for name, size in mib.items()},

@@ -1,7 +1,7 @@
 """Run the core's tests, but the slow ones, and ten training steps of each framework here, and note what came of it.
 
-    .venv-oldest/bin/python benchmarks/stacks.py oldest
-    .venv-oldest/bin/python benchmarks/stacks.py oldest --parts numbers training
+    make test-oldest
+    .venv-nox/bin/nox --session oldest -- --parts numbers training
 
 The row of that name in stacks.json is written anew, or the named parts of it; tools/update_readme.py makes the README's
 table of all rows.
@@ -27,7 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / 'benchmarks' / 'stacks.json'
 CORE = [
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / 'tests').glob('test_*.py'))),
+    'tests/models',
     'tests/ops',
+    'tests/utils',
     'tests/checkpoint',
     'tests/features',
 ]

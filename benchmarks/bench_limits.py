@@ -1,0 +1,126 @@
+"""What no implementation with the same matrix products can beat, measured on the machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from swin_dense import SwinBackbone
+
+BACKWARD = 2  # the backward pass of a matrix product is two of the same size
+
+
+def matrix_products(
+    ours: SwinBackbone, size: tuple[int, int], batch: int, mode: str, dtype: torch.dtype, device: str
+) -> Callable[[], None]:
+    """Return a function that does the matrix products of a model's linear layers, into memory that is there already.
+
+    Attention's own products are not among them. In training every product is done three times, as in a step.
+    """
+    operands = []
+    for tokens, inputs, outputs, times in _products(ours, size, batch):
+        left = torch.randn(tokens, inputs, dtype=dtype, device=device)
+        right = torch.randn(outputs, inputs, dtype=dtype, device=device).t()
+        out = torch.empty(tokens, outputs, dtype=dtype, device=device)
+        operands.append((left, right, out, times))
+
+    def run() -> None:
+        with torch.no_grad():
+            for left, right, out, times in operands:
+                for _ in range(times):
+                    torch.mm(left, right, out=out)
+                    if mode == 'train':
+                        torch.mm(out, right.t())
+                        torch.mm(left.t(), out)
+
+    return run
+
+
+def roofline(
+    ours: SwinBackbone, size: tuple[int, int], batch: int, mode: str, dtype: torch.dtype, device: str
+) -> dict[str, float]:
+    """Return the least time in seconds of a model of five kernels per block, from measured peak and bandwidth.
+
+    Per block of L real and Lp padded tokens: 24 C^2 L + 4 T C Lp FLOPs and s(22 C L + 12 C^2) bytes; per merging to L'
+    tokens: 16 C^2 L' FLOPs and s(C L + 2 C L' + 8 C^2) bytes. A training step is taken as three times a forward pass.
+    """
+    flops_per_s, bytes_per_s = _peak(dtype, device), _bandwidth(device)
+    itemsize = torch.empty(0, dtype=dtype).element_size()
+    window = ours.window_size
+    seconds = flops = 0.0
+    height, width = -(-size[0] // ours.strides[0]), -(-size[1] // ours.strides[0])
+    for stage, (channels, depth) in enumerate(zip(ours.arch.channels, ours.arch.depths, strict=True)):
+        tokens = batch * height * width
+        padded = batch * -(-height // window[0]) * -(-width // window[1]) * window[0] * window[1]
+        costs = [(24 * channels**2 * tokens + 4 * window[0] * window[1] * channels * padded)] * depth
+        moved = [itemsize * (22 * channels * tokens + 12 * channels**2)] * depth
+        height, width = -(-height // 2), -(-width // 2)
+        if stage + 1 < len(ours.arch.depths):
+            merged = batch * height * width
+            costs.append(16 * channels**2 * merged)
+            moved.append(itemsize * (channels * tokens + 2 * channels * merged + 8 * channels**2))
+        flops += sum(costs)
+        seconds += sum(max(f / flops_per_s, b / bytes_per_s) for f, b in zip(costs, moved, strict=True))
+    times = 1 + BACKWARD if mode == 'train' else 1
+    return {
+        'seconds': times * seconds,
+        'gflops_of_pass': times * flops / 1e9,
+        'peak_gflops_per_s': flops_per_s / 1e9,
+        'bandwidth_gb_per_s': bytes_per_s / 1e9,
+    }
+
+
+def _products(ours: SwinBackbone, size: tuple[int, int], batch: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (tokens, inputs, outputs, times) of every linear layer."""
+    height, width = -(-size[0] // ours.strides[0]), -(-size[1] // ours.strides[0])
+    yield batch * height * width, ours.in_channels * ours.strides[0] ** 2, ours.arch.embed_dims, 1
+    for stage, (c, depth) in enumerate(zip(ours.arch.channels, ours.arch.depths, strict=True)):
+        tokens = batch * height * width
+        for inputs, outputs in ((c, 3 * c), (c, c), (c, 4 * c), (4 * c, c)):
+            yield tokens, inputs, outputs, depth
+        height, width = -(-height // 2), -(-width // 2)
+        if stage + 1 < len(ours.arch.depths):
+            yield batch * height * width, 4 * c, 2 * c, 1
+
+
+def _peak(dtype: torch.dtype, device: str) -> float:
+    side = 8192 if device == 'cuda' else 1536
+    a, b = torch.randn(2, side, side, device=device).to(dtype)
+    return 2 * side**3 / _fastest(lambda: torch.mm(a, b), device)
+
+
+def _bandwidth(device: str) -> float:
+    source = torch.ones(2**28 if device == 'cuda' else 2**26, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _fastest(lambda: target.copy_(source), device)
+
+
+def _fastest(function: Callable[[], object], device: str, rounds: int = 7) -> float:
+    function()
+    return min(elapsed(function, device) for _ in range(rounds))
+
+
+def elapsed(function: Callable[[], object], device: str) -> float:
+    """Return the seconds that a call takes, with the work it leaves to the device."""
+    if device == 'cuda':
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    if device == 'cuda':
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def summary(seconds: list[float], batch: int) -> dict[str, float]:
+    """Return median, p10 and p90 in milliseconds, and images per second."""
+    deciles = statistics.quantiles(seconds, n=10, method='inclusive') if len(seconds) > 1 else seconds * 9
+    median = statistics.median(seconds)
+    return {
+        'median_ms': 1e3 * median,
+        'p10_ms': 1e3 * deciles[0],
+        'p90_ms': 1e3 * deciles[-1],
+        'images_per_s': batch / median,
+    }

@@ -1,0 +1,223 @@
+"""The models that ``benchmarks/benchmark.py`` compares: ours by backend, and every peer with our weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_dense import SwinBackbone, SwinV2Backbone, export_state_dict
+from swin_dense.models.archs import split_name
+from swin_dense.models.create import BACKBONES
+from swin_dense.models.swin_v2 import SwinBlockV2
+from swin_dense.ops import BACKENDS
+
+DROP_PATH_RATE = 0.2
+
+
+def build_ours(arch: str, window: int, name: str) -> SwinBackbone:
+    """Build our backbone; ``name`` is a backend, with '+cp' behind it for recomputation in training."""
+    backend, _, extra = name.partition('+')
+    if backend not in BACKENDS or extra not in ('', 'cp'):
+        raise ValueError(f'--ours takes backends of {BACKENDS}, each with or without "+cp", got {name!r}')
+    torch.manual_seed(0)
+    kind = BACKBONES[split_name(arch)[0] or 'swin']
+    ours = kind(arch, window_size=window, drop_path_rate=DROP_PATH_RATE, attn_backend=backend, with_cp=extra == 'cp')
+    for module in ours.modules():
+        if isinstance(module, SwinBlockV2):  # new ones do nothing, so all models would agree
+            nn.init.ones_(module.norm1.weight)
+            nn.init.ones_(module.norm2.weight)
+    return ours
+
+
+class _Maps(nn.Module):
+    """A peer that returns its pyramid as ours does: a tuple of (B, C, H, W), normalised."""
+
+    def __init__(self, model: nn.Module, run: Callable[[nn.Module, Tensor], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.model = model
+        self.run = run
+
+    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.run(self.model, img))
+
+
+class _Normed(_Maps):
+    """A peer whose maps are (B, H, W, C) and without norms of outputs: it gets ours."""
+
+    def __init__(self, model: nn.Module, run: Callable, channels: Sequence[int]) -> None:
+        super().__init__(model, run)
+        self.norms: Any = nn.ModuleList(nn.LayerNorm(count) for count in channels)
+
+    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
+        maps = self.run(self.model, img)
+        normed = [norm(x).permute(0, 3, 1, 2).contiguous() for norm, x in zip(self.norms, maps, strict=True)]
+        return tuple(normed)
+
+
+def build_peer(name: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+    """Build a peer with the weights of ``ours``.
+
+    Raises:
+        ImportError: the peer is not installed or cannot be imported, or has no such Swin.
+    """
+    _stand_in_for_torchvision_operators()
+    builders = _BUILDERS_V2 if isinstance(ours, SwinV2Backbone) else _BUILDERS
+    if name not in builders:
+        raise ImportError(f'{name} has no Swin V2')
+    return builders[name](ours, size)
+
+
+def must_agree(name: str, size: tuple[int, int], window: int) -> bool:
+    """Tell whether a peer computes the official function at this size; see the notes in benchmarks/README.md."""
+    maps = [(-(-size[0] // stride), -(-size[1] // stride)) for stride in (4, 8, 16, 32)]
+    is_regular = min(map(min, maps)) > window and not (size[0] % 32 or size[1] % 32)
+    fits = all(side % window == 0 for pair in maps for side in pair)
+    return name in ('mmdet', 'mmseg') or (is_regular and (name != 'timm' or fits))
+
+
+def _mm(package: str) -> Callable[[SwinBackbone, tuple[int, int]], nn.Module]:
+    def build(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+        if package == 'mmdet':
+            from mmdet.models.backbones.swin import SwinTransformer
+        else:
+            from mmseg.models.backbones.swin import SwinTransformer
+        peer = SwinTransformer(
+            embed_dims=ours.arch.embed_dims,
+            depths=ours.arch.depths,
+            num_heads=ours.arch.num_heads,
+            window_size=ours.window_size[0],
+            drop_path_rate=DROP_PATH_RATE,
+        )
+        _load(peer, ours, package)
+        return peer
+
+    return build
+
+
+def _timm(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+    import timm
+
+    is_v2 = isinstance(ours, SwinV2Backbone)
+    peer = timm.create_model(
+        'swinv2_tiny_window8_256' if is_v2 else 'swin_tiny_patch4_window7_224',
+        img_size=size,
+        embed_dim=ours.arch.embed_dims,
+        depths=ours.arch.depths,
+        num_heads=ours.arch.num_heads,
+        window_size=ours.window_size[0],
+        drop_path_rate=DROP_PATH_RATE,
+        always_partition=True,
+    )
+    _load(peer, ours, 'timm')
+
+    def run(model: Any, img: Tensor) -> list[Tensor]:
+        return [x.permute(0, 2, 3, 1) for x in model.forward_intermediates(img, intermediates_only=True)]
+
+    return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
+
+
+def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+    from torchvision.models import swin_transformer as swin
+
+    parts = {}
+    if isinstance(ours, SwinV2Backbone):
+        parts = {'block': swin.SwinTransformerBlockV2, 'downsample_layer': swin.PatchMergingV2}
+    window = list(ours.window_size)
+    depths, heads = list(ours.arch.depths), list(ours.arch.num_heads)
+    peer = swin.SwinTransformer(
+        [4, 4], ours.arch.embed_dims, depths, heads, window, stochastic_depth_prob=DROP_PATH_RATE, **parts
+    )
+    _load(peer, ours, 'torchvision')
+
+    def run(model: Any, img: Tensor) -> list[Tensor]:
+        maps = []
+        for index, layer in enumerate(model.features):
+            img = layer(img)
+            if index % 2:
+                maps.append(img)
+        return maps
+
+    return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
+
+
+def _transformers(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+    from transformers import SwinConfig
+    from transformers.models.swin.modeling_swin import SwinBackbone as Peer
+
+    peer = Peer(_transformers_config(SwinConfig, ours, size))
+    _load(peer, ours, 'transformers')
+    return _Maps(peer, lambda model, img: model(img).feature_maps)
+
+
+def _transformers_v2(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
+    from transformers import Swinv2Config
+    from transformers.models.swinv2.modeling_swinv2 import Swinv2Backbone as Peer
+
+    peer = Peer(_transformers_config(Swinv2Config, ours, size))
+    _load(peer, ours, 'transformers')
+
+    def run(model: Any, img: Tensor) -> list[Tensor]:
+        return [x.permute(0, 2, 3, 1) for x in model(img).feature_maps]
+
+    return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
+
+
+def _transformers_config(kind: Callable[..., Any], ours: SwinBackbone, size: tuple[int, int]) -> Any:
+    return kind(
+        embed_dim=ours.arch.embed_dims,
+        depths=list(ours.arch.depths),
+        num_heads=list(ours.arch.num_heads),
+        window_size=ours.window_size[0],
+        image_size=size,
+        drop_path_rate=DROP_PATH_RATE,
+        out_features=['stage1', 'stage2', 'stage3', 'stage4'],
+    )
+
+
+_BUILDERS: dict[str, Callable[[SwinBackbone, tuple[int, int]], nn.Module]] = {
+    'mmdet': _mm('mmdet'),
+    'mmseg': _mm('mmseg'),
+    'timm': _timm,
+    'transformers': _transformers,
+    'torchvision': _torchvision,
+}
+_BUILDERS_V2 = {'timm': _timm, 'transformers': _transformers_v2, 'torchvision': _torchvision}
+PEERS = tuple(_BUILDERS)
+
+
+def _load(peer: nn.Module, ours: SwinBackbone, family: str) -> None:
+    """Load our weights; names that a peer lacks are norms of outputs, names that we lack its classifier."""
+    missing, _ = peer.load_state_dict(export_state_dict(ours, family), strict=False)
+    unexplained = [name for name in missing if not {'norm', 'head', 'swin'} & {name.split('.')[0]}]
+    if unexplained:
+        raise RuntimeError(f'{family} has parameters that were not loaded: {unexplained}')
+
+
+def _with_our_norms(peer: _Normed, ours: SwinBackbone) -> _Normed:
+    for stage, norm in enumerate(peer.norms):
+        norm.load_state_dict(getattr(ours, f'norm{stage}').state_dict())
+    return peer
+
+
+def _stand_in_for_torchvision_operators() -> None:
+    """Make torchvision importable beside a torch that its compiled operators do not fit; its Swin uses none."""
+    spec = find_spec('torchvision')
+    if spec is None or spec.origin is None or _STAND_INS:
+        return
+    try:
+        torch.ops.load_library(Path(spec.origin).parent / '_C.so')
+    except OSError:
+        library = torch.library.Library('torchvision', 'DEF')
+        both = ('roi_align', 'deform_conv2d', 'ps_roi_align', 'ps_roi_pool', 'roi_pool')
+        for name in ('qnms', 'nms', *both, *(f'_{name}_backward' for name in both)):
+            library.define(f'{name}(Tensor input) -> Tensor')
+        _STAND_INS.append(library)
+
+
+# An operator is forgotten with the library that defined it.
+_STAND_INS: list[torch.library.Library] = []
