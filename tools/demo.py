@@ -42,6 +42,7 @@ QUICK = {
 METRICS = ('coco/bbox_mAP', 'coco/bbox_mAP_50', 'coco/segm_mAP', 'coco/segm_mAP_50', 'mIoU', 'aAcc')
 PACKAGES = ('torch', 'mmcv', 'mmengine', 'mmdet', 'mmsegmentation', 'numpy', 'swin-dense')
 PICTURES = 6
+SWIN_DENSE = ['-m', 'swin_dense']
 
 console = Console()
 
@@ -59,26 +60,20 @@ def main() -> None:
     if not data_folder.exists():
         with timed('data', 'Making the data set', seconds):
             few = ['--train', '8', '--val', '4'] if args.quick else []
-            run('make_demo_data.py', [str(data_folder), *few], args.out / 'data.log')
+            run([str(ROOT / 'tools/make_demo_data.py')], [str(data_folder), *few], args.out / 'data.log')
     for key, (name, config) in MODELS.items():
         folder = args.out / key
         data = data_folder / ('coco/' if key == 'mask_rcnn' else 'ADEChallengeData2016')
         config = str(ROOT / config)
-        common = [
-            '--work-dir',
-            str(folder),
-            '--cfg-options',
-            *data_options(key, data),
-            *(QUICK[key] if args.quick else []),
-        ]
+        common = ['--work-dir', str(folder), '--set', *data_options(key, data), *(QUICK[key] if args.quick else [])]
         with timed(f'{key}/train', f'Training {name} from scratch', seconds):
-            run('train.py', [config, *common], folder / 'train.log')
+            run(SWIN_DENSE, ['train', config, *common], folder / 'train.log')
         checkpoint = (folder / 'last_checkpoint').read_text().strip()
         with timed(f'{key}/test', f'Testing {name} on the validation images', seconds):
             shutil.rmtree(folder / 'shown', ignore_errors=True)
             show = ['--show-dir', str(folder / 'shown')]
             common += ['default_hooks.visualization.score_thr=0.5'] if key == 'mask_rcnn' else []
-            run('test.py', [config, checkpoint, *show, *common], folder / 'test.log')
+            run(SWIN_DENSE, ['test', config, checkpoint, *show, *common], folder / 'test.log')
         summary.update(read_metrics(folder))
         contact_sheet(folder / 'shown', args.out / f'{key}.png')
     with timed('pyramid', 'Feature pyramid of Swin-T over a photograph', seconds):
@@ -107,10 +102,10 @@ def timed(key: str, title: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[key] = time.perf_counter() - started
 
 
-def run(tool: str, arguments: list[str], log: Path) -> None:
-    """Run one of the tools, with a line now and then to say how far it is; its output goes to ``log``."""
+def run(program: list[str], arguments: list[str], log: Path) -> None:
+    """Run a program of Python, with a line now and then to say how far it is; its output goes to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, '-W', 'ignore', str(ROOT / 'tools' / tool), *arguments]
+    command = [sys.executable, '-W', 'ignore', *program, *arguments]
     # On a GPU the detector calls operators of mmcv, which a machine without nvcc has for CPUs alone.
     on_cpu = {'CUDA_VISIBLE_DEVICES': ''} if get_compiling_cuda_version() == 'not available' else {}
     environment = {**os.environ, **on_cpu}
@@ -127,7 +122,7 @@ def run(tool: str, arguments: list[str], log: Path) -> None:
                 console.print(f'  {progress}', highlight=False)
     if process.returncode:
         tail = '\n'.join(log.read_text().splitlines()[-15:])
-        sys.exit(f'{tail}\n\n{tool} failed with exit status {process.returncode}; its whole output is in {log}')
+        sys.exit(f'{tail}\n\n{program[-1]} failed with exit status {process.returncode}; its whole output is in {log}')
 
 
 def read_progress(line: str) -> str | None:

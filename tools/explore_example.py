@@ -45,7 +45,7 @@ def sharpened() -> SwinBackbone:
     backbone = SwinBackbone(embed_dims=48, depths=(2, 2, 2, 2), num_heads=(3, 6, 12, 24)).eval()
     with torch.no_grad():
         for name, parameter in backbone.named_parameters():
-            if name.endswith('attn.qkv.weight'):
+            if name.endswith('attn.w_msa.qkv.weight'):
                 parameter.mul_(10)
             elif name.endswith('relative_position_bias_table'):
                 parameter.mul_(40)

@@ -20,8 +20,8 @@ import matplotlib
 import numpy as np
 import skimage.data
 from PIL import Image, ImageDraw
-from rich.progress import track
 from skimage.measure import find_contours, label
+from tqdm import tqdm
 
 PHOTOGRAPHS = {
     'train': ['astronaut.png', 'coffee.png', 'rocket.jpg', 'motorcycle_left.png', 'grass.png', 'camera.png', 'ihc.png'],
@@ -94,7 +94,7 @@ def write_split(root: Path, split: str, count: int, seed: int) -> None:
         'annotations': [],
         'categories': [{'id': id_, 'name': name, 'supercategory': 'shape'} for name, id_ in CATEGORIES.items()],
     }
-    for number in track(range(1, count + 1), f'{split} images'):
+    for number in tqdm(range(1, count + 1), f'{split} images'):
         image, instances = make_scene(rng, photographs[rng.integers(len(photographs))])
         height, width = image.shape[:2]
         Image.fromarray(image).save(images / f'{number:012}.jpg', quality=92)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GPUS, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS describe the job; one task runs per GPU.
 set -euo pipefail
-usage='usage: tools/slurm_test.sh PARTITION JOB_NAME CONFIG CHECKPOINT [options of tools/test.py]'
+usage='usage: tools/slurm_test.sh PARTITION JOB_NAME CONFIG CHECKPOINT [options of swin-dense test]'
 partition=${1:?$usage} job=${2:?$usage} config=${3:?$usage} checkpoint=${4:?$usage}
 gpus=${GPUS:-8} per_node=${GPUS_PER_NODE:-8}
 # shellcheck disable=SC2086  # SRUN_ARGS are several words

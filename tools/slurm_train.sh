@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GPUS, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS describe the job; one task runs per GPU.
 set -euo pipefail
-usage='usage: tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [options of tools/train.py]'
+usage='usage: tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [options of swin-dense train]'
 partition=${1:?$usage} job=${2:?$usage} config=${3:?$usage} work_dir=${4:?$usage}
 gpus=${GPUS:-8} per_node=${GPUS_PER_NODE:-8}
 # shellcheck disable=SC2086  # SRUN_ARGS are several words

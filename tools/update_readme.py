@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmark import ratio
-
 from swin_dense.doctor import FORKS
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / 'benchmarks'))
+
+from benchmark import ratio  # noqa: E402
+
 # What mmdet and mmseg call a metric, and what the table says.
 DEMO_METRICS = {
     'coco/bbox_mAP': 'Mask R-CNN, box AP',
@@ -77,7 +80,7 @@ def tile_overlap_table(report: dict[str, Any]) -> str:
 
 
 def speed_table(*reports: dict[str, Any]) -> str:
-    """Return what tools/benchmark.py measured, case by case: our time, and how many times as long others took."""
+    """Return what benchmarks/benchmark.py measured, case by case: our time, and how many times as long others took."""
     lines = ['| Swin-T, float32, CPU | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
     lines.append('|' + ' --- |' * (len(SPEED_COLUMNS) + 2))
     for report in reports:
@@ -99,6 +102,29 @@ def short_speed_table(*reports: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def gpu_table(report: dict[str, Any]) -> str:
+    """Return what tools/gpu_check.sh measured, case by case: our time, and how many times as long others took.
+
+    Raises:
+        ValueError: it was a rehearsal, on a processor.
+    """
+    if report['is_rehearsal']:
+        raise ValueError('benchmarks/gpu.json is from a rehearsal without a GPU: run tools/gpu_check.sh on one')
+    others = [name for name in (*PEERS, 'sdpa') if any(name in case['models'] for case in report['cases'])]
+    lines = [f'| {report["device"]}, bfloat16 | ours | ' + ' | '.join(GPU_NAMES.get(x, x) for x in others) + ' |']
+    lines.append('|' + ' --- |' * (len(others) + 2))
+    for case in report['cases']:
+        models = case['models']
+        if 'auto' not in models:
+            continue
+        ours = models['auto']['median_ms']
+        ratios = [f'{models[name]["median_ms"] / ours:.2f}' if name in models else '' for name in others]
+        options = {'mode': 'train' if case['train'] else 'infer', 'batch': case['batch'], 'size': case['size']}
+        title = f'Swin-{case["arch"].upper()}, {_case({"options": {**options, "compile": False}})}, {case["way"]}'
+        lines.append(f'| {title} | {ours:.2f} ms | ' + ' | '.join(ratios) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def memory_table(report: dict[str, Any]) -> str:
     """Return the peak memory of a training step, in MiB above start."""
     named = {name: row['peak_mib'] for name, row in report['rows'].items() if row.get('peak_mib')}
@@ -116,8 +142,6 @@ def stacks_table(report: dict[str, Any]) -> str:
         found = row['packages']
         mm = ', '.join(_version(found, package, FORKS[package]) for package in ('mmcv', 'mmdet', 'mmsegmentation'))
         core = _counts(row.get('core'))
-        if 'again' in row.get('core', {}):
-            core += f'; those that failed, mended and run again: {_counts(row["core"]["again"])}'
         results = row.get('training', {})
         training = ' | '.join(_training(results.get(framework), framework) for framework in ('mmdet', 'mmseg'))
         lines.append(f'| {name} | {row["python"]} | {found["torch"]} | {found["numpy"]} | {mm} | {core} | {training} |')
@@ -167,6 +191,7 @@ def _case(report: dict[str, Any]) -> str:
 PEERS = ('mmdet', 'mmseg', 'timm', 'transformers', 'torchvision')
 SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix products alone'}
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
+GPU_NAMES = {'sdpa': 'ours, `sdpa`'}
 PAGES = ('README.md', 'README_zh-CN.md', 'docs/explore.md', 'docs/features.md', 'docs/install.md', 'docs/speed.md')
 # What the tables of the README say, for that in Chinese.
 CHINESE = {
@@ -180,7 +205,6 @@ CHINESE = {
     'not run: ': '未运行：',
     'not run': '未运行',
     ' bases do not resolve': ' 基础配置找不到',
-    '; those that failed, mended and run again: ': '；失败者修复后重跑：',
     ' failed': ' 失败',
     ' passed': ' 通过',
     ' skipped': ' 跳过',
@@ -191,6 +215,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
     'speed in short': ([f'cpu_{case}.json' for case in CPU_CASES], short_speed_table),
     'speed': ([f'cpu_{case}.json' for case in CPU_CASES], speed_table),
+    'gpu speed': (['gpu.json'], gpu_table),
     'memory': (['cpu_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),
