@@ -97,7 +97,7 @@ def what_is_held() -> dict[str, float]:
     """Return the memory in MiB, open handles, threads and living tensors of this process.
 
     ``resident`` is in RAM; ``in_use`` is asked for and not given back, ``kept`` is given back and kept by the C library
-    for later; ``plans`` is the part of ``in_use`` that the model keeps for sizes that come again.
+    for later; ``plans`` is how many sizes of maps the model keeps its tables for.
     """
     gc.collect()
     pages = int(Path('/proc/self/statm').read_text().split()[1])
@@ -106,10 +106,10 @@ def what_is_held() -> dict[str, float]:
         'resident': pages * os.sysconf('SC_PAGE_SIZE'),
         'in_use': asked.uordblks + asked.hblkhd,
         'kept': asked.fordblks,
-        'plans': plan._cache.bytes,
     }
     return {
         **{name: round(size / 2**20, 1) for name, size in mib.items()},
+        'plans': plan._cached.cache_info().currsize,
         'handles': len(os.listdir('/proc/self/fd')),
         'threads': len(os.listdir('/proc/self/task')),
         'tensors': sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()),

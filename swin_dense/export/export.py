@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -81,10 +82,7 @@ def export_model(
         >>> exported.path.name
         'swin_t.ts'
     """
-    path = Path(path)
-    checks.one_of('the suffix of path', path.suffix, formats.FORMATS)
-    if not path.parent.is_dir():
-        raise ValueError(f'there is no folder {path.parent} to write {path.name} to; make it first')
+    path = checked_path(path, formats.FORMATS)
     height, width = checks.pair('size', size)
     if batch is not None:
         checks.integer('batch', batch)
@@ -111,6 +109,15 @@ def export_model(
             raise ExportError(f'{type(model).__name__} could not be exported{hint}: {error}') from error
         errors = _compare(model, unfinished.path, _shapes_to_check(img.shape, free), img.dtype) if check else {}
     return Exported(path, nodes, errors)
+
+
+def checked_path(path: str | PathLike[str], suffixes: Iterable[str]) -> Path:
+    """Return the path of a file that is to be written, or raise ValueError for another suffix or a missing folder."""
+    path = Path(path)
+    checks.one_of('the suffix of path', path.suffix, suffixes)
+    if not path.parent.is_dir():
+        raise ValueError(f'there is no folder {path.parent} to write {path.name} to; make it first')
+    return path
 
 
 def check_opset(opset: int | None, suffix: str) -> None:

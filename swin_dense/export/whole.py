@@ -16,7 +16,7 @@ from torch import nn
 
 from swin_dense.export import agreement, formats, gate
 from swin_dense.export.detectors import OneStageDetector, TwoStageDetector
-from swin_dense.export.export import Exported, ExportError, check_opset
+from swin_dense.export.export import Exported, ExportError, check_opset, checked_path
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.segmentor import Segmentor
 from swin_dense.runtime import pictures
@@ -73,8 +73,8 @@ def export_detector(
     Examples:
         >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
     """
-    _check(image, opset)
-    config, detector, names = _read(config, checkpoint, Path(path), 'mmdet')
+    path = _checked(path, image, opset)
+    config, detector, names = _read(config, checkpoint, 'mmdet')
     _refuse(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(config)])
     graph = (TwoStageDetector if hasattr(detector, 'roi_head') else OneStageDetector)(copy.deepcopy(detector))
     settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
@@ -96,7 +96,7 @@ def export_detector(
     interface = formats.Interface(
         ('img',), (example,), ({2: 'height', 3: 'width'},), graph.OUTPUTS, {KEY: json.dumps(facts)}
     )
-    return _write(graph, interface, compare, Path(path), image, opset)
+    return _write(graph, interface, compare, path, image, opset)
 
 
 def export_segmentor(
@@ -136,8 +136,8 @@ def export_segmentor(
     Examples:
         >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
     """
-    _check(image, opset)
-    config, segmentor, names = _read(config, checkpoint, Path(path), 'mmseg')
+    path = _checked(path, image, opset)
+    config, segmentor, names = _read(config, checkpoint, 'mmseg')
     _refuse(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(config)])
 
     def compare(session: OnnxRuntime, pixels: np.ndarray) -> tuple[float, int]:
@@ -156,7 +156,7 @@ def export_segmentor(
     example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # a batch of 1 is taken for a constant
     free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
     interface = formats.Interface(('img', 'size'), example, free, ('labels',), {KEY: json.dumps(facts)})
-    return _write(Segmentor(copy.deepcopy(segmentor)), interface, compare, Path(path), image, opset)
+    return _write(Segmentor(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
 
 
 def export_whole(
@@ -172,20 +172,19 @@ def export_whole(
     return exporters[scope](loaded, checkpoint, path, image=image, opset=opset)
 
 
-def _check(image: str | PathLike[str] | None, opset: int | None) -> None:
-    check_opset(opset, '.onnx')
+def _checked(path: str | PathLike[str], image: str | PathLike[str] | None, opset: int | None) -> Path:
+    path = checked_path(path, ['.onnx'])
+    check_opset(opset, path.suffix)
     if image is not None and not Path(image).is_file():
         raise FileNotFoundError(f'there is no file {image}')
+    formats.require('onnxruntime', *formats.PACKAGES)
+    return path
 
 
 def _read(
-    config: str | PathLike[str] | Config, checkpoint: str | PathLike[str], path: Path, scope: str
+    config: str | PathLike[str] | Config, checkpoint: str | PathLike[str], scope: str
 ) -> tuple[Config, Any, dict[str, Any]]:
     """Return the config, the model with its weights, and names and colours of its classes."""
-    formats.require('onnxruntime', *formats.PACKAGES)
-    checks.one_of('the suffix of path', path.suffix, ['.onnx'])
-    if not path.parent.is_dir():
-        raise ValueError(f'there is no folder {path.parent} to write {path.name} to; make it first')
     from swin_dense.mm.predict import Predictor  # the frameworks
     from swin_dense.recipes.files import load_recipe
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ from swin_dense.models.attention import ShiftedWindowAttention, Windows
 from swin_dense.models.layers import ACTIVATIONS, FFN, DropPath, build_norm
 from swin_dense.ops import chunks, context
 from swin_dense.ops.windows import Pair
-
-_logger = logging.getLogger(__name__)
 
 
 class SwinBlock(nn.Module):

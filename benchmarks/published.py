@@ -1,0 +1,155 @@
+"""Set the published accuracies of the recipes beside the time and memory that their backbones take here.
+
+    python benchmarks/published.py --measure      # on an idle machine: writes benchmarks/published.json
+    python benchmarks/published.py                # draws docs/images/accuracy.png and speed.png from the raw results
+
+A backbone is timed at the size that its recipe tests with: 800 x 1344 pixels on COCO, the crop on ADE20K. The second
+picture shows our backbone beside its peers, from the reports of ``benchmarks/benchmark.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exports_whole import processor
+
+from swin_dense.recipes.zoo import FOLDERS, Recipe, read_zoo
+
+ROOT = Path(__file__).resolve().parent.parent
+RAW = ROOT / 'benchmarks/published.json'
+IMAGES = ROOT / 'docs/images'
+SPEED = {
+    'inference, 512 x 512': 'cpu_infer_512.json',
+    'inference, 800 x 1344': 'cpu_infer_800x1344.json',
+    'training step, 2 x 512 x 512': 'cpu_train_512.json',
+}
+PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A recipe with a published accuracy, and the backbone that it needs at the size that it tests with."""
+
+    head: str
+    accuracy: float
+    backbone: str  # 'Swin-T'
+    window: int
+    size: tuple[int, int]
+
+    @property
+    def key(self) -> str:
+        """Return the name of the measurement."""
+        return f'{self.backbone}, window {self.window}, {self.size[0]} x {self.size[1]}'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--measure', action='store_true', help='measure instead of drawing')
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--processes', type=int, default=3)
+    args = parser.parse_args()
+    if args.measure:
+        points = {point.key: point for data in PANELS for point in published(data)}
+        rows = {key: measured(point, args.rounds, args.processes) for key, point in points.items()}
+        RAW.write_text(json.dumps({'processor': processor(), 'rows': rows}, indent=1) + '\n')
+    else:
+        draw_accuracy(json.loads(RAW.read_text())['rows'], IMAGES / 'accuracy.png')
+        reports = {name: json.loads((RAW.parent / file).read_text()) for name, file in SPEED.items()}
+        draw_speed(reports, IMAGES / 'speed.png')
+
+
+def published(data: str) -> list[Point]:
+    """Return the recipes that were trained on one data set and published with the metric of its picture."""
+    recipes = [recipe for folder in FOLDERS for recipe in read_zoo(ROOT, folder)]
+    return [
+        Point(recipe.head, recipe.metrics[PANELS[data]], recipe.backbone, recipe.window, size_of(recipe))
+        for recipe in recipes
+        # Ablations, and an RTMDet with a fifth stage, have a remark behind the name of the backbone.
+        if recipe.data == data and PANELS[data] in recipe.metrics and ',' not in recipe.backbone
+    ]
+
+
+def size_of(recipe: Recipe) -> tuple[int, int]:
+    """Return the size of the images that a recipe tests with, (height, width) in pixels."""
+    if recipe.data == 'COCO':
+        return 800, 1344
+    side = int(re.findall(r'(\d{3})x\1', recipe.config.stem)[-1])
+    return side, side
+
+
+def measured(point: Point, rounds: int, processes: int) -> dict[str, float]:
+    """Return the median, p10 and p90 of the time in ms, medians over processes, and the peak of memory in MiB."""
+    arch = point.backbone.replace('-', '_').lower()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / 'report.json'
+        command: list[Any] = [sys.executable, '-W', 'ignore', ROOT / 'benchmarks/benchmark.py', '--arch', arch]
+        command += ['--peers', '--window', point.window, '--size', *point.size]
+        command += ['--rounds', rounds, '--processes', processes]
+        subprocess.run([*map(str, command), '--json', str(report)], check=True, stdout=subprocess.DEVNULL)
+        row = json.loads(report.read_text())['rows']['auto']
+    return {key: row[key] for key in ('median_ms', 'p10_ms', 'p90_ms', 'peak_mib')}
+
+
+def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
+    """Draw published accuracy over measured time, a panel for each data set, areas by memory."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), layout='constrained')
+    for axes, (data, metric) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
+        points = published(data)
+        heads = list(dict.fromkeys(point.head for point in points))
+        for number, head in enumerate(heads):
+            own = [point for point in points if point.head == head]
+            axes.scatter(
+                [rows[point.key]['median_ms'] for point in own],
+                [point.accuracy for point in own],
+                [rows[point.key]['peak_mib'] / 4 for point in own],
+                label=head,
+                color=f'C{number}',
+                alpha=0.55,
+                edgecolors='none',
+            )
+        for key in dict.fromkeys(point.key for point in points):
+            top = max(point.accuracy for point in points if point.key == key)
+            name, where = key.partition(',')[0], (rows[key]['median_ms'], top)
+            axes.annotate(name, where, (0, 9), textcoords='offset points', ha='center', fontsize=8)
+        axes.set(xlabel='time of the backbone (ms)', ylabel=f'published {metric}', title=data, xlim=(0, None))
+        axes.margins(y=0.15)
+        legend = axes.legend(fontsize=8, loc='lower right')
+        for handle in legend.legend_handles:
+            handle.set_sizes([40])
+    figure.savefig(path, dpi=110)
+
+
+def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw the time of every implementation relative to ours, with the range over processes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.2), layout='constrained')
+    for axes, (name, report) in zip(figure.subplots(1, 3, sharey=True), reports.items(), strict=True):
+        models = {'auto': 'swin_dense', **{peer: peer for peer in report['options']['peers']}}
+        ratios = [report['ratios'][model] for model in models]
+        middle = [statistics.median(values) for values in ratios]
+        ends = [
+            [mid - min(values) for mid, values in zip(middle, ratios, strict=True)],
+            [max(values) - mid for mid, values in zip(middle, ratios, strict=True)],
+        ]
+        colours = ['C0', *['0.6'] * (len(models) - 1)]
+        axes.barh(list(models.values()), middle, xerr=ends, color=colours, error_kw={'ecolor': '0.3', 'lw': 1})
+        axes.set(title=name, xlabel='time / swin_dense')
+        axes.axvline(1, color='C0', lw=0.8)
+        axes.invert_yaxis()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == '__main__':
+    main()
