@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,8 +50,22 @@ class SwinBlock(nn.Module):
 
     def forward_modules(self, x: Tensor, *windows: Windows) -> Tensor:
         """Compute the block; ``windows`` are given for a chunk of a map alone, and else up to the attention."""
-        x = x + self.drop_path(self.attn(self.norm1(x), *windows))
-        return x + self.drop_path(self.ffn(self.norm2(x)))
+        x = self.plus(x, lambda x: self.attn(self.norm1(x), *windows))
+        return self.plus(x, lambda x: self.ffn(self.norm2(x)))
+
+    def plus(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return x plus a branch under stochastic depth. On a CPU, images whose branch is dropped do not enter it."""
+        if not self._may_leave_out(x):
+            return x + self.drop_path(branch(x))
+        factors = self.drop_path.factors(x)
+        kept = factors.flatten().nonzero().flatten()
+        if len(kept) in (0, len(x)):  # without any image, parameters would get no gradient, which DDP waits for
+            return x + factors * branch(x)
+        return x.index_add(0, kept, (factors[kept] * branch(x[kept])).to(x.dtype))
+
+    def _may_leave_out(self, x: Tensor) -> bool:
+        is_on = x.device.type == 'cpu' and isinstance(self.drop_path, DropPath) and self.drop_path.is_on()
+        return is_on and context.plain_reason(x) is None and mixing_reason(self) is None
 
     local_forward = forward_modules
 
@@ -65,9 +80,6 @@ _TOKEN_WISE = (
 def whole_map_reason(block: SwinBlock, x: Tensor) -> str | None:
     """Return why x must pass through the block as a whole, or None where chunks of it give the same.
 
-    A part vouches for itself by a class attribute ``local_forward``, which is its ``forward``: the promise does not
-    hold for a subclass, nor after ``forward`` was replaced.
-
     Args:
         block: any block.
         x: (B, H, W, C), its input.
@@ -79,8 +91,18 @@ def whole_map_reason(block: SwinBlock, x: Tensor) -> str | None:
     reason = context.plain_reason(x)
     if reason is not None:
         return reason
-    if block.drop_path.training and block.drop_path.drop_prob:
-        return 'stochastic depth draws once per image'
+    for name, part in block.named_modules():
+        if (isinstance(part, nn.Dropout) and part.training and part.p) or (isinstance(part, DropPath) and part.is_on()):
+            return f'{name} draws once per map'
+    return mixing_reason(block)
+
+
+def mixing_reason(block: SwinBlock) -> str | None:
+    """Return why a block may not be given a part of its windows or images, or None where it treats each alone, unseen.
+
+    A part vouches for itself by a class attribute ``local_forward``, which is its ``forward``: the promise does not
+    hold for a subclass, nor after ``forward`` was replaced.
+    """
     if not (_vouches(block, 'forward_modules') and type(block.attn) is ShiftedWindowAttention):
         return f'{type(block).__name__} or its attention may mix the tokens of different windows'
     for name, part in block.named_modules():
@@ -90,8 +112,6 @@ def whole_map_reason(block: SwinBlock, x: Tensor) -> str | None:
             return f'{name} may mix the tokens of different windows'
         if context.has_hooks(part):
             return f'{name} has hooks'
-        if isinstance(part, nn.Dropout) and part.training and part.p:
-            return f'{name} draws once per map'
     return None
 
 

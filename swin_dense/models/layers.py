@@ -212,11 +212,17 @@ class DropPath(nn.Module):
         self.drop_prob = drop_prob
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.drop_prob == 0.0:
-            return x
+        return x * self.factors(x) if self.is_on() else x
+
+    def is_on(self) -> bool:
+        """Return whether branches may be dropped."""
+        return self.training and self.drop_prob > 0.0
+
+    def factors(self, x: Tensor) -> Tensor:
+        """Draw the factors of the images of x, (B, ...): (B, 1, ...), 0 where the branch is dropped."""
         keep_prob = 1.0 - self.drop_prob
         factors = x.new_zeros(x.shape[0], *(1,) * (x.ndim - 1))
-        return x * (factors.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else factors)
+        return factors.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else factors
 
     local_forward = forward
 

@@ -106,8 +106,8 @@ class SwinBlockV2(SwinBlock):
     post_norm = True
 
     def forward_modules(self, x: Tensor, *windows: Windows) -> Tensor:
-        x = x + self.drop_path(self.norm1(self.attn(x, *windows)))
-        return x + self.drop_path(self.norm2(self.ffn(x)))
+        x = self.plus(x, lambda x: self.norm1(self.attn(x, *windows)))
+        return self.plus(x, lambda x: self.norm2(self.ffn(x)))
 
     local_forward = forward_modules
 

@@ -15,6 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.models import attention
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.block import whole_map_reason
 from swin_dense.models.layers import DropPath
@@ -537,6 +538,35 @@ def test_threads():
     assert not wrong
 
 
+@pytest.mark.parametrize('version', VERSIONS)
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_images_whose_branch_is_dropped_are_left_out(version, with_cp, monkeypatch):
+    """A hook on a part sees all images; the numbers are the same."""
+    sizes = []
+    original = attention.window_attention
+    monkeypatch.setattr(
+        attention, 'window_attention', lambda qkv, *rest: sizes.append(len(qkv)) or original(qkv, *rest)
+    )
+    model = make('auto', version, drop_path_rate=0.7, with_cp=with_cp).train()
+    images = torch.cat([an_image(), an_image().flip(2, 3)]).detach().requires_grad_()
+    left_out = run(model, images)
+    assert {1, 4} < set(sizes)
+    sizes.clear()
+    for module in model.modules():
+        if isinstance(module, DropPath):
+            module.register_forward_hook(lambda *_: None)
+    assert_same(run(model, images), left_out)
+    assert set(sizes) == {4}
+
+
+def test_parameters_of_a_branch_that_every_image_drops_get_a_gradient_of_zero():
+    model = make('auto', drop_path_rate=1.0).train()
+    sum(out.sum() for out in model(an_image())).backward()
+    last = model.stages[-1].blocks[-1]
+    assert not model.stages[0].blocks[0].norm1.weight.grad.eq(0).all()
+    assert all(parameter.grad.eq(0).all() for parameter in last.parameters())
+
+
 def no_gradient(block, x):
     with torch.no_grad():
         return whole_map_reason(block, x)
@@ -547,7 +577,7 @@ def test_the_reason_for_whole_maps():
     assert no_gradient(block, x) is None
     assert whole_map_reason(block, x) == 'gradients are enabled'
     assert 'meta' in no_gradient(block, x.to('meta'))
-    assert 'stochastic depth' in no_gradient(make('auto', drop_path_rate=0.5).stages[1].blocks[1], x)
+    assert no_gradient(make('auto', drop_path_rate=0.5).stages[1].blocks[1], x) == 'drop_path draws once per map'
     assert 'draws once' in no_gradient(make('auto', drop_rate=0.5).stages[1].blocks[1], x)
     with FlopCounterMode(display=False):
         assert 'watches' in no_gradient(block, x)
