@@ -44,11 +44,11 @@ demo: $(READY)
 
 test: $(READY) $(PEERS_READY)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not long"
-	$(PEERS) -m pytest tests/peers -m "not long"
+	$(PEERS) -m pytest -n 2 --dist worksteal tests/peers -m "not long"
 
 test-all: $(READY) $(PEERS_READY) test-core
 	$(PY) -m pytest -n 2 --dist worksteal
-	$(PEERS) -m pytest tests/peers
+	$(PEERS) -m pytest -n 2 --dist worksteal tests/peers
 
 test-core: $(CORE_READY)
 	$(CORE) -m pytest -n 2 --dist worksteal -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/features
