@@ -111,7 +111,7 @@ def count_all() -> list[dict[str, Any]]:
 
 def table(rungs: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the page's table; products are per image, relative to the first rung."""
-    yield '| with all above it | weights, AdamW | kept for the backward pass | peak with gradients | in all | FLOPs |'
+    yield '| setting, cumulative | weights, AdamW | saved for backward | peak with gradients | total | FLOPs |'
     yield '| --- | --- | --- | --- | --- | --- |'
     first = rungs[0]['flops'] / rungs[0]['settings']['batch']
     for rung in rungs:

@@ -18,13 +18,13 @@ from swin_dense.doctor import FORKS, distribution_of, install_command
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # variable of the environment
 CONVENTIONS = (
-    'What a command reads stands in positions, what it writes after --out; where that is there already, --force '
-    'replaces it, but `features` goes on with its folder. Sizes are HEIGHT WIDTH, or one number for both; stages, '
-    'blocks, heads and pages count from 0.'
+    'Inputs are positional arguments; --out names the output. If the output exists, add --force to replace it; '
+    '`features` continues in its folder instead. Sizes are HEIGHT WIDTH, or one number for both. Stages, blocks, heads '
+    'and pages count from 0.'
 )
 EXIT_STATUS = (
-    'Exit status: 0 done, 1 some of it failed, 2 wrong usage; above 128 stopped by a signal. '
-    f'{TRACEBACK}=1 in the environment shows where an error was raised.'
+    'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
+    f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
 _COMMANDS_WITH_EXTRAS = ('export', 'features', 'visualize')  # of pyproject.toml, under the same names
 _WITHOUT_TORCH = ('doctor', 'zoo')
@@ -147,7 +147,7 @@ def _overview() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='swin-dense',
         description=swin_dense.__doc__,
-        epilog=f'`swin-dense COMMAND --help` explains each. {CONVENTIONS} {EXIT_STATUS}',
+        epilog=f'`swin-dense COMMAND --help` explains a command. {CONVENTIONS} {EXIT_STATUS}',
     )
     parser.add_argument('--version', action='version', version=f'swin-dense {swin_dense.__version__}')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)

@@ -150,13 +150,13 @@ def stacks_table(report: dict[str, Any]) -> str:
 
 def explore_table(report: dict[str, Any]) -> str:
     """Return what benchmarks/explore.py measured of pages."""
-    lines = ['| weights | page, MB | 999 of 1000 weights within, points | all | made in, s | computing, s |']
+    lines = ['| weights | page, MB | error of 99.9 % of the weights, points | of all | time, s | CPU time, s |']
     lines.append('|' + ' --- |' * 6)
     for name, row in report['pages'].items():
         off = f'{100 * row["usuallyOff"]:.2f} | {100 * row["off"]:.2f}'
         took = f'{row["seconds"]:.0f} | {row["processor_seconds"]:.0f}'
         lines.append(f'| {name} | {row["bytes"] / 1e6:.1f} | {off} | {took} |')
-    lines += ['', '| view | drawn in, ms (median) | 95 % in |', '| --- | --- | --- |']
+    lines += ['', '| view | drawing time, ms (median) | 95th percentile |', '| --- | --- | --- |']
     for name, row in report['drawing'].items():
         lines.append(f'| {name} | {row["median_ms"]:.1f} | {row["p95_ms"]:.1f} |')
     return '\n'.join(lines) + '\n'

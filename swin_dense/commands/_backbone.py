@@ -23,7 +23,7 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
         name = name or 'swin_t'
         torch.manual_seed(0)
         if os.environ.get('RANK', '0') == '0':
-            print('WARNING: no --checkpoint, so the weights are RANDOM, and so is what comes out', file=sys.stderr)
+            print('WARNING: no --checkpoint given, so the weights and all results are RANDOM', file=sys.stderr)
     return on_device(create_backbone(name, args.checkpoint, **given, **options), device)
 
 

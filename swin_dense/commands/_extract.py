@@ -30,7 +30,7 @@ def extract_all(args: argparse.Namespace) -> int:
     check_format(args.format)
     shard, variables = (parse_shard(args.shard), '') if args.shard else shard_of_environment(os.environ)
     if variables:
-        say(f'shard {shard.index}/{shard.count}, by {variables}')
+        say(f'shard {shard.index}/{shard.count}, from {variables}')
     images, unread = _list(args.sources, shard.index == 0)
     mine = {name: version for name, version in images.items() if shard.owns(digest_of(name))}
     backbone = build_backbone(args)
@@ -70,7 +70,7 @@ def extract_all(args: argparse.Namespace) -> int:
             folder.flush()
             pruned = folder.prune(images)
     share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
-    removed = f', {pruned} of other images removed' if args.prune else ''
+    removed = f', features of {pruned} other images removed' if args.prune else ''
     say(f'{done["finished"]} of {done.total()} images{share} are in {args.out}, {done["failed"]} failed{removed}')
     if received:
         return 128 + received[0]
@@ -101,7 +101,7 @@ def _list(sources: list[str], is_first: bool) -> tuple[dict[str, str | None], bo
             say(f'skipped: {reason}')
         if no_images:
             counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
-            say(f'not taken for images, by their names: {counts}; a pattern or a list takes them too')
+            say(f'ignored, because of their suffix: {counts}; name such files by a pattern or a list to include them')
     if not images:
         raise ValueError(f'no images found in {sources}')
     return images, bool(folders)

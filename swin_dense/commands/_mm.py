@@ -25,7 +25,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME of the config)')
     add_settings(parser)
     parser.add_argument(
-        '--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none', help='what started the processes'
+        '--launcher',
+        choices=['none', 'pytorch', 'slurm', 'mpi'],
+        default='none',
+        help='launcher that started the processes (default: %(default)s)',
     )
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
 
@@ -50,7 +53,7 @@ def config_to_run(args: argparse.Namespace) -> Config:
     work_dir = Path(config.work_dir)
     there = next(folder for folder in (work_dir, *work_dir.parents) if folder.exists())
     if not there.is_dir():
-        raise NotADirectoryError(f'the work directory cannot be {work_dir}, as {there} is a file')
+        raise NotADirectoryError(f'cannot use the work directory {work_dir}: {there} is a file')
     return config
 
 
@@ -61,7 +64,7 @@ def run_to_its_end(start: Callable[[], object], work_dir: str) -> int:
     except (ValueError, TypeError, OSError, ImportError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(
-                f'{error.strerror} for {work_dir}: make room, and go on with --resume; the checkpoints are whole',
+                f'{error.strerror} in {work_dir}. The checkpoints are complete: make room, then continue with --resume',
                 file=sys.stderr,
             )
         else:

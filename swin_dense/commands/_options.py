@@ -27,17 +27,17 @@ class Pair(argparse.Action):
 def add_backbone(
     parser: argparse._ActionsContainer, checkpoint_required: bool = False, device: str | None = None
 ) -> None:
-    told = 'default: as the checkpoint tells'
-    without = '' if checkpoint_required else '; without them they are random'
+    told = 'default: that of the checkpoint'
+    without = '' if checkpoint_required else ' (default: random weights)'
     parser.add_argument(
-        '--checkpoint', required=checkpoint_required, help=f'weights of any family, a file or an address{without}'
+        '--checkpoint', required=checkpoint_required, help=f'weights of any family: file or address{without}'
     )
-    parser.add_argument('--arch', help=f'swin_t to swin_l, swinv2_t to swinv2_l ({told}, else swin_t)')
-    add_window_size(parser, default=None, help=f'the weights are resized to it ({told}, else 7)')
+    parser.add_argument('--arch', help=f'architecture: swin_t to swin_l, swinv2_t to swinv2_l ({told}, else swin_t)')
+    add_window_size(parser, default=None, help=f'weights are resized to it ({told}, else 7)')
     parser.add_argument(
         '--clamp-window',
         action=argparse.BooleanOptionalAction,
-        help='whether windows shrink to maps that they do not fit in, as those of classifiers do',
+        help='shrink windows on maps smaller than a window, as classifiers do',
     )
     add_device(parser, device)
 
@@ -50,7 +50,7 @@ def add_window_size(parser: argparse._ActionsContainer, default: int | None = 7,
         action=Pair,
         default=None if default is None else (default, default),
         metavar='N',
-        help=f'side of a window in tokens, or height and width{"; " * bool(help)}{help or f" (default: {default})"}',
+        help=f'window size in tokens: side, or height and width{"; " * bool(help)}{help or f" (default: {default})"}',
     )
 
 
@@ -62,18 +62,18 @@ def add_size(parser: argparse._ActionsContainer, help: str, default: tuple[int, 
         action=Pair,
         default=default,
         metavar='N',
-        help=f'height and width in pixels, or the side of a square; {help}',
+        help=f'image size in pixels: height and width, or the side of a square; {help}',
     )
 
 
 def add_device(parser: argparse._ActionsContainer, default: str | None = None) -> None:
-    chosen = default or 'cuda where there is one, else cpu'
-    parser.add_argument('--device', default=default, help=f'(default: {chosen})')
+    chosen = default or 'cuda if available, else cpu'
+    parser.add_argument('--device', default=default, help=f'device to compute on (default: {chosen})')
 
 
 def add_loading(parser: argparse.ArgumentParser, batch_size: int) -> None:
-    parser.add_argument('--batch-size', type=int, default=batch_size, help='images at once (default: %(default)s)')
-    parser.add_argument('--workers', type=int, default=2, help='reading threads (default: %(default)s)')
+    parser.add_argument('--batch-size', type=int, default=batch_size, help='images per batch (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=2, help='threads that read images (default: %(default)s)')
 
 
 def add_out(parser: argparse.ArgumentParser, help: str, required: bool = True) -> None:
@@ -82,11 +82,11 @@ def add_out(parser: argparse.ArgumentParser, help: str, required: bool = True) -
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--force', action='store_true', help='replace what --out names')
+    parser.add_argument('--force', action='store_true', help='replace the output if it exists')
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    help = 'entries of the config to change: model.backbone.with_cp=True; lists as key="[a,b]" or key=a,b'
+    help = 'change entries of the config: model.backbone.with_cp=True; lists as key="[a,b]" or key=a,b'
     options: dict[str, Any] = {'dest': 'set', 'nargs': '+', 'action': 'extend', 'metavar': 'KEY=VALUE'}
     parser.add_argument('--set', default=[], help=help, **options)
     # As mmdet's and mmseg's own tools call it.

@@ -1,13 +1,13 @@
-"""Write a recipe whole, for your own data, into one file that `swin-dense train` or mmdet's or mmseg's own tools train.
+"""Write a recipe for your own data into one self-contained file, for `swin-dense train` or the tools of mmdet or mmseg.
 
     swin-dense config mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out mine.py --data-root data/fruit --classes apple,pear
     swin-dense config swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out roads.py \\
         --data-root data/roads --train-images train --train-masks trainannot --val-images val --val-masks valannot \\
         --classes ground,road --ignore 11 --set train_dataloader.batch_size=4
 
-Without the options that say where files lie, they lie as COCO's do (train2017/, val2017/,
-annotations/instances_train2017.json, ...) or ADE20K's (images/training/, annotations/training/, .../validation/).
-In masks, the value of a pixel is the index of its class in --classes, and 255 is ignored.
+Without the options for annotations, images and masks, the layout must be that of COCO (train2017/, val2017/,
+annotations/instances_train2017.json, ...) or ADE20K (images/training/, annotations/training/, .../validation/).
+The value of a pixel in a mask is the index of its class in --classes; 255 is ignored.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from swin_dense.utils.atomic import written_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', help='name of a recipe, see `swin-dense zoo`, or a config file')
+    parser.add_argument('config', help='name of a recipe (`swin-dense zoo` lists them), or a config file')
     add_out(parser, '.py file to write (default: print it)', required=False)
-    parser.add_argument('--data-root', metavar='DIR', help='folder of your data')
-    below = 'below --data-root, or from here'
-    for split, of_what in (('train', 'to train on'), ('val', 'to validate and test on')):
+    parser.add_argument('--data-root', metavar='DIR', help='folder with your data (default: that of the recipe)')
+    below = 'relative to --data-root or to the current folder'
+    for split, use in (('train', 'training'), ('val', 'validation and test')):
         parser.add_argument(
             f'--{split}-ann',
             metavar='FILE',
-            help=f"annotations {of_what}, in COCO's form; for segmentation, a list of names ({below})",
+            help=f"{use} annotations in COCO's format; for segmentation, a list of names ({below})",
         )
-        parser.add_argument(f'--{split}-images', metavar='DIR', help=f'images {of_what} ({below})')
-        parser.add_argument(f'--{split}-masks', metavar='DIR', help=f'masks {of_what} ({below})')
+        parser.add_argument(f'--{split}-images', metavar='DIR', help=f'{use} images ({below})')
+        parser.add_argument(f'--{split}-masks', metavar='DIR', help=f'{use} masks ({below})')
     parser.add_argument('--classes', metavar='A,B,C', help='names of your classes, in the order of your labels')
-    parser.add_argument('--ignore', metavar='N,M', help='values in masks that are no class, beside 255')
+    parser.add_argument('--ignore', metavar='N,M', help='further values in masks to ignore, besides 255')
     add_settings(parser)
 
 
@@ -59,11 +59,13 @@ def run(args: argparse.Namespace) -> int:
     check_annotations(config)
     notes = find_endings(config)
     if args.data_root is not None or places:
-        notes += [f'{path} does not exist; the options say where else data may lie' for path in missing_data(config)]
+        notes += [
+            f'{path} does not exist; give the paths of your data with the options' for path in missing_data(config)
+        ]
     for note in notes:
         print(f'swin-dense config: note: {note}', file=sys.stderr)
     use_whole_checkpoints(config)
-    text = as_text(config, f'{Path(args.config).stem}, written whole by swin-dense {swin_dense.__version__}.')
+    text = as_text(config, f'{Path(args.config).stem}, written by swin-dense {swin_dense.__version__}.')
     if args.out is None:
         print(text, end='')
         return 0

@@ -1,4 +1,4 @@
-"""Write the backbone of any Swin checkpoint into a file of another family.
+"""Convert the backbone of any Swin checkpoint to the format of another library.
 
 swin-dense convert mask_rcnn_swin_tiny.pth --out swin_tiny_mmdet.pth --to mmdet --hash
 swin-dense convert hf://microsoft/swin-tiny-patch4-window7-224 --out swin_tiny.safetensors --to timm
@@ -21,35 +21,45 @@ FAMILIES = ('mmdet', 'mmseg', 'official', 'mmpretrain', 'timm', 'torchvision', '
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('source', help='checkpoint: a file, or an address of http, https, hf or file')
-    add_out(parser, 'file to write, .safetensors or a file of torch.save')
+    parser.add_argument('source', help='checkpoint: file or address (http, https, hf or file)')
+    add_out(parser, 'file to write: .safetensors, or any other suffix for torch.save')
     parser.add_argument(
         '--to',
         choices=FAMILIES,
         default='official',
-        help='family to write (default: %(default)s; that of export_state_dict in Python is mmdet)',
+        help='library whose format to write (default: %(default)s; export_state_dict in Python defaults to mmdet)',
     )
-    parser.add_argument('--arch', help='swin_t to swin_l, swinv2_t to swinv2_l: refuse any other')
-    add_window_size(parser, default=None, help='resize the weights to it (default: as the checkpoint tells)')
+    parser.add_argument('--arch', help='refuse any other architecture: swin_t to swin_l, swinv2_t to swinv2_l')
+    add_window_size(parser, default=None, help='weights are resized to it (default: that of the checkpoint)')
     parser.add_argument(
         '--source-window-size',
         type=int,
         nargs='+',
         metavar='N',
-        help='of the checkpoint, where it does not tell; of V2 also per stage',
+        help='window size of the checkpoint, if the file does not store it; for Swin V2 also one per stage',
     )
     parser.add_argument(
-        '--table-resize', choices=('bicubic', 'geometric'), default='bicubic', help='how (default: %(default)s)'
+        '--table-resize',
+        choices=('bicubic', 'geometric'),
+        default='bicubic',
+        help='how to resize relative position tables (default: %(default)s)',
     )
-    parser.add_argument('--in-channels', type=int, metavar='N', help='image channels to adapt to')
+    parser.add_argument('--in-channels', type=int, metavar='N', help='adapt the patch embedding to N image channels')
     parser.add_argument(
-        '--channel-policy', choices=('repeat', 'mean', 'zero'), default='repeat', help='how (default: %(default)s)'
+        '--channel-policy',
+        choices=('repeat', 'mean', 'zero'),
+        default='repeat',
+        help='how to fill the channels of --in-channels (default: %(default)s)',
     )
-    parser.add_argument('--prefix', help="where the backbone is, as in 'teacher.backbone', if there are several")
-    parser.add_argument('--ema', action='store_true', help='take the running average of the weights')
-    parser.add_argument('--final-norm', action='store_true', help="make the classifier's final norm the last output's")
-    parser.add_argument('--trust', action='store_true', help='unpickle unknown classes, which can run any code')
-    parser.add_argument('--hash', action='store_true', help='append 8 digits of the SHA-256 to the file name')
+    parser.add_argument(
+        '--prefix', help="prefix of the backbone, if the file holds several, such as 'teacher.backbone'"
+    )
+    parser.add_argument('--ema', action='store_true', help='convert the running average of the weights')
+    parser.add_argument(
+        '--final-norm', action='store_true', help="use the classifier's final norm as the norm of the last output"
+    )
+    parser.add_argument('--trust', action='store_true', help='unpickle unknown classes, which can run arbitrary code')
+    parser.add_argument('--hash', action='store_true', help='append the first 8 digits of the SHA-256 to the file name')
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
 
 

@@ -1,9 +1,10 @@
-"""Check this environment: versions, extras, known traps with their cures, backends, each framework, kernels on a GPU.
+"""Check this environment: versions, extras, known problems, attention backends, frameworks, kernels on a GPU.
 
-The Triton kernels are proven and timed on every kind of GPU here once, in a few minutes; the verdict is kept, and
-attn_backend='auto' takes those that are right and faster.
+The report suggests a fix for each problem. On a machine with a GPU, the first run also verifies and times the Triton
+kernels, once per kind of GPU, in a few minutes. It stores the result; attn_backend='auto' then uses those kernels that
+are right and faster.
 
-Exit status 1 where something is broken. What is not installed is not broken.
+The exit status is 1 if something is broken. A package that is not installed does not count as broken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from swin_dense.doctor import Finding, examine
 TITLES = {
     'version': 'Versions',
     'extra': 'Extras',
-    'trap': 'Known traps',
+    'trap': 'Known problems',
     'backend': 'Backends',
     'check': 'Forward and backward',
     'kernel': 'Triton kernels',
@@ -25,8 +26,8 @@ TITLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--again', action='store_true', help='check the Triton kernels also where that was done before')
-    parser.add_argument('--json', action='store_true', help='print a list of findings as JSON')
+    parser.add_argument('--again', action='store_true', help='verify and time the Triton kernels again')
+    parser.add_argument('--json', action='store_true', help='print the findings as JSON')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,4 +52,4 @@ def report(findings: list[Finding]) -> list[str]:
     if not broken:
         return [*lines[1:], '', 'Nothing is broken.']
     cures = dict.fromkeys(finding.cure for finding in broken if finding.cure)
-    return [*lines[1:], '', f'{len(broken)} broken. What helps:', *(f'  {cure}' for cure in cures)]
+    return [*lines[1:], '', f'{len(broken)} broken. Suggested fixes:', *(f'  {cure}' for cure in cures)]

@@ -1,10 +1,10 @@
-"""Measure top-1 and top-5 accuracy of a checkpoint's classifier on a folder of images.
+"""Measure the top-1 and top-5 accuracy of a classifier on a folder of images.
 
     swin-dense eval imagenet/val --checkpoint swin_tiny_patch4_window7_224.pth
     swin-dense eval imagenet/val --checkpoint swinv2_tiny_window16_256.pth --size 256 --json
 
-FOLDER holds one folder of images per class; their names in order are the classes 0, 1 and so on. Images are resized,
-cropped (below 384 pixels) and normalised as for the published accuracies.
+FOLDER contains one folder of images per class; sorted by name, they are the classes 0, 1 and so on. The command
+resizes, crops (below 384 pixels) and normalises images as for the published accuracies.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from swin_dense.utils.signals import stop_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('folder', type=Path, help='with a folder of images per class')
+    parser.add_argument('folder', type=Path, help='folder with one folder of images per class')
     add_backbone(parser, checkpoint_required=True)
-    add_size(parser, 'a square (default: 224)', default=(224, 224))
+    add_size(parser, 'must be a square (default: 224)', default=(224, 224))
     parser.add_argument(
         '--crop',
         action=argparse.BooleanOptionalAction,
-        help='take the middle of an image, undistorted, else all of it (default: --no-crop from 384 pixels on)',
+        help='crop the centre without distortion, or resize the whole image (default: --crop below 384 pixels)',
     )
-    parser.add_argument('--classes', type=Path, metavar='FILE', help='names of the folders in order, one a line')
+    parser.add_argument(
+        '--classes', type=Path, metavar='FILE', help='names of the folders in the order of the classes, one per line'
+    )
     add_loading(parser, batch_size=32)
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     check_loading(args)
     size, width = args.size
     if size != width:
-        raise ValueError(f'--size must be that of a square, as published accuracies are of squares, got {size} {width}')
+        raise ValueError(f'--size must be that of a square, as for published accuracies, got {size} {width}')
     if not args.folder.is_dir():
         raise FileNotFoundError(f'there is no folder {args.folder}')
     classes = args.classes.read_text().split() if args.classes else None

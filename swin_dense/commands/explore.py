@@ -1,9 +1,9 @@
-"""Write a page that shows what a Swin does to a photograph: windows, attention, pyramid, receptive fields and cost.
+"""Write an interactive page about a Swin on one photograph: windows, attention, pyramid, receptive fields, cost.
 
     swin-dense explore photo.jpg --checkpoint swin_tiny_patch4_window7_224.pth --out page.html
     swin-dense explore photo.jpg --out page.html --lang zh
 
-The page is one file, opens without a network or a server, and follows the mouse, a finger or the arrow keys.
+The page is one HTML file and needs no network or server. Move over it with the mouse, a finger or the arrow keys.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from swin_dense.commands._options import add_backbone, add_out, check_file, chec
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import written_whole
 
-# Weights that are shown further off than this are worth a word.
+# Above this error of the weights shown, the command prints a note.
 COARSE = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('image', help='path')
+    parser.add_argument('image', help='image file')
     add_backbone(parser)
     add_out(parser, '.html file to write')
-    parser.add_argument('--lang', choices=('en', 'zh'), default='en', help='in which it opens (default: %(default)s)')
+    parser.add_argument(
+        '--lang', choices=('en', 'zh'), default='en', help='language of the page when it opens (default: %(default)s)'
+    )
     parser.add_argument(
         '--max-side',
         type=int,
         default=512,
         metavar='N',
-        help='shrink an image with a longer side until it has N pixels (default: %(default)s)',
+        help='shrink the image until its longer side has at most N pixels (default: %(default)s)',
     )
     parser.add_argument(
         '--max-size',
         type=float,
         default=12.0,
         metavar='MB',
-        help='of the page; attention is rounded until it fits (default: %(default)g)',
+        help='largest size of the page; attention is rounded until it fits (default: %(default)g)',
     )
 
 
@@ -63,5 +65,8 @@ def run(args: argparse.Namespace) -> int:
         f'{100 * page.off:.2f}'
     )
     if page.usually_off > COARSE:
-        print('swin-dense explore: note: a larger --max-size or a smaller --max-side is more exact', file=sys.stderr)
+        print(
+            'swin-dense explore: note: for more exact weights, give a larger --max-size or a smaller --max-side',
+            file=sys.stderr,
+        )
     return 0

@@ -1,13 +1,12 @@
-"""Write a whole detector or segmentor as ONNX, or a backbone as ONNX, torch.export or TorchScript.
+"""Export a whole detector or segmentor to ONNX, or a backbone to ONNX, torch.export or TorchScript.
 
     swin-dense export mine.py work_dirs/mine/epoch_12.pth model.onnx
     swin-dense export --checkpoint swin_tiny_patch4_window7_224.pth --out swin_tiny.onnx
     swin-dense export --checkpoint swin_tiny.pth --out swin_tiny_800x1344.onnx --static --size 800 1344 --half
 
-With a config and a checkpoint the whole model is written, from the image to boxes, masks or classes, for any height
-and width; --image names a picture to compare the file on. Otherwise a backbone is written; the suffix decides: .onnx,
-.pt2 (torch.export) or .ts (TorchScript). Either is compared with what it came from at sizes that it was not recorded
-at, and removed if it is another.
+With a config and a checkpoint, the command exports the whole model, from the image to boxes, masks or classes, for any
+height and width. Otherwise it exports a backbone, to .onnx, .pt2 (torch.export) or .ts (TorchScript) by the suffix.
+It compares the file with the model at sizes that the trace did not use, and deletes a file that differs.
 """
 
 from __future__ import annotations
@@ -26,22 +25,34 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        'model', nargs='*', metavar='FILE', help='of a whole model: CONFIG CHECKPOINT, and FILE.onnx in place of --out'
+        'model',
+        nargs='*',
+        metavar='FILE',
+        help='for a whole model: CONFIG CHECKPOINT FILE.onnx; or CONFIG CHECKPOINT and --out',
     )
     add_out(parser, '.onnx, .pt2 or .ts file to write', required=False)
-    parser.add_argument('--opset', type=int, help='of ONNX (default: 20)')
-    parser.add_argument('--image', help='picture to compare a whole model on, in which a detector finds something')
-    backbone = parser.add_argument_group('of a backbone')
+    parser.add_argument('--opset', type=int, help='ONNX opset (default: 20)')
+    parser.add_argument(
+        '--image',
+        help='image to compare a whole model on, in which a detector finds something (default: a photo of a woman)',
+    )
+    backbone = parser.add_argument_group('options for a backbone')
     add_backbone(backbone, device='cpu')  # as some files only run on the device that they were recorded on
     backbone.add_argument(
-        '--out-indices', nargs='+', type=int, metavar='STAGE', help='stages to return, from 0 (default: as trained)'
+        '--out-indices',
+        nargs='+',
+        type=int,
+        metavar='STAGE',
+        help='stages to return, from 0 (default: those of the checkpoint)',
     )
-    backbone.add_argument('--static', action='store_true', help='for images of --size alone, all tables folded')
-    add_size(backbone, 'without --static an example (default: 224)', default=(224, 224))
     backbone.add_argument(
-        '--batch', type=int, default=1, help='images at once with --static; 0 leaves it free (default: %(default)s)'
+        '--static', action='store_true', help='export for images of --size only, with all tables as constants'
     )
-    backbone.add_argument('--half', action='store_true', help='in float16')
+    add_size(backbone, 'without --static only an example (default: 224)', default=(224, 224))
+    backbone.add_argument(
+        '--batch', type=int, default=1, help='batch size with --static; 0 allows any (default: %(default)s)'
+    )
+    backbone.add_argument('--half', action='store_true', help='write float16')
     backbone.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
 
 
@@ -49,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if len(args.model) == 3 and args.out is None:
         args.out = Path(args.model.pop())
     if args.out is None or len(args.model) not in (0, 2):
-        raise ValueError('give CONFIG CHECKPOINT FILE.onnx of a whole model, or --checkpoint and --out of a backbone')
+        raise ValueError('give CONFIG CHECKPOINT FILE.onnx for a whole model, or --checkpoint and --out for a backbone')
     check_out(args, *(['.onnx'] if args.model else ['.onnx', '.pt2', '.ts']))
     write = _write_whole if args.model else _write_backbone
     if args.out.suffix == '.onnx':
@@ -63,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     print(f'{exported.path}: {exported.nodes} nodes')
     for shape, off in exported.errors.items():
-        found = f'{1 - off:.2%} of what is found is what the framework finds'
+        found = f'{1 - off:.2%} of the results agree with the framework'
         print(f'  image {"x".join(map(str, shape))}: {found if args.model else f"within {off:.1e} of the backbone"}')
     return 0
 
@@ -84,7 +95,9 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and not args.static:
-        raise ValueError('--clamp-window lets a map choose its windows, which no graph for all sizes can: add --static')
+        raise ValueError(
+            '--clamp-window lets a map choose its windows, so one graph cannot serve all sizes: add --static'
+        )
     from swin_dense import export_model
     from swin_dense.commands._backbone import build_backbone
 

@@ -1,16 +1,16 @@
-"""Write the feature pyramids of many images, or one vector per image and level, into a folder.
+"""Write feature pyramids of many images, or one vector per image and level, into a folder.
 
     swin-dense features photos/ --out vectors --checkpoint swin_tiny.pth --pool gem
     swin-dense features shards/ s3://bucket/photos --out vectors --checkpoint swin_tiny.pth --pool gem --shard 0/8
     torchrun --nproc-per-node 8 -m swin_dense features photos/ --out maps --checkpoint swin_tiny.pth
 
-With --pool, vectors stand in the Parquet files DIR/part-*.parquet, with path, height, width and, of what could not be
-done, error. Without, each image has a file of maps below DIR/features, which the column file names.
+With --pool, the Parquet files DIR/part-*.parquet hold the vectors, with the columns path, height, width and, for images
+that failed, error. Without it, each image has a file of maps below DIR/features; the column file names it.
 
-Run the same command again to go on where it stopped. Images whose file has changed since, by size or time, are done
-again. What was finished before a signal (exit status 130 or 143) or before the disk was full (1) is kept; with --pool,
-that is every whole part. Shards know nothing of each other: each may run anywhere and at any time, under torchrun and
-in Slurm arrays by their variables.
+To continue after an interruption, run the same command again. It recomputes images whose file has changed in size or
+time. A signal (exit status 130 or 143) or a full disk (1) loses no finished image, or with --pool no complete part.
+Shards do not communicate: each can run anywhere and at any time. Under torchrun and in Slurm arrays, the command reads
+its shard from their variables.
 """
 
 from __future__ import annotations
@@ -31,23 +31,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'sources',
         nargs='+',
         metavar='SRC',
-        help='image, tar file of images, folder, quoted pattern, .txt list of paths, or the address of one of them',
+        help='image, tar file of images, folder, quoted pattern, .txt list of paths, or the address of one of these',
     )
     parser.add_argument(
-        '--out', required=True, type=Path, metavar='DIR', help='folder for the features, made or gone on with'
+        '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is continued'
     )
     add_backbone(parser)
-    parser.add_argument('--levels', type=int, nargs='+', metavar='STRIDE', help='e.g. 4 8 16 32 (default: all)')
-    parser.add_argument('--pool', choices=('none', 'avg', 'gem'), default='none', help='one vector per level')
-    parser.add_argument('--format', choices=FORMATS, help='of maps (default: safetensors)')
-    parser.add_argument('--dtype', choices=DTYPES, default='float32', help='of the features (default: %(default)s)')
+    parser.add_argument(
+        '--levels',
+        type=int,
+        nargs='+',
+        metavar='STRIDE',
+        help='strides of the levels, such as 4 8 16 32 (default: all)',
+    )
+    parser.add_argument(
+        '--pool',
+        choices=('none', 'avg', 'gem'),
+        default='none',
+        help='pool each level to one vector (default: %(default)s)',
+    )
+    parser.add_argument('--format', choices=FORMATS, help='file format of maps (default: safetensors)')
+    parser.add_argument(
+        '--dtype', choices=DTYPES, default='float32', help='data type of the features (default: %(default)s)'
+    )
     parser.add_argument('--autocast', choices=('float16', 'bfloat16'), help='compute in lower precision')
     add_loading(parser, batch_size=8)
-    parser.add_argument('--tile', type=int, metavar='PIXELS', help='read large images in tiles of this size')
-    parser.add_argument('--overlap', type=int, metavar='PIXELS', help='between tiles (default: as exact results need)')
-    parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images with a longer side to this')
-    parser.add_argument('--page', type=int, default=0, help='of files with several, from 0 (default: %(default)s)')
-    parser.add_argument('--shard', metavar='I/N', help='do share I, from 0, of N (default: as torchrun or Slurm tell)')
+    parser.add_argument('--tile', type=int, metavar='PIXELS', help='compute large images in tiles of this size')
+    parser.add_argument(
+        '--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: enough for exact results)'
+    )
+    parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images whose longer side is larger')
+    parser.add_argument(
+        '--page', type=int, default=0, help='page of files with several pages, from 0 (default: %(default)s)'
+    )
+    parser.add_argument(
+        '--shard',
+        metavar='I/N',
+        help='compute shard I, from 0, of N (default: from the variables of torchrun or Slurm)',
+    )
     parser.add_argument('--part-rows', type=int, default=4096, help='images per Parquet file (default: %(default)s)')
     parser.add_argument('--prune', action='store_true', help='remove the features of images that SRC does not name')
 
@@ -56,13 +77,13 @@ def check_together(args: argparse.Namespace) -> None:
     """Refuse options that contradict each other, and name the packages that they need and lack."""
     pools = args.pool != 'none'
     if pools and args.format is not None:
-        raise ValueError(f'--pool writes Parquet; leave --format {args.format} out')
+        raise ValueError(f'--pool writes Parquet; omit --format {args.format}')
     if args.dtype == 'bfloat16' and (pools or args.format == 'zarr'):
-        raise ValueError('--dtype bfloat16 can be held by --format safetensors alone; use another --dtype')
+        raise ValueError('--dtype bfloat16 works only for maps with --format safetensors; use another --dtype')
     if args.overlap is not None and args.tile is None:
-        raise ValueError('--overlap belongs to --tile')
+        raise ValueError('--overlap needs --tile')
     if args.tile is not None and args.max_side is not None:
-        raise ValueError('--max-side shrinks images as a whole; leave --tile out')
+        raise ValueError('--max-side shrinks whole images; leave --tile out')
     check_loading(args)
     checks.integers('--levels', args.levels or (1,))
     for option, least in (('tile', 1), ('overlap', 0), ('max_side', 1), ('page', 0), ('part_rows', 1)):
@@ -84,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         print(
             f'swin-dense features: error: cannot write to {args.out}: {error.strerror or error}. Finished images are '
-            'kept; make room or permit writing, and run the same command again.',
+            'kept: make room or allow writing, then run the same command again.',
             file=sys.stderr,
         )
         return 1

@@ -1,14 +1,14 @@
-"""Print parameters and FLOPs: of a model, of a backbone by stages, or of attention in windows and without.
+"""Print parameters and FLOPs of a model, of a backbone by stage, or of global and window attention.
 
     swin-dense flops mask-rcnn_swin-t-p4-w7_fpn_1x_coco --size 800 1280 --depth 2
     swin-dense flops my_config.py --set model.backbone.window_size=12
     swin-dense flops --arch swin_t --size 800 1280     # a backbone, stage by stage
-    swin-dense flops --arch swin_t --out flops.png     # its cost against the size of the image, drawn
+    swin-dense flops --arch swin_t --out flops.png     # plot FLOPs against image size
     swin-dense flops --grid 112 112 --channels 128     # attention on one map
 
-Published figures are those for 800 x 1280 (detection) and for the crop, four times as wide (segmentation).
+Published figures are for 800 x 1280 (detection), or for the crop size, four times as wide (segmentation).
 
-A FLOP is one multiply-add. Nothing is allocated or computed, so the largest model takes seconds.
+A FLOP is one multiply-add. The command allocates and computes nothing, so even the largest model takes seconds.
 """
 
 from __future__ import annotations
@@ -36,17 +36,23 @@ OPTIONS_OF = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('config', nargs='?', help='config file of mmdet or mmseg, or the name of a recipe')
-    parser.add_argument('--arch', help='in place of a config, of a backbone: swin_t, swin_s, swin_b or swin_l')
+    parser.add_argument('--arch', help='a backbone instead of a config: swin_t, swin_s, swin_b or swin_l')
     parser.add_argument(
-        '--grid', nargs=2, type=int, metavar=('H', 'W'), help='in place of a config, size of a map in tokens'
+        '--grid',
+        nargs=2,
+        type=int,
+        metavar=('H', 'W'),
+        help='attention on a map of this size in tokens, instead of a config',
     )
-    _options.add_size(parser, 'of the image (default: as published; with --arch 224)')
-    parser.add_argument('--depth', type=int, help='how deep modules are listed; 0 is the whole model only (default: 1)')
-    parser.add_argument('--json', action='store_true', help='print JSON in place of a table')
+    _options.add_size(parser, 'default: as published, 224 with --arch')
+    parser.add_argument(
+        '--depth', type=int, help='depth of the modules to list; 0 lists the whole model only (default: 1)'
+    )
+    parser.add_argument('--json', action='store_true', help='print JSON instead of a table')
     _options.add_settings(parser)
     _options.add_window_size(parser, default=None, help='with --arch or --grid (default: 7)')
-    parser.add_argument('--channels', type=int, help='of the map of --grid (default: 128)')
-    _options.add_out(parser, 'draw the cost of --arch against the size of the image, .png or .pdf', required=False)
+    parser.add_argument('--channels', type=int, help='channels of the map of --grid (default: 128)')
+    _options.add_out(parser, '.png or .pdf file for a plot of FLOPs of --arch against image size', required=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,23 +81,23 @@ def check_together(args: argparse.Namespace) -> None:
     """Refuse more than one thing to count, and options that belong to another."""
     asked = [name for name in OPTIONS_OF if getattr(args, name) is not None]
     if len(asked) != 1:
-        raise ValueError('give one of a config (or the name of a recipe), --arch and --grid')
+        raise ValueError('give exactly one of: a config or the name of a recipe, --arch, --grid')
     for options in OPTIONS_OF.values():
         for option in options:
             if option not in OPTIONS_OF[asked[0]] and getattr(args, option) not in (None, False, []):
                 owners = [name for name, options in OPTIONS_OF.items() if option in options]
                 owner = ' or '.join('a config' if name == 'config' else f'--{name}' for name in owners)
-                raise ValueError(f'--{option.replace("_", "-")} belongs to {owner}')
+                raise ValueError(f'--{option.replace("_", "-")} needs {owner}')
     if args.size is not None and args.out is not None:
-        raise ValueError('--out draws many sizes; leave --size out')
+        raise ValueError('--out plots many sizes; leave --size out')
 
 
 def of_config(args: argparse.Namespace) -> str:
     config = read_config(args)
     if config.get('default_scope') is None:
         raise ValueError(
-            f'{args.config} has no default_scope, which says in which framework its model is; '
-            'give --set default_scope=mmdet, or mmseg'
+            f'{args.config} has no default_scope, which names the framework of the model; '
+            'add --set default_scope=mmdet or --set default_scope=mmseg'
         )
     from swin_dense.analysis.flop_counter import build_on_meta, count, published_shape
 
@@ -127,8 +133,8 @@ def table(result: Count, height: int, width: int, depth: int) -> str:
     lines.append(f'\nFor one image of {height} x {width} pixels (height x width); a FLOP is one multiply-add.')
     if saved:
         lines.append(
-            f'Counted as published figures are. Of these, {saved / 1e9:.2f} GFLOPs are the projections of padding '
-            f'tokens, which SwinDense leaves out:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
+            f'Counted as in published figures, including {saved / 1e9:.2f} GFLOPs for projections of padding tokens, '
+            f'which SwinDense skips:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
         )
     return '\n'.join(lines)
 
@@ -154,7 +160,7 @@ def attention_table(height: int, width: int, channels: int, window: tuple[int, i
         f'  saved by the windows:   {everywhere - windowed:20,} FLOPs',
     ]
     if padded != (height, width):
-        lines.append(f'  The windows do not tile the map: it is padded to {padded[0]} x {padded[1]} tokens for them.')
+        lines.append(f'  The windows do not divide the map, so it is padded to {padded[0]} x {padded[1]} tokens.')
     return '\n'.join(lines)
 
 

@@ -1,12 +1,12 @@
-"""Run a detector or segmentor on pictures: each painted, and as JSON.
+"""Run a detector or segmentor on images; write painted images and JSON.
 
     swin-dense predict mine.py work_dirs/mine/epoch_12.pth photo.jpg other.png --out predictions
     swin-dense predict model.onnx photo.jpg other.png --out predictions
 
-An .onnx file is one of `swin-dense export CONFIG CHECKPOINT FILE`; it needs neither torch nor the frameworks. For
-every picture PHOTO.jpg there are PHOTO.painted.jpg and PHOTO.json in the folder: of a detector class, score, box (x1,
-y1, x2, y2 in pixels) and mask (COCO's run lengths) of every instance; of a segmentor the share of every class, and in
-PHOTO.labels.png the class of every pixel.
+The .onnx file must come from `swin-dense export CONFIG CHECKPOINT FILE`; it needs neither torch nor the frameworks. For
+each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json. With a detector, the JSON lists class, score,
+box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the share of every
+class, and PHOTO.labels.png holds the class of every pixel.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'files',
         nargs='+',
         metavar='FILE',
-        help='CONFIG CHECKPOINT PICTURE...: config file or name of a recipe, file or address of the weights of the '
-        'whole model, pictures to look at; or MODEL.onnx PICTURE...',
+        help='CONFIG CHECKPOINT IMAGE...: config file or name of a recipe, file or address of the weights of the '
+        'whole model, image files; or MODEL.onnx IMAGE...',
     )
-    parser.add_argument('--out', type=Path, default=Path('predictions'), help='folder (default: %(default)s)')
+    parser.add_argument(
+        '--out', type=Path, default=Path('predictions'), help='folder for the results (default: %(default)s)'
+    )
     add_force(parser)
     add_settings(parser)
-    parser.add_argument('--score', type=float, default=0.3, help='leave out instances below (default: %(default)s)')
+    parser.add_argument(
+        '--score', type=float, default=0.3, help='omit instances with a lower score (default: %(default)s)'
+    )
     add_device(parser)
     parser.add_argument(
-        '--runtime', choices=['onnxruntime', 'openvino'], help='of an .onnx file (default: onnxruntime)'
+        '--runtime', choices=['onnxruntime', 'openvino'], help='library that runs an .onnx file (default: onnxruntime)'
     )
 
 
@@ -51,17 +55,17 @@ def run(args: argparse.Namespace) -> int:
     is_exported = args.files[0].endswith('.onnx')
     model, images = args.files[: 2 - is_exported], args.files[2 - is_exported :]
     if not images:
-        raise ValueError('give a config, weights and pictures, or an .onnx file and pictures')
+        raise ValueError('give a config, a checkpoint and images, or an .onnx file and images')
     if is_exported and (args.device is not None or args.set):
-        raise ValueError('--device and --set are for a config with weights; an .onnx file runs on the CPU (--runtime)')
+        raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
     if args.runtime is not None and not is_exported:
-        raise ValueError('--runtime is for an .onnx file')
+        raise ValueError('--runtime needs an .onnx file')
     for path in images if '://' in model[-1] else [model[-1], *images]:
         check_file(path)
     counts = Counter(Path(path).stem for path in images)
     twice = [stem for stem, count in counts.items() if count > 1]
     if twice:
-        raise ValueError(f'several pictures are called {", ".join(twice)}; run them into folders of their own (--out)')
+        raise ValueError(f'several images are named {", ".join(twice)}; write them to separate folders (--out)')
     for stem in counts:
         for ending in ('painted.jpg', 'labels.png', 'json'):
             check_free(args.out / f'{stem}.{ending}', args.force)
@@ -79,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             failed += 1
             continue
         write(args.out / Path(path).stem, predict(path))
-    print(f'{len(images) - failed} of {len(images)} pictures are in {args.out}')
+    print(f'{len(images) - failed} of {len(images)} images are in {args.out}')
     return 1 if failed else 0
 
 

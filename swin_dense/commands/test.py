@@ -15,13 +15,13 @@ from swin_dense.utils.atomic import check_free
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument('checkpoint', help='checkpoint file or address')
-    parser.add_argument(
-        '--out', type=Path, help='mmdet: write the predictions to this .pkl; mmseg: write label maps to this folder'
-    )
+    parser.add_argument('checkpoint', help='file or address of the weights')
+    parser.add_argument('--out', type=Path, help='mmdet: .pkl file for the predictions; mmseg: folder for label maps')
     add_force(parser)
-    parser.add_argument('--show-dir', help='paint predictions beside the ground truth into this folder')
-    parser.add_argument('--tta', action='store_true', help='test-time augmentation, by the config or flips')
+    parser.add_argument('--show-dir', help='folder for images of the predictions beside the ground truth')
+    parser.add_argument(
+        '--tta', action='store_true', help='use test-time augmentation: that of the config, or else flips'
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,12 +1,12 @@
 """Train a detector of mmdet or a segmentor of mmseg.
 
     swin-dense train mine.py
-    swin-dense train mine.py --resume                       # goes on from the newest whole checkpoint
+    swin-dense train mine.py --resume                       # continue from the newest complete checkpoint
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
-Before it begins, the data that the config names are looked at: whether they are there, and of a segmentor whether the
-masks belong to the images and have no values but those of classes. On a GPU whose Triton kernels were never checked,
-that is done first, in a few minutes.
+Before training, the command checks that the data of the config exist and, for a segmentor, that each image has a mask
+whose values are classes. On a GPU whose Triton kernels were never verified, it first verifies and times them, in a few
+minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='resume from this checkpoint, or from the newest whole one in the work directory',
+        help='resume from this checkpoint; without a value, from the newest complete one in the work directory',
     )
 
 

@@ -1,4 +1,4 @@
-"""Draw what the backbone sees and how it works, as PNG or PDF.
+"""Draw features, attention, Grad-CAM, windows and shift masks of a backbone as PNG or PDF.
 
     swin-dense visualize pyramid photo.jpg --checkpoint swin_tiny.pth --out pyramid.png
     swin-dense visualize attention photo.jpg --checkpoint swin_tiny.pth --stage 2 --pixel 120 200 --out a.png
@@ -6,7 +6,7 @@
     swin-dense visualize windows photo.jpg --stage 1 --out windows.png
     swin-dense visualize masks --grid 20 26 --out masks.pdf
 
-Stages and blocks count from 0. Blocks with an odd number have shifted windows.
+Stages and blocks count from 0. Odd blocks have shifted windows.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(output, 'file to write, .png or .pdf')
     output.add_argument('--dpi', type=int, default=100, help='dots per inch of a PNG (default: %(default)s)')
     model = argparse.ArgumentParser(add_help=False)
-    model.add_argument('image', help='path')
+    model.add_argument('image', help='image file')
     add_backbone(model)
     window = argparse.ArgumentParser(add_help=False)
     add_window_size(window)
 
     kinds = parser.add_subparsers(dest='kind', metavar='PICTURE', required=True, help='what to draw')
-    kinds.add_parser('pyramid', parents=[model, output], help='every level, PCA to RGB, beside the image')
-    attention = kinds.add_parser('attention', parents=[model, output], help='where a token looks')
-    attention.add_argument('--stage', type=int, choices=STAGES, default=2, help='(default: %(default)s)')
-    attention.add_argument('--block', type=int, default=0, help='(default: %(default)s)')
-    attention.add_argument('--pixel', type=int, nargs=2, metavar=('ROW', 'COLUMN'), required=True, help='of the image')
-    attention.add_argument('--heads', type=int, nargs='*', default=[], help='drawn beside the mean of all heads')
-    cam = kinds.add_parser('grad-cam', parents=[model, output], help='which cells raise a channel of the coarsest map')
-    cam.add_argument('--stages', type=int, choices=STAGES, nargs='+', help='(default: all)')
-    cam.add_argument('--channel', type=int, help='of the coarsest map (default: the one with the largest mean)')
+    kinds.add_parser('pyramid', parents=[model, output], help='every level as colours (PCA), beside the image')
+    attention = kinds.add_parser('attention', parents=[model, output], help='attention of one token')
+    attention.add_argument('--stage', type=int, choices=STAGES, default=2, help='stage, from 0 (default: %(default)s)')
+    attention.add_argument('--block', type=int, default=0, help='block, from 0 (default: %(default)s)')
+    attention.add_argument(
+        '--pixel', type=int, nargs=2, metavar=('ROW', 'COLUMN'), required=True, help='pixel of the token'
+    )
+    attention.add_argument('--heads', type=int, nargs='*', default=[], help='heads to draw beside the mean of all')
+    cam = kinds.add_parser('grad-cam', parents=[model, output], help='Grad-CAM of one channel of the coarsest map')
+    cam.add_argument('--stages', type=int, choices=STAGES, nargs='+', help='stages, from 0 (default: all)')
+    cam.add_argument('--channel', type=int, help='channel of the coarsest map (default: the one with the largest mean)')
     windows = kinds.add_parser('windows', parents=[window, output], help='window grid and shifted regions')
-    windows.add_argument('image', help='path')
-    windows.add_argument('--stage', type=int, choices=STAGES, default=1, help='(default: %(default)s)')
+    windows.add_argument('image', help='image file')
+    windows.add_argument('--stage', type=int, choices=STAGES, default=1, help='stage, from 0 (default: %(default)s)')
     masks = kinds.add_parser('masks', parents=[window, output], help='shift masks as matrices')
     masks.add_argument('--grid', type=int, nargs=2, metavar=('H', 'W'), required=True, help='size of the map in tokens')
 

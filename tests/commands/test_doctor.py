@@ -194,7 +194,7 @@ def test_what_everything_needs_cannot_be_imported(tmp_path, package, error, cure
     (finding,) = broken(doctor_of(path, '--json')).values()
     assert finding['text'].startswith(error.partition('(')[0])
     assert cure in finding['cure']
-    assert doctor_of(path).endswith(f'1 broken. What helps:\n  {finding["cure"]}\n')
+    assert doctor_of(path).endswith(f'1 broken. Suggested fixes:\n  {finding["cure"]}\n')
     command = [sys.executable, '-m', 'swin_dense', 'flops', '--arch', 't']
     environment = {'PYTHONPATH': f'{path}{os.pathsep}{ROOT}'}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -254,6 +254,6 @@ def test_exit_status_and_report(monkeypatch, capsys):
     findings.append(Finding('check', 'mmdet', 'broken', 'an error', 'pip install x'))
     assert main(['doctor']) == 1
     printed = capsys.readouterr().out
-    assert printed.endswith('1 broken. What helps:\n  pip install x\n')
+    assert printed.endswith('1 broken. Suggested fixes:\n  pip install x\n')
     assert '-> pip install x' in printed
     assert asked == [True, False]

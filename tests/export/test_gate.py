@@ -148,7 +148,7 @@ def test_all_reasons_are_said_and_nothing_is_left_behind(demo_data, tmp_path, ca
     [
         (['{config}', '{config}', 'x.pt2'], '--out must end in .onnx'),
         (['{config}', '{config}', 'nowhere/x.onnx'], 'nowhere'),
-        (['{config}', 'x.onnx'], 'give CONFIG CHECKPOINT FILE.onnx of a whole model, or'),
+        (['{config}', 'x.onnx'], 'give CONFIG CHECKPOINT FILE.onnx for a whole model, or'),
         (['{config}', '{config}', 'x.onnx', '--half'], 'only --out, --force, --image and --opset are allowed'),
         (
             ['{config}', '{config}', 'x.onnx', '--size', '9', '9'],

@@ -322,8 +322,8 @@ def test_the_command_says_what_is_missing(tmp_path):
     for arguments, message in (
         (['predict', 'x.onnx', 'a.jpg'], 'there is no file'),
         (['predict', 'a.jpg', 'a.jpg', 'a.jpg'], 'needs torch'),
-        (['predict', 'x.onnx', 'a.jpg', '--device', 'cpu'], '--device and --set are for a config'),
-        (['predict', 'x.py', 'x.pth', 'a.jpg', '--runtime', 'openvino'], '--runtime is for an .onnx file'),
+        (['predict', 'x.onnx', 'a.jpg', '--device', 'cpu'], '--device and --set need a config'),
+        (['predict', 'x.py', 'x.pth', 'a.jpg', '--runtime', 'openvino'], '--runtime needs an .onnx file'),
         (['flops', '--arch', 'swin_t'], 'needs torch'),
     ):
         arguments = [str(tmp_path / one) if one == 'a.jpg' else one for one in arguments]

@@ -266,7 +266,7 @@ def test_other_settings_need_another_folder(run, tmp_path, capsys):
         (('{image}', '--dtype', 'bfloat16', '--format', 'zarr'), '--dtype bfloat16'),
         (('{image}', '--dtype', 'bfloat16', '--pool', 'avg'), '--dtype bfloat16'),
         (('{image}', '--format', 'safetensors', '--pool', 'avg'), '--pool writes Parquet'),
-        (('{image}', '--overlap', '224'), '--overlap belongs to --tile'),
+        (('{image}', '--overlap', '224'), '--overlap needs --tile'),
     ],
 )
 def test_wrong_usage(run, tmp_path, capsys, args, message):
@@ -378,7 +378,7 @@ class TestShards:
         for name, value in {'COUNT': '2', 'MIN': '1', 'MAX': '2', 'ID': '1'}.items():
             monkeypatch.setenv(f'SLURM_ARRAY_TASK_{name}', value)
         assert run(tmp_path / 'photos') == 0
-        assert 'shard 0/2, by SLURM_ARRAY_TASK_ID' in capsys.readouterr().err
+        assert 'shard 0/2, from SLURM_ARRAY_TASK_ID' in capsys.readouterr().err
         monkeypatch.setenv('SLURM_ARRAY_TASK_ID', '2')
         assert run(tmp_path / 'photos') == 0
         assert finished_in(tmp_path / 'out') == set(map(str, paths))

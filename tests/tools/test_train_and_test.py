@@ -167,7 +167,10 @@ def test_the_demo_in_small_leaves_a_summary_and_pictures(tmp_path):
         (['train', CONFIGS['mmdet'], '--launcher', 'magic'], "choose from 'none', 'pytorch', 'slurm', 'mpi'"),
         (['train', CONFIGS['mmdet'], '--cfg-options', NO_DATA], 'no nowhere/'),
         (['train', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'], 'variables COCO_ROOT'),
-        (['train', CONFIGS['mmdet'], '--work-dir', 'setup.py/x'], 'cannot be setup.py/x, as setup.py is a file'),
+        (
+            ['train', CONFIGS['mmdet'], '--work-dir', 'setup.py/x'],
+            'cannot use the work directory setup.py/x: setup.py is a file',
+        ),
         (['train', CONFIGS['mmdet'], '--set', 'train_cfg=None'], 'the config has no train_cfg'),
         (['test', CONFIGS['mmdet'], 'nowhere.pth'], "no checkpoint file 'nowhere.pth'"),
         (['test', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
