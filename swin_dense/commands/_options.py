@@ -27,6 +27,7 @@ class Pair(argparse.Action):
 def add_backbone(
     parser: argparse._ActionsContainer, checkpoint_required: bool = False, device: str | None = None
 ) -> None:
+    """Add the options that say which backbone to build, with which weights, on which device."""
     told = 'default: that of the checkpoint'
     without = '' if checkpoint_required else ' (default: random weights)'
     parser.add_argument(

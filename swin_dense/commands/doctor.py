@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(findings: list[Finding]) -> list[str]:
+    """Return the lines of the report: findings by topic, then the fixes of what is broken."""
     lines = []
     for topic in dict.fromkeys(finding.topic for finding in findings):
         lines += ['', TITLES[topic]]

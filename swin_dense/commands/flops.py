@@ -93,6 +93,7 @@ def check_together(args: argparse.Namespace) -> None:
 
 
 def of_config(args: argparse.Namespace) -> str:
+    """Return the table, or the JSON, of the model of a config."""
     config = read_config(args)
     if config.get('default_scope') is None:
         raise ValueError(
@@ -125,6 +126,7 @@ def summary(result: Count, height: int, width: int, depth: int) -> dict:
 
 
 def table(result: Count, height: int, width: int, depth: int) -> str:
+    """Return parameters and FLOPs by module, down to ``depth``, for an image of height x width pixels."""
     lines = [f'{"module":48} {"parameters":>14} {"GFLOPs":>10}']
     for name in ['', *modules(result, depth)]:
         label = '  ' * (name.count('.') + 1) + name.rpartition('.')[2] if name else 'model'
@@ -145,6 +147,7 @@ def modules(result: Count, depth: int) -> list[str]:
 
 
 def attention_table(height: int, width: int, channels: int, window: tuple[int, int]) -> str:
+    """Compare the FLOPs of global and windowed attention on a map of height x width tokens."""
     from swin_dense.analysis.complexity import msa_flops, window_msa_flops
     from swin_dense.ops.windows import window_grid
 
@@ -165,6 +168,7 @@ def attention_table(height: int, width: int, channels: int, window: tuple[int, i
 
 
 def backbone_table(arch: str, size: tuple[int, int], window: tuple[int, int]) -> str:
+    """Return the FLOPs of a backbone by stage and part, for an image of ``size``, (height, width) in pixels."""
     from swin_dense.analysis.complexity import PARTS, backbone_costs, total
     from swin_dense.models.archs import arch_letter
 

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(args: argparse.Namespace) -> Figure:
+    """Return the drawing that the arguments ask for."""
     from swin_dense.analysis import visualize  # help does without torch and matplotlib
 
     if args.kind == 'masks':

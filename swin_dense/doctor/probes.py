@@ -54,6 +54,7 @@ def mmcv_operators() -> str:
 
 
 def resume() -> str:
+    """Return whether torch reads the state of a training that mmengine wrote."""
     if find_spec('mmengine') is None:
         return 'not needed without mmengine'
     import torch

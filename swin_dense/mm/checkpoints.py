@@ -143,6 +143,7 @@ class _WritesWhole:
         return getattr(self._runner, name)
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, meta: dict, **options: Any) -> None:
+        """Write a checkpoint under an unfinished name, which all ranks share, and rename it when it is whole."""
         options['meta'] = {**meta, 'random_states': self._random_states}
         if not _is_local(out_dir):  # stores of objects show no half ones
             self._runner.save_checkpoint(out_dir, filename, *args, **options)
