@@ -118,11 +118,15 @@ def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
                 alpha=0.55,
                 edgecolors='none',
             )
-        for key in dict.fromkeys(point.key for point in points):
+        for backbone in dict.fromkeys(point.backbone for point in points):
+            keys = [point.key for point in points if point.backbone == backbone]
+            key = min(keys, key=lambda key: rows[key]['median_ms'])
             top = max(point.accuracy for point in points if point.key == key)
-            name, where = key.partition(',')[0], (rows[key]['median_ms'], top)
-            axes.annotate(name, where, (0, 9), textcoords='offset points', ha='center', fontsize=8)
-        axes.set(xlabel='time of the backbone (ms)', ylabel=f'published {metric}', title=data, xlim=(0, None))
+            where = (rows[key]['median_ms'], top)
+            axes.annotate(backbone, where, (0, 9), textcoords='offset points', ha='center', fontsize=8)
+        slowest = max(rows[point.key]['median_ms'] for point in points)
+        axes.set(xlabel='time of the backbone (ms)', ylabel=f'published {metric}', title=data)
+        axes.set_xlim(0, 1.08 * slowest)
         axes.margins(y=0.15)
         legend = axes.legend(fontsize=8, loc='lower right')
         for handle in legend.legend_handles:
@@ -135,7 +139,7 @@ def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.2), layout='constrained')
-    for axes, (name, report) in zip(figure.subplots(1, 3, sharey=True), reports.items(), strict=True):
+    for axes, (name, report) in zip(figure.subplots(1, 3, sharex=True, sharey=True), reports.items(), strict=True):
         models = {'auto': 'swin_dense', **{peer: peer for peer in report['options']['peers']}}
         ratios = [report['ratios'][model] for model in models]
         middle = [statistics.median(values) for values in ratios]
