@@ -11,7 +11,6 @@ their boxes. Times are medians, memory is the peak of the process less what it h
 import argparse
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from PIL import Image
 MODELS = {
     'Mask R-CNN': ('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', (800, 1216)),
     'Cascade Mask R-CNN': ('cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco', (800, 1216)),
-    'RetinaNet': ('retinanet_swin-t-p4-w7_fpn_1x_coco', (800, 1216)),
     'UPerNet': ('swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512', (512, 683)),
 }
 WAYS = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
@@ -131,14 +129,15 @@ def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, flo
         start = time.perf_counter()
         predict()
         seconds.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return {'ms': 1e3 * statistics.median(seconds[2:]), 'mib': peak - before}
+    return {'ms': 1e3 * statistics.median(seconds[2:]), 'mib': resident('VmHWM') - before}
 
 
-def resident() -> float:
-    """Return the MiB that the process holds."""
-    pages = int(Path('/proc/self/statm').read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+def resident(field: str = 'VmRSS') -> float:
+    """Return the MiB that the process holds, or held at most (VmHWM). That of getrusage may be its parent's."""
+    for line in Path('/proc/self/status').read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 2**10
+    raise OSError(f'/proc/self/status has no {field}')
 
 
 def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], Any]]:
