@@ -161,4 +161,4 @@ def test_save_and_load(kind, tmp_path):
         assert list(loaded.output_shape()) == ['res3', 'res5']
         assert not loaded.stages[0].blocks[0].norm1.weight.requires_grad
         assert all(torch.equal(maps, loaded(IMAGE)[level]) for level, maps in model(IMAGE).items())
-        assert list(kind.from_pretrained(tmp_path / name, out_features=['res4', 'res5']).output_shape())[0] == 'res4'
+        assert list(kind.from_pretrained(tmp_path / name, out_features=['res4']).output_shape()) == ['res4']
