@@ -1,15 +1,15 @@
 """Entry points of torch.hub: ``torch.hub.load(repository, 'swin_t', checkpoint=..., out_indices=(1, 2, 3))``."""
 
-from functools import partial
-from typing import Any
+# torch.hub.list takes whatever can be called and has no underscore for an entry point.
+from functools import partial as _partial
 
-from swin_dense import create_backbone
+from swin_dense import create_backbone as _create_backbone
 
 dependencies = ['torch', 'numpy', 'PIL', 'yaml', 'filelock']
 
 
-def _entry(name: str) -> Any:
-    build = partial(create_backbone, name)
+def _entry(name: str) -> _partial:
+    build = _partial(_create_backbone, name)
     build.__doc__ = f'Return {name} as swin_dense.create_backbone builds it; ``checkpoint`` and its other options hold.'
     return build
 

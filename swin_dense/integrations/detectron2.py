@@ -80,6 +80,9 @@ class _Detectron2:
             checks.one_of('every entry of out_features', name, FEATURES)
         stages = sorted({FEATURES.index(name) for name in out_features})
         frozen_stages = checks.integer('freeze_at', freeze_at, minimum=0) - 1
+        # What save_pretrained writes are these arguments, wherever they came from, and not those of the next line.
+        own = {'arch': arch, 'out_features': out_features, 'freeze_at': freeze_at, **options}
+        vars(self).setdefault('_given', own)
         super().__init__(arch, out_indices=stages, frozen_stages=frozen_stages, **options)
         self._out_features = [FEATURES[stage] for stage in self.out_indices]  # type: ignore[attr-defined]
         self._out_feature_channels = dict(zip(self._out_features, self.out_channels, strict=True))  # type: ignore[attr-defined]

@@ -74,6 +74,7 @@ class SwinDenseEncoder(nn.Module, EncoderMixin):
         """Make the patch embedding one for another number of image channels."""
         super().set_in_channels(in_channels, pretrained)
         self.backbone.in_channels = in_channels
+        self.backbone._change_given(in_channels=in_channels)
 
     def make_dilated(self, output_stride: int) -> None:
         """Leave the encoder as it is: the strides of its stages make its maps as large as dilation would."""

@@ -70,6 +70,17 @@ class _TimmModel(nn.Module):
     def in_chans(self) -> int:
         return self.backbone.in_channels
 
+    def _levels(self) -> list[dict[str, Any]]:
+        """Return what timm's ``feature_info`` says of each stage."""
+        return [
+            {
+                'num_chs': channels,
+                'reduction': math.prod(self.backbone.strides[: stage + 1]),
+                'module': f'backbone.stages.{stage}',
+            }
+            for stage, channels in enumerate(self.backbone.arch.channels)
+        ]
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights of this model, or of any Swin that :func:`swin_dense.load_checkpoint` knows."""
         if not state_dict.keys() <= self.state_dict().keys():
@@ -113,12 +124,7 @@ class SwinDenseFeatures(_TimmModel):
             raise ValueError(f'out_indices must lie between {-stages} and {stages - 1}, got {out_indices!r}')
         indices = sorted({index % stages for index in wanted})
         self.backbone = BACKBONES[network](arch, out_indices=indices, **options)
-        strides = self.backbone.strides
-        info = [
-            {'num_chs': channels, 'reduction': math.prod(strides[: stage + 1]), 'module': f'backbone.stages.{stage}'}
-            for stage, channels in enumerate(self.backbone.arch.channels)
-        ]
-        self.feature_info = FeatureInfo(info, tuple(indices))
+        self.feature_info = FeatureInfo(self._levels(), tuple(indices))
         self.output_fmt = Format.NCHW
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -150,11 +156,8 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         super().__init__(f'{network}_{arch}', max(num_classes, 1), **options)
         self.num_features = self.head_hidden_size = self.backbone.out_channels[-1]
         self.head_drop = nn.Dropout(checks.rate('drop_rate', head_drop_rate))
-        self.feature_info = [
-            {'num_chs': channels, 'reduction': 4 * 2**stage, 'module': f'backbone.stages.{stage}'}
-            for stage, channels in enumerate(self.backbone.arch.channels)
-        ]
-        self.reset_classifier(num_classes, global_pool, self.head)
+        self.feature_info = self._levels()
+        self._set_classifier(num_classes, global_pool, self.head)
 
     def _load_foreign(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         if strict and isinstance(self.head, nn.Linear):
@@ -165,17 +168,17 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
     def get_classifier(self) -> nn.Module:
         return self.head
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None, head: nn.Linear | None = None) -> None:
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the linear layer; 0 classes remove it."""
-        if global_pool is not None:
-            checks.one_of('global_pool', global_pool, ('avg', ''))
-            self.global_pool = global_pool
-        self.num_classes = num_classes
-        if num_classes == 0:
-            self.head = nn.Identity()
-        elif head is None:
-            weight = next(self.backbone.parameters())
-            self.head = nn.Linear(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
+        weight = next(self.backbone.parameters())
+        head = nn.Linear(self.num_features, max(num_classes, 1), device=weight.device, dtype=weight.dtype)
+        self._set_classifier(num_classes, self.global_pool if global_pool is None else global_pool, head)
+        self._change_given(num_classes=num_classes, global_pool=self.global_pool)
+
+    def _set_classifier(self, num_classes: int, global_pool: str, head: nn.Linear) -> None:
+        checks.one_of('global_pool', global_pool, ('avg', ''))
+        self.num_classes, self.global_pool = num_classes, global_pool
+        self.head = head if num_classes else nn.Identity()
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the last map, (B, C, H, W)."""

@@ -49,12 +49,16 @@ model = {kind}.from_pretrained({name!r})
 class HubMixin(nn.Module):
     """A module that can be saved with its options, and built again from them."""
 
-    _given: dict[str, Any]
+    _given: dict[str, Any]  # the arguments that build it as it is now
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if '__init__' in vars(cls):
             cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+
+    def _change_given(self, **options: Any) -> None:
+        """Note options that differ from those that the model was built with, because it was changed since."""
+        self._given = {**self._given, **options}
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, name: str | None = None) -> Path:
         """Write the weights, the options and a model card.

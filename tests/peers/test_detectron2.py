@@ -142,3 +142,23 @@ def test_pretrained_weights_of_the_backbone(tmp_path):
     text = YAML.replace('APE: True', f'APE: True, CHECKPOINT: {tmp_path / "swin.pth"}')
     backbone = build_backbone(configured(tmp_path, text))
     assert torch.equal(backbone.norm3.weight, weights.norm3.weight)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('kind', [D2SwinDense, D2SwinV2Dense])
+def test_save_and_load(kind, tmp_path):
+    """Whether built from arguments or a config, and without the file that its weights first came from."""
+    pytest.importorskip('safetensors')
+    torch.save(randomize(kind('t', **TINY)).state_dict(), tmp_path / 'swin.pth')
+    text = YAML.replace('D2SwinDense', kind.__name__).replace('QK_SCALE: null, APE: True', 'OUT_FEATURES: [res3, res5]')
+    cfg = configured(tmp_path, text.replace('OUT_F', f'CHECKPOINT: {tmp_path / "swin.pth"}, OUT_F'))
+    from_arguments = kind('t', **TINY, out_features=('res3', 'res5'), freeze_at=2, checkpoint=tmp_path / 'swin.pth')
+    models = {'arguments': from_arguments, 'config': build_backbone(cfg)}
+    (tmp_path / 'swin.pth').unlink()
+    for name, model in models.items():
+        model.eval().save_pretrained(tmp_path / name)
+        loaded = kind.from_pretrained(tmp_path / name)
+        assert list(loaded.output_shape()) == ['res3', 'res5']
+        assert not loaded.stages[0].blocks[0].norm1.weight.requires_grad
+        assert all(torch.equal(maps, loaded(IMAGE)[level]) for level, maps in model(IMAGE).items())
+        assert list(kind.from_pretrained(tmp_path / name, out_features=['res4']).output_shape()) == ['res4']

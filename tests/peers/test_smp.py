@@ -153,3 +153,13 @@ def test_save_pretrained_of_smp(tmp_path, weights):
     image = torch.rand(1, 4, 64, 96)
     with torch.no_grad():
         assert torch.equal(loaded(image), model(image))
+
+
+@torch.no_grad()
+def test_the_backbone_of_an_encoder_is_saved_with_its_channels(tmp_path):
+    pytest.importorskip('safetensors')
+    backbone = build('Unet', in_channels=5).encoder.backbone.eval()
+    backbone.save_pretrained(tmp_path)
+    image = torch.rand(1, 5, 64, 96)
+    loaded = SwinBackbone.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(loaded(image), backbone(image), strict=True))

@@ -57,6 +57,7 @@ def test_published_sizes_on_the_meta_device(name):
 def test_output_stride():
     assert [x.shape[2] for x in create(features_only=True, output_stride=16)(torch.rand(1, 3, 64, 64))] == [16, 8, 4, 4]
     assert create(features_only=True, output_stride=8).feature_info.reduction() == [4, 8, 8, 8]
+    assert [level['reduction'] for level in create(output_stride=16).feature_info] == [4, 8, 16, 16]
     for wrong in ({'output_stride': 4}, {'out_indices': (0, 4)}, {'windw_size': 7}):
         with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
             create(features_only=True, **wrong)
@@ -123,6 +124,30 @@ def test_the_classifier_as_timm_uses_it():
     assert model.get_classifier()(IMAGE) is IMAGE
     assert timm.create_model('swin_dense_t', num_classes=0, global_pool='', **TINY)(IMAGE).shape == (2, 128, 4, 5)
     assert timm.list_models('swin*_dense_*') == sorted(ours.TWINS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('changed', [(), (7,), (0,), (0, ''), (5, '')], ids=str)
+def test_a_classifier_that_was_given_another_head_is_saved_and_restored(changed, tmp_path):
+    """By our own ``save_pretrained``, and by timm's."""
+    from timm.models import save_for_hf
+
+    pytest.importorskip('safetensors')
+    model = create(num_classes=3, in_chans=4, output_stride=16)
+    if changed:
+        model.reset_classifier(*changed)
+    image = torch.rand(1, 4, 64, 96)
+    model.eval().save_pretrained(tmp_path / 'ours')
+    save_for_hf(model, tmp_path / 'timm', model_args={**TINY, 'output_stride': 16, 'in_chans': 4})
+    for loaded in (
+        ours.SwinDenseClassifier.from_pretrained(tmp_path / 'ours'),
+        timm.create_model(f'local-dir:{tmp_path / "timm"}', pretrained=True).eval(),
+    ):
+        assert (loaded.num_classes, loaded.global_pool) == (model.num_classes, model.global_pool)
+        assert torch.equal(loaded(image), model(image))
+    reset = ours.SwinDenseClassifier.from_pretrained(tmp_path / 'ours')
+    reset.reset_classifier(2, 'avg')
+    assert reset(image).shape == (1, 2)
 
 
 @torch.no_grad()

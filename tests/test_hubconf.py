@@ -1,0 +1,44 @@
+"""``torch.hub`` lists, explains and builds what hubconf.py offers."""
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone
+from tests.conftest import ROOT, TINY, randomize
+
+NAMES = [f'{network}_{size}' for network in ('swin', 'swinv2') for size in 'blst']
+
+
+def load(name, **options):
+    return torch.hub.load(str(ROOT), name, source='local', **options)
+
+
+def test_the_entry_points_are_the_published_sizes_and_nothing_else(tmp_path, monkeypatch):
+    """Of a repository that torch.hub has in its cache, as list and help know no local folder."""
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path))
+    (tmp_path / 'hub').mkdir()
+    (tmp_path / 'hub' / 'me_swin_dense_main').symlink_to(ROOT)
+    assert sorted(torch.hub.list('me/swin_dense:main', trust_repo=True)) == NAMES
+    assert 'Return swin_t as' in torch.hub.help('me/swin_dense:main', 'swin_t', trust_repo=True)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_entry_point_builds_its_size(name):
+    with torch.device('meta'):
+        backbone = load(name, out_indices=(1, 2))
+    assert type(backbone).__name__ == {'swin': 'SwinBackbone', 'swinv2': 'SwinV2Backbone'}[name.split('_')[0]]
+    assert backbone.out_channels == {'t': (192, 384), 's': (192, 384), 'b': (256, 512), 'l': (384, 768)}[name[-1]]
+    assert backbone.arch.depths[2] == (6 if name[-1] == 't' else 18)
+    assert not backbone.training
+
+
+def test_a_checkpoint_of_a_path_is_loaded(tmp_path):
+    weights = randomize(SwinBackbone('t', **TINY))
+    torch.save({'model': weights.state_dict()}, tmp_path / 'swin.pth')
+    backbone = load('swin_t', checkpoint=tmp_path / 'swin.pth', **TINY)
+    assert all(torch.equal(a, b) for a, b in zip(backbone.parameters(), weights.parameters(), strict=True))
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match="unknown option 'windw_size'; did you mean 'window_size'"):
+        load('swin_t', windw_size=7)
