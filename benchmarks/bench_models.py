@@ -65,7 +65,7 @@ def build_peer(name: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Modul
     Raises:
         ImportError: the peer is not installed or cannot be imported, or has no such Swin.
     """
-    _stand_in_for_torchvision_operators()
+    stand_in_for_torchvision_operators()
     builders = _BUILDERS_V2 if isinstance(ours, SwinV2Backbone) else _BUILDERS
     if name not in builders:
         raise ImportError(f'{name} has no Swin V2')
@@ -204,7 +204,7 @@ def _with_our_norms(peer: _Normed, ours: SwinBackbone) -> _Normed:
     return peer
 
 
-def _stand_in_for_torchvision_operators() -> None:
+def stand_in_for_torchvision_operators() -> None:
     """Make torchvision importable beside a torch that its compiled operators do not fit; its Swin uses none."""
     spec = find_spec('torchvision')
     if spec is None or spec.origin is None or _STAND_INS:

@@ -162,6 +162,23 @@ def explore_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def replace_swin_table(report: dict[str, Any]) -> str:
+    """Return what benchmarks/replace_swin.py measured: before and after, of the Swin alone and of the whole model."""
+    processor = report['runs']['time']['machine']['processor']
+    heads = [f'Swin-T in, on {processor}', 'pixels', 'its Swin: ms', 'MiB', 'the whole model: ms', 'MiB']
+    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    for name, row in report['rows'].items():
+        model, _, size = name.partition('@')
+        cells = [model, size.replace('x', ' x ')]
+        for part in ('swin', 'model'):
+            times, peaks = row['figures'][part], row['figures'][f'{part}_mib']
+            ratio = f'{times["ratio"]:.2f} ({times["least"]:.2f} to {times["most"]:.2f})'
+            cells += [f'{times["before"]:.0f} to {times["after"]:.0f}: {ratio}']
+            cells += [f'{peaks["before"]:.0f} to {peaks["after"]:.0f}']
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def _counts(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return 'not run'
@@ -192,7 +209,15 @@ PEERS = ('mmdet', 'mmseg', 'timm', 'transformers', 'torchvision')
 SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix products alone'}
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 GPU_NAMES = {'sdpa': 'ours, `sdpa`'}
-PAGES = ('README.md', 'README_zh-CN.md', 'docs/explore.md', 'docs/features.md', 'docs/install.md', 'docs/speed.md')
+PAGES = (
+    'README.md',
+    'README_zh-CN.md',
+    'docs/elsewhere.md',
+    'docs/explore.md',
+    'docs/features.md',
+    'docs/install.md',
+    'docs/speed.md',
+)
 # What the tables of the README say, for that in Chinese.
 CHINESE = {
     'inference, ': '推理，',
@@ -220,6 +245,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),
     'explore': (['explore.json'], explore_table),
+    'replace_swin': (['replace_swin.json'], replace_swin_table),
 }
 
 

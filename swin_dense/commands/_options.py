@@ -87,7 +87,10 @@ def add_force(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    help = 'change entries of the config: model.backbone.with_cp=True; lists as key="[a,b]" or key=a,b'
+    help = (
+        'change entries of the config: model.backbone.with_cp=True; lists as key="[a,b]" or key=a,b, and an entry of '
+        'one by its number: pipeline.2.scale=(640,400)'
+    )
     options: dict[str, Any] = {'dest': 'set', 'nargs': '+', 'action': 'extend', 'metavar': 'KEY=VALUE'}
     parser.add_argument('--set', default=[], help=help, **options)
     # As mmdet's and mmseg's own tools call it.

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     notes = find_endings(config)
     if args.data_root is not None or places:
         notes += [
-            f'{path} does not exist; give the paths of your data with the options' for path in missing_data(config)
+            f'{path} does not exist; the config is written, but train will refuse it' for path in missing_data(config)
         ]
     for note in notes:
         print(f'swin-dense config: note: {note}', file=sys.stderr)

@@ -35,7 +35,6 @@ from timm.models import (  # noqa: E402
     get_pretrained_cfg,
     register_model,
 )
-from timm.models._features import feature_take_indices  # noqa: E402
 
 # Our name to that of timm's Swin whose published weights fit, and the options that these weights ask for.
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -119,10 +118,7 @@ class SwinDenseFeatures(_TimmModel):
     def __init__(self, network: str, arch: str, out_indices: int | Sequence[int] = 4, **options: Any) -> None:
         super().__init__()
         stages = len(options.get('depths') or resolve_arch(arch, network).depths)
-        wanted = range(-out_indices, 0) if isinstance(out_indices, int) else out_indices
-        if not wanted or not all(-stages <= index < stages for index in wanted):
-            raise ValueError(f'out_indices must lie between {-stages} and {stages - 1}, got {out_indices!r}')
-        indices = sorted({index % stages for index in wanted})
+        indices = _stages_taken('out_indices', out_indices, stages)
         self.backbone = BACKBONES[network](arch, out_indices=indices, **options)
         self.feature_info = FeatureInfo(self._levels(), tuple(indices))
         self.output_fmt = Format.NCHW
@@ -204,10 +200,10 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
             intermediates_only: leave out the last map.
         """
         checks.one_of('output_fmt', output_fmt, ('NCHW',))
-        last = len(self.backbone.stages) - 1
-        wanted, _ = feature_take_indices(last + 1, indices)
+        stages = len(self.backbone.stages)
+        wanted = _stages_taken('indices', stages if indices is None else indices, stages)
         (features,), found = run_stages(self.backbone, x, wanted)
-        maps = [*found[:-1], features] if norm and last in wanted else list(found)
+        maps = [*found[:-1], features] if norm and stages - 1 in wanted else list(found)
         return maps if intermediates_only else (features, maps)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -218,6 +214,14 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
     def forward(self, img: Tensor) -> Tensor:
         """Return the scores of images (B, in_chans, H, W)."""
         return self.forward_head(self.forward_features(img))
+
+
+def _stages_taken(name: str, wanted: int | Sequence[int], stages: int) -> list[int]:
+    """Return the numbers of the stages that indices of timm mean, which may be negative, or the last ``wanted``."""
+    indices = range(-wanted, 0) if isinstance(wanted, int) else wanted
+    if not indices or not all(-stages <= index < stages for index in indices):
+        raise ValueError(f'{name} must lie between {-stages} and {stages - 1}, got {wanted!r}')
+    return sorted({index % stages for index in indices})
 
 
 def _below_backbone(patterns: Any) -> Any:

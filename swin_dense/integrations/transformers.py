@@ -31,6 +31,7 @@ from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import compat
 
 require('transformers', '5.23.0', 'transformers')
+import transformers  # noqa: E402
 from transformers import (  # noqa: E402
     AutoBackbone,
     AutoConfig,
@@ -50,8 +51,8 @@ from transformers.models.swin import modeling_swin  # noqa: E402
 
 _logger = logging.getLogger(__name__)
 ACTIVATIONS = {'gelu': 'GELU', 'relu': 'ReLU', 'silu': 'SiLU', 'swish': 'SiLU'}
-
-
+# Arguments of from_pretrained that say where a config is to be found.
+HUB_ARGUMENTS = {'cache_dir', 'force_download', 'local_files_only', 'revision', 'subfolder', 'token'}
 # Every option of either backbone.
 OPTIONS = {
     parameter.name
@@ -109,7 +110,8 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def _derived(self) -> dict[str, Any]:
         """Return what transformers' models read off a config, as a backbone on the meta device has it."""
-        backbone = self.build('meta')
+        with torch.device('meta'):
+            backbone = self._build(None)
         stages = len(backbone.arch.depths)
         return {
             'num_channels': backbone.in_channels,
@@ -117,15 +119,19 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
             'stage_names': ['stem', *(f'stage{stage}' for stage in range(1, stages + 1))],
         }
 
-    def build(self, device: str | torch.device | None = None) -> SwinBackbone:
-        """Return a backbone with these options and random weights; on a device if one is given."""
+    def build(self) -> SwinBackbone:
+        """Return a backbone with these options and random weights."""
+        return self._build([index - 1 for index in self.out_indices])
+
+    def _build(self, stages: list[int] | None) -> SwinBackbone:
         network = (split_name(self.arch)[0] if isinstance(self.arch, str) else None) or 'swin'
-        indices = getattr(self, '_out_indices', None)
-        stages = None if indices is None else [index - 1 for index in indices]
-        if device is None:
-            return BACKBONES[network](self.arch, out_indices=stages, **self.options)
-        with torch.device(device):
-            return BACKBONES[network](self.arch, out_indices=stages, **self.options)
+        return BACKBONES[network](self.arch, out_indices=stages, **self.options)
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> Any:
+        """Return the config that was saved as a dict; ``kwargs`` may change options of the backbone too."""
+        own = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
+        return super().from_dict({**config_dict, **own}, **kwargs)
 
     @classmethod
     def of_swin(cls, config: PreTrainedConfig, **kwargs: Any) -> SwinDenseConfig:
@@ -209,13 +215,25 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
             pretrained_model_name_or_path: the folder or the name on the Hub.
             *args: see ``PreTrainedModel.from_pretrained``.
             config: in place of the saved one.
-            **kwargs: options in place of the saved ones.
+            **kwargs: options in place of the saved ones, and arguments of ``PreTrainedModel.from_pretrained``, of which
+                a Swin of transformers takes ``revision`` alone.
+
+        Raises:
+            TypeError: another argument is given with a Swin of transformers.
         """
         if config is None:
-            found = AutoConfig.from_pretrained(pretrained_model_name_or_path)
+            of_the_hub = {name: kwargs[name] for name in HUB_ARGUMENTS & kwargs.keys()}
+            found = AutoConfig.from_pretrained(pretrained_model_name_or_path, **of_the_hub)
             if isinstance(found, SwinConfig):
+                revision = kwargs.pop('revision', None)
+                if args or (unknown := kwargs.keys() - OPTIONS - {'out_features', 'out_indices'}):
+                    raise TypeError(
+                        f'{", ".join(sorted(unknown)) if not args else "positional arguments"}: a Swin of transformers '
+                        'takes options of the backbone and a revision here; to change its type or device, call '
+                        '.to(...) afterwards'
+                    )
                 model = cls(SwinDenseConfig.of_swin(found, **kwargs))
-                load_checkpoint(model.backbone, _place(pretrained_model_name_or_path))
+                load_checkpoint(model.backbone, _place(pretrained_model_name_or_path, revision))
                 return model.eval()
         return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
 
@@ -248,6 +266,9 @@ class SwinDenseEncoder(nn.Module):
         backbone: whose stages it takes.
         theirs: the state dict of the encoder whose place it takes.
     """
+
+    # With this, transformers' encoder takes maps smaller than a window; within a SwinBackbone it always gets it.
+    any_size: ClassVar[dict[str, Any]] = {'always_partition': True}
 
     def __init__(self, backbone: SwinBackbone, theirs: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -302,6 +323,8 @@ class SwinDenseEncoder(nn.Module):
 
 class MaskFormerEncoder(SwinDenseEncoder):
     """The same for the copy of SwinModel that MaskFormer has."""
+
+    any_size: ClassVar[dict[str, Any]] = {}
 
     def forward(  # type: ignore[override]
         self,
@@ -402,7 +425,8 @@ def replace_swin(model: nn.Module, image_size: tuple[int, int] = (512, 512)) -> 
         What was replaced, with the time and memory that it saves.
 
     Raises:
-        ValueError: the model holds no Swin of a kind that is known.
+        ValueError: the model holds no Swin of a kind that is known, or is to return attention weights.
+        RuntimeError: our stages compute something else than those of the installed transformers, which stay.
     """
     found = [(name, module) for name, module in model.named_modules() if type(module) in ENCODERS]
     if not found:
@@ -410,9 +434,16 @@ def replace_swin(model: nn.Module, image_size: tuple[int, int] = (512, 512)) -> 
         raise ValueError(f'{type(model).__name__} holds no {kinds} of transformers, so there is nothing to replace')
     items = []
     for name, swin in found:
+        _refuse_attentions(swin.config.output_attentions)
+        ours = _our_encoder(swin)
+        _must_agree(ours, swin, image_size)
         before = _measure(swin, image_size)
-        swin.encoder = _our_encoder(swin)
-        after = _measure(swin, image_size)
+        theirs, swin.encoder = swin.encoder, ours
+        try:
+            after = _measure(swin, image_size)
+        except BaseException:
+            swin.encoder = theirs
+            raise
         items.append(Replacement(name, type(swin).__name__, image_size, *zip(before, after, strict=True)))  # type: ignore[arg-type]
     report = Replacements(items)
     _logger.info(str(report))
@@ -422,16 +453,40 @@ def replace_swin(model: nn.Module, image_size: tuple[int, int] = (512, 512)) -> 
 def _our_encoder(swin: nn.Module) -> SwinDenseEncoder:
     """Return our stages with the weights of a SwinModel."""
     config = SwinDenseConfig.of_swin(swin.config, out_features=None)
-    backbone = config.build()
-    load_checkpoint(backbone, swin.state_dict(), log=None)
     weight = next(swin.encoder.parameters())
+    backbone = config.build().to(weight.dtype)
+    # Which parameters are trained is converted as their values are; q, k and v become one, which is if any of them is.
+    trained = {key: torch.full(x.shape, float(x.requires_grad)) for key, x in swin.state_dict(keep_vars=True).items()}
+    load_checkpoint(backbone, trained, log=None)
+    for parameter in backbone.parameters():
+        parameter.requires_grad_(bool(parameter.any()))
+    load_checkpoint(backbone, swin.state_dict(), log=None)
     encoder = ENCODERS[type(swin)](backbone, swin.encoder.state_dict())
     encoder.gradient_checkpointing = any(
         getattr(module, 'gradient_checkpointing', False) for module in swin.encoder.modules()
     )
-    frozen = not any(parameter.requires_grad for parameter in swin.encoder.parameters())
-    encoder.requires_grad_(not frozen)
-    return encoder.to(weight.device, weight.dtype).train(swin.encoder.training)
+    return encoder.to(weight.device).train(swin.encoder.training)
+
+
+@torch.no_grad()
+def _must_agree(ours: SwinDenseEncoder, swin: nn.Module, image_size: tuple[int, int]) -> None:
+    """Refuse an encoder that computes something else than that of a SwinModel, as of a version not known yet."""
+    theirs = swin.encoder
+    weight = next(theirs.parameters())
+    grid = tuple(-(-side // swin.config.patch_size) for side in image_size)
+    tokens = torch.randn(1, grid[0] * grid[1], swin.config.embed_dim, device=weight.device, dtype=weight.dtype)
+    modes = [(module, module.training) for encoder in (ours, theirs) for module in encoder.modules()]
+    found, expected = (
+        encoder.eval()(tokens, grid, **type(ours).any_size).last_hidden_state for encoder in (ours, theirs)
+    )
+    for module, mode in modes:
+        module.training = mode
+    difference = ((found - expected).norm() / expected.norm()).item()
+    if not difference < torch.finfo(weight.dtype).eps ** (1 / 3):  # far above what rounding does, that of TF32 too
+        raise RuntimeError(
+            f'our stages differ from those of {type(swin).__name__} in transformers {transformers.__version__} by '
+            f'{difference:.1%} of the output, so they were not put in their place; please report it'
+        )
 
 
 def _measure(swin: nn.Module, image_size: tuple[int, int]) -> tuple[float, int]:
@@ -442,7 +497,7 @@ def _measure(swin: nn.Module, image_size: tuple[int, int]) -> tuple[float, int]:
 
     def call() -> None:
         with torch.set_grad_enabled(swin.training):
-            output = swin(image).last_hidden_state
+            output = swin(image, **ENCODERS[type(swin)].any_size).last_hidden_state
             if output.requires_grad:
                 output.sum().backward()
         if is_cuda:
@@ -474,9 +529,11 @@ def _peak(profiled: profile) -> int:
     return peak
 
 
-def _place(name_or_path: Any) -> str:
+def _place(name_or_path: Any, revision: str | None) -> str:
     """Return a folder on this machine, or the address of a repository on the Hub."""
-    return str(name_or_path) if os.path.isdir(name_or_path) else f'hf://{name_or_path}'
+    if os.path.isdir(name_or_path):
+        return str(name_or_path)
+    return f'hf://{name_or_path}' + ('' if revision is None else f'@{revision}')
 
 
 def _refuse_attentions(output_attentions: bool | None) -> None:

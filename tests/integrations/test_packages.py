@@ -1,6 +1,8 @@
 """What an integration says where its package is missing or of another version; nothing else here imports one."""
 
 import ast
+import os
+import re
 import subprocess
 import sys
 import types
@@ -34,6 +36,26 @@ def test_a_missing_package_is_named_with_what_to_install(name):
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(f'ImportError: swin_dense.integrations.{name} needs {PACKAGES[name]}: pip install ')
+
+
+@pytest.mark.parametrize('name', PACKAGES)
+def test_a_version_without_what_is_needed_is_told_from_the_tested_one(name, tmp_path):
+    """A version to come may have moved what an integration imports."""
+    package = PACKAGES[name]
+    for path, text in {
+        f'{package}/__init__.py': '',
+        f'{package}-99.0.dist-info/METADATA': f'Metadata-Version: 2.1\nName: {package}\nVersion: 99.0\n',
+    }.items():
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    # mmengine imports some of them too.
+    program = f'import sys; sys.modules["mmengine"] = None; import swin_dense.integrations.{name}'
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f'swin_dense.integrations.{name} was tested with {package} ' in done.stderr
+    assert f', here is 99.0; if it fails, install {package} ' in done.stderr
+    assert re.match(rf'(ImportError|ModuleNotFoundError): .*{package}', done.stderr.splitlines()[-1])
 
 
 def test_a_fault_inside_the_package_is_not_hidden(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
 from tests.conftest import TINY, randomize
 
 IMAGE = torch.rand(1, 3, 97, 133)
@@ -71,14 +71,43 @@ def test_torchao_stores_weights_in_8_bits(tmp_path):
     assert largest_difference(loaded(IMAGE), after) == 0
 
 
+def holders():
+    """Return the backbones, and what has one inside."""
+    from swin_dense.integrations.timm import SwinDenseClassifier, SwinDenseFeatures
+    from swin_dense.integrations.torchvision import SwinFPN
+
+    return [
+        build(),
+        SwinV2Backbone('t', **TINY),
+        SwinClassifier('swin_t', 5, **TINY),
+        SwinFPN('swin_t', out_channels=8, **TINY),
+        SwinDenseFeatures('swin', 't', **TINY),
+        SwinDenseClassifier('swinv2', 't', 5, **TINY),
+    ]
+
+
 def test_fx_is_refused_in_words():
-    with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*out_indices'):
-        torch.fx.symbolic_trace(build())
     extraction = pytest.importorskip(
         'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
     )
-    with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*forward hooks'):
-        extraction.create_feature_extractor(build(), ['stages.1'])
+    for model in holders():
+        with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*out_indices'):
+            torch.fx.symbolic_trace(model)
+        with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*forward hooks'):
+            extraction.create_feature_extractor(model, ['stages.1'])
+
+
+def test_fx_takes_the_backbone_as_a_leaf():
+    extraction = pytest.importorskip(
+        'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
+    )
+    classifier = randomize(SwinClassifier('swin_t', 5, **TINY)).eval()
+    nodes = {'backbone': 'maps', 'head': 'scores'}
+    leaf = {'leaf_modules': [SwinBackbone]}
+    extractor = extraction.create_feature_extractor(classifier, nodes, tracer_kwargs=leaf)
+    found = extractor(IMAGE)
+    assert torch.equal(found['scores'], classifier(IMAGE))
+    assert torch.equal(found['maps'][-1], classifier.backbone(IMAGE)[-1])
 
 
 def test_hooks_give_what_fx_would():

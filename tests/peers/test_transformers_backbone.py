@@ -30,7 +30,7 @@ def config(**options):
 
 
 def swin_config(**options):
-    return tf.SwinConfig(**THEIRS, **{'out_features': STAGES, **options})
+    return tf.SwinConfig(**{**THEIRS, 'out_features': STAGES, **options})
 
 
 def upernet(backbone):
@@ -112,6 +112,7 @@ def largest_difference(ours, theirs):
 def test_save_and_load(tmp_path):
     model = randomize(SwinDenseBackbone(config(out_features=['stage2', 'stage4']))).eval()
     assert model.channels == [32, 128]
+    assert [x.shape[1] for x in model(IMAGE).feature_maps] == model.channels
     model.save_pretrained(tmp_path)
     for loaded in (SwinDenseBackbone.from_pretrained(tmp_path), tf.AutoModel.from_pretrained(tmp_path)):
         assert type(loaded) is SwinDenseBackbone
@@ -141,6 +142,40 @@ def test_a_swin_of_transformers_as_checkpoint(tmp_path):
     model = SwinDenseBackbone.from_pretrained(tmp_path)
     assert largest_difference(model(IMAGE).feature_maps, theirs(IMAGE).feature_maps) < 1e-4
     assert SwinDenseBackbone.from_pretrained(tmp_path, out_features=['stage3']).channels == [64]
+    assert SwinDenseBackbone.from_pretrained(tmp_path, window_size=5).backbone.window_size == (5, 5)
+    with pytest.raises(TypeError, match=r'dtype: a Swin of transformers takes .*; to change its type or device'):
+        SwinDenseBackbone.from_pretrained(tmp_path, dtype=torch.float16)
+
+
+@torch.no_grad()
+def test_options_of_a_saved_backbone_can_be_changed(tmp_path):
+    model = randomize(SwinDenseBackbone(config())).eval()
+    model.save_pretrained(tmp_path)
+    for kind in (SwinDenseBackbone, tf.AutoModel):
+        loaded = kind.from_pretrained(tmp_path, frozen_stages=1, out_features=['stage3'])
+        assert loaded.backbone.frozen_stages == 1
+        assert [x.shape[1] for x in loaded(IMAGE).feature_maps] == loaded.channels == [64]
+        with pytest.raises(TypeError, match='windowsize'):
+            kind.from_pretrained(tmp_path, windowsize=5)
+    assert SwinDenseBackbone.from_pretrained(tmp_path, dtype=torch.float16).dtype == torch.float16
+
+
+def test_where_a_config_is_found_passes_on(tmp_path, monkeypatch):
+    """A token, a folder, and the revision of a Swin of transformers, whose weights we fetch."""
+    from swin_dense.integrations import transformers as ours
+
+    randomize(tf.SwinBackbone(swin_config())).save_pretrained(tmp_path)
+    asked, auto, load = [], tf.AutoConfig.from_pretrained, ours.load_checkpoint
+
+    def from_pretrained(name, **arguments):
+        asked.append(arguments)
+        return auto(tmp_path)
+
+    monkeypatch.setattr(ours.AutoConfig, 'from_pretrained', from_pretrained)
+    monkeypatch.setattr(ours, 'load_checkpoint', lambda model, place: (asked.append(place), load(model, tmp_path)))
+    SwinDenseBackbone.from_pretrained('me/swin', revision='v1')
+    SwinDenseBackbone.from_pretrained('me/swin')
+    assert asked == [{'revision': 'v1'}, 'hf://me/swin@v1', {}, 'hf://me/swin']
 
 
 def test_config():
@@ -162,6 +197,7 @@ def test_hidden_states_and_checkpointing():
     with pytest.raises(ValueError, match='output_attentions cannot be True'):
         model(IMAGE, output_attentions=True)
     model.gradient_checkpointing_enable()
+    assert all(block.with_cp for stage in model.backbone.stages for block in stage.blocks)
     sum(x.sum() for x in model.train()(IMAGE).feature_maps).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -222,6 +258,13 @@ def test_replacing_keeps_gradients_frozen_parameters_and_mode():
     replace_swin(model, (64, 64))
     assert model.swin.encoder.training
     assert not any(parameter.requires_grad for parameter in model.swin.encoder.parameters())
+    model = tf.SwinForImageClassification(swin_config()).train()
+    model.swin.encoder.layers[0].requires_grad_(False)
+    model.swin.encoder.layers[2].blocks[1].layernorm_after.weight.requires_grad_(False)
+    replace_swin(model, (64, 64))
+    frozen = {name for name, parameter in model.swin.encoder.named_parameters() if not parameter.requires_grad}
+    first = {f'stages.0.{name}' for name, _ in model.swin.encoder.stages[0].named_parameters()}
+    assert frozen == {*first, 'stages.2.blocks.1.norm2.weight'}
     model = tf.SwinForImageClassification(swin_config(drop_path_rate=0.0)).train()
     other = tf.SwinForImageClassification(swin_config(drop_path_rate=0.0)).train()
     other.load_state_dict(model.state_dict())
@@ -231,6 +274,33 @@ def test_replacing_keeps_gradients_frozen_parameters_and_mode():
         each(IMAGE, labels=torch.tensor([1, 1])).loss.backward()
     ours, theirs = (each.swin.embeddings.patch_embeddings.projection.weight.grad for each in (model, other))
     assert (ours - theirs).abs().max() < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('build', [upernet, maskformer, tf.SwinBackbone])
+def test_replacing_leaves_the_outputs_on_maps_smaller_than_a_window(build):
+    """Where transformers can compute them; its classifiers cannot. Weights are such as float32 does not have."""
+    model = build(swin_config(window_size=7)).double().eval()
+    for parameter in model.parameters():
+        parameter += 0.05 * torch.randn_like(parameter)
+    for size in ((64, 96), (49, 133)):
+        image = torch.rand(1, 3, *size).double()
+        copied = copy.deepcopy(model)
+        replace_swin(copied, size)
+        before, after = (list(tensors_of(each(pixel_values=image))) for each in (model, copied))
+        assert largest_difference(after, before) < 1e-9
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('build', [tf.SwinModel, tf.SwinForImageClassification])
+def test_replacing_leaves_the_outputs_of_a_classifier_whose_last_map_is_a_window(build):
+    model = build(swin_config(window_size=3)).eval()
+    randomize(model).double()
+    image = torch.rand(1, 3, 96, 128).double()
+    copied = copy.deepcopy(model)
+    replace_swin(copied, (96, 128))
+    before, after = (list(tensors_of(each(image, output_hidden_states=True))) for each in (model, copied))
+    assert largest_difference(after, before) < 1e-9
 
 
 @torch.no_grad()
@@ -291,6 +361,43 @@ def test_what_cannot_be_replaced():
     model = tf.SwinModel(swin_config(hidden_act='tanh'))
     with pytest.raises(ValueError, match="the activation 'tanh' has no counterpart"):
         replace_swin(model, (64, 64))
+    model = tf.SwinModel(swin_config(output_attentions=True))
+    with pytest.raises(ValueError, match='output_attentions cannot be True'):
+        replace_swin(model, (64, 64))
+    model = tf.SwinForImageClassification(swin_config()).eval()
+    replace_swin(model, (64, 64))
+    with pytest.raises(ValueError, match='output_attentions cannot be True'):
+        model(IMAGE, output_attentions=True)
+
+
+@pytest.mark.parametrize('change', ['output', 'call'])
+def test_a_version_that_computes_something_else_keeps_its_own(change, monkeypatch):
+    """As a version of transformers to come might, or one that calls its encoder in another way."""
+    from swin_dense.integrations import transformers as ours
+
+    model = tf.SwinModel(swin_config()).train()
+    model.encoder.layers[0].eval()
+    theirs, modes = model.encoder, [module.training for module in model.modules()]
+    forward, measure = type(theirs).forward, ours._measure
+
+    def mirrored(self, hidden_states, *args, **kwargs):
+        return forward(self, hidden_states.flip(1), *args, **kwargs)
+
+    def called(swin, image_size):
+        if swin.encoder is not theirs:
+            raise TypeError('an unexpected argument')
+        return measure(swin, image_size)
+
+    if change == 'output':
+        monkeypatch.setattr(type(theirs), 'forward', mirrored)
+        expected = pytest.raises(RuntimeError, match=f'SwinModel in transformers {tf.__version__} by .*% of the output')
+    else:
+        monkeypatch.setattr(ours, '_measure', called)
+        expected = pytest.raises(TypeError, match='an unexpected argument')
+    with expected:
+        replace_swin(model, (64, 64))
+    assert model.encoder is theirs
+    assert [module.training for module in model.modules()] == modes
 
 
 @torch.no_grad()
