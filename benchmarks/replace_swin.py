@@ -80,7 +80,7 @@ WAYS = ('before', 'after')
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--cases', nargs='+', type=case, default=[case(name) for name in CASES], metavar='MODEL@HxW')
+    parser.add_argument('--cases', nargs='+', type=case, default=CASES, metavar='MODEL@HxW')
     parser.add_argument('--rounds', type=int, default=5, help='in each process (default: %(default)s)')
     parser.add_argument('--processes', type=int, default=3, help='one after the other (default: %(default)s)')
     parser.add_argument(
@@ -95,24 +95,40 @@ def main() -> None:
             'machine': {**machine(argparse.Namespace(device='cpu')), 'processor': processor()},
             'transformers': tf.__version__,
         }
-        for name, size in args.cases:
-            row = report['rows'].setdefault(f'{name}@{size[0]}x{size[1]}', {})
-            if part == 'memory':
-                row['peak_mib'] = {way: in_a_process(peak, name, size, way) for way in WAYS}
-            else:
-                row['processes'] = [in_a_process(timed, name, size, args.rounds) for _ in range(args.processes)]
-            row['figures'] = figures_of(row)
-            print(part, name, *size, json.dumps(row['figures']), flush=True)
-            if args.json:
-                args.json.write_text(json.dumps(report, indent=1) + '\n')
+        for name in args.cases:
+            report['rows'].setdefault(name, {})[part] = []
+        for index in range(args.processes if part == 'time' else 1):
+            found = in_a_process(all_timed, args.cases, args.rounds) if part == 'time' else all_peaks(args.cases)
+            for name, figures in found.items():
+                report['rows'][name][part].append(figures)
+            print(f'{part}: process {index + 1} is done', flush=True)
+    for name, row in report['rows'].items():
+        row['figures'] = figures_of(row)
+        print(name, json.dumps(row['figures']))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + '\n')
 
 
-def case(text: str) -> tuple[str, tuple[int, int]]:
-    """Return the model and (height, width) of 'MODEL@HxW'."""
-    match = re.fullmatch(r'(\w+)@(\d+)x(\d+)', text)
+def case(text: str) -> str:
+    """Return 'MODEL@HxW' if it is one."""
+    match = re.fullmatch(r'(\w+)@\d+x\d+', text)
     if match is None or match[1] not in MODELS:
         raise argparse.ArgumentTypeError(f'{text!r}: it must be MODEL@HxW, with a model of {", ".join(MODELS)}')
-    return match[1], (int(match[2]), int(match[3]))
+    return text
+
+
+def parsed(text: str) -> tuple[str, tuple[int, int]]:
+    """Return the model and (height, width) of 'MODEL@HxW'."""
+    name, height, width = re.split('[@x]', text)
+    return name, (int(height), int(width))
+
+
+def all_timed(cases: list[str], rounds: int) -> dict[str, Any]:
+    return {text: timed(*parsed(text), rounds) for text in cases}
+
+
+def all_peaks(cases: list[str]) -> dict[str, Any]:
+    return {text: {way: in_a_process(peak, *parsed(text), way) for way in WAYS} for text in cases}
 
 
 def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
@@ -208,14 +224,14 @@ def figures_of(row: dict[str, Any]) -> dict[str, Any]:
     for part in ('swin', 'model'):
         medians = [
             {way: 1e3 * statistics.median(process['seconds'][way][part]) for way in WAYS}
-            for process in row.get('processes', ())
+            for process in row.get('time', ())
         ]
         if medians:
             ratios = [process['after'] / process['before'] for process in medians]
             figures[part] = {way: statistics.median(process[way] for process in medians) for way in WAYS}
             figures[part] |= {'ratio': statistics.median(ratios), 'least': min(ratios), 'most': max(ratios)}
-        if 'peak_mib' in row:
-            figures[f'{part}_mib'] = {way: row['peak_mib'][way][part] for way in WAYS}
+        for found in row.get('memory', ()):
+            figures[f'{part}_mib'] = {way: found[way][part] for way in WAYS}
     return figures
 
 
