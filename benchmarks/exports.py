@@ -131,13 +131,15 @@ def whole_models(report: dict[str, Any]) -> str:
         '## Whole models',
         '',
         f'Written by `benchmarks/exports_whole.py` on {report["processor"]}:',
-        'milliseconds per picture, and MiB of memory. Masks stay in their boxes.',
+        'milliseconds per picture, and MiB of memory where it was measured. Masks stay in their boxes.',
         '',
         '| model | picture | threads | nodes | ' + ' | '.join(ways) + ' |',
         '| --- ' * (4 + len(ways)) + '|',
     ]
     for row in report['rows']:
-        cells = ' | '.join(f'{row[way]["ms"]:.0f}, {row[way]["mib"]:.0f}' for way in ways)
+        cells = ' | '.join(
+            ', '.join(f'{row[way][key]:.0f}' for key in ('ms', 'mib') if key in row[way]) for way in ways
+        )
         size = f'{row["size"][0]} x {row["size"][1]}'
         lines.append(f'| {row["model"]} | {size} | {row["threads"]} | {row["nodes"]:,} | {cells} |')
     return '\n'.join([*lines, ''])
