@@ -10,7 +10,6 @@ their boxes. Times are medians, memory is the peak of the process less what it h
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import exports
 import numpy as np
+from bench_host import held_mib, processor
 from PIL import Image
 
 MODELS = {
@@ -61,13 +61,6 @@ def main() -> None:
                 args.out.with_suffix('.json').write_text(json.dumps(report, indent=1) + '\n')
     backbones = args.out.with_name(args.out.name.removesuffix('_whole'))
     exports.write(json.loads(backbones.with_suffix('.json').read_text()), backbones)
-
-
-def processor() -> str:
-    for line in Path('/proc/cpuinfo').read_text().splitlines():
-        if line.startswith('model name'):
-            return line.partition(':')[2].strip()
-    return platform.processor()
 
 
 def prepare(recipe: str, size: tuple[int, int], folder: Path) -> int:
@@ -122,22 +115,14 @@ def set_threshold(config: Any, model: Any, pixels: np.ndarray) -> None:
 def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, float]:
     """Return the milliseconds of a picture and the MiB of a way."""
     run = prepared(way, folder, threads)
-    before = resident()
+    before = held_mib()
     seconds = []
     predict = run()
     for _ in range(rounds + 2):
         start = time.perf_counter()
         predict()
         seconds.append(time.perf_counter() - start)
-    return {'ms': 1e3 * statistics.median(seconds[2:]), 'mib': resident('VmHWM') - before}
-
-
-def resident(field: str = 'VmRSS') -> float:
-    """Return the MiB that the process holds, or held at most (VmHWM). That of getrusage may be its parent's."""
-    for line in Path('/proc/self/status').read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 2**10
-    raise OSError(f'/proc/self/status has no {field}')
+    return {'ms': 1e3 * statistics.median(seconds[2:]), 'mib': held_mib('VmHWM') - before}
 
 
 def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], Any]]:

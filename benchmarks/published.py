@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exports_whole import processor
+from bench_host import processor
 
 from swin_dense.recipes.zoo import FOLDERS, Recipe, read_zoo
 

@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import json
 import multiprocessing
-import os
 import re
 import statistics
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench_host import held_mib, processor
 from bench_models import stand_in_for_torchvision_operators
 from benchmark import TOLERANCE, machine
 from torch import Tensor, nn
@@ -200,22 +200,11 @@ def peak(name: str, size: tuple[int, int], way: str) -> dict[str, float]:
         run(name if part == 'model' else '', module, SMALL)
         ctypes.CDLL(None).malloc_trim(0)
         Path('/proc/self/clear_refs').write_text('5')  # VmHWM begins anew
-        before = status('VmRSS')
+        before = held_mib()
         for _ in range(2):
             run(name if part == 'model' else '', module, size)
-        found[part] = (status('VmHWM') - before) / 2**10
+        found[part] = held_mib('VmHWM') - before
     return found
-
-
-def status(key: str) -> int:
-    """Return an entry of this process's /proc/self/status, in KiB."""
-    return int(re.search(rf'{key}:\s+(\d+) kB', Path('/proc/self/status').read_text())[1])
-
-
-def processor() -> str:
-    """Return the name of the processor and how many of its cores may be used."""
-    name = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())
-    return f'{name[1] if name else "unknown"}, {len(os.sched_getaffinity(0))} cores'
 
 
 def figures_of(row: dict[str, Any]) -> dict[str, Any]:
