@@ -3,10 +3,11 @@
     python examples/features_ray.py photos/ --out out --checkpoint swin_tiny.pth --levels 32 --actors 4
     python examples/features_ray.py bucket/photos --out bucket/out --filesystem 's3://bucket?region=eu-west-1' ...
 
-Needs ray[data] and swin_dense on every machine; `ray start` on each makes a cluster, which RAY_ADDRESS names. The same
-command goes on where it was killed; read OUT/rows when it has ended. Ray listens on all interfaces: authentication is
-on, with a token that every machine has in ~/.ray/auth_token. Exit status: 0, 1 where rows have an error, 2 where
-nothing was begun.
+Needs ray[data] and swin_dense on every machine. `ray start` on each machine makes a cluster; RAY_ADDRESS names it. To
+continue a run that was killed, start the same command again; read OUT/rows when it has ended. If a machine dies, the
+run continues as long as the others have two CPUs more than there are actors. With fewer, Ray waits for more: stop it
+and continue with fewer --actors. Ray listens on all interfaces, so authentication is on, with a token that every
+machine has in ~/.ray/auth_token. Exit status: 0, 1 if rows have an error, 2 if nothing was started.
 """
 
 import argparse
@@ -74,8 +75,7 @@ def main() -> int:
         compute=ray.data.ActorPoolStrategy(size=args.actors),
         num_cpus=1,
         num_gpus=args.gpus,
-        max_restarts=3,  # an image that kills its process would otherwise start actors for ever
-        max_task_retries=2,
+        max_restarts=3,  # an image that kills its process would otherwise restart actors without end
     ).write_parquet(f'{out}/rows', filesystem=system)
     table = dataset.dataset(f'{out}/rows', filesystem=system)
     failed = table.count_rows(filter=dataset.field('error') != '')

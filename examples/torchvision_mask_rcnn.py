@@ -1,10 +1,11 @@
-"""Train torchvision's Mask R-CNN with a Swin on a folder in COCO's format, evaluate it with pycocotools, draw pictures.
+"""Train torchvision's Mask R-CNN with a Swin backbone on a data set in COCO format, and evaluate it with pycocotools.
 
     python examples/torchvision_mask_rcnn.py DATA OUT --checkpoint swin_tiny_patch4_window7_224.pth --epochs 12
 
-DATA holds annotations/instances_train2017.json and instances_val2017.json, train2017/ and val2017/. OUT receives
-metrics.json, model.pth and pictures. Needs torchvision and pycocotools, and no mm package. ``--small`` trains the
-network of configs/demo from scratch, on the data of tools/make_demo_data.py in minutes on a CPU.
+DATA contains annotations/instances_train2017.json and instances_val2017.json, train2017/ and val2017/. The script
+writes metrics.json, model.pth and images with predictions to OUT. It needs torchvision and pycocotools, but no mm
+package. ``--small`` trains the network of configs/demo from scratch, which takes minutes on a CPU with the data of
+tools/make_demo_data.py.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ NOT_DECAYED = ('norm', 'relative_position_bias_table', 'absolute_pos_embed')
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('data', type=Path, metavar='DATA', help='folder in the format of COCO')
+    parser.add_argument('data', type=Path, metavar='DATA', help='folder of a data set in COCO format')
     parser.add_argument('out', type=Path, metavar='OUT', help='folder to write to')
-    parser.add_argument('--name', default='swin_t', help="backbone, as in 'swin_t' (default: %(default)s)")
+    parser.add_argument('--name', default='swin_t', help='name of the backbone (default: %(default)s)')
     parser.add_argument('--checkpoint', help='pretrained weights of the backbone')
     parser.add_argument(
-        '--small', action='store_true', help='the small network of configs/demo; images keep their size'
+        '--small', action='store_true', help='train the small network of configs/demo, without enlarging images'
     )
     parser.add_argument('--epochs', type=int, default=12, help='(default: %(default)s)')
     parser.add_argument('--batch-size', type=int, default=2, help='(default: %(default)s)')
     parser.add_argument('--lr', type=float, default=1e-4, help='learning rate (default: %(default)s)')
-    parser.add_argument('--workers', type=int, default=2, help='processes that read images (default: %(default)s)')
+    parser.add_argument('--workers', type=int, default=2, help='worker processes of the loader (default: %(default)s)')
     parser.add_argument('--pictures', type=int, default=6, help='validation images to draw (default: %(default)s)')
     parser.add_argument(
         '--device', default='cuda' if torch.cuda.is_available() else 'cpu', help='(default: %(default)s)'
@@ -57,7 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     train_set, val_set = open_split(args.data, 'train'), open_split(args.data, 'val')
-    num_classes = max(train_set.coco.getCatIds()) + 1  # labels are COCO's ids, which have gaps; 0 is the background
+    num_classes = max(train_set.coco.getCatIds()) + 1  # category ids have gaps; 0 is the background
     if args.small:
         model = small_mask_rcnn(num_classes)
     else:
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 class Instances(CocoDetection):
-    """A split of COCO without crowds, and for training without images that show nothing."""
+    """A split of COCO without crowd annotations. The training split omits images without annotations."""
 
     def __init__(self, data: Path, split: str) -> None:
         super().__init__(data / f'{split}2017', str(data / 'annotations' / f'instances_{split}2017.json'))
@@ -87,7 +88,7 @@ class Instances(CocoDetection):
 
 
 def open_split(data: Path, split: str) -> Instances:
-    """Return a split of a data set: pairs of an image, (3, H, W) between 0 and 1, and what torchvision trains with."""
+    """Return a split of a data set: pairs of an image, (3, H, W) between 0 and 1, and a target dict for torchvision."""
     split_set = Instances(data, split)
     flips = [v2.RandomHorizontalFlip()] if split == 'train' else []
     split_set.transforms = v2.Compose([v2.ToImage(), *flips, v2.ToDtype(torch.float32, scale=True)])
@@ -95,7 +96,7 @@ def open_split(data: Path, split: str) -> Instances:
 
 
 def small_mask_rcnn(num_classes: int) -> MaskRCNN:
-    """Build the network of configs/demo/mask-rcnn_swin-demo_fpn.py of torchvision's parts."""
+    """Build the network of configs/demo/mask-rcnn_swin-demo_fpn.py with torchvision's modules."""
     channels, hidden = 64, 256
     arch = {'embed_dims': 32, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
     return MaskRCNN(
@@ -116,15 +117,15 @@ def small_mask_rcnn(num_classes: int) -> MaskRCNN:
 
 
 def parameter_groups(model: nn.Module) -> list[dict]:
-    """Return the parameters in two groups: norms and position tables are spared from weight decay."""
-    spared = [parameter for name, parameter in model.named_parameters() if any(key in name for key in NOT_DECAYED)]
-    ids = set(map(id, spared))
+    """Return two parameter groups: norms and position tables have no weight decay."""
+    not_decayed = [parameter for name, parameter in model.named_parameters() if any(key in name for key in NOT_DECAYED)]
+    ids = set(map(id, not_decayed))
     others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
-    return [{'params': others}, {'params': spared, 'weight_decay': 0.0}]
+    return [{'params': others}, {'params': not_decayed, 'weight_decay': 0.0}]
 
 
 def train(model: nn.Module, data: Instances, args: argparse.Namespace) -> int:
-    """Train with AdamW, a warm-up and a cosine, and return the number of steps."""
+    """Train with AdamW, a warm-up and a cosine schedule, and return the number of steps."""
     loader = DataLoader(
         data,
         args.batch_size,
@@ -156,7 +157,7 @@ def train(model: nn.Module, data: Instances, args: argparse.Namespace) -> int:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Instances, args: argparse.Namespace) -> dict[str, float]:
-    """Return the average precisions of boxes and masks; draw the first images."""
+    """Return the average precision of boxes and masks, and save the first images with predictions."""
     model.eval()
     results = []
     for index in range(len(data)):
@@ -178,7 +179,7 @@ def evaluate(model: nn.Module, data: Instances, args: argparse.Namespace) -> dic
 
 
 def coco_results(image_id: int, found: dict[str, Tensor]) -> list[dict]:
-    """Return what a model found in an image in the format that COCO evaluates."""
+    """Convert the detections in an image to COCO's result format."""
     results, keys = [], ('boxes', 'labels', 'scores', 'masks')
     for box, label, score, mask in zip(*(found[key] for key in keys), strict=True):
         left, top, right, bottom = box.tolist()
@@ -196,7 +197,7 @@ def coco_results(image_id: int, found: dict[str, Tensor]) -> list[dict]:
 
 
 def painted(image: Tensor, found: dict[str, Tensor], coco) -> Tensor:
-    """Return an image, (3, H, W) uint8, with the masks, boxes and names of what scores at least 0.5."""
+    """Draw masks, boxes and class names of detections with a score of at least 0.5, and return (3, H, W) uint8."""
     sure = found['scores'] >= 0.5
     picture = v2.functional.to_dtype(image.as_subclass(Tensor), torch.uint8, scale=True)
     names = [coco.cats[int(label)]['name'] for label in found['labels'][sure]]

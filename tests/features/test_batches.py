@@ -156,5 +156,5 @@ def test_it_halves_its_work_when_memory_is_short(checkpoint, monkeypatch, caplog
         rows = extractor({'image': [IMAGES[0], IMAGES[1], IMAGES[3], IMAGES[2]]})
     assert [error == '' for error in rows['error']] == [True, True, True, False]
     assert 'use tile= (--tile) or max_side= (--max-side)' in rows['error'][3]
-    assert 'going on with 2' in caplog.text
+    assert 'continuing with 2' in caplog.text
     assert (3, 40, 52) in sizes

@@ -217,7 +217,7 @@ def test_max_side_and_page(run, tmp_path):
     assert run(tmp_path / 'pages.tif', '--page', 1, '--max-side', 45) == 0
     assert maps_of(tmp_path / 'out', tmp_path / 'pages.tif')[1] == (45, 30)
     assert run(tmp_path / 'pages.tif', '--page', 0, '--max-side', 45) == 2
-    assert run(tmp_path / 'pages.tif', '--page', 7, '--pool', 'avg') == 2  # made in another way
+    assert run(tmp_path / 'pages.tif', '--page', 7, '--pool', 'avg') == 2  # other settings
 
 
 class TestNames:

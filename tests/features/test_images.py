@@ -230,9 +230,9 @@ def test_a_volume_is_no_image():
     ('source', 'message'),
     [
         (b'', 'empty'),
-        (b'this is text', 'not an image of a known format'),
-        (encode(RGB, 'jpeg')[:400], 'damaged or cut off'),
-        (encode(RGB, 'png')[:-400], 'damaged or cut off'),
+        (b'this is text', 'not an image of a supported format'),
+        (encode(RGB, 'jpeg')[:400], 'damaged or truncated'),
+        (encode(RGB, 'png')[:-400], 'damaged or truncated'),
         (np.zeros((4, 5, 5), np.uint8), 'in_channels=5'),
         (np.zeros((3, 40, 50), np.uint8), r'arrays are \(H, W, C\)'),
         (np.zeros((0, 5, 3), np.uint8), 'at least one pixel'),
@@ -254,7 +254,7 @@ def test_what_is_no_image_is_refused(source, message):
 def test_wrong_types_and_paths(tmp_path):
     with pytest.raises(FileNotFoundError, match=r'missing\.jpg'):
         read_image(tmp_path / 'missing.jpg')
-    with pytest.raises(ImageError, match=r"is a folder: give the list of its files, sorted\(Path\(FOLDER\)\.glob\('\*"):
+    with pytest.raises(ImageError, match=r"is a folder: pass a list of its files, sorted\(Path\(FOLDER\)\.glob\('\*"):
         read_image(tmp_path)
     with pytest.raises(TypeError, match='a path, an address, bytes'):
         read_image(3)
@@ -270,7 +270,7 @@ def test_whatever_a_decoder_raises_is_an_error_of_the_image(tmp_path, monkeypatc
 
     monkeypatch.setattr(Image, 'open', fail)
     (tmp_path / 'x.png').write_bytes(b'x')
-    with pytest.raises(ImageError, match=r'x\.png.*damaged or cut off: .*as a decoder does'):
+    with pytest.raises(ImageError, match=r'x\.png.*damaged or truncated: .*as a decoder does'):
         read_image(tmp_path / 'x.png')
 
 

@@ -112,8 +112,8 @@ def test_what_bioformats2raw_writes(tmp_path):
 @pytest.mark.parametrize(
     ('attributes', 'message'),
     [
-        ({}, 'holds no image of OME-Zarr'),
-        ({'plate': {}}, 'holds no image of OME-Zarr'),
+        ({}, 'without an OME-Zarr image'),
+        ({'plate': {}}, 'without an OME-Zarr image'),
         ({'multiscales': [{'datasets': [{'path': 'missing'}]}]}, 'missing'),
         ({'multiscales': [{'datasets': [{'path': '../x'}]}]}, r'x\.zarr'),
         ({'multiscales': [{'datasets': []}]}, 'damaged'),

@@ -318,8 +318,8 @@ def test_equal_strides_cannot_name_a_map():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'overlap': 224}, 'belong to tile='),
-        ({'out': 'x'}, 'belong to tile='),
+        ({'overlap': 224}, 'need tile='),
+        ({'out': 'x'}, 'need tile='),
         ({'tile': 224, 'gradients': True}, 'gradients=True'),
         ({'batch_size': 0}, 'batch_size must be at least 1'),
     ],

@@ -5,6 +5,7 @@ Ray listens on all interfaces, so each run has a network of its own where the sy
 
 import functools
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -24,14 +25,15 @@ dataset = IfInstalled('pyarrow.dataset')
 pytestmark = pytest.mark.long
 
 IMAGES = 40
-# Two nodes on one machine, of which the second is killed when the first rows are there.
+# Ray makes a token only for a node that it starts by itself, and then in the home directory.
+AUTHENTICATION = {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': secrets.token_hex(32)}
+# Two nodes on one machine, each with enough CPUs for the run. The second is killed when the first rows are there.
 TWO_NODES = """
 import os, subprocess, sys, time
 from pathlib import Path
 from ray.cluster_utils import Cluster
-os.environ['RAY_AUTH_MODE'] = 'token'
-cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 2})
-second = cluster.add_node(num_cpus=2)
+cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 4})
+second = cluster.add_node(num_cpus=4)
 run = subprocess.Popen(sys.argv[2:], env={**os.environ, 'RAY_ADDRESS': cluster.address})
 while run.poll() is None and not list(Path(sys.argv[1]).glob('rows/*')):
     time.sleep(0.05)
@@ -66,11 +68,11 @@ def work(tmp_path, backbone):
     return [*example, '--checkpoint', tmp_path / 'tiny.pth', '--levels', '32', '--blocks', '10', '--cpus', '3']
 
 
-def start(command, **environment):
+def start(command):
     path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
     return subprocess.Popen(
         [*network_of_its_own(), *map(str, command)],
-        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', **environment},
+        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', **AUTHENTICATION},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -212,7 +212,7 @@ def test_without_imagecodecs_it_is_said_that_all_is_decoded(tmp_path, monkeypatc
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {})
     with open_large_image(path) as image:
         assert image.size == RGB.shape[:2]
-    assert 'compressed as JPEG, which needs the package imagecodecs' in caplog.text
+    assert 'compressed as JPEG, which can be read by regions only with the package imagecodecs' in caplog.text
 
 
 def test_pages_of_a_tiff(tmp_path):

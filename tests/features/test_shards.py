@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_dense.features.shards import ALL, Record, Shard, alone, digest_of, parse_shard, shard_of_environment
+from swin_dense.features.shards import ALL, Record, Shard, digest_of, lock_shard, parse_shard, shard_of_environment
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=['Cs'])), unique=True), st.integers(1, 9))
@@ -74,7 +74,7 @@ def test_settings_of_other_shards_and_of_another_division(tmp_path):
     record(tmp_path, Shard(1, 2)).begin()
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
         record(tmp_path, Shard(1, 2), {'arch': 'swin_s', 'levels': (4, 8)}).begin()
-    with pytest.raises(ValueError, match=r'is divided otherwise, see _shard-00000-of-00002\.json'):
+    with pytest.raises(ValueError, match=r'another number of shards \(see _shard-00000-of-00002\.json'):
         record(tmp_path).begin()
 
 
@@ -83,7 +83,7 @@ def test_shards_of_different_lists_are_told(tmp_path):
     first.begin()
     assert first.other_lists() == []  # the other has not begun
     second.begin()
-    for one, other in ((first, '1-of-00002.json is of another list, of 3'), (second, '0-of-00002.json is of another')):
+    for one, other in ((first, '1-of-00002.json has another list: 3'), (second, '0-of-00002.json has another list')):
         (said,) = one.other_lists()
         assert other in said
     again = record(tmp_path, Shard(0, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
@@ -100,17 +100,17 @@ def test_a_damaged_record(tmp_path, content):
 
 def test_a_folder_of_an_older_version(tmp_path):
     (tmp_path / 'settings.json').write_text(json.dumps({'arch': 'swin_t'}))
-    with pytest.raises(ValueError, match=r'of an older version.*go on in another folder'):
+    with pytest.raises(ValueError, match=r'of an older version.*choose another folder'):
         record(tmp_path).begin()
 
 
 def test_one_process_at_a_time_does_a_shard(tmp_path):
     with (
-        alone(tmp_path, Shard(0, 2)),
-        alone(tmp_path, Shard(1, 2)),
+        lock_shard(tmp_path, Shard(0, 2)),
+        lock_shard(tmp_path, Shard(1, 2)),
         pytest.raises(ValueError, match='another extraction is writing shard 0/2'),
-        alone(tmp_path, Shard(0, 2)),
+        lock_shard(tmp_path, Shard(0, 2)),
     ):
         pass
-    with alone(tmp_path, Shard(0, 2)):
+    with lock_shard(tmp_path, Shard(0, 2)):
         pass

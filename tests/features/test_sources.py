@@ -57,8 +57,8 @@ def test_nothing_is_passed_over_in_silence(tmp_path):
     skipped = {}
     found = list_images([tmp_path / 'photos'], skipped.__setitem__)
     assert {Path(path).name: reason for path, reason in skipped.items()} == {
-        'notes.md': "is no image by its suffix '.md'",
-        'no-suffix': "is no image by its suffix ''",
+        'notes.md': "is not an image by its suffix '.md'",
+        'no-suffix': "is not an image by its suffix ''",
     }
     assert len(found) == 4
 
