@@ -1,26 +1,26 @@
-# make demo   train and test both models on a small data set made here, and show what came out
-# make test   run the test suite, but for some tests that take long
-# make test-all  run all of it
-# make test-core  the quick tests that need torch alone, without any mm package
-# make test-oldest, test-newest, test-onedl  the core's tests, and training where mm packages are, on other stacks:
-#                                            noxfile.py, benchmarks/stacks.json
-# make test-ray  the example on Ray Data
-# make docs   the site of the documentation, into build/site; SERVE=1 serves it
-# make lint   ruff and mypy
-# make setup  only what the others need
-# Each sets up what it needs first; a second run sets up nothing. PYTHON=python3.11 chooses the interpreter.
+# make demo   train and test both models on a small generated data set, and show the results
+# make test   run the test suite without the tests marked `long`
+# make test-all  run the whole test suite
+# make test-core  run the quick tests that need torch but no mm package
+# make test-oldest, test-newest, test-onedl  run the core's tests, and training where mm packages are installed, on
+#                                            other stacks: see noxfile.py, benchmarks/stacks.json
+# make test-ray  test the example for Ray Data
+# make docs   build the documentation site in build/site; SERVE=1 also serves it, PUBLISH=0.2.0 commits it to gh-pages
+# make lint   run ruff and mypy
+# make setup  create the environment of the other targets
+# Each target first creates the environment that it needs, if missing. PYTHON=python3.11 chooses the interpreter.
 
-# An environment that is there, with a torch chosen beforehand say, is set up with its own Python.
+# An existing environment, for example with a torch of your choice, is completed with its own Python.
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 SET_UP = @command -v "$(PYTHON)" >/dev/null || { echo 'set-up: no $(PYTHON) here: name a Python of 3.11 or newer, as in' \
     'make PYTHON=python3.12, or apt install python3-venv' >&2; exit 1; }; "$(PYTHON)" tools/set_up.py
 SET_UP_FILES := pyproject.toml uv.lock tools/set_up.py
 PY := .venv/bin/python
 READY := .venv/ready
-# Other Swins to compare with: torchvision, timm, transformers, mmpretrain. mmseg fails beside them.
+# Other Swins to compare with: torchvision, timm, transformers, mmpretrain. mmseg does not work in this environment.
 PEERS := .venv-peers/bin/python
 PEERS_READY := .venv-peers/ready
-# The core alone: torch, numpy, Pillow and what runs the tests.
+# The core only: torch, numpy, Pillow and the packages that run the tests.
 CORE := .venv-core/bin/python
 CORE_READY := .venv-core/ready
 
@@ -57,7 +57,7 @@ test-core: $(CORE_READY)
 	"$(PYTHON)" -m venv .venv-nox
 	.venv-nox/bin/pip install -q 'nox[uv]==2026.10.20'
 
-# Each is a session of noxfile.py, which names its Python; mmcv is compiled there too.
+# Each target is a session of noxfile.py, which chooses the Python and compiles mmcv.
 test-oldest test-newest test-onedl: test-%: .venv-nox/bin/nox
 	.venv-nox/bin/nox --session $*
 
@@ -66,7 +66,7 @@ lint: $(READY)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# The example on Ray Data, in an environment of its own: RAY_PYTHON=python3.12 chooses the interpreter.
+# The Ray Data example has its own environment; RAY_PYTHON=python3.12 chooses the interpreter.
 RAY_PYTHON ?= python3.11
 .PHONY: test-ray
 .venv-ray/ready: examples/requirements-ray.txt
@@ -84,4 +84,4 @@ test-ray: .venv-ray/ready
 	touch $@
 
 docs: .venv-docs/ready
-	.venv-docs/bin/python tools/site.py $(if $(SERVE),--serve)
+	.venv-docs/bin/python tools/site.py $(if $(SERVE),--serve) $(if $(PUBLISH),--publish $(PUBLISH))

@@ -1,15 +1,17 @@
-"""Build the site of the documentation into build/site, strictly: a broken link, anchor or reference fails.
+"""Build the documentation in build/site. A broken link, anchor or reference is an error.
 
     make docs
-    make docs SERVE=1     # and serve it at http://127.0.0.1:8000
+    make docs SERVE=1          # and serve it at http://127.0.0.1:8000
+    make docs PUBLISH=0.2.0    # and commit it to the branch gh-pages, where each version has a folder
 
-The pages are the Markdown files of the repository, at the places where they are in it, so that their links hold both
-there and here. mkdocs wants them in a folder of their own.
+The pages are the Markdown files of the repository. mkdocs needs them in a separate folder, so they are copied with the
+same relative paths, which keeps links valid in both places.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +24,8 @@ COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*', 'LICENSE'
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--serve', action='store_true', help='serve the site after it was built')
+    parser.add_argument('--serve', action='store_true', help='serve the site after building it')
+    parser.add_argument('--publish', metavar='VERSION', help='commit the site to the branch gh-pages as this version')
     args = parser.parse_args()
     shutil.rmtree(PAGES, ignore_errors=True)
     listed = subprocess.run(
@@ -37,6 +40,11 @@ def main() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
     subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--clean'], cwd=ROOT, check=True)
+    if args.publish:
+        mike = str(Path(sys.executable).with_name('mike'))  # runs mkdocs again, with the same settings
+        environment = {**os.environ, 'PATH': os.pathsep.join([str(Path(mike).parent), os.environ['PATH']])}
+        for command in (['deploy', '--update-aliases', args.publish, 'latest'], ['set-default', 'latest']):
+            subprocess.run([mike, *command], cwd=ROOT, env=environment, check=True)
     if args.serve:
         subprocess.run([sys.executable, '-m', 'http.server', '--directory', 'build/site', '8000'], cwd=ROOT, check=True)
 
