@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,13 @@ settings.load_profile('default')
 torch.set_num_threads(1)
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
+
+
+def some(values: Iterable[Any], every: int) -> list[Any]:
+    """Return parameters of a test of which only every n-th is tried by `make test`, and all by `make test-all`."""
+    return [
+        pytest.param(value, marks=[pytest.mark.long] if index % every else []) for index, value in enumerate(values)
+    ]
 
 
 def needs(package: str) -> pytest.MarkDecorator:

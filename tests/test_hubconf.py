@@ -19,7 +19,7 @@ def test_the_entry_points_are_the_published_sizes_and_nothing_else(tmp_path, mon
     (tmp_path / 'hub').mkdir()
     (tmp_path / 'hub' / 'me_swin_dense_main').symlink_to(ROOT)
     assert sorted(torch.hub.list('me/swin_dense:main', trust_repo=True)) == NAMES
-    assert 'Return swin_t as' in torch.hub.help('me/swin_dense:main', 'swin_t', trust_repo=True)
+    assert 'Return swin_t. ' in torch.hub.help('me/swin_dense:main', 'swin_t', trust_repo=True)
 
 
 @pytest.mark.parametrize('name', NAMES)

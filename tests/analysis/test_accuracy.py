@@ -101,7 +101,7 @@ def test_broken_images_and_wrong_folders(folder, checkpoint, capsys, tmp_path):
     (tmp_path / 'some/n01').rmdir()
     status, said = evaluate(tmp_path / 'some', checkpoint, capsys)
     assert status == 2
-    assert 'has 6 folders and the classifier 7 classes' in said.err
+    assert 'has 6 folders, but the classifier has 7 classes' in said.err
     (tmp_path / 'classes.txt').write_text('\n'.join(CLASSES))
     status, _ = evaluate(tmp_path / 'some', checkpoint, capsys, '--classes', str(tmp_path / 'classes.txt'))
     assert status == 0

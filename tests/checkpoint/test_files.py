@@ -329,11 +329,14 @@ def with_places(index, change):
         (lambda index: min(index.parent.glob('*-00002-*')).write_bytes(b''), '-00002-of-00003.* is empty'),
         (
             lambda index: with_places(index, lambda place: place.replace('-00001-', '-00003-')),
-            'says that .* it does not',
+            'lacks .*, which .* lists for it',
         ),
-        (lambda index: with_places(index, lambda place: '../' + place), 'which is no file beside it'),
-        (lambda index: with_places(index, lambda place: str(index.parent / place)), 'which is no file beside it'),
-        (lambda index: with_places(index, lambda place: index.name), 'which is no file beside it'),
+        (lambda index: with_places(index, lambda place: '../' + place), 'which is not a shard in the same folder'),
+        (
+            lambda index: with_places(index, lambda place: str(index.parent / place)),
+            'which is not a shard in the same folder',
+        ),
+        (lambda index: with_places(index, lambda place: index.name), 'which is not a shard in the same folder'),
         (lambda index: with_places(index, lambda place: 3), 'is not an index'),
         (lambda index: with_places(index, lambda place: [place]), 'is not an index'),
         (lambda index: with_places(index, lambda place: '..'), r'lacks \.\.'),
@@ -519,7 +522,7 @@ class TestDownloads:
         assert arrived(backbone, source)
 
     def test_a_server_that_falls_silent(self, server, tmp_path, backbone, monkeypatch):
-        monkeypatch.setattr(fetch, '_SILENCE', 0.2)
+        monkeypatch.setattr(fetch, '_TIMEOUT', 0.2)
         with socket.create_server(('127.0.0.1', 0)) as silent:
             address = f'http://127.0.0.1:{silent.getsockname()[1]}/swin.pth'
             with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):
@@ -527,7 +530,7 @@ class TestDownloads:
         assert cached(tmp_path) == []
 
     def test_a_server_that_falls_silent_in_the_midst(self, server, source, backbone, monkeypatch):
-        monkeypatch.setattr(fetch, '_SILENCE', 1)
+        monkeypatch.setattr(fetch, '_TIMEOUT', 1)
         server.silences = 1
         write_file(server.folder / 'swin.pth', source.state_dict())
         load(backbone, f'{server.address}/swin.pth')
@@ -541,14 +544,14 @@ class TestDownloads:
         digest = hashlib.sha384(path.read_bytes()).hexdigest()
         shutil.copy(path, server.folder / 'plain.pth')
         for address in (f'{server.address}/{path.name}', f'{server.address}/plain.pth#sha384={digest}'):
-            with pytest.raises(CheckpointError, match='sent another file than the one that was meant'):
+            with pytest.raises(CheckpointError, match='sent a file with an unexpected digest'):
                 load(backbone, address)
             assert cached(tmp_path) == []
         load(backbone, f'{server.address}/{path.name}#sha384={digest}')
         assert arrived(backbone, source)
         with pytest.raises(CheckpointError, match=f'must have the sha256 digest {"0" * 64}, but has'):
             load(backbone, f'{server.address}/{path.name}#sha256={"0" * 64}')
-        with pytest.raises(CheckpointError, match='after # must stand sha256=DIGEST'):
+        with pytest.raises(CheckpointError, match='the part after # must be sha256=DIGEST'):
             load(backbone, f'{server.address}/{path.name}#md5=0')
 
     def test_what_others_left_in_the_cache_damaged_is_named(self, server, tmp_path, source, backbone):
@@ -603,7 +606,7 @@ class TestDownloads:
         write_file(server.folder / 'swin.pth', source.state_dict())
         load(backbone, f'{server.address}/swin.pth?version=1')
         load(backbone, f'{server.address}/swin.pth?version=1&download=1')
-        with pytest.raises(CheckpointError, match='holds another file of that name'):
+        with pytest.raises(CheckpointError, match='is another file with that name'):
             load(backbone, f'{server.address}/swin.pth?version=2')
 
     def test_a_full_disk_is_said(self, server, tmp_path, source, backbone):
@@ -611,7 +614,7 @@ class TestDownloads:
         disk.mkdir(parents=True)
         write_file(server.folder / 'swin.pth', source.state_dict())
         with small_disk(disk, '16k'):
-            with pytest.raises(CheckpointError, match=r'cannot be kept as .*No space left'):
+            with pytest.raises(CheckpointError, match=r'cannot be written to .*No space left'):
                 load(backbone, f'{server.address}/swin.pth')
             assert cached(tmp_path) == []
 
@@ -674,12 +677,13 @@ class TestAddresses:
         backbone.reset_parameters()
         load(backbone, f'{server.address}/{path.name}?download=true')
         assert arrived(backbone, source)
-        with pytest.raises(CheckpointError, match='holds another file of that name'):
+        with pytest.raises(CheckpointError, match='is another file with that name'):
             load(backbone, f'{server.address}/elsewhere/{path.name}')
 
     def test_http_failure(self, server, tmp_path, backbone):
         with pytest.raises(
-            CheckpointError, match=r'cannot be fetched: .*404.*no network, fetch it elsewhere and give the path'
+            CheckpointError,
+            match=r'cannot be fetched: .*404.*Without a network connection, download .* and give its path',
         ):
             load(backbone, f'{server.address}/none.pth')
         assert not list(tmp_path.glob('cache/hub/checkpoints/none.pth'))
@@ -732,7 +736,7 @@ class TestAddresses:
         ('damage', 'message'),
         [
             (lambda index: min(index.parent.glob('*-00002-*')).unlink(), 'cannot be fetched: .*-00002-of-00003.bin'),
-            (lambda index: with_places(index, lambda place: '../' + place), 'which is no file beside it'),
+            (lambda index: with_places(index, lambda place: '../' + place), 'which is not a shard in the same folder'),
             (lambda index: index.write_text('{}'), 'is not an index'),
         ],
     )
@@ -756,7 +760,7 @@ class TestAddresses:
         write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
         shutil.copytree(tmp_path / 'me/swin', tmp_path / 'later')
         hub.later = tmp_path / 'later'
-        with pytest.raises(CheckpointError, match='hf://me/swin has changed while it was fetched; load it again'):
+        with pytest.raises(CheckpointError, match='hf://me/swin changed during the download; load it again'):
             load(backbone, 'hf://me/swin')
 
     @needs('fsspec')
@@ -770,7 +774,7 @@ class TestAddresses:
         for address, message in (
             ('memory://bucket/swin.pth#sha256=00', 'must have the sha256 digest 00'),
             ('memory://user:secret@bucket/none.pth', 'memory://bucket/none.pth cannot be fetched'),
-            ('gopher://swin.pth', 'gopher://swin.pth cannot be fetched: .*There are addresses of http'),
+            ('gopher://swin.pth', 'gopher://swin.pth cannot be fetched: .*The address must begin with http'),
         ):
             with pytest.raises(CheckpointError, match=message) as raised:
                 load(backbone, address)

@@ -229,7 +229,7 @@ def test_what_cannot_be_told_from_its_wrapper_raises():
     model.backbone.norm1 = nn.ModuleDict(
         {'original': model.backbone.norm1, 'copy': copy.deepcopy(model.backbone.norm1)}
     )
-    with pytest.raises(CheckpointError, match=r'without a place in the model: backbone\.norm1|: norm1\.weight'):
+    with pytest.raises(CheckpointError, match=r'but not in the model: backbone\.norm1|: norm1\.weight'):
         model.load_state_dict(frameworks_checkpoint(Detector(1)), strict=False)
 
 

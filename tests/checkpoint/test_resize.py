@@ -121,7 +121,7 @@ def test_loading_resizes_to_any_window_and_says_so():
 
 def test_a_window_that_is_not_square_must_be_known():
     source, model = SwinBackbone(**ARCH, window_size=(3, 5)), SwinBackbone(**ARCH, window_size=7)
-    with pytest.raises(CheckpointError, match=r'pass window_size=\(height, width\)'):
+    with pytest.raises(CheckpointError, match=r'pass the height and width of its window as `window_size`'):
         load_checkpoint(model, source.state_dict())
     load_checkpoint(model, source.state_dict(), window_size=(3, 5), log=None)
     expected = bicubic(source.state_dict()[TABLE].reshape(5, 9, 4).numpy(), (13, 13)).reshape(-1, 4)

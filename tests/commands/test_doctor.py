@@ -36,8 +36,8 @@ def test_versions_against_the_table(installed):
     found = installed(torch='2.1.2+cu121', numpy='2.3.5', setuptools='84.2.1', mmcv='2.2.0', triton='3.6.0')
     status = {name: finding.status for name, finding in found.items()}
     assert [status[name] for name in ('torch', 'numpy', 'triton')] == ['ok', 'ok', 'ok']
-    assert (status['mmcv'], found['mmcv'].cure) == ('note', 'tried: >= 2.1.0, < 2.2')
-    assert (status['setuptools'], found['setuptools'].cure) == ('note', 'tried: < 81')
+    assert (status['mmcv'], found['mmcv'].cure) == ('note', 'tested: >= 2.1.0, < 2.2')
+    assert (status['setuptools'], found['setuptools'].cure) == ('note', 'tested: < 81')
     assert found['mmdet'].text == 'not installed'
 
 
@@ -61,13 +61,13 @@ def test_extras_and_what_is_missing_from_each(installed, monkeypatch):
     monkeypatch.setattr(importlib.metadata, 'requires', lambda name: REQUIREMENTS)
     installed(filelock='4.2')
     features, mm = extras()
-    assert (features.name, features.status, features.text) == ('features', 'note', 'lacks tifffile')
+    assert (features.name, features.status, features.text) == ('features', 'note', 'missing: tifffile')
     assert features.cure == "pip install 'swin-dense[features]'"
     assert mm.cure == "pip install --no-build-isolation mmcv==2.1.0; pip install 'swin-dense[mm]'"
     installed(filelock='4.2', tifffile='2026.3.3', onedl_mmcv='2.3.6')
     features, mm = extras()
     assert (features.status, features.text) == ('ok', 'has filelock, tifffile')
-    assert (mm.text, mm.cure) == ('lacks ftfy', 'pip install ftfy')  # the extra would bring the originals
+    assert (mm.text, mm.cure) == ('missing: ftfy', 'pip install ftfy')  # the extra would bring the originals
 
 
 def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
@@ -76,7 +76,7 @@ def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, 'requires', requires)
     (finding,) = extras()
-    assert (finding.status, finding.text) == ('note', 'not known, since swin-dense is not installed')
+    assert (finding.status, finding.text) == ('note', 'unknown, because swin-dense is not installed')
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
         (
             'RuntimeError: operator torchvision::nms does not exist',
             'torchvision',
-            'install the torchvision made for this torch',
+            'install the torchvision version that matches this torch',
         ),
-        ('AssertionError: MMCV==2.2.0 is used but incompatible.', 'mmdet', 'refuses this mmcv'),
+        ('AssertionError: MMCV==2.2.0 is used but incompatible.', 'mmdet', 'does not support this mmcv'),
         ("ModuleNotFoundError: No module named 'mmcv._ext'", 'mmcv', 'has no compiled operators'),
         ('ImportError: mmcv/_ext.cpython-311.so: undefined symbol: _ZN3c10', 'mmcv', 'was compiled for another torch'),
         ('ImportError: libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent', 'torch', 'install torch again'),
@@ -153,7 +153,7 @@ def test_a_half_written_cache_of_yapf_has_a_cure(tmp_path, monkeypatch):
 def test_a_check_that_hangs_is_a_finding(monkeypatch):
     monkeypatch.setattr(doctor, 'TIMEOUT', 0.05)
     found = probe('check', 'torch alone')
-    assert (found.status, found.text) == ('broken', 'gave no answer within 0.05 seconds')
+    assert (found.status, found.text) == ('broken', 'did not answer within 0.05 seconds')
 
 
 def doctor_of(path, *options, python=sys.executable):
@@ -200,7 +200,7 @@ def test_what_everything_needs_cannot_be_imported(tmp_path, package, error, cure
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert f'error: swin_dense needs {package}, which cannot be imported' in done.stderr
-    assert done.stderr.endswith('`swin-dense doctor` says more\n')
+    assert done.stderr.endswith('run `swin-dense doctor` for details\n')
 
 
 def test_an_environment_without_anything(tmp_path):

@@ -53,7 +53,7 @@ def test_a_name_that_is_no_text(place):
         (['--out', 'page.html', '--max-side', '0'], '--max-side must be at least 1'),
         (['--out', 'page.html', '--max-size', '0'], '--max-size must be above 0'),
         (['--out', 'page.html', '--max-size', 'nan'], '--max-size must be above 0'),
-        (['--out', 'page.html', '--max-size', '0.05'], 'MB at least'),
+        (['--out', 'page.html', '--max-size', '0.05'], 'the page needs at least'),
         (['--out', 'page.html', '--checkpoint', 'nowhere.pth'], 'nowhere.pth'),
     ],
 )

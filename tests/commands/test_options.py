@@ -133,7 +133,7 @@ def test_force_replaces(place, arguments):
         ('features image.png --max-side 0', '--max-side must be at least 1'),
         ('features image.png --tile 64 --max-side 64', 'leave --tile out'),
         ('features image.png --page -1', '--page must be at least 0'),
-        ('explore image.png --arch swin_tiny_patch4_window7_224', "'swin_t' with --window-size 7, and weights come"),
+        ('explore image.png --arch swin_tiny_patch4_window7_224', "'swin_t' with --window-size 7, and --checkpoint"),
         ('explore . --arch swin_t', '. is a folder; give a file in it'),
         ('export --clamp-window', '--clamp-window lets a map choose its windows'),
         ('export --out-indices -1', 'every entry of --out-indices must be at least 0'),
@@ -142,7 +142,7 @@ def test_force_replaces(place, arguments):
         ('convert --arch swin_x', '--arch must be one of'),
         ('convert --in-channels 0', '--in-channels must be at least 1'),
         ('eval none', 'there is no folder none'),
-        ('eval . --size 224 256', 'that of a square'),
+        ('eval . --size 224 256', '--size must be a square'),
         ('eval . --batch-size 0', '--batch-size must be at least 1'),
     ],
 )

@@ -96,8 +96,8 @@ def test_a_segmentor_and_a_picture_that_is_none(tmp_path, pictures, capsys):
         (['{a}', 'nowhere.pth', '{a}'], 'there is no file nowhere.pth'),
         (['no-such-recipe', '{a}', '{a}'], 'no recipe and no config file'),
         (['upernet_swin-demo', '{a}', '{a}', '--score', '2'], '--score must lie between 0 and 1'),
-        (['upernet_swin-demo', '{a}', '{a}'], 'is no checkpoint of it (UnpicklingError'),
-        (['upernet_swin-demo', '{a}', '{a}', '{a}'], 'several images are named a b'),
+        (['upernet_swin-demo', '{a}', '{a}'], 'is not a checkpoint of it (UnpicklingError'),
+        (['upernet_swin-demo', '{a}', '{a}', '{a}'], 'several images have the name a b'),
     ],
 )
 def test_wrong_arguments(tmp_path, pictures, capsys, monkeypatch, arguments, message):

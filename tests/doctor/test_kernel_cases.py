@@ -9,7 +9,7 @@ import torch
 from swin_dense.doctor import kernel_cases
 from swin_dense.doctor.kernel_cases import AttentionCase, BiasCase, Map, NormCase
 from swin_dense.ops.triton import attention, norm, verdicts
-from tests.conftest import ROOT
+from tests.conftest import ROOT, some
 from tests.ops.devices import device, needs_interpreter
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
@@ -105,7 +105,7 @@ def test_times_every_way_in_both_modes(case, monkeypatch):
 
 
 @pytest.mark.parametrize('dtypes', [(FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)], ids=str)
-@pytest.mark.parametrize('arch', 'tsbl')
+@pytest.mark.parametrize('arch', some('tsbl', every=4))
 def test_all_that_the_published_models_ask_for_is_checked(arch, dtypes):
     """On the meta device, in the dtype of the weights, under autocast in the other one."""
     weights, low = dtypes

@@ -54,21 +54,22 @@ EXPECTED = {
     'is slow': (
         'note',
         'agrees with torch; 0.67 times as fast as sdpa in inference, 0.67 times as fast as sdpa in training: '
-        'not taken in inference and training',
+        'not used in inference and training',
     ),
     'disagrees': ('broken', 'on 16 channels of 3 x 5 tokens the output is off by'),
-    'hangs': ('broken', f'gave no answer within {stand_in.PATIENCE} seconds'),
+    'hangs': ('broken', f'did not answer within {stand_in.PATIENCE} seconds'),
     'crashes': ('broken', 'ended with SIGSEGV (CUDA error: an illegal memory access was encountered)'),
     'needs too much memory': (
         'broken',
-        'there was not enough memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.',
+        'not enough memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.',
     ),
-    'does not compile': ('broken', 'it raised: RuntimeError: out of registers'),
+    'does not compile': ('broken', 'it raised an error: RuntimeError: out of registers'),
 }
 
 
 @needs_interpreter
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_a_kernel_does_is_found_out_and_kept(on_stand_in):
     """In real processes: whatever one kernel does, the others are checked all the same."""
     command = [sys.executable, '-m', 'swin_dense', 'doctor', '--json']
@@ -82,10 +83,10 @@ def test_what_a_kernel_does_is_found_out_and_kept(on_stand_in):
         assert (found[case.name]['status'], found[case.name]['text'][: len(text)]) == (status, text)
         assert '\n' not in found[case.name]['text']
         assert ('--again' in found[case.name]['cure']) == (entries[case.name].error is not None) == (status == 'broken')
-        assert ('free memory' in found[case.name]['cure']) == (what == 'needs too much memory')
+        assert ('free GPU memory' in found[case.name]['cure']) == (what == 'needs too much memory')
     assert found[stand_in.NORM.name]['status'] == found[stand_in.BIAS.name]['status'] == 'ok'
     assert list(entries[stand_in.NORM.name].channels) == [16]
-    assert found['cpu']['text'].startswith('Stand-In 100, driver 550.54; the verdict is in ')
+    assert found['cpu']['text'].startswith('Stand-In 100, driver 550.54; the verdict is stored in ')
 
 
 def test_a_verdict_is_not_asked_for_twice(cache, monkeypatch):
@@ -117,10 +118,10 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
     calls = checked(monkeypatch)
     kernels.ensure_verdict()
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert 'the verdict on the Triton kernels cannot be kept: ' in warning
+    assert 'the verdict on the Triton kernels cannot be stored: ' in warning
     gpu, attention = kernels.examine()
     assert (gpu.status, attention.status) == ('note', 'ok')
-    assert 'cannot be kept' in gpu.text
+    assert 'cannot be stored' in gpu.text
     assert 'XDG_CACHE_HOME' in gpu.cure
     assert len(calls) == 2
     assert verdicts.read(stand_in.KEY) is None
@@ -130,7 +131,7 @@ def test_without_a_home_there_is_no_verdict(monkeypatch):
     monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
     monkeypatch.setattr('pathlib.Path.home', lambda: (_ for _ in ()).throw(RuntimeError('no home')))
     assert verdicts.read(stand_in.KEY) is None
-    assert kernels._keep(stand_in.KEY, {}) == 'the verdict on the Triton kernels cannot be kept: no home'
+    assert kernels._keep(stand_in.KEY, {}) == 'the verdict on the Triton kernels cannot be stored: no home'
 
 
 def test_two_processes_write_a_verdict_at_once(cache):
@@ -168,15 +169,17 @@ def test_without_a_gpu_nothing_is_started(monkeypatch):
 
 
 def test_a_gpu_that_the_kernels_are_not_for(cache, monkeypatch):
-    reason = 'the kernels are for NVIDIA GPUs, and this torch is for AMD GPUs (ROCm)'
+    reason = 'the kernels are for NVIDIA GPUs, but this torch is for AMD GPUs (ROCm)'
     monkeypatch.setattr(kernels, '_devices', lambda: [kernels.Device('cuda:0', reason, {}, 0)])
     (finding,) = kernels.examine()
-    assert (finding.status, finding.text) == ('note', f'{reason}; torch computes instead (sdpa)')
+    assert (finding.status, finding.text) == ('note', f'{reason}; torch is used instead (sdpa)')
     kernels.ensure_verdict()
     assert not list(cache.iterdir())
 
 
-@pytest.mark.parametrize('error', [OSError('no more processes'), RuntimeError('a look at the GPUs ended with SIGBUS')])
+@pytest.mark.parametrize(
+    'error', [OSError('no more processes'), RuntimeError('the process that queries the GPUs failed: ended with SIGBUS')]
+)
 def test_no_training_fails_for_the_check(error, monkeypatch, caplog):
     def fail():
         raise error

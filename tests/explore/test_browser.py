@@ -193,7 +193,7 @@ def test_the_pointer_and_the_keys(opened):
     page.keyboard.press('Shift+ArrowDown')
     wait_until(lambda: page.locator('#live').text_content())
     assert where.inner_text() != before
-    assert 'Most weight' in page.locator('#live').text_content()
+    assert 'has the largest weight' in page.locator('#live').text_content()
     for _ in range(60):
         page.keyboard.press('ArrowLeft')
     wait_for_frames(page)

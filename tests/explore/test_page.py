@@ -113,7 +113,7 @@ def test_a_limit_costs_exactness_alone():
     coarse = make_page(record, 'photo.jpg', False, limit=size * 3 // 4)
     assert len(coarse.text.encode()) <= size * 3 // 4
     assert exact.off < coarse.off < 0.5
-    with pytest.raises(ValueError, match=r'takes .* MB at least and may take 0\.1'):
+    with pytest.raises(ValueError, match=r'at least .* MB, but the limit is 0\.1 MB'):
         make_page(record, 'photo.jpg', False, limit=100_000)
 
 

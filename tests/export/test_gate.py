@@ -94,7 +94,7 @@ def test_models_that_are_not_known(demo_data, name, key, value, message):
         ('mmdet', 'mask2former/mask2former_r50_8xb2-lsj-50e_coco.py', 'model is a Mask2Former of mmdet'),
         ('mmdet', 'htc/htc-without-semantic_r50_fpn_1x_coco.py', 'model is a HybridTaskCascade of mmdet'),
         ('mmseg', '_base_/models/pointrend_r50.py', 'model is a CascadeEncoderDecoder of mmseg'),
-        ('mmseg', '_base_/models/encnet_r50-d8.py', 'is a EncHead, which has a `predict` of its own'),
+        ('mmseg', '_base_/models/encnet_r50-d8.py', 'is a EncHead, which overrides `predict`'),
     ],
 )
 def test_published_models_that_are_not_known(framework, path, message):
@@ -113,7 +113,7 @@ def test_published_models_that_are_not_known(framework, path, message):
     [
         (1, {'type': 'TestTimeAug', 'transforms': []}, 'the test pipeline has TestTimeAug'),
         (1, {'type': 'mmdet.Pad', 'size_divisor': 32}, 'the test pipeline has Pad'),
-        (1, {'type': 'Resize', 'scale': (50, 50), 'backend': 'pillow'}, "has backend='pillow'; known is 'cv2'"),
+        (1, {'type': 'Resize', 'scale': (50, 50), 'backend': 'pillow'}, "has backend='pillow'; supported: 'cv2'"),
         (1, {'type': 'Resize', 'scale': 50, 'interpolation': 'bicubic'}, "has interpolation='bicubic'"),
         (0, {'type': 'LoadImageFromFile', 'to_float32': True}, 'has to_float32=True'),
         (3, {'type': 'Resize', 'scale': (50, 50)}, 'has Resize 2 times'),

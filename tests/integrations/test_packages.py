@@ -54,7 +54,7 @@ def test_a_version_without_what_is_needed_is_told_from_the_tested_one(name, tmp_
     done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert f'swin_dense.integrations.{name} was tested with {package} ' in done.stderr
-    assert f', here is 99.0; if it fails, install {package} ' in done.stderr
+    assert f', but 99.0 is installed; if it fails, install {package} ' in done.stderr
     assert re.match(rf'(ImportError|ModuleNotFoundError): .*{package}', done.stderr.splitlines()[-1])
 
 
@@ -78,8 +78,8 @@ def test_another_version_is_warned_of(installed, warned, monkeypatch):
         warnings.simplefilter('always')
         integrations.require('some_package', '1.2.3', 'some_package')
     assert [str(warning.message) for warning in caught] == (
-        [f'swin_dense.integrations.some_package was tested with some_package 1.2.3, here is {installed or "unknown"}; '
-         'if it fails, install some_package 1.2.3'] if warned else []
+        [f'swin_dense.integrations.some_package was tested with some_package 1.2.3, '
+         f'but {installed or "unknown"} is installed; if it fails, install some_package 1.2.3'] if warned else []
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def swin_configs():
     for package in PEERS:
         root = Path(str(files(package))) / '.mim' / 'configs'
         for path in sorted(root.rglob('*.py')):
-            if '_base_' not in path.parts and 'swin' in f'{path} {path.read_text()}'.lower():
+            if '_base_' not in path.parts and 'swin' in f'{path.relative_to(root)} {path.read_text()}'.lower():
                 yield pytest.param(package, path, id=f'{package}/{path.relative_to(root)}')
 
 
@@ -71,7 +71,7 @@ def optimized(config, backbone):
     ]
 
 
-@pytest.mark.parametrize(('package', 'path'), swin_configs())
+@pytest.mark.parametrize(('package', 'path'), list(swin_configs()))
 def test_a_config_trains_the_same_parameters_in_the_same_way(package, path):
     config = Config.fromfile(path)
     found = list(backbones(config.get('model', {})))

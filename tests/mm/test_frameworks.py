@@ -124,7 +124,7 @@ def test_a_training_goes_on_in_the_other_class(framework, demo_data, before, aft
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('framework', ['mmseg', pytest.param('mmdet', marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
 def test_a_compiled_backbone_trains_as_the_eager_one(framework, demo_data):
     cfg = demo_config(framework, demo_data)
     small = {**OURS, 'depths': (1, 1, 1, 1)}

@@ -163,7 +163,7 @@ def test_a_zoo_whose_addresses_are_not_read_gets_no_riddle():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'torchvision://swin_t'})
     with pytest.raises(
         swin_dense.CheckpointError,
-        match=r'torchvision://swin_t cannot be fetched: .* There are addresses of http, https, hf and file',
+        match=r'torchvision://swin_t cannot be fetched: .* The address must begin with http://, https://, hf://, file://',
     ):
         backbone.init_weights()
 

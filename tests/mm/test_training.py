@@ -55,6 +55,24 @@ def flip(path):
     path.write_bytes(content)
 
 
+def test_weights_that_cannot_be_fetched_end_it_with_a_message(tmp_path):
+    weights = "model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint='http://127.0.0.1:1/swin.pth')\n"
+    done = train(write_config(tmp_path, weights), tmp_path / 'run', check=False)
+    assert done.returncode == 1
+    assert 'cannot be fetched' in done.stderr
+    assert '--set model.backbone.init_cfg.checkpoint=FILE' in done.stderr
+    assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize(('limit', 'is_at_its_end'), [(12, True), (13, False)])
+def test_resuming_a_training_that_has_ended_says_so(work_dir, tmp_path, capsys, limit, is_at_its_end):
+    config = Config.fromfile(write_config(tmp_path))
+    config.merge_from_dict({'work_dir': str(work_dir), 'launcher': 'none', 'train_cfg.max_iters': limit})
+    with training.held_alone(config, 'auto') as resumed:
+        assert resumed.load_from == str(work_dir / 'iter_12.pth')
+    assert ('to train longer: --set train_cfg.max_iters=N' in capsys.readouterr().out) == is_at_its_end
+
+
 @pytest.mark.parametrize('damage', [cut, flip, lambda path: path.write_bytes(b'')], ids=['cut', 'flipped', 'emptied'])
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(work_dir, damage):
     assert newest_checkpoint(work_dir) == (work_dir / 'iter_12.pth', [])
@@ -74,17 +92,17 @@ def test_last_checkpoint_may_be_empty_or_name_what_is_gone(work_dir):
     (work_dir / 'iter_8.pth').unlink()
     found, (message,) = newest_checkpoint(work_dir)
     assert found == work_dir / 'iter_12.pth'
-    assert 'names /nowhere/iter_8.pth, which is not there' in message
+    assert 'names /nowhere/iter_8.pth, which does not exist' in message
 
 
 def test_where_no_checkpoint_is_whole_nothing_starts_anew(work_dir):
     for path in work_dir.glob('*.pth'):
         cut(path)
-    with pytest.raises(CheckpointError, match=r'no checkpoint in .* is whole'):
+    with pytest.raises(CheckpointError, match=r'no checkpoint in .* is complete'):
         newest_checkpoint(work_dir)
     (work_dir / 'iter_12.pth').unlink()
     torch.save({'state_dict': {}}, work_dir / 'weights.pth')
-    with pytest.raises(CheckpointError, match='no state of a training to resume'):
+    with pytest.raises(CheckpointError, match='no training state to resume'):
         check_training_checkpoint(work_dir / 'weights.pth')
 
 
@@ -157,10 +175,10 @@ def test_a_second_training_is_refused_before_it_looks_for_a_checkpoint(work_dir)
     with FileLock(work_dir / '.training.lock'):
         done = train(write_config(work_dir.parent), work_dir, '--resume', check=False)
     assert done.returncode == 2
-    assert 'another training is writing into' in done.stderr
+    assert 'another training is writing to' in done.stderr
     done = train(write_config(work_dir.parent), work_dir, '--resume', check=False)
     assert done.returncode == 2
-    assert re.search(r'no checkpoint in .* is whole', done.stderr)
+    assert re.search(r'no checkpoint in .* is complete', done.stderr)
 
 
 def test_a_work_dir_is_given_back(tmp_path):
@@ -199,7 +217,7 @@ def test_the_first_process_finds_what_all_resume_from(work_dir, has_checkpoint):
         process.join()
     first, second = ((here / f'{rank}.txt').read_text() for rank in range(2))
     assert first == second
-    assert f'True, {work_dir / "iter_12.pth"}, seed 0' == first if has_checkpoint else 'is whole' in first
+    assert f'True, {work_dir / "iter_12.pth"}, seed 0' == first if has_checkpoint else 'is complete' in first
     assert not folders[1].exists()
 
 
@@ -262,7 +280,7 @@ def test_runner_type_and_strategy_are_heard(tmp_path):
     ('lines', 'words'),
     [
         ("strategy = dict(type='DDPStrategy')\n", "add runner_type='FlexibleRunner'"),
-        ("runner_type = 'Walker'\n", "no runner_type 'Walker'"),
+        ("runner_type = 'Walker'\n", "unknown runner_type 'Walker'"),
     ],
 )
 def test_a_runner_that_there_is_not_is_refused(tmp_path, lines, words):

@@ -577,10 +577,11 @@ def test_the_reason_for_whole_maps():
     assert no_gradient(block, x) is None
     assert whole_map_reason(block, x) == 'gradients are enabled'
     assert 'meta' in no_gradient(block, x.to('meta'))
-    assert no_gradient(make('auto', drop_path_rate=0.5).stages[1].blocks[1], x) == 'drop_path draws once per map'
-    assert 'draws once' in no_gradient(make('auto', drop_rate=0.5).stages[1].blocks[1], x)
+    dropping = make('auto', drop_path_rate=0.5).stages[1].blocks[1]
+    assert no_gradient(dropping, x) == 'drop_path draws random numbers once per map'
+    assert 'draws random numbers' in no_gradient(make('auto', drop_rate=0.5).stages[1].blocks[1], x)
     with FlopCounterMode(display=False):
-        assert 'watches' in no_gradient(block, x)
+        assert 'intercepts' in no_gradient(block, x)
     handle = block.ffn.layers[1].register_forward_hook(lambda *_: None)
     assert no_gradient(block, x) == 'ffn.layers.1 has hooks'
     handle.remove()

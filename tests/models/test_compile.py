@@ -24,7 +24,7 @@ def _fresh():
 
 @pytest.mark.slow
 @needs_whole_graphs
-@pytest.mark.parametrize('with_cp', [True, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize('with_cp', [None, pytest.param(True, marks=pytest.mark.long)])
 def test_sizes_after_the_first_cost_one_recompilation(with_cp):
     """In evaluation, and in training with stochastic depth and blocks under a checkpoint."""
     is_training = with_cp is not None

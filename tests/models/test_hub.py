@@ -91,7 +91,7 @@ def test_errors_name_what_is_wrong(saved, tmp_path):
     _, folder = saved
     with pytest.raises(TypeError, match="unknown option 'windw_size'; did you mean 'window_size'"):
         SwinBackbone.from_pretrained(folder, windw_size=5)
-    with pytest.raises(ValueError, match=r'holds a SwinBackbone: call SwinBackbone\.from_pretrained'):
+    with pytest.raises(ValueError, match=r'contains a SwinBackbone: call SwinBackbone\.from_pretrained'):
         SwinV2Backbone.from_pretrained(folder)
     drop(folder, 'norm1.bias')
     with pytest.raises(CheckpointError, match=r'norm1\.bias'):

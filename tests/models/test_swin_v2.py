@@ -110,11 +110,11 @@ def test_a_bias_that_v2_does_not_have_is_heard():
     ('options', 'error', 'words'),
     [
         ({'qk_scale': 0.5}, ValueError, 'learns a scale per head'),
-        ({'use_rel_pos_bias': False}, ValueError, 'always has its position bias'),
+        ({'use_rel_pos_bias': False}, ValueError, 'always has a position bias'),
         ({'pretrained_window_size': (8, 8)}, ValueError, 'one entry per stage'),
         ({'pretrained_window_size': 1}, ValueError, 'at least 2'),
         ({'pretrain_window_size': 8}, TypeError, "did you mean 'pretrained_window_size'"),
-        ({'arch': 'swin_t'}, ValueError, 'is of SwinBackbone'),
+        ({'arch': 'swin_t'}, ValueError, 'belongs to SwinBackbone'),
         ({'ape': True}, TypeError, "'use_abs_pos_embed'"),
     ],
 )
@@ -156,7 +156,7 @@ def test_versions_are_told_apart_and_said(caplog):
 
 def test_a_file_of_another_window_is_refused_unless_its_window_is_named():
     file = export_state_dict(make(window_size=8), 'official')
-    with pytest.raises(CheckpointError, match=r'build it with pretrained_window_size=\(8, 8, 8, 8\)'):
+    with pytest.raises(CheckpointError, match=r'build the model with pretrained_window_size=\(8, 8, 8, 8\)'):
         load_checkpoint(make(window_size=6), file)
     load_checkpoint(make(window_size=6, pretrained_window_size=8), file)
 

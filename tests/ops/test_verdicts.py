@@ -118,7 +118,8 @@ def test_leaves_what_was_not_checked(on_a_gpu, launched, caplog):
     with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
         attend(window=(4, 5))
     assert not launched
-    assert 'no check of attention, window 4x5, head dimension 16, float32 with float32 parameters' in caplog.text
+    kernel = 'attention, window 4x5, head dimension 16, float32 with float32 parameters'
+    assert f'`swin-dense doctor` did not check {kernel}' in caplog.text
     assert 'attn_backend="triton"' in caplog.text
 
 
@@ -131,7 +132,7 @@ def test_without_a_verdict_nothing_is_tried_and_one_line_says_how(on_a_gpu, laun
     assert not launched
     (record,) = caplog.records
     assert record.levelname == 'WARNING'
-    assert 'no verdict on the Triton kernels on this GPU (Stand-In 100)' in record.getMessage()
+    assert 'no verdict on the Triton kernels for this GPU (Stand-In 100)' in record.getMessage()
     assert 'Run `swin-dense doctor` once' in record.getMessage()
 
 

@@ -127,7 +127,7 @@ def test_depths_strides_channels_and_export():
     assert [x.shape[2] for x in encoder(torch.rand(1, 3, 64, 64))] == [64, 32, 16, 8]
     assert build('DeepLabV3Plus', encoder_output_stride=8).encoder(torch.rand(1, 3, 64, 64))[-1].shape[2] == 8
     assert build('Unet', 'swinv2_dense_tiny', in_channels=5).eval()(torch.rand(1, 5, 64, 64)).shape == (1, 2, 64, 64)
-    with pytest.raises(ValueError, match='encoder_depth must lie between 2 and 5'):
+    with pytest.raises(ValueError, match='encoder_depth must be between 2 and 5'):
         build('Unet', encoder_depth=1, decoder_channels=(8,))
     model, image = build('FPN').eval(), torch.rand(1, 3, 64, 64)
     exported = torch.export.export(model, (image,)).module()

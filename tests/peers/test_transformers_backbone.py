@@ -143,7 +143,7 @@ def test_a_swin_of_transformers_as_checkpoint(tmp_path):
     assert largest_difference(model(IMAGE).feature_maps, theirs(IMAGE).feature_maps) < 1e-4
     assert SwinDenseBackbone.from_pretrained(tmp_path, out_features=['stage3']).channels == [64]
     assert SwinDenseBackbone.from_pretrained(tmp_path, window_size=5).backbone.window_size == (5, 5)
-    with pytest.raises(TypeError, match=r'dtype: a Swin of transformers takes .*; to change its type or device'):
+    with pytest.raises(TypeError, match=r'dtype: a Swin of transformers takes .*; to change its dtype or device'):
         SwinDenseBackbone.from_pretrained(tmp_path, dtype=torch.float16)
 
 
@@ -356,10 +356,10 @@ def test_a_replaced_model_trains_copies_and_adapts(tmp_path):
 
 
 def test_what_cannot_be_replaced():
-    with pytest.raises(ValueError, match='Linear holds no SwinModel'):
+    with pytest.raises(ValueError, match='Linear contains no SwinModel'):
         replace_swin(torch.nn.Linear(1, 1))
     model = tf.SwinModel(swin_config(hidden_act='tanh'))
-    with pytest.raises(ValueError, match="the activation 'tanh' has no counterpart"):
+    with pytest.raises(ValueError, match="the activation 'tanh' is not supported"):
         replace_swin(model, (64, 64))
     model = tf.SwinModel(swin_config(output_attentions=True))
     with pytest.raises(ValueError, match='output_attentions cannot be True'):
@@ -368,6 +368,14 @@ def test_what_cannot_be_replaced():
     replace_swin(model, (64, 64))
     with pytest.raises(ValueError, match='output_attentions cannot be True'):
         model(IMAGE, output_attentions=True)
+
+
+def test_all_or_none_of_several_are_replaced():
+    models = torch.nn.ModuleList(tf.SwinModel(swin_config(hidden_act=name)) for name in ('gelu', 'tanh'))
+    encoder = models[0].encoder
+    with pytest.raises(ValueError, match="the activation 'tanh' is not supported"):
+        replace_swin(models, (64, 64))
+    assert models[0].encoder is encoder
 
 
 @pytest.mark.parametrize('change', ['output', 'call'])

@@ -144,19 +144,27 @@ def test_a_pipeline_without_masks_is_not_touched_by_ignored_values():
     ('name', 'arguments', 'message'),
     [
         (DETECTOR, ['--train-masks', 'x'], '--train-masks is for segmentation'),
-        (DETECTOR, ['--ignore', '1'], '--ignore is for the masks of segmentation'),
+        (DETECTOR, ['--ignore', '1'], '--ignore is for segmentation masks'),
         (SEGMENTOR, ['--ignore', '11'], 'name their classes with --classes'),
         (SEGMENTOR, ['--ignore', '3', '--classes', 'a,b,c,d'], 'no class, here 4 to 255; got 3'),
         (SEGMENTOR, ['--ignore', 'x', '--classes', 'a,b'], '--ignore must be whole numbers'),
-        (SEGMENTOR, ['--classes', 'a,b', '--train-images', '{masks}/empty'], r'empty, which has no files'),
+        (SEGMENTOR, ['--classes', 'a,b', '--train-images', '{masks}/empty'], r'empty, which contains no files'),
         (SEGMENTOR, ['--classes', 'a,b', '--train-images', '{masks}/text'], r'whose files end in \.txt \(2\)'),
         (
             SEGMENTOR,
             ['--classes', 'a,b', '--train-images', '{masks}/images/training', '--train-masks', '{masks}/strange'],
-            r'no image in \S+ has a mask in \S+strange, whose files end in \.png \(1\): .*called 0\.png, .*x\.png',
+            r'no image in \S+ has a mask in \S+strange, whose files end in \.png \(1\): .*such as 0\.png and .*x\.png',
         ),
-        (DETECTOR, ['--classes', 'apple,ripe pear', '--data-root', '{fruit}', '--train-images', 'val'], 'none lies in'),
-        (DETECTOR, ['--data-root', '{fruit}', '--train-ann', 'x.json'], r"x\.json cannot be .* COCO's form \(KeyError"),
+        (
+            DETECTOR,
+            ['--classes', 'apple,ripe pear', '--data-root', '{fruit}', '--train-images', 'val'],
+            'none of them is in',
+        ),
+        (
+            DETECTOR,
+            ['--data-root', '{fruit}', '--train-ann', 'x.json'],
+            r'x\.json cannot be read as COCO annotations \(KeyError',
+        ),
     ],
 )
 def test_what_cannot_be_written_is_one_error(tmp_path, capsys, name, arguments, message):
@@ -174,13 +182,13 @@ def test_what_cannot_be_written_is_one_error(tmp_path, capsys, name, arguments, 
 
 
 def value(root):
-    return r'trainannot/0001TP_00000\d\.png has pixels of the value 11, and the classes are 0 to 10.*--ignore 11'
+    return r'trainannot/0001TP_00000\d\.png has pixels of the value 11, but the classes are 0 to 10.*--ignore 11'
 
 
 def size(root):
     with Image.open(root / 'trainannot/0001TP_000002.png') as mask:
         Image.fromarray(np.zeros_like(mask)[1:]).save(root / 'trainannot/0001TP_000002.png')
-    return r'0001TP_000002\.png is 96 x 71 pixels large, and its image \S+train/0001TP_000002\.png 96 x 72'
+    return r'0001TP_000002\.png has 96 x 71 pixels, but its image \S+train/0001TP_000002\.png has 96 x 72'
 
 
 def colours(root):
@@ -190,7 +198,7 @@ def colours(root):
 
 def gone(root):
     (root / 'valannot/0001TP_000003.png').unlink()
-    return r'val/0001TP_000003\.png has no mask \S+valannot/0001TP_000003\.png; .*\.png \(3\)'
+    return r'val/0001TP_000003\.png has no mask \S+valannot/0001TP_000003\.png in .*\.png \(3\)'
 
 
 def endings(root):
@@ -201,7 +209,7 @@ def endings(root):
 
 def folder(root):
     shutil.rmtree(root / 'val')
-    return r'there is no \S+/val; say where the data lie'
+    return r'there is no \S+/val; set the location of the data'
 
 
 @pytest.mark.parametrize('spoil', [value, size, colours, gone, endings, folder])

@@ -61,12 +61,12 @@ def test_own_classes_reach_heads_losses_and_data(tmp_path, name):
 @pytest.mark.parametrize(
     ('name', 'change', 'message'),
     [
-        (PANOPTIC, [], 'own classes cannot be set for panoptic segmentation'),
+        (PANOPTIC, [], 'own classes are not supported for panoptic segmentation'),
         (INSTANCES, ['without masks'], r'instances_train2017\.json has boxes without masks'),
         (
             'knet-s3_swin-t_upernet_8xb2-adamw-80k_ade20k-512x512',
             ['class_weight=' + str([*range(1, 151)]).replace(' ', '')],
-            'weighs each of its 150 classes by a number of its own',
+            'has different weights for its 150 classes',
         ),
     ],
 )

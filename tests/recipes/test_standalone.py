@@ -56,6 +56,13 @@ def test_it_says_what_the_recipe_says(tmp_path, name):
     assert 'mmdet::' not in (tmp_path / 'mine.py').read_text()
 
 
+def test_the_test_pipeline_is_that_of_the_test_data(tmp_path):
+    """mmseg's `inference_model` reads the entry `test_pipeline`, its Inferencer that of the data."""
+    scale = 'test_dataloader.dataset.pipeline.1.scale=(640,400)'
+    config = write(tmp_path, '--set', scale, name=SEGMENTOR)
+    assert config.test_pipeline[1].scale == (640, 400)
+
+
 def test_every_recipe_has_a_name_of_its_own():
     assert len(set(recipe_names())) == len(recipe_names()) >= 27
 
@@ -71,7 +78,7 @@ def test_a_path_is_a_config_too(tmp_path):
         (['model = dict('], [], 'cannot be read as a config (SyntaxError'),
         (['x = undefined'], [], "cannot be read as a config (NameError: name 'undefined'"),
         (["_base_ = 'missing.py'"], [], 'cannot be read as a config (FileNotFoundError'),
-        (['model = dict()'], [], 'must be one of mmdet or of mmseg'),
+        (['model = dict()'], [], "must have default_scope = 'mmdet' or 'mmseg', got None"),
         (["default_scope = 'mmseg'"], [], 'model must be a dict, got None'),
         (
             ["default_scope = 'mmseg'", 'model = dict()'],
@@ -79,7 +86,7 @@ def test_a_path_is_a_config_too(tmp_path):
             'model.a.b=1 cannot be set in this config',
         ),
         (["default_scope = 'mmseg'", 'model = dict()', 'train_dataloader = 3'], [], 'train_dataloader must be a dict'),
-        (["default_scope = 'mmseg'", 'model = dict()'], ['--data-root', 'x'], 'a data root is replaced where'),
+        (["default_scope = 'mmseg'", 'model = dict()'], ['--data-root', 'x'], 'the data root can be replaced only if'),
         (["default_scope = 'mmseg'", 'model = dict()'], ['--classes', 'a,b'], 'no part of the model has num_classes'),
         (
             ["default_scope = 'mmdet'", 'model = dict()', 'val_dataloader = dict(dataset=dict(data_root=1))'],
@@ -146,10 +153,14 @@ def test_what_was_written_is_written_anew(tmp_path):
 @pytest.mark.parametrize(
     ('text', 'arguments', 'message'),
     [
-        ('from mmengine.model import BaseModel\nmodel = dict(type=BaseModel)', [], 'this is a lazy config'),
-        ('model = dict()', [], 'has the default_scope None'),
+        (
+            'from mmengine.model import BaseModel\nmodel = dict(type=BaseModel)',
+            [],
+            'lazy configs, which',
+        ),
+        ('model = dict()', [], "must have default_scope = 'mmdet' or 'mmseg', got None"),
         ("default_scope = 'mmdet'\nmodel = dict()", ['--classes', 'a'], 'no part of the model has num_classes'),
-        ("default_scope = 'mmdet'\nmodel = dict()", ['--data-root', 'a'], 'here is no dataset'),
+        ("default_scope = 'mmdet'\nmodel = dict()", ['--data-root', 'a'], 'got no dataset'),
         ('model = dict(', [], 'cannot be read as a config (SyntaxError'),
         ("_base_ = 'gone.py'", [], 'cannot be read as a config'),
     ],
@@ -201,14 +212,14 @@ def test_data_that_is_not_there_is_told(tmp_path, capsys):
         ([DETECTOR + 'o'], f'did you mean {DETECTOR!r}?'),
         ([DETECTOR, '--classes', 'apple,apple'], 'must be distinct'),
         ([DETECTOR, '--classes', 'apple,'], 'must be distinct'),
-        ([SEGMENTOR, '--classes', 'road'], 'two classes at least'),
+        ([SEGMENTOR, '--classes', 'road'], 'at least two classes'),
         ([DETECTOR, '--set', 'modle.backbone.with_cp=True'], "did you mean 'model'?"),
         ([DETECTOR, '--set', 'model'], 'must be KEY=VALUE'),
         (
             [DETECTOR, '--data-root', '{fruit}', '--classes', 'apple,cherry'],
-            'has the classes apple,ripe pear, the config',
+            'has the classes apple,ripe pear, but the config has',
         ),
-        ([DETECTOR, '--data-root', '{fruit}'], 'has the classes apple,ripe pear, the config 80; give'),
+        ([DETECTOR, '--data-root', '{fruit}'], 'has the classes apple,ripe pear, but the config has 80; give'),
         ([DETECTOR, '--out', '{there}/mine.txt'], 'must end in .py'),
         ([DETECTOR, '--out', '{there}/no/mine.py'], 'there is no folder'),
         ([DETECTOR, '--out', '{there}/here.py'], 'exists already; --force'),
@@ -236,11 +247,13 @@ def test_force_replaces_and_nothing_is_left_beside(tmp_path):
 def test_without_the_framework_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr('swin_dense.recipes.files.find_spec', lambda name: None)
     assert main(['config', DETECTOR]) == 2
-    assert 'starts from configs of mmdet, which is not installed' in capsys.readouterr().err
+    assert 'inherits from configs of mmdet, which is not installed' in capsys.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('framework', [mmdet, mmseg], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    'framework', [mmdet, pytest.param(mmseg, marks=pytest.mark.long)], ids=lambda module: module.__name__
+)
 def test_the_frameworks_own_tools_train_it(tmp_path, framework):
     if framework is mmdet:
         data, name = make_coco(tmp_path / 'data'), 'mask-rcnn_swin-demo_fpn'

@@ -71,5 +71,5 @@ def test_a_signal_ends_pip_too_and_says_how_to_go_on(number, environment, tmp_pa
     process.send_signal(number)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert said.splitlines()[-1] == 'set-up: interrupted; the same command goes on where it stopped'
+    assert said.splitlines()[-1] == 'set-up: interrupted; run the same command again to continue'
     assert not alive(pips(tmp_path)[0])

@@ -32,8 +32,8 @@ def make_python(folder, script):
 
 def test_without_a_compiler(tmp_path):
     (line,) = run(tmp_path / 'an environment', CXX='no-such-compiler')
-    needed = f'mmcv is compiled here: apt install g++ python3.{sys.version_info[1]}-dev'
-    assert line == f"set-up: there is no C++ compiler 'no-such-compiler', and {needed}"
+    needed = f'mmcv needs it to compile: apt install g++ python3.{sys.version_info[1]}-dev'
+    assert line == f"set-up: the C++ compiler 'no-such-compiler' was not found, and {needed}"
     assert not (tmp_path / 'an environment').exists()
 
 
@@ -42,13 +42,13 @@ def test_with_a_compiler_that_does_not_work(tmp_path):
     compiler.write_text('#!/bin/sh\necho "fatal error: Python.h: No such file"; exit 1\n')
     compiler.chmod(0o755)
     (line,) = run(tmp_path / 'environment', CXX=str(compiler))
-    assert '(fatal error: Python.h: No such file), and mmcv is compiled here: apt install g++' in line
+    assert '(fatal error: Python.h: No such file), and mmcv needs it to compile: apt install g++' in line
 
 
 def test_with_an_environment_of_another_python(tmp_path):
     make_python(tmp_path / 'its environment', 'echo python3.8')
     (line,) = run(tmp_path / 'its environment')
-    assert 'is of python3.8' in line
+    assert 'was created with python3.8' in line
     assert f"rm -r '{tmp_path}/its environment', or make PYTHON=python3.8" in line
 
 
@@ -65,7 +65,7 @@ def test_without_a_connection(tmp_path):
 
 def test_a_python_that_is_too_old(tmp_path, monkeypatch):
     monkeypatch.setattr(set_up, 'OLDEST_PYTHON', (3, 99))
-    with pytest.raises(SystemExit, match=r'3\.99 or newer needed: make PYTHON=python3'):
+    with pytest.raises(SystemExit, match=r'3\.99 or newer is needed: make PYTHON=python3'):
         set_up.check_python(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     monkeypatch.setattr(set_up.shutil, 'disk_usage', lambda path: set_up.shutil._ntuple_diskusage(1e12, 1e12, 5e9))
     set_up.check_space(tmp_path / 'to/be/made', 5)
     with pytest.raises(
-        SystemExit, match=rf'^set-up: 5\.0 GB free on the disk of {tmp_path}, 6 needed: make room there$'
+        SystemExit, match=rf'^set-up: 5\.0 GB free on the disk of {tmp_path}, but 6 GB are needed: free some space$'
     ):
         set_up.check_space(tmp_path / 'to/be/made', 6)
 
@@ -81,10 +81,10 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ('cuda', 'sees_gpu', 'nvcc', 'wanted', 'reason'),
     [
-        ('13.0', False, '13.0', None, 'sees no GPU'),
-        (None, False, '13.0', None, 'sees no GPU'),
-        ('13.0', True, None, None, 'no nvcc: install CUDA 13.0'),
-        ('13.0', True, '12.4', None, 'nvcc is 12.4, and torch is for CUDA 13.0'),
+        ('13.0', False, '13.0', None, 'detects no GPU'),
+        (None, False, '13.0', None, 'detects no GPU'),
+        ('13.0', True, None, None, 'nvcc was not found: install CUDA 13.0'),
+        ('13.0', True, '12.4', None, 'nvcc is 12.4, but torch is for CUDA 13.0'),
         ('13.0', True, '13.1', '13.1', 'nvcc 13.1, torch for CUDA 13.0'),
     ],
 )

@@ -25,7 +25,8 @@ def run(*options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mode', ['infer', pytest.param('train', marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize('mode', ['infer', 'train'])
 def test_compares_with_the_frameworks(tmp_path, mode):
     report, picture = tmp_path / 'report.json', tmp_path / 'report.png'
     options = ['--size', '64', '96', '--mode', mode, '--rounds', '2', '--threads', '1']

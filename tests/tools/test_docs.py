@@ -14,7 +14,7 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT
-from tests.recipes.data import make_coco, make_masks
+from tests.recipes.data import make_camvid, make_coco
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LINKING = [
@@ -23,8 +23,8 @@ LINKING = [
 # The page on export wants packages and files that this place lacks; tests/peers runs the one on other libraries, and
 # tests/export the one on deployment.
 RUN = [page for page in PAGES if page.stem not in ('export', 'elsewhere', 'deploy') and '```' in page.read_text()]
-# Their commands train, which other pages and tests do too.
-LONG = dict.fromkeys(['own-data', 'several-gpus'], pytest.mark.long)
+# What these do is tried by other tests too.
+LONG = dict.fromkeys(['own-data', 'several-gpus', 'plain-pytorch', 'install', 'frameworks'], pytest.mark.long)
 # Models that a CPU trains in seconds take the places of Swin-T's, and a short schedule that of the recipe's.
 SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
@@ -39,7 +39,7 @@ SHORT = {
     'fruit.py': 'train_cfg.max_epochs=1 train_cfg.val_interval=1 param_scheduler.1.end=1 '
     'default_hooks.checkpoint.interval=1',
     'roads.py': 'train_cfg.max_iters=2 train_cfg.val_interval=2 train_dataloader.batch_size=2 '
-    '"train_dataloader.dataset.pipeline.2.crop_size=(64,64)"',
+    '"train_dataloader.dataset.pipeline.3.crop_size=(64,64)"',
 }
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
@@ -49,7 +49,7 @@ def prepared(tmp_path_factory):
     """A folder with what the pages take for granted: data, weights, pictures, the tools and the command."""
     folder = tmp_path_factory.mktemp('pages')
     make_coco(folder / 'data' / 'fruit')
-    make_masks(folder / 'data' / 'roads')
+    make_camvid(folder / 'data' / 'camvid')
     shutil.copytree(ROOT / 'tools', folder / 'tools')
     weights = SwinBackbone('t').state_dict()
     torch.save({'model': weights}, folder / 'swin_tiny_patch4_window7_224.pth')

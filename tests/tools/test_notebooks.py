@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, some
 
 NOTEBOOKS = ROOT / 'examples' / 'notebooks'
 
@@ -20,7 +20,7 @@ def code_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['first_pyramid', 'own_data', 'export_without_torch'])
+@pytest.mark.parametrize('name', some(['first_pyramid', 'own_data', 'export_without_torch'], every=3))
 def test_a_notebook_runs(name, tmp_path):
     command = tmp_path / 'bin' / 'swin-dense'
     command.parent.mkdir()

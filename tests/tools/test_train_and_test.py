@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints of mmengine
-from tests.conftest import ROOT
+from tests.conftest import ROOT, some
 from tests.processes import cli, environment
 
 CONFIGS = {
@@ -50,7 +50,7 @@ def losses(log):
     return [float(loss) for loss in re.findall(r'(?:Epoch|Iter)\(train\).*? loss: ([\d.]+)', log)]
 
 
-@pytest.fixture(scope='module', params=['mmdet', 'mmseg'])
+@pytest.fixture(scope='module', params=some(['mmdet', 'mmseg'], every=2))
 def trained(request, demo_data, tmp_path_factory):
     work_dir = tmp_path_factory.mktemp('work dir')
     common = ['--work-dir', work_dir, '--set', *options(request.param, demo_data), *SHORT[request.param]]

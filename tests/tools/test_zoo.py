@@ -15,6 +15,7 @@ from swin_dense.__main__ import main
 from swin_dense.models.archs import resolve_arch
 from swin_dense.recipes.files import recipe_names
 from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, markdown, read_zoo
+from tests.conftest import some
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / 'configs'
@@ -208,7 +209,7 @@ def test_metafile_says_what_the_config_says(config):
 DISTINCT = list({json.dumps(recipe.counted): config for config, recipe in RECIPES.items() if recipe.counted}.values())
 
 
-@pytest.mark.parametrize('config', DISTINCT, ids=lambda config: Path(config).stem)
+@pytest.mark.parametrize('config', some(DISTINCT, every=8), ids=lambda config: Path(config).stem)
 def test_counted_figures_are_current(config):
     assert update_zoo.count_config(Path(config).stem) == RECIPES[config].counted
 
@@ -245,7 +246,7 @@ def test_words_narrow_the_list(capsys):
     assert header.endswith('name')
     assert line.endswith('swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640')
     assert main(['zoo', 'resnet']) == 2
-    assert "no recipe has 'resnet' in it" in capsys.readouterr().err
+    assert "no recipe matches 'resnet'" in capsys.readouterr().err
 
 
 def test_options_narrow_the_list(capsys):
@@ -255,7 +256,7 @@ def test_options_narrow_the_list(capsys):
     assert len(lines) == 2
     assert all('Swin-L' in line and line.startswith('panoptic segmentation') for line in lines)
     assert main(['zoo', 'maskformer', '--data', 'cityscapes']) == 2
-    assert "no recipe has 'maskformer' and --data cityscapes" in capsys.readouterr().err
+    assert "no recipe matches 'maskformer' and --data cityscapes" in capsys.readouterr().err
 
 
 def test_the_index_names_every_metafile():
