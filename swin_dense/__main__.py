@@ -1,4 +1,4 @@
-"""The command line ``swin-dense``: finds the subcommand, and gives every outcome its exit status."""
+"""The command line ``swin-dense``: run a subcommand, and convert errors to messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import swin_dense
 from swin_dense.commands._options import install_extra
 from swin_dense.doctor import FORKS, distribution_of, install_command
 
-TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # variable of the environment
+TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
 CONVENTIONS = (
     'Inputs are positional arguments; --out names the output. If the output exists, add --force to replace it; '
     '`features` continues in its folder instead. Sizes are HEIGHT WIDTH, or one number for both. Stages, blocks, heads '
@@ -26,7 +26,7 @@ EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
-_COMMANDS_WITH_EXTRAS = ('export', 'features', 'visualize')  # of pyproject.toml, under the same names
+_COMMANDS_WITH_EXTRAS = ('export', 'features', 'visualize')  # commands with an extra of the same name
 _WITHOUT_TORCH = ('doctor', 'zoo')
 _FOLDER = Path(__file__).with_name('commands')
 _VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
@@ -35,7 +35,7 @@ _VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Only the chosen command is imported: what the others need may not be installed.
+    # Import only the chosen command: the dependencies of the others may not be installed.
     name = _overview().parse_args(arguments[:1]).command
     parser = argparse.ArgumentParser(
         prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = command.run(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader has seen enough, as in `swin-dense zoo | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def in_options(text: str, parser: argparse.ArgumentParser) -> str:
-    """Return a message that speaks of the options of a command: --arch swin_t in place of arch='swin_t'."""
+    """Replace Python arguments in a message by the command's options: arch='swin_t' becomes --arch swin_t."""
     options = _options_of(parser)
     names = '|'.join(options)
 
@@ -75,13 +75,13 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
             return name if value == 'True' else f'--no-{name[2:]}'
         return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
 
-    # As the subject of a message a name stands at its beginning: elsewhere 'a data set must' is no --set.
+    # A bare name is replaced only at the start of a message: the 'set' in 'a data set must ...' is not --set.
     text = re.sub(rf'(?:^|(?<=every entry of ))({names})()(?= must )', option, text)
     return re.sub(rf'(?<![-\w.])({names}){_VALUE}', option, text)
 
 
 def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the options of a parser and those below it, by their names in Python."""
+    """Return {Python name: option} for a parser and its subparsers."""
     found = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -93,7 +93,7 @@ def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _log_in_options(parser: argparse.ArgumentParser) -> None:
-    """Let what the package logs appear on stderr, in a command's terms."""
+    """Print the package's log messages on stderr, with the command's options in place of Python arguments."""
 
     class Formatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
@@ -102,31 +102,31 @@ def _log_in_options(parser: argparse.ArgumentParser) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Formatter('%(message)s'))
     logging.basicConfig(handlers=[handler])
-    for package in ('checkpoint', 'doctor'):
+    for package in ('checkpoint', 'doctor', 'export'):
         logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)
 
 
 def _explained(command: str, error: Exception) -> str | None:
-    """Return one line on what is wrong and what to do, None where the error is a defect of ours."""
-    from swin_dense import _public  # which imports torch
+    """Return a one-line message for an error, or None if the error is a bug of this package."""
+    from swin_dense import _public  # imports torch
 
     if _public.why_no_core is None:
         from swin_dense.checkpoint import CheckpointError
         from swin_dense.utils.memory import is_out_of_memory
 
         if is_out_of_memory(error):
-            return f'there is not enough memory for these sizes; give smaller ones: {error}'.partition('\n')[0]
+            return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
         if isinstance(error, CheckpointError):
             return error.without_python
     elif not isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError)):
-        # A broken torch may raise anything else. These come from commands that do without it.
-        return f'{_public.why_no_core}; `swin-dense doctor` says more'
+        # A broken torch can raise any other error. The errors above come from commands that do not need torch.
+        return f'{_public.why_no_core}; run `swin-dense doctor` for details'
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return str(error)
     if error.name == 'pkg_resources':
-        return "pkg_resources is missing, which setuptools left out in 81: pip install 'setuptools<81'"
+        return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
     return f'this command needs {package}, which is not installed: {_how_to_install(command, package)}'
 
@@ -143,11 +143,11 @@ def command_names() -> list[str]:
 
 
 def _overview() -> argparse.ArgumentParser:
-    """Return the parser of the first argument, which knows what every command says of itself."""
+    """Return the parser of the first argument; its help lists every command with the first line of its docstring."""
     parser = argparse.ArgumentParser(
         prog='swin-dense',
         description=swin_dense.__doc__,
-        epilog=f'`swin-dense COMMAND --help` explains a command. {CONVENTIONS} {EXIT_STATUS}',
+        epilog=f'Run `swin-dense COMMAND --help` for help on a command. {CONVENTIONS} {EXIT_STATUS}',
     )
     parser.add_argument('--version', action='version', version=f'swin-dense {swin_dense.__version__}')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)

@@ -1,4 +1,4 @@
-"""What the public names stand for, and why some of them cannot be imported."""
+"""The public names, imported eagerly, and the reasons why some of them cannot be imported."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ why_no_mm: Exception | None = None
 for _name in ('numpy', 'PIL.Image', 'torch'):
     try:
         import_module(_name)
-    except Exception as error:  # broken in whatever way: `swin-dense doctor` has to get far enough to name the cure
+    except Exception as error:  # a broken package can raise any error, and `swin-dense doctor` must still run
         _package = _name.partition('.')[0]
         why_no_core = f'swin_dense needs {_package}, which cannot be imported ({type(error).__name__}: {error})'
         break
@@ -27,8 +27,8 @@ else:
     from swin_dense.models.swin_v2 import SwinV2Backbone as SwinV2Backbone
 
     if find_spec('mmengine') is not None:
-        try:  # which registers them in mmengine's root registry
+        try:  # the import registers both classes in mmengine's root registry
             from swin_dense.mm import SwinDense as SwinDense
             from swin_dense.mm import SwinDenseV2 as SwinDenseV2
-        except Exception as error:  # an installed mmengine may fail in any way; the core does not need it
+        except Exception as error:  # a broken mmengine can raise any error, and the core does not need it
             why_no_mm = error

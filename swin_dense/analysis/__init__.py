@@ -1,1 +1,1 @@
-"""What a backbone costs and what it looks at: parameters, FLOPs, attention maps, and pictures of them."""
+"""Analysis of backbones: accuracy, parameters, FLOPs, receptive fields, attention maps, Grad-CAM and figures."""

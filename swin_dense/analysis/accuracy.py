@@ -1,4 +1,4 @@
-"""What a classifier scores on a folder of images, one folder per class, as ImageNet's validation images come."""
+"""Accuracy of a classifier on a folder with one folder of images per class, as for ImageNet's validation set."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from swin_dense.features.sources import Item, is_image, list_images
 from swin_dense.utils import checks
 
 TOP = 5
-# How the published accuracies were measured: the shorter side resized to 256/224 of a crop from the middle, but by
-# the classifiers fine-tuned at 384 pixels on whole images, https://github.com/microsoft/Swin-Transformer (TEST.CROP).
+# The published accuracies were measured on a centre crop, after the shorter side was resized to 256/224 of the crop; at
+# 384 pixels, on whole images. Source: https://github.com/microsoft/Swin-Transformer (TEST.CROP).
 RESIZE = 256 / 224
 WHOLE_FROM = 384
 
 
 @dataclass
 class Scores:
-    """What came out, counted up image by image.
+    """Counts of correctly classified images.
 
     Attributes:
-        images: how many were scored.
-        top1: of these, how many have their class first.
-        top5: of these, how many have their class among the first five.
-        broken: path to reason, of images that could not be read.
+        images: number of scored images.
+        top1: number of images whose class is ranked first.
+        top5: number of images whose class is among the first five.
+        broken: {path: reason} of images that could not be read.
     """
 
     images: int = 0
@@ -49,7 +49,7 @@ class Scores:
         self.top5 += label in ranking
 
     def as_dict(self) -> dict[str, Any]:
-        """Return counts and percentages, ready for JSON; no percentages where no image was scored."""
+        """Return counts and percentages, ready for JSON; without percentages if no image was scored."""
         result: dict[str, Any] = {'images': self.images, 'broken': self.broken}
         if self.images:
             result.update(top1=100 * self.top1 / self.images, top5=100 * self.top5 / self.images)
@@ -57,19 +57,19 @@ class Scores:
 
 
 def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int) -> dict[str, int]:
-    """List the images of a folder with one folder per class, whose names in order are the classes 0, 1 and so on.
+    """List the images of a folder that contains one folder of images per class.
 
     Args:
         folder: the folder.
-        classes: names of the folders in the order of the classes; None takes all that are there, sorted.
-        num_classes: how many the classifier knows.
+        classes: the folder names in the order of the classes; None takes all folders, sorted by name.
+        num_classes: number of classes of the classifier.
 
     Returns:
-        The class of every image, by its path.
+        {path of an image: index of its class}.
 
     Raises:
-        ValueError: the folders are not those of the classes, or there is no image.
-        FileNotFoundError: there is no such folder.
+        ValueError: the folders do not match the classes, or there is no image.
+        FileNotFoundError: the folder does not exist.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f'there is no folder {folder}')
@@ -78,32 +78,34 @@ def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int)
     if len(names) != num_classes:
         given = f'{folder} has {len(names)} folders' if classes is None else f'{len(names)} classes are listed'
         raise ValueError(
-            f'{given} and the classifier {num_classes} classes; where only some classes have a folder, list the folder '
-            'names of all of them in order, in a file for --classes'
+            f'{given}, but the classifier has {num_classes} classes; if only some classes have a folder, list the '
+            'folder names of all classes in order, in a file for --classes'
         )
     unknown = set(found) - set(names)
     if unknown or len(set(names)) < len(names):
-        raise ValueError(f'folders of {folder} must be classes, each listed once; not so: {sorted(unknown)[:3]}')
+        raise ValueError(
+            f'every folder of {folder} must be listed as a class, each class once; not listed: {sorted(unknown)[:3]}'
+        )
     images = {path: names.index(name) for name in found for path in list_images([folder / name]) if is_image(path)}
     if not images:
-        raise ValueError(f'no image in the folders of {folder}')
+        raise ValueError(f'there are no images in the folders of {folder}')
     return images
 
 
 def crops_at(size: int) -> bool:
-    """Whether accuracies at this size were published for crops, not for whole images."""
+    """Return whether the published accuracies at this size were measured on centre crops, not on whole images."""
     return size < WHOLE_FROM
 
 
 def read_square(path: Path, size: int, crop: bool) -> Tensor:
-    """Read an image as the published accuracies are measured, (3, size, size), normalised.
+    """Read an image as in the published evaluations, (3, size, size), normalised.
 
-    As it is stored, that is without regard to its orientation tag.
+    The EXIF orientation is ignored.
 
     Args:
-        path: of the image.
+        path: the image file.
         size: side of the square in pixels.
-        crop: take the middle of the image, undistorted, else the whole, squeezed to a square.
+        crop: crop the centre of the image; if False, resize the whole image to the square.
     """
     with reading(path), decoding(name_of(path)), Image.open(path) as opened:
         image = opened.convert('RGB')
@@ -126,17 +128,17 @@ def evaluate(
     on_image: Callable[[], Any] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Scores:
-    """Score a classifier on labelled images.
+    """Measure the accuracy of a classifier on labelled images.
 
     Args:
-        classifier: from (B, 3, size, size) to (B, classes).
-        images: from :func:`list_labelled`.
-        size: side of the square that it sees, in pixels.
-        crop: whether that is the middle of the image, or the whole; :func:`crops_at` tells what was published.
-        batch_size: images at once.
-        workers: threads that read.
+        classifier: module from (B, 3, size, size) to (B, classes).
+        images: output of :func:`list_labelled`.
+        size: input size in pixels.
+        crop: crop the centre, else resize the whole image; :func:`crops_at` returns the published choice.
+        batch_size: number of images per batch.
+        workers: number of threads that read images.
         on_image: called after each image.
-        should_stop: asked between batches; what was scored until then is returned.
+        should_stop: polled after each batch; True returns the scores so far.
     """
     checks.integer('size', size)
     parameter = next(classifier.parameters())

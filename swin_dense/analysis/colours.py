@@ -1,4 +1,4 @@
-"""Feature maps as colours."""
+"""Conversion of feature maps to colours."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def pca_rgb(level: Tensor) -> np.ndarray:
-    """Return a map (C, H, W) as colours (H, W, 3) in [0, 1]: its first three principal components.
+    """Convert a map (C, H, W) to colours (H, W, 3) in [0, 1]: its first three principal components.
 
-    Each component is stretched between its 1st and 99th percentile, and its sign chosen so that the channel that
-    weighs most counts positive, which makes the colours repeatable.
+    Each component is scaled from its 1st to its 99th percentile. Its sign is chosen so that the channel with the
+    largest weight is positive, which makes the colours reproducible.
     """
     channels, height, width = level.shape
     cells = level.detach().to('cpu', torch.float64).reshape(channels, -1).T

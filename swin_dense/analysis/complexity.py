@@ -1,7 +1,7 @@
-"""What a Swin costs, in closed form: parameters and FLOPs per stage and part, and why windows are cheap.
+"""Parameters and FLOPs of a Swin per stage and part in closed form, with window or global attention.
 
-A FLOP is one multiply-add of a matrix product or a convolution, as published figures count it. Norms, activations
-and softmax, well below 1 % of a backbone, have none.
+A FLOP is one multiply-add of a matrix product or a convolution, as in published figures. Norms, activations and
+softmax, well below 1 % of a backbone, are not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = ('patch embedding', 'qkv', 'attention', 'projection', 'mlp', 'norms', 'm
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs and parameters of one part."""
+    """FLOPs and parameters of one part of a stage."""
 
     flops: int = 0
     parameters: int = 0
@@ -35,13 +35,13 @@ class Cost:
 
 
 def msa_flops(height: int, width: int, channels: int) -> int:
-    """FLOPs of global self-attention on a map: 4 h w C^2 + 2 (h w)^2 C."""
+    """Return the FLOPs of global self-attention on a map: 4 h w C^2 + 2 (h w)^2 C."""
     tokens = height * width
     return 4 * tokens * channels**2 + 2 * tokens**2 * channels
 
 
 def window_msa_flops(height: int, width: int, channels: int, window: int | Pair) -> int:
-    """FLOPs of self-attention within windows on a map that they tile: 4 h w C^2 + 2 M^2 h w C."""
+    """Return the FLOPs of window attention on a map of whole windows: 4 h w C^2 + 2 M^2 h w C."""
     tokens = height * width
     return 4 * tokens * channels**2 + 2 * math.prod(checks.pair('window', window)) * tokens * channels
 
@@ -54,21 +54,21 @@ def backbone_costs(
     in_channels: int = 3,
     project_padding: bool = True,
 ) -> list[dict[str, Cost]]:
-    """Return what every part of every stage costs, for one image.
+    """Return the cost of every part of every stage for one image.
 
     Args:
         arch: as for :class:`swin_dense.SwinBackbone`.
-        height: of the image, in pixels.
-        width: of the image, in pixels.
-        window_size: side, or (height, width), of a window in tokens; None lets every token attend to all others.
+        height: image height in pixels.
+        width: image width in pixels.
+        window_size: side, or (height, width), of a window in tokens; None for global attention.
         in_channels: channels of the image.
-        project_padding: whether the qkv and output projections also run on the tokens that pad a map to a multiple
-            of the window, as in the official code and so in every published figure. This package does not compute
-            them; attention itself covers the padding in both.
+        project_padding: count the qkv and output projections of the tokens that pad a map to a multiple of the window,
+            as in the official code and in every published figure. This package does not compute these projections.
+            Attention itself includes the padding in both cases.
 
     Returns:
-        One dict per stage with the keys ``PARTS``. Stage 0 holds the patch embedding, 'merging' is what leads to
-        the next stage, and 'norms' are those of the blocks and of the stage's output.
+        One dict per stage with the keys ``PARTS``. The patch embedding belongs to stage 0; 'merging' is the patch
+        merging after the stage; 'norms' includes the norms of the blocks and of the stage's output.
     """
     arch = resolve_arch(arch)
     height, width = window_grid(checks.integer('height', height), checks.integer('width', width), (PATCH_SIZE,) * 2)
@@ -91,7 +91,7 @@ def backbone_costs(
 
 
 def total(costs: Iterable[Mapping[str, Cost]]) -> Cost:
-    """Add up what :func:`backbone_costs` returns."""
+    """Return the sum of the costs of :func:`backbone_costs`."""
     return sum((cost for parts in costs for cost in parts.values()), Cost())
 
 

@@ -1,4 +1,4 @@
-"""What the backbone looks at: attention of one token, and Grad-CAM of any stage."""
+"""Explanations of a backbone's output: the attention weights of one token, and Grad-CAM of any stage."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Score = Callable[[Mapping[int, Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """Where one token of one block looks.
+    """The attention weights of one query token in one block.
 
     Attributes:
-        weights: (A, H, W), per head the share of every token of the stage's map; zero outside the token's window.
-        padding: (A,), the share that goes to padding tokens, which also are attended to.
-        cell: (row, column) of the token.
+        weights: (A, H, W), the weight of every key token of the stage's map per head; zero outside the token's window.
+        padding: (A,), the total weight of padding tokens, which also take part in attention.
+        cell: (row, column) of the query token.
         stride: pixels per token.
         image_size: (height, width) in pixels.
     """
@@ -45,14 +45,14 @@ def token_attention(
 
     Args:
         backbone: a :class:`swin_dense.SwinBackbone`.
-        image: in any form that :func:`swin_dense.features.images.read_image` takes.
-        stage: from 0.
-        block: of the stage, from 0; odd ones have shifted windows.
+        image: any source of :func:`swin_dense.features.images.read_image`.
+        stage: index of the stage, from 0.
+        block: index of the block in the stage, from 0; odd blocks have shifted windows.
         pixel: (row, column) in the image.
-        bgr: an array or tensor holds blue first.
+        bgr: an array or tensor is in BGR order.
 
     Raises:
-        ValueError: there is no such stage, block or pixel.
+        ValueError: the stage, block or pixel does not exist.
     """
     _check_index('stage', stage, len(backbone.stages))
     _check_index('block', block, len(backbone.stages[stage].blocks))
@@ -69,10 +69,10 @@ def token_attention(
 
 
 def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
-    """Return the weights (A, H, W) with which a token's output sums the values of all tokens.
+    """Return the attention weights (A, H, W) of one query token.
 
-    The output is linear in the values, and its derivative with respect to them is the weights: so they come out of
-    the operation itself, in raster order and right under shift, padding and mask.
+    The output is linear in the values, so its gradient with respect to the values is the weights. This handles shift,
+    padding and mask without reimplementing attention, and gives the weights in raster order.
     """
     channels, windows, w_msa = x.shape[-1], attn.windows_of(x), attn.w_msa
     head_dim = channels // w_msa.num_heads
@@ -82,51 +82,51 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
     bias, pad_kv = windows.bias, w_msa.pad_kv(x)
     with torch.enable_grad():
         out = window_attention(torch.cat([qkv[..., : 2 * channels], values], -1), bias, pad_kv, spec, 'reference')
-        # Heads do not mix, so the first channel of every head can be asked at once.
+        # Heads do not mix, so one gradient of the sum gives the weights of all heads.
         (gradient,) = torch.autograd.grad(out[0, cell[0], cell[1], ::head_dim].sum(), values)
     return gradient[0, :, :, ::head_dim].permute(2, 0, 1)
 
 
 def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None, bgr: bool = False) -> Tensor:
-    """Compute which cells of a stage raise a number that is made of the pyramid.
+    """Compute Grad-CAM: the cells of a stage's output that increase a scalar function of the pyramid.
 
     Source: Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization,
     ICCV 2017.
 
     Args:
         backbone: a :class:`swin_dense.SwinBackbone`.
-        image: in any form that :func:`swin_dense.features.images.read_image` takes.
-        stage: from 0; its output is weighed by the gradient.
-        target: from {stride: (1, C, H, W)} to one number, such as a class score of a head on top. None is
+        image: any source of :func:`swin_dense.features.images.read_image`.
+        stage: index of the stage, from 0, whose output is weighted by the gradient.
+        target: function from {stride: (1, C, H, W)} to a scalar tensor, such as a class score of a head. None for
             :func:`strongest_channel`.
-        bgr: an array or tensor holds blue first.
+        bgr: an array or tensor is in BGR order.
 
     Returns:
-        (H, W) of the stage's map, not negative; not scaled.
+        (H, W) of the stage's map, non-negative, not scaled.
 
     Raises:
-        ValueError: there is no such stage, or the target does not depend on it.
+        ValueError: the stage does not exist, or the target does not depend on it.
     """
     _check_index('stage', stage, len(backbone.stages))
-    img = _prepare(backbone, image, bgr).requires_grad_()  # frozen parameters would otherwise leave no graph
+    img = _prepare(backbone, image, bgr).requires_grad_()  # so that there is a graph even if all parameters are frozen
     with evaluation_mode(backbone), torch.enable_grad(), _recording_output(backbone.stages[stage]) as recorded:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         score = (target or strongest_channel)(maps)
         if not isinstance(score, Tensor) or score.numel() != 1:
             raise ValueError(f'target must return one number as a tensor, got {score!r}')
-        # A score without a graph depends on nothing.
+        # `autograd.grad` raises for a score without a graph.
         (gradient,) = torch.autograd.grad(score, recorded[0], allow_unused=True) if score.requires_grad else (None,)
     if gradient is None:
         raise ValueError(
             f'the target does not depend on stage {stage}; choose an earlier stage, '
-            'and make the target of the maps without detach() or no_grad()'
+            'and compute the target from the maps without detach() or no_grad()'
         )
     weights = gradient.mean((1, 2), keepdim=True)
     return (recorded[0].detach() * weights).sum(-1)[0].clamp(min=0)
 
 
 def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
-    """Return the mean of that channel of the coarsest map whose mean is the largest."""
+    """Return the largest channel mean of the coarsest map."""
     return maps[max(maps)].mean((2, 3)).max()
 
 
@@ -139,7 +139,7 @@ def _prepare(backbone: Any, image: Any, bgr: bool) -> Tensor:
 
 @contextmanager
 def recording_input(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what the module is given in the block."""
+    """Record the first input of each call of the module inside the block, with a forward pre-hook."""
     recorded: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
     try:

@@ -1,8 +1,8 @@
-"""Parameters and FLOPs of a whole detector or segmentor, counted module by module.
+"""Count parameters and FLOPs of a whole detector or segmentor, module by module.
 
-The model is built and run on the meta device: every operation of the forward pass takes place, on shapes alone, so
-the largest model takes a second and no memory. Parts whose work depends on what an image shows get a fixed amount of
-it: box and mask heads see 1000 and 100 regions, as in the tool of mmdet that published figures come from.
+The model is built and run on the meta device, which computes only shapes, so the largest model takes a second and no
+memory. Parts whose work depends on the image's content get a fixed amount of work: box heads run on 1000 regions and
+mask heads on 100, as in mmdet's tool, with which the published figures were counted.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ MASK_REGIONS = 100
 
 @dataclass(frozen=True)
 class Count:
-    """Parameters and FLOPs by module name, each with all that the module contains; '' is the whole model.
+    """Parameters and FLOPs by module name, including submodules; '' is the whole model.
 
     A FLOP is one multiply-add of a matrix product or a convolution. Norms, activations and resampling, well below
-    1 % of a model, have none.
+    1 % of a model, are not counted.
 
     Attributes:
-        parameters: trainable and frozen ones.
-        flops: as published figures count, among them the qkv and output projections of padding tokens, which the
+        parameters: trainable and frozen parameters.
+        flops: FLOPs as in published figures, including the qkv and output projections of padding tokens, which the
             official code computes.
-        computed_flops: the same without those projections, which this package leaves out.
+        computed_flops: FLOPs without these projections, which this package skips.
     """
 
     parameters: Mapping[str, int]
@@ -63,20 +63,20 @@ def build_on_meta(config: Any) -> nn.Module:
     try:
         try:
             with torch.device('meta'):
-                model = MODELS.build(copy.deepcopy(config.model))  # some change their configs
-        except RuntimeError:  # some models, mmdet's Swin among them, read numbers out of tensors while they are built
+                model = MODELS.build(copy.deepcopy(config.model))  # a copy, because some models modify their config
+        except RuntimeError:  # the constructors of some models, such as mmdet's Swin, read values of tensors
             model = MODELS.build(copy.deepcopy(config.model)).to('meta')
-    except KeyError as error:  # of the registry
+    except KeyError as error:  # raised by the registry for an unknown type
         raise ValueError(f'the model cannot be built: {error.args[0]}') from error
     model.eval()
     return model
 
 
 def check_packages(config: Any) -> None:
-    """Refuse a model that is made of packages which are not installed.
+    """Check that the packages that a model needs are installed.
 
     Raises:
-        ImportError: they are not.
+        ImportError: one of them is not installed.
     """
     for package, why in needed_packages(config.get('model') or {}).items():
         if find_spec(package) is None:
@@ -84,7 +84,7 @@ def check_packages(config: Any) -> None:
 
 
 def needed_packages(model: Any) -> dict[str, str]:
-    """Return the packages beyond mmdet's own that a model with a text encoder is made of, with the part that is."""
+    """Return {package: part of the model} for the additional packages that a model with a text encoder needs."""
     if not model.get('language_model'):
         return {}
     encoder = model.get('encoder') or {}
@@ -92,10 +92,10 @@ def needed_packages(model: Any) -> dict[str, str]:
 
 
 def published_shape(config: Any) -> tuple[int, int]:
-    """Return the image size, (height, width), that published figures of an mmdet or mmseg config's model are for."""
+    """Return the image size, (height, width), of the published figures for the model of an mmdet or mmseg config."""
     if config.get('default_scope') == 'mmseg':
         if 'crop_size' not in config:
-            raise ValueError('the config has no crop_size, for which its figures would be; give size=')
+            raise ValueError('the config has no crop_size, so the size of the published figures is unknown; give size=')
         height = config.crop_size[0]
         return height, 4 * height
     return 800, 1280
@@ -105,20 +105,20 @@ def count(model: nn.Module, height: int, width: int) -> Count:
     """Count parameters and FLOPs of a model for one image.
 
     Args:
-        model: on the meta device. A detector of mmdet, a segmentor of mmseg, or a module that takes an image.
-        height: of the image, in pixels.
-        width: of the image, in pixels.
+        model: a detector of mmdet, a segmentor of mmseg, or a module that takes an image; on the meta device.
+        height: image height in pixels.
+        width: image width in pixels.
 
     Raises:
-        ValueError: the model is on another device, has no convolution that tells the channels of its image, or computes
-            something that shapes alone do not tell.
+        ValueError: the model is on another device, has no convolution from which to infer the image channels, or its
+            cost depends on values, not only on shapes.
     """
     if not all(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model must be on the meta device; build it there, or pass model.to('meta')")
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if channels is None:
         raise ValueError(
-            'the model has no Conv2d, which tells how many channels its image has; give a model that takes an image'
+            'the model has no Conv2d, so the number of image channels is unknown; give a model that takes an image'
         )
     height, width = checks.integer('height', height), checks.integer('width', width)
     meter = _Meter()
@@ -127,9 +127,7 @@ def count(model: nn.Module, height: int, width: int) -> Count:
             _forward(model, torch.zeros(1, channels, height, width))
         except ValueError:
             raise
-        except (
-            Exception
-        ) as error:  # of an operator without an implementation for shapes, or a model that runs otherwise
+        except Exception as error:  # an operator without a meta implementation, or a model with another interface
             raise ValueError(f'{_uncounted(model)} ({type(error).__name__}: {error})'.partition('\n')[0]) from error
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
@@ -139,11 +137,11 @@ def count(model: nn.Module, height: int, width: int) -> Count:
 
 
 class _Meter:
-    """Watches a model run and charges every operation to the innermost module that is running.
+    """Count the FLOPs of a model's operations and attribute them to the innermost running module, with forward hooks.
 
     Attributes:
-        flops: multiply-adds by module name, without those of the modules within.
-        padding: what the projections of padding tokens would have cost, by module name.
+        flops: multiply-adds by module name, without submodules.
+        padding: multiply-adds of the skipped projections of padding tokens, by module name.
     """
 
     def __init__(self) -> None:
@@ -192,7 +190,7 @@ class _Meter:
 
 @contextmanager
 def _reference_attention(model: nn.Module) -> Iterator[None]:
-    """Compute attention by plain operations: triton, if the model asks for it, does not run on the meta device."""
+    """Switch all attention modules to plain operations, because Triton does not run on the meta device."""
     attentions = [module for module in model.modules() if isinstance(module, WindowAttention)]
     backends = [module.backend for module in attentions]
     try:
@@ -205,7 +203,7 @@ def _reference_attention(model: nn.Module) -> Iterator[None]:
 
 
 def _forward(model: Any, image: Tensor) -> None:
-    """Run the parts of a model whose cost depends on the size of the image alone."""
+    """Run the parts of a model whose cost depends only on the size of the image."""
     if not hasattr(model, 'extract_feat'):
         model(image)
         return
@@ -225,7 +223,7 @@ def _forward(model: Any, image: Tensor) -> None:
 
 
 def _depends_on_values(model: Any) -> bool:
-    """Return whether the head attends from queries, at places that maps tell, or the model wants more than an image."""
+    """Return whether the cost depends on values, as for query-based heads, or the model needs more than an image."""
     decode_head = getattr(model, 'decode_head', None)
     if decode_head is not None and 'batch_data_samples' in inspect.signature(decode_head.forward).parameters:
         return True
@@ -237,8 +235,8 @@ def _depends_on_values(model: Any) -> bool:
 
 def _uncounted(model: nn.Module) -> str:
     return (
-        f'the FLOPs of a {type(model).__name__} cannot be counted on shapes alone; those of its backbone can: '
-        '`swin-dense complexity`'
+        f'the FLOPs of a {type(model).__name__} cannot be counted from shapes only; count those of its backbone: '
+        '`swin-dense flops --arch`'
     )
 
 
@@ -250,7 +248,7 @@ def _run_on_regions(heads: Any, extractors: Any, regions: int) -> None:
 
 
 def _with_ancestors(own: Mapping[str, int]) -> Counter[str]:
-    """Add what each module has of its own to the modules that contain it."""
+    """Add the value of each module to all modules that contain it."""
     inclusive: Counter[str] = Counter()
     for name, value in own.items():
         for module in (*reversed(_ancestors(name)), name):
@@ -259,6 +257,6 @@ def _with_ancestors(own: Mapping[str, int]) -> Counter[str]:
 
 
 def _ancestors(name: str) -> list[str]:
-    """Return the names of the modules that contain ``name``, the nearest first and '' last."""
+    """Return the names of the modules that contain ``name``, innermost first and '' last."""
     parts = name.split('.') if name else []
     return ['.'.join(parts[:length]) for length in reversed(range(len(parts)))]

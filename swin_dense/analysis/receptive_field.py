@@ -1,7 +1,7 @@
-"""Which pixels can have influenced a token, after every block: the growth that decides how far tiles overlap.
+"""Exact receptive fields of the tokens after every block, whose growth determines the overlap of tiles.
 
-A block joins what shares a window and, under the shift, a region. Windows and regions are rectangles, so what a token
-depends on is one as well, and rows and columns can be followed apart.
+A block mixes the tokens of a window and, with a shift, of a region. Windows and regions are rectangles, so the
+receptive field of a token is also a rectangle, and rows and columns can be computed separately.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from swin_dense.ops.windows import Pair, partition, region_ids, window_grid
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """What the tokens of one map depend on.
+    """The receptive fields of the tokens of one map.
 
     Attributes:
-        rows: (H, 2), for each row of tokens the first row of pixels that can have influenced it and the one behind the
-            last.
+        rows: (H, 2), for each row of tokens the half-open range of pixel rows that can influence it.
         columns: (W, 2), likewise.
     """
 
@@ -30,7 +29,7 @@ class ReceptiveField:
 
 
 def token_receptive_fields(backbone: Any, image_size: Pair) -> list[list[ReceptiveField]]:
-    """Return what the tokens depend on after every block of every stage.
+    """Return the receptive fields of the tokens after every block of every stage.
 
     Args:
         backbone: a :class:`swin_dense.SwinBackbone`.
@@ -53,24 +52,24 @@ def token_receptive_fields(backbone: Any, image_size: Pair) -> list[list[Recepti
 
 
 def _joined(spans: Tensor, count: int, stride: int) -> Tensor:
-    """Return the spans of ``count`` neighbours every ``stride``, as far as there are so many."""
+    """Return the union of the spans of ``count`` neighbours at every ``stride``, clipped at the end."""
     first = torch.arange(window_grid(len(spans), 1, (stride, 1))[0]) * stride
     last = (first + count - 1).clamp(max=len(spans) - 1)
     return torch.stack([spans[first, 0], spans[last, 1]], 1)
 
 
 def _groups(length: int, window: int, shift: int) -> Tensor:
-    """Number, along one axis, the tokens so that those of one window and region have the same number: (length,)."""
+    """Return a group number per token along one axis, (length,), equal for tokens of one window and region."""
     tokens = partition(torch.arange(1, length + 1)[None, :, None, None], (window, 1), (shift, 0))[0, :, :, 0]
     regions = region_ids(length, 1, (window, 1), (shift, 0))
     numbers = torch.arange(len(tokens))[:, None] * (int(regions.max()) + 1) + regions
     groups = torch.empty(length + 1, dtype=torch.long)
-    groups[tokens.flatten()] = numbers.flatten()  # 0 stands for padding, which knows of no pixel
+    groups[tokens.flatten()] = numbers.flatten()  # index 0 is padding, which has no receptive field
     return groups[1:]
 
 
 def _shared(spans: Tensor, groups: Tensor) -> Tensor:
-    """Return for every token the span of all of its group."""
+    """Return for every token the union of the spans of its group."""
     index = groups[:, None]
     low = torch.zeros(int(groups.max()) + 1, dtype=spans.dtype)
     first = low.scatter_reduce(0, groups, spans[:, 0], 'amin', include_self=False)

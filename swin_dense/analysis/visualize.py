@@ -1,6 +1,6 @@
-"""Pictures of what the backbone sees and how it works; every function returns a matplotlib figure.
+"""Figures of features, attention, Grad-CAM, windows, masks and cost; every function returns a matplotlib figure.
 
-Figures are made without pyplot, so no window system and no global state is involved; write one with
+Figures are created without pyplot, so they need no display and no global state. Save one with
 ``figure.savefig('picture.png')`` or ``.pdf``.
 """
 
@@ -27,18 +27,18 @@ from swin_dense.models.archs import arch_letter
 from swin_dense.ops.windows import Pair, merge, region_ids, window_grid
 from swin_dense.utils import checks
 
-# A mask has a row and a column for each token of a window.
+# Largest window side. A mask has one row and one column per token of a window.
 _LARGEST_MASK = 64
 _COST_SIDES, _COST_TICKS = range(112, 1793, 28), (112, 224, 448, 896, 1792)
 
 
 def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
-    """Draw the image and beside it every level, its three main components as red, green and blue.
+    """Draw the image and every level, with its first three principal components as red, green and blue.
 
     Args:
-        pyramid: of the image.
-        image: in any form that :func:`swin_dense.features.images.read_image` takes.
-        bgr: an array or tensor holds blue first.
+        pyramid: the pyramid of the image.
+        image: any source of :func:`swin_dense.features.images.read_image`.
+        bgr: an array or tensor is in BGR order.
     """
     figure, axes = _panels(1 + len(pyramid), pyramid.image_size)
     _show_image(axes[0], image, pyramid.image_size, bgr)
@@ -50,13 +50,13 @@ def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
 
 
 def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] = (), bgr: bool = False) -> Figure:
-    """Draw where a token looks: the mean over all heads, then the chosen heads, as heat over the image.
+    """Draw the attention weights of a token as heat maps over the image: the mean over all heads, then single heads.
 
     Args:
-        attention: from :func:`swin_dense.analysis.explain.token_attention`.
-        image: that it was made of.
-        heads: from 0.
-        bgr: an array or tensor holds blue first.
+        attention: output of :func:`swin_dense.analysis.explain.token_attention`.
+        image: the image of ``attention``.
+        heads: indices of the heads, from 0.
+        bgr: an array or tensor is in BGR order.
     """
     count = len(attention.weights)
     for head in heads:
@@ -77,7 +77,7 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
 
 
 def draw_grad_cam(cams: Mapping[int, Tensor], image: Any, bgr: bool = False) -> Figure:
-    """Draw Grad-CAMs, {stride: (H, W)} from :func:`swin_dense.analysis.explain.grad_cam`, as heat over the image."""
+    """Draw Grad-CAMs, {stride: (H, W)} of :func:`swin_dense.analysis.explain.grad_cam`, as heat maps over the image."""
     pixels = read_image(image, bgr=bgr)
     image_size = (pixels.shape[1], pixels.shape[2])
     figure, axes = _panels(1 + len(cams), image_size)
@@ -92,15 +92,15 @@ def draw_grad_cam(cams: Mapping[int, Tensor], image: Any, bgr: bool = False) -> 
 def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) -> Figure:
     """Draw the windows of one stage over the image, without and with shift.
 
-    The tint tells which cells attend to each other. Under the shift, the windows at the edges are made of pieces
-    from opposite sides; pieces of one window are of one bright colour, but attend only within themselves. Padding
-    cells, which are attended to as well, are hatched.
+    Cells of one tint belong to one window. With a shift, the windows at the edges consist of regions from opposite
+    sides; the regions of one window share a bright colour, but attention stays within each region. Padding cells, which
+    also take part in attention, are hatched.
 
     Args:
-        image: in any form that :func:`swin_dense.features.images.read_image` takes.
-        stride: of the stage, pixels per cell.
+        image: any source of :func:`swin_dense.features.images.read_image`.
+        stride: stride of the stage in pixels per cell.
         window_size: (height, width) in cells.
-        bgr: an array or tensor holds blue first.
+        bgr: an array or tensor is in BGR order.
     """
     window_size = checks.pair('window_size', window_size)
     pixels = read_image(image, bgr=bgr)
@@ -152,17 +152,17 @@ def draw_costs(arch: str, window_size: Pair) -> Figure:
 
 
 def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
-    """Draw which pairs of tokens of a shifted window may attend to each other, for the four kinds of windows.
+    """Draw the attention masks of the four kinds of shifted windows, as matrices of query and key tokens.
 
     Args:
         grid: (height, width) of the map in tokens.
-        window_size: (height, width) in tokens, of at most 64 x 64.
+        window_size: (height, width) in tokens, at most 64 x 64.
     """
     grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
     if max(window_size) > _LARGEST_MASK:
-        raise ValueError(f'window_size must be at most {_LARGEST_MASK} for its mask to be drawn, got {window_size}')
+        raise ValueError(f'window_size must be at most {_LARGEST_MASK} to draw its masks, got {window_size}')
     shift = (window_size[0] // 2, window_size[1] // 2)
-    # Beyond two rows or columns, more of them have the same masks.
+    # Two rows and columns of windows are enough: further windows have the same masks.
     counts = window_grid(*grid, window_size)
     height, width = (
         side - max(count - 2, 0) * window for side, count, window in zip(grid, counts, window_size, strict=True)
@@ -188,7 +188,7 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
 
 
 def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> tuple[Figure, list[Axes]]:
-    """Return panels of the proportions of ``size`` (height, width), ``side`` inches wide and ``margin`` apart."""
+    """Return a figure and ``count`` panels with the aspect ratio of ``size`` (height, width), ``side`` inches wide."""
     columns = min(count, 5)
     rows = -(-count // columns)
     height, width = size
@@ -204,15 +204,15 @@ def _show_image(ax: Axes, image: Any, image_size: Pair, bgr: bool, brightness: f
     pixels = read_image(image, bgr=bgr)
     if tuple(pixels.shape[1:]) != tuple(image_size):
         raise ValueError(
-            f'the image is {tuple(pixels.shape[1:])} and the features were made of one of {tuple(image_size)} pixels; '
-            'give the same image to both'
+            f'the image has {tuple(pixels.shape[1:])} pixels but the features are of an image of {tuple(image_size)} '
+            'pixels; use the same image for both'
         )
     ax.imshow(brightness * pixels.permute(1, 2, 0).clamp(0, 1).numpy(), extent=_extent(image_size))
     _limit(ax, image_size)
 
 
 def _show_cells(ax: Axes, cells: np.ndarray, stride: int, image_size: Pair, **style: Any) -> Any:
-    """Show a map so that its cells lie over their pixels; cells that hang over the edge are cut."""
+    """Show a map with each cell over its pixels; cells that extend beyond the image are clipped."""
     shown = ax.imshow(
         cells,
         extent=_extent((cells.shape[0] * stride, cells.shape[1] * stride)),
@@ -224,7 +224,7 @@ def _show_cells(ax: Axes, cells: np.ndarray, stride: int, image_size: Pair, **st
 
 
 def _show_heat(ax: Axes, heat: Tensor, stride: int, image_size: Pair, image: Any, bgr: bool) -> None:
-    """Show heat (H, W) over the darkened image: the hotter a cell, the less of the image shows through."""
+    """Show a heat map (H, W) over the darkened image; larger values are more opaque."""
     _show_image(ax, image, image_size, bgr, brightness=0.55)
     values = heat.detach().cpu().float().numpy()
     top = values.max()
@@ -233,7 +233,7 @@ def _show_heat(ax: Axes, heat: Tensor, stride: int, image_size: Pair, image: Any
 
 
 def _window_ids(cells: Pair, window_size: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Return (H, W) which window, and which region of it, every cell of a map belongs to."""
+    """Return the index of the window, and of the region in the window, for every cell of a map: two arrays (H, W)."""
     rows, columns = window_grid(*cells, window_size)
     tokens = window_size[0] * window_size[1]
     windows = torch.arange(rows * columns)[None, :, None, None].expand(1, -1, tokens, 1)
@@ -244,7 +244,7 @@ def _window_ids(cells: Pair, window_size: Pair, shift: Pair) -> tuple[np.ndarray
 
 
 def _tint(windows: np.ndarray, regions: np.ndarray, columns: int) -> np.ndarray:
-    """Return colours (H, W, 4): a faint checkerboard, and a bright colour per window that is made of pieces."""
+    """Return colours (H, W, 4): a faint checkerboard, and a bright colour for each window of several regions."""
     checkerboard = (windows // columns + windows % columns) % 2
     colours = np.where(checkerboard[:, :, None] == 0, (1.0, 1.0, 1.0, 0.22), (0.0, 0.0, 0.0, 0.12))
     mixed = [window for window in np.unique(windows) if len(np.unique(regions[windows == window])) > 1]

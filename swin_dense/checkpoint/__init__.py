@@ -1,9 +1,9 @@
-"""Load the weights of any Swin into a backbone, or say exactly why not; and write them for others.
+"""Load the weights of any Swin into a backbone, and export them in the formats of other libraries.
 
-A checkpoint passes through four steps, one module each: ``fetch`` and ``files`` read it, ``source`` finds the backbone
-in it by the name tables of ``families``, ``fit`` brings that to the shapes of the model (``target``) and reports what
-it did. :func:`load_checkpoint` does this for files and dicts, :func:`convert_before_load`, a hook, for the state dicts
-that ``load_state_dict`` of the backbone, or of any model around it, is given.
+Loading has four steps: ``fetch`` and ``files`` read the checkpoint, ``source`` finds the backbone in it with the name
+tables of ``families``, and ``fit`` adapts the parameters to the shapes of the model (``target``) and returns a report.
+:func:`load_checkpoint` does this for files and dicts. The hook :func:`convert_before_load` does it for the state dicts
+passed to ``load_state_dict`` of the backbone or of a model that contains it.
 """
 
 from swin_dense.checkpoint.export import export_state_dict

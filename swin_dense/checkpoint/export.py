@@ -1,4 +1,4 @@
-"""Write the weights of a backbone as another code base names and lays them out."""
+"""Export the weights of a backbone with the parameter names and layouts of another library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from swin_dense.checkpoint.target import Target
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 
-# Where the files of a family keep the backbone: the key of the state dict, if any, and the prefix of its names.
-_PLACES = {
+# For each family, the key of the state dict in its checkpoint files and the prefix of the backbone's parameter names.
+_LOCATIONS = {
     'official': ('model', ''),
     'mmdet': ('state_dict', 'backbone.'),
     'mmseg': ('state_dict', 'backbone.'),
@@ -25,20 +25,20 @@ _PLACES = {
 
 
 def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, Tensor]:
-    """Return a copy of the weights of a backbone, named and laid out as in another code base.
+    """Return a copy of the weights of a backbone with the names and layouts of another library.
 
-    Loading the result here gives the same weights, bit for bit.
+    Loading the result with :func:`load_checkpoint` gives bitwise identical weights.
 
     Args:
         backbone: a SwinBackbone.
         family: 'official' (detection and segmentation), 'mmdet', 'mmseg', 'mmpretrain', 'timm', 'torchvision' or
-            'transformers' (``SwinBackbone`` of 5.x). timm and torchvision have no norms of outputs: ``norm0`` to
-            ``norm3`` keep their names, for ``strict=False`` there. mmdet and mmseg have no Swin V2, and the one of
-            transformers, ``Swinv2Backbone``, has no norms of outputs either.
+            'transformers' (``SwinBackbone`` of 5.x). timm, torchvision and ``Swinv2Backbone`` of transformers have no
+            output norms: ``norm0`` to ``norm3`` keep their names, so load with ``strict=False`` there. mmdet and
+            mmseg have no Swin V2.
 
     Raises:
         ValueError: the family is unknown, or has no Swin V2.
-        TypeError: ``backbone`` is no SwinBackbone.
+        TypeError: ``backbone`` is not a SwinBackbone.
 
     Examples:
         >>> from swin_dense import SwinBackbone
@@ -53,12 +53,15 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
 
 
 def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Target) -> dict[str, Tensor]:
-    """Return a copy of parameters of ours, all or some, named and laid out as in another code base.
+    """Return a copy of some or all backbone parameters with the names and layouts of another library.
 
     Args:
-        parameters: our name to tensor.
+        parameters: maps our parameter names to tensors.
         family: see :func:`export_state_dict`.
-        target: the backbone that the parameters fit.
+        target: the backbone that the parameters belong to.
+
+    Raises:
+        ValueError: the family is unknown or has no Swin V2, or a name is not a parameter of a Swin.
     """
     checks.one_of('family', family, EXPORTED)
     layout = EXPORTED[family]
@@ -73,7 +76,7 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
         name = MMDET.read(our_name)
         if name is None:
             raise ValueError(
-                f'{our_name!r} is no parameter of a Swin Transformer, so no other code base has a name for it'
+                f'{our_name!r} is not a parameter of a Swin Transformer and cannot be exported to another library'
             )
         inner = '' if name.role == 'out_norm' else layout.inner
         for key, tensor in zip(layout.write(name), layout.encode(name, parameter, target.grid), strict=True):
@@ -89,20 +92,20 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
 
 
 def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> dict[str, Any]:
-    """Return what a file of a family holds, so that its own loader finds the weights.
+    """Return a state dict with the nesting and prefix that the loader of a family expects in a file.
 
     Args:
         state_dict: from :func:`export_state_dict`.
-        family: the same.
-        flat: leave out the key around the state dict, as files of safetensors have none.
+        family: the family of ``state_dict``.
+        flat: do not nest the state dict under a key, because safetensors files hold a flat dict.
     """
-    key, prefix = _PLACES.get(family, (None, ''))
+    key, prefix = _LOCATIONS.get(family, (None, ''))
     prefixed = {prefix + name: tensor for name, tensor in state_dict.items()}
     return prefixed if flat or key is None else {key: prefixed}
 
 
 def _position_index(window: Pair) -> Tensor:
-    """Return the row of the bias table for each pair of tokens of a window, (T, T)."""
+    """Return the row in the bias table for each pair of tokens in a window, shape (T, T)."""
     height, width = window
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing='ij')
     row_offsets = rows.flatten()[:, None] - rows.flatten()[None] + height - 1

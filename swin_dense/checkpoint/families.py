@@ -1,4 +1,4 @@
-"""What the parameters of a Swin are called elsewhere, and how to tell: one table for each family."""
+"""Parameter names of Swin Transformers in other libraries, one table per family, and detection of the family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from swin_dense.checkpoint.names import MMDET, Family
 
 _LAYER = 'layers.{stage}.blocks.{block}'
-# Of the authors; ours too in version 0.1.
+# The names of the authors' code, also used by version 0.1 of this package.
 OFFICIAL = Family(
     'official',
     {
@@ -33,7 +33,7 @@ OFFICIAL = Family(
     slice_order=True,
     position_map=True,
 )
-MMSEG = dataclasses.replace(MMDET, name='mmseg')  # one layout in all three
+MMSEG = dataclasses.replace(MMDET, name='mmseg')  # mmdet, mmseg and mmpretrain share one layout
 MMPRETRAIN = dataclasses.replace(MMDET, name='mmpretrain')
 TIMM = dataclasses.replace(
     OFFICIAL,
@@ -63,7 +63,7 @@ TORCHVISION = Family(
     slice_order=True,
     index='flat',
 )
-# Of 5.x; it reads the older names too.
+# The names of transformers 5.x, which also loads the names of older versions.
 TRANSFORMERS = Family(
     'transformers',
     {
@@ -126,12 +126,12 @@ MMPRETRAIN_V2 = dataclasses.replace(
 OURS_V2 = Family('swin_dense', version=2)
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
-# One per way to spell a block; which of the families that share it is settled once the backbone is found.
+# One family for each naming scheme of blocks. `resolve_family` distinguishes families that share a scheme.
 _SPELLINGS = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
 
 
 def find_backbones(keys: Iterable[str]) -> Counter[tuple[Family, str]]:
-    """Count the parameters of a Swin under every family and prefix that the names suggest."""
+    """Count the keys that match a Swin parameter, for each candidate pair of naming scheme and prefix."""
     found: Counter[tuple[Family, str]] = Counter()
     for key in keys:
         for family in _SPELLINGS:
@@ -141,25 +141,31 @@ def find_backbones(keys: Iterable[str]) -> Counter[tuple[Family, str]]:
     return found
 
 
-def settle(family: Family, prefix: str, keys: Iterable[str]) -> Family:
-    """Return which of the families that spell a block like ``family`` the plain names are of."""
+def resolve_family(family: Family, prefix: str, keys: Iterable[str]) -> Family:
+    """Return the family of the keys among those that share the block names of ``family``.
+
+    Args:
+        family: the naming scheme, from :func:`find_backbones`.
+        prefix: the prefix of the backbone's keys.
+        keys: keys in the spelling of :func:`~swin_dense.checkpoint.names.plain_name`.
+    """
     own = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    on_entering = family in (OFFICIAL, MMDET) and _merges_on_entering(family, own)
-    if family is OFFICIAL and on_entering:
+    at_start = family in (OFFICIAL, MMDET) and _merges_at_stage_start(family, own)
+    if family is OFFICIAL and at_start:
         family = TIMM
     if not all(any(re.search(mark, key) for key in own) for mark in _MARKS_OF_V2):
         return family
     if family is MMDET:
-        return MMPRETRAIN_V2 if on_entering else OURS_V2
+        return MMPRETRAIN_V2 if at_start else OURS_V2
     return {OFFICIAL: OFFICIAL_V2, TIMM: TIMM_V2, TORCHVISION: TORCHVISION_V2, TRANSFORMERS: TRANSFORMERS_V2}[family]
 
 
-# What Swin V2 has, and no V1 and none of the other networks that go by the name of V2 has both of.
+# Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
 _MARKS_OF_V2 = (r'\.logit_scale$', r'\.(cpb_mlp|continuous_position_bias_mlp)\.')
 
 
-def _merges_on_entering(family: Family, keys: Iterable[str]) -> bool:
-    """Tell whether patches are merged on entering a stage, as in timm. On leaving, the last stage never does."""
+def _merges_at_stage_start(family: Family, keys: Iterable[str]) -> bool:
+    """Return whether stages begin with patch merging, as in timm, so that the last stage has a merging layer."""
     stages, merges = set(), set()
     for name in filter(None, map(family.read, keys)):
         if name.block is not None:

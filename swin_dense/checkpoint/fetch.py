@@ -1,4 +1,4 @@
-"""Turn an address into a local file: whole and the one that was meant, or not there."""
+"""Download a checkpoint to a local file, verify its digest, and never keep an incomplete download."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from swin_dense.utils.locks import alone
 
 _logger = logging.getLogger(__package__)
 _ATTEMPTS = 5
-_SILENCE = 60  # seconds without a byte after which a connection counts as lost
-_PIECE = 1 << 20
+_TIMEOUT = 60  # seconds without any data
+_CHUNK = 1 << 20
 _FRAGMENT = re.compile(r'(sha256|sha384|sha512)=([0-9a-fA-F]+)')
-# Parts of a query that say who may fetch a file and how, not which file it is.
+# Query parameters that grant access or set response headers, and do not identify the file.
 _ACCESS = re.compile(
     r'download|.*token|.*signature|sig|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid|x-(amz|goog)-.*'
     r'|response-content-.*|s[vterp]|spr|sk[tesv]|skoid|sktid'
@@ -41,17 +41,17 @@ _ACCESS = re.compile(
 
 @contextlib.contextmanager
 def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a local file with what ``source`` addresses; it may be gone afterwards.
+    """Yield a local copy of the file at ``source``. The copy may be temporary, so use it inside the context only.
 
     Args:
-        source: a path; an address of http, https or file; ``hf://owner/repository[@revision][/file]``, with
-            huggingface_hub, where the index of several files brings these along; or any other address that fsspec
-            reads, such as ``s3://`` with s3fs. An address may end in ``#sha256=`` (or sha384, sha512) and the digest
-            that the file must have.
+        source: a path; an http, https or file address; ``hf://owner/repository[@revision][/file]``, with
+            huggingface_hub (for an index, all of its shards are downloaded too); or any other address that fsspec
+            reads, such as ``s3://`` with s3fs. An address may end in ``#sha256=DIGEST`` (or sha384, sha512) to verify
+            the file.
 
     Raises:
-        CheckpointError: the address cannot be reached or is of an unknown kind, or the file is not the one meant.
-        ImportError: a package that the kind of address needs is not installed.
+        CheckpointError: the address cannot be reached or has an unsupported scheme, or the file has another digest.
+        ImportError: a package that the scheme needs is not installed.
     """
     address = os.fspath(source)
     if not is_address(address):
@@ -67,7 +67,7 @@ def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
             yield path
         except CheckpointError as error:
             raise CheckpointError(
-                f'{error}\n  It is what was downloaded from {shown(address)}; delete the file to fetch it again.'
+                f'{error}\n  It was downloaded from {shown(address)}; delete the file to fetch it again.'
             ) from error
         return
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ def local_file(source: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def shown(source: str | os.PathLike[str]) -> str:
-    """Return what to call a path or an address in messages and files: without passwords, tokens and signatures."""
+    """Return a path or an address for messages and files, without user names, passwords, tokens and signatures."""
     text = os.fspath(source)
     if not is_address(text):
         return text
@@ -91,13 +91,13 @@ def shown(source: str | os.PathLike[str]) -> str:
 
 
 def _read_fragment(address: str, fragment: str) -> tuple[str, str] | None:
-    """Return (algorithm, hexadecimal digest), or None where the address names none."""
+    """Return (algorithm, hexadecimal digest), or None for an empty fragment."""
     if not fragment:
         return None
     match = _FRAGMENT.fullmatch(fragment)
     if match is None:
         raise CheckpointError(
-            f'{shown(address)}: after # must stand sha256=DIGEST (or sha384, sha512), got {fragment!r}'
+            f'{shown(address)}: the part after # must be sha256=DIGEST (or sha384, sha512), got {fragment!r}'
         )
     return match[1], match[2].lower()
 
@@ -112,7 +112,7 @@ def _check_digest(path: Path, digest: tuple[str, str] | None) -> None:
 
 
 def _download(address: str, digest: tuple[str, str] | None) -> Path:
-    """Fetch a file into the cache that torch.hub and mmengine share, where it is called as in its address."""
+    """Download a file into the checkpoint cache shared by torch.hub and mmengine, under the name in its address."""
     name = Path(unquote(urlsplit(address).path)).name
     if name in ('', '..'):
         raise CheckpointError(f'{shown(address)} names no file')
@@ -120,27 +120,27 @@ def _download(address: str, digest: tuple[str, str] | None) -> Path:
     origin = path.with_name(f'{name}.origin')
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # One of several processes on a machine downloads, the others wait for it.
+        # One process on a machine downloads; the others wait for it.
         with alone(path.with_name(f'{path.name}.lock')):
             if not path.exists():
                 _fetch(address, path, origin, digest)
     if origin.exists() and origin.read_text() not in (address, _identity(address)):
         raise CheckpointError(
-            f'{path} holds another file of that name, from {shown(origin.read_text())}; remove it to fetch '
+            f'{path} is another file with that name, from {shown(origin.read_text())}; remove it to fetch '
             f'{shown(address)}'
         )
     return path
 
 
 def _identity(address: str) -> str:
-    """Return what tells one file from another: the address without secrets, and a hash of what else is asked for."""
+    """Return a string that identifies a file: the address without secrets, and a hash of the other query parameters."""
     query = [(key, value) for key, value in parse_qsl(urlsplit(address).query) if not _ACCESS.fullmatch(key.lower())]
-    asked = f' {hashlib.sha256(urlencode(sorted(query)).encode()).hexdigest()[:16]}' if query else ''
-    return shown(address) + asked
+    query_hash = f' {hashlib.sha256(urlencode(sorted(query)).encode()).hexdigest()[:16]}' if query else ''
+    return shown(address) + query_hash
 
 
 def _fetch(address: str, path: Path, origin: Path, digest: tuple[str, str] | None) -> None:
-    """Download to ``path`` what is complete and has the digest that the address or the name tells, or nothing."""
+    """Download to ``path``. An incomplete file, or one without the digest given in the address or name, is deleted."""
     for leftover in path.parent.glob(f'.????????-{glob.escape(path.name)}'):  # of a process that was killed
         leftover.unlink()
     try:
@@ -152,21 +152,21 @@ def _fetch(address: str, path: Path, origin: Path, digest: tuple[str, str] | Non
                 check_hash(unfinished.path, path.name)
             except CheckpointError as error:
                 raise CheckpointError(
-                    f'{shown(address)} sent another file than the one that was meant, which was not kept: {error}'
+                    f'{shown(address)} sent a file with an unexpected digest; nothing was kept: {error}'
                 ) from error
             origin.write_text(_identity(address))
     except OSError as error:
-        raise CheckpointError(f'{shown(address)} cannot be kept as {path}: {error}') from error
+        raise CheckpointError(f'{shown(address)} cannot be written to {path}: {error}') from error
 
 
 def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
-    """Write what an address sends, going on where a broken connection ended for as long as something arrives."""
+    """Download an address into ``file``; after a broken connection, resume as long as each attempt receives data."""
     _logger.info('Downloading %s to %s', shown(address), path)
     validator: str | None = None
     for _ in range(_ATTEMPTS):
         before = file.tell()
         headers = {'User-Agent': 'swin_dense', 'Accept-Encoding': 'identity'}
-        if before and validator:  # else it starts again, as the file may have changed in between
+        if before and validator:  # without a validator, start again: the file may have changed in between
             headers.update({'Range': f'bytes={before}-', 'If-Range': validator})
         lost = 'the connection ended too early'
         total = None
@@ -179,55 +179,55 @@ def _receive_all(address: str, file: IO[bytes], path: Path) -> None:
                 length = response.headers.get('Content-Length')
                 total = None if length is None else before + int(length)
                 with tqdm(desc=path.name, total=total, initial=before, unit='B', unit_scale=True) as bar:
-                    while piece := _read(response):
-                        file.write(piece)
-                        bar.update(len(piece))
+                    while chunk := _read(response):
+                        file.write(chunk)
+                        bar.update(len(chunk))
             if total in (None, file.tell()):
                 return
-        except (URLError, HTTPException, _LostError) as error:
+        except (URLError, HTTPException, _ConnectionLostError) as error:
             lost = str(error)
             if file.tell() == before:
                 break
     received = f' after {file.tell()} of {total} bytes' if total else ''
     raise CheckpointError(
-        f'{shown(address)} cannot be fetched{received}: {lost}; nothing was kept. Where there is no network, fetch it '
-        f'elsewhere and give the path of the file in place of the address, or put it at {path}'
+        f'{shown(address)} cannot be fetched{received}: {lost}; nothing was kept. Without a network connection, '
+        f'download the file on another machine and give its path instead of the address, or copy it to {path}'
     )
 
 
-class _LostError(Exception):
-    """The connection broke, as against the disk on which the file is written."""
+class _ConnectionLostError(Exception):
+    """The connection broke. A type of its own, to distinguish it from an OSError of the local disk."""
 
 
 def _request(address: str, headers: dict[str, str]) -> Request:
-    """Return a request of an address, which may hold a user and a password as in ``https://user:password@host/``."""
+    """Return a request for an address, which may contain credentials as in ``https://user:password@host/``."""
     parts = urlsplit(address)
     access, _, host = parts.netloc.rpartition('@')
     request = Request(parts._replace(netloc=host).geturl(), headers=headers)
     if access:
         encoded = b64encode(unquote(access).encode()).decode()
-        request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not for the host of a redirection
+        request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not sent to the host of a redirect
     return request
 
 
 def _open(request: Request) -> Any:
     try:
-        return urlopen(request, timeout=_SILENCE)
+        return urlopen(request, timeout=_TIMEOUT)
     except URLError:
         raise
-    except OSError as error:  # while the answer is awaited, urlopen does not turn it into its own
-        raise _LostError(str(error)) from error
+    except OSError as error:  # urlopen does not convert errors that occur while it waits for the response
+        raise _ConnectionLostError(str(error)) from error
 
 
 def _read(response: HTTPResponse) -> bytes:
     try:
-        return response.read1(_PIECE)  # what is there: of a whole piece, all would be lost where the connection breaks
+        return response.read1(_CHUNK)  # read() would lose a partly received chunk when the connection breaks
     except OSError as error:
-        raise _LostError(str(error)) from error
+        raise _ConnectionLostError(str(error)) from error
 
 
 def _download_from_hub(address: str, rest: str) -> Path:
-    """Fetch a file by huggingface_hub; where it is the index of several, these as well, which come to lie beside it."""
+    """Download a file with huggingface_hub. For an index, also download its shards into the same folder."""
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -242,7 +242,7 @@ def _download_from_hub(address: str, rest: str) -> Path:
     unreachable: Exception | None = None
 
     def fetch(name: str) -> Path:
-        # Out of reach, the hub is tried for half a minute: once, and then only what is in its cache.
+        # An unreachable hub costs half a minute per attempt, so after the first failure only use the cache.
         cached_only = unreachable is not None
         return Path(
             hf_hub_download(f'{owner}/{repository}', name, revision=revision or None, local_files_only=cached_only)
@@ -261,7 +261,7 @@ def _download_from_hub(address: str, rest: str) -> Path:
             raise unreachable or CheckpointError(f'{shown(address)}: the repository has no file {" or ".join(names)}')
         for shard in read_index(path):
             if fetch(str(PurePosixPath(name).with_name(shard))).parent != path.parent:
-                raise CheckpointError(f'{shown(address)} has changed while it was fetched; load it again')
+                raise CheckpointError(f'{shown(address)} changed during the download; load it again')
     except CheckpointError:
         raise
     except Exception as error:
@@ -278,9 +278,9 @@ def _fetched_by_fsspec(address: str) -> Iterator[Path]:
                 system, inside = file_system(address)
                 system.get_file(inside, str(path))
         except OSError as error:
-            reason = error if shown(address) == address else type(error).__name__  # which may hold what is not shown
+            reason = error if shown(address) == address else type(error).__name__  # the message may contain secrets
             raise CheckpointError(
-                f'{shown(address)} cannot be fetched: {reason}. There are addresses of http, https, hf and file, and '
-                'those that fsspec knows'
+                f'{shown(address)} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '
+                'file:// or a scheme that fsspec supports'
             ) from error
         yield path

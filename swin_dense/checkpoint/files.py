@@ -1,4 +1,4 @@
-"""Read checkpoint files without running anything that they contain, and write them whole or not at all."""
+"""Read checkpoint files without executing code from them, and write them atomically."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils.atomic import check_destination, written_whole
 
-_INDEX = '.index.json'  # after the usual name, where the weights are in several files
-# What a folder or repository of transformers and timm calls its weights, the first first.
+_INDEX = '.index.json'  # appended to the usual file name if the weights are in several shards
+# Names of weight files in folders and repositories of transformers and timm, in order of preference.
 USUAL_NAMES = ('model.safetensors', f'model.safetensors{_INDEX}', 'pytorch_model.bin', f'pytorch_model.bin{_INDEX}')
 
-# The beginning of a SHA-256, as torch.hub has it. Digits alone are a date or a step far more often; 32 and 40
-# hexadecimal digits are an MD5 and a SHA-1.
+# The beginning of a SHA-256, as in names of torch.hub. A suffix of decimal digits is more often a date or a step;
+# 32 and 40 hexadecimal digits are an MD5 and a SHA-1.
 _HASH_SUFFIX = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,16}|[0-9a-f]{64})$')
 
 
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
-    """Read a checkpoint from a file of safetensors, if it is called so, of ``torch.save`` or of plain ``pickle``.
+    """Read a checkpoint written by safetensors (suffix ``.safetensors``), ``torch.save`` or plain ``pickle``.
 
     Args:
-        path: the file; the index of several that ``save_pretrained`` of others wrote together, as in
-            ``model.safetensors.index.json``; or a folder with one of these by their usual names. If
-            a name ends in ``-`` and 8 to 16 or 64 hexadecimal digits, not all of them decimal, as in
-            ``swin-1cdeb081.pth``, these must be the first of the file's SHA-256.
-        trust: unpickle classes that are not known to be harmless, which can run any code.
+        path: the file; an index of shards from ``save_pretrained``, such as ``model.safetensors.index.json``; or a
+            folder that contains one of these under its usual name. If the name ends in ``-`` and 8 to 16 or 64
+            hexadecimal digits, not all of them decimal, as in ``swin-1cdeb081.pth``, the file's SHA-256 must begin
+            with these digits.
+        trust: unpickle classes that are not known to be safe, which can execute arbitrary code.
 
     Raises:
-        CheckpointError: the file is not a checkpoint, is damaged, or holds classes that are not trusted.
+        CheckpointError: the file is not a checkpoint, is damaged, or contains classes that are not trusted.
         FileNotFoundError: there is no such file.
     """
     path = path.expanduser()
@@ -62,12 +62,12 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
 
 
 def read_index(path: Path) -> dict[str, list[str]]:
-    """Return the files that an index of ``save_pretrained`` names, each with the keys that it says are in it.
+    """Return the shards listed in an index of ``save_pretrained``, mapped to their tensor names.
 
-    A file that is no such index, by its name, names none.
+    A file whose name is not that of an index gives an empty dict.
 
     Raises:
-        CheckpointError: it is damaged, or names files that are not beside it.
+        CheckpointError: the index is damaged, or lists a file that is not in its own folder.
     """
     if not path.name.endswith(_INDEX):
         return {}
@@ -76,16 +76,16 @@ def read_index(path: Path) -> dict[str, list[str]]:
         shards = {
             name: [key for key, place in places.items() if place == name] for name in sorted(set(places.values()))
         }
-    except Exception as error:  # any content may be under the name
+    except Exception as error:  # the file may have any content
         raise CheckpointError(f'{path} is not an index of save_pretrained, or is damaged: {error!r}') from error
     for name in shards:
         if not isinstance(name, str) or name != Path(name).name or name.endswith(_INDEX):
-            raise CheckpointError(f'{path} names {name!r}, which is no file beside it')
+            raise CheckpointError(f'{path} lists {name!r}, which is not a shard in the same folder')
     return shards
 
 
 def _read_shards(index: Path, trust: bool) -> dict[str, Any]:
-    """Read the files that an index names, each for the tensors that it says are in it."""
+    """Read from each shard the tensors that the index lists for it."""
     tensors: dict[str, Any] = {}
     shards = read_index(index)
     for name, keys in shards.items():
@@ -97,34 +97,34 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Any]:
         absent = [key for key in keys if key not in held]
         if absent:
             raise CheckpointError(
-                f'{index} says that {name} holds {listed(absent)}, which it does not; fetch the folder anew'
+                f'{name} lacks {listed(absent)}, which {index} lists for it; download the folder again'
             )
         tensors.update((key, held[key]) for key in keys)
     return tensors
 
 
 def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
-    """Write a checkpoint; the file appears complete or not at all.
+    """Write a checkpoint atomically.
 
     Args:
-        path: where to; with the ending .safetensors, ``checkpoint`` must be a flat dict of tensors.
-        checkpoint: what to write.
-        force: replace a file that is there.
+        path: the destination. With the suffix .safetensors, ``checkpoint`` must be a flat dict of tensors.
+        checkpoint: the data to write.
+        force: overwrite an existing file.
         add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies.
 
     Returns:
         The path of the file.
 
     Raises:
-        FileExistsError: there is a file already, and ``force`` is not set.
-        FileNotFoundError: there is no such folder.
+        FileExistsError: the file exists and ``force`` is not set.
+        FileNotFoundError: the folder of ``path`` does not exist.
     """
     check_destination(path, force)
     with written_whole(path) as unfinished:
         if path.suffix == '.safetensors':
             _safetensors().save_file(checkpoint, unfinished.path)
         else:
-            with unfinished.path.open('wb') as file:  # by its path, torch would write the temporary name into it
+            with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
                 torch.save(checkpoint, file)
         if add_hash:
             unfinished.destination = path.with_name(f'{path.stem}-{digest_of(unfinished.path)[:8]}{path.suffix}')
@@ -138,8 +138,8 @@ def _read_pickle(path: Path, trust: bool) -> Any:
     except RefusedError as error:
         raise CheckpointError(
             f'{path} asks for {error.wanted}, which weights do not need and which could run any code; nothing was run. '
-            'Only if you know who made the file, convert it with swin-dense convert --trust and load the result',
-            ', or load it with load_checkpoint(..., trust=True), in a config with trust=True in init_cfg',
+            'Only if you trust the author of the file, convert it with swin-dense convert --trust and load the result',
+            ', or load it with load_checkpoint(..., trust=True); in a config, set trust=True in init_cfg',
         ) from error
     except Exception as error:  # damaged files raise nearly anything
         raise CheckpointError(_why_unreadable(path, error)) from error
@@ -157,15 +157,15 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise ImportError('files that end in .safetensors need the package: pip install safetensors') from error
+        raise ImportError('.safetensors files need the safetensors package: pip install safetensors') from error
     return safetensors.torch
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
     if os.getenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0') != '0' and 'pickle_module' in str(error):
         return (
-            f'{path} cannot be read while TORCH_FORCE_WEIGHTS_ONLY_LOAD is set; unset it: what reads files here runs '
-            'nothing that they contain either'
+            f'{path} cannot be read while TORCH_FORCE_WEIGHTS_ONLY_LOAD is set; unset it: swin_dense reads files '
+            'without executing code from them'
         )
     with path.open('rb') as file:
         start = file.read(64)
@@ -174,18 +174,18 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     if start.startswith(b'version https://git-lfs'):
         return f'{path} is only a pointer of Git LFS; run "git lfs pull" to get the file itself'
     if start.lstrip()[:1] == b'<':
-        return f'{path} is a web page, not a checkpoint; the download went wrong'
+        return f'{path} is a web page, not a checkpoint; download it again'
     damage = f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short'
     first_line = str(error).strip().partition('\n')[0]
     return f'{damage}: {first_line or type(error).__name__}'
 
 
 def check_hash(path: Path, name: str) -> None:
-    """Refuse a file if the hash in its name is not its own.
+    """Raise a CheckpointError if a file's SHA-256 does not begin with the digits in its name.
 
     Args:
         path: the file.
-        name: what it is, or will be, called.
+        name: its current or future name.
     """
     suffix = _HASH_SUFFIX.search(Path(name).stem)
     if suffix is None:
@@ -193,8 +193,8 @@ def check_hash(path: Path, name: str) -> None:
     actual = digest_of(path)
     if not actual.startswith(suffix[1]):
         raise CheckpointError(
-            f'the name of {name} says that its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
-            'the file is damaged, or another one. Fetch it again, or rename it if you trust it'
+            f'by the name {name} its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
+            'the file is damaged or is another file. Download it again, or rename it if you trust it'
         )
 
 

@@ -1,4 +1,4 @@
-"""Fit the backbone of a checkpoint to a model, and say why where it does not fit."""
+"""Adapt the backbone of a checkpoint to a model, and explain any mismatch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from swin_dense.utils import checks
 
 @dataclass(frozen=True)
 class Options:
-    """How a load treats what does not match; see :func:`swin_dense.checkpoint.load_checkpoint`.
+    """Options for weights that do not match the model; see :func:`swin_dense.checkpoint.load_checkpoint`.
 
     Raises:
-        ValueError: a method or policy is unknown.
+        ValueError: ``table_resize`` or ``in_channels`` is unknown.
     """
 
     allow_partial: bool = False
@@ -37,15 +37,15 @@ class Options:
 
 
 def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Tensor], Report]:
-    """Return what to load, by the names and in the shapes of the model, and the report.
+    """Return the tensors to load, with the names and shapes of the model, and the report.
 
     Args:
         source: the backbone of the checkpoint.
-        target: what the model expects.
-        options: what may differ.
+        target: the parameters of the model.
+        options: how to treat differences.
 
     Raises:
-        CheckpointError: parameters are missing, have wrong shapes or have no place in the model.
+        CheckpointError: parameters are missing, have wrong shapes or are not part of the model.
     """
     if source.version != target.version:
         raise CheckpointError(*explain_version(source, target))
@@ -58,12 +58,12 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
         _take_head(source, report, options)
     elif not target.clamps and (source.head or 'norm.weight' in source.parameters):
         report.notes.append(
-            'of a classifier, whose windows shrink to small maps, as those of stage 4 at 224 pixels; to get the same '
-            'numbers build the model with clamp_window=True'
+            'a classifier shrinks its windows to small maps, such as those of stage 4 at 224 pixels; to reproduce its '
+            'outputs, build the model with clamp_window=True'
         )
     if options.final_norm or (target.is_classifier and 'norm.weight' in source.parameters):
         _use_final_norm(source, target)
-    target = target.found_in(source.parameters)
+    target = target.extended_by(source.parameters)
     fitted = {}
     for name, shape in target.shapes.items():
         tensor = _fit_one(name, shape, source, target, options, report)
@@ -73,7 +73,7 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
             fitted[target.names[name]] = tensor
             report.loaded.append(name)
     report.new = [name for name in report.missing if _is_new(name, source, target)]
-    excess = _sort_out(source, target, report)
+    excess = _report_unused(source, target, report)
     wrong = [name for name in report.missing if name not in report.new]
     if (wrong or excess) and not options.allow_partial:
         advice = '' if has_other_stem(source) else LOAD_WHAT_FITS
@@ -84,14 +84,14 @@ def fit(source: Source, target: Target, options: Options) -> tuple[dict[str, Ten
 def _fit_one(
     name: str, shape: Shape | None, source: Source, target: Target, options: Options, report: Report
 ) -> Tensor | None:
-    """Return what to load into a parameter, or None and say in the report why not, unless it is missing."""
+    """Return the tensor for a parameter, or None. If the checkpoint has it but it cannot be used, report why."""
     tensor = source.parameters.get(name)
     if tensor is None:
         return None
     if not tensor.is_floating_point() and name not in target.added:
         report.mismatched[name] = f'{tensor.dtype} in the checkpoint, floating point in the model'
         return None
-    if count := _not_finite(tensor):
+    if count := _count_non_finite(tensor):
         report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
         return None
     if shape is None:
@@ -101,8 +101,8 @@ def _fit_one(
         report.mismatched[name] = f'{tuple(tensor.shape)} in the checkpoint, {shape} in the model'
         if _is_table(name) and resize.square_window(tensor.shape[:1].numel()) is None:
             report.mismatched[name] += (
-                '; its window is not square, so pass window_size=(height, width) of it (of '
-                'swin-dense convert, --source-window-size)'
+                '; its window is not square, so pass the height and width of its window as `window_size` of '
+                'load_checkpoint (--source-window-size of swin-dense convert)'
             )
         return None
     if how is not None:
@@ -111,17 +111,17 @@ def _fit_one(
 
 
 def _take_head(source: Source, report: Report, options: Options) -> None:
-    """Make the classifier's head parameters like the others."""
+    """Move the weight and bias of the classifier's head to ``source.parameters``."""
     if source.head.keys() == {'weight', 'bias'}:
         for leaf, key in source.head_keys.items():
             source.parameters[f'head.{leaf}'], source.keys[f'head.{leaf}'] = source.head[leaf], [key]
             report.left_out.pop(key, None)
     elif not options.allow_partial:
-        raise CheckpointError(f'{source.described} ({source.family}) holds no linear head of a classifier')
+        raise CheckpointError(f'{source.described} ({source.family}) contains no linear head of a classifier')
 
 
 def _is_new(name: str, source: Source, target: Target) -> bool:
-    """Return whether the checkpoint cannot have a missing parameter: it is an output norm, or no part of a Swin."""
+    """Return whether a missing parameter is an output norm or not part of a Swin, so that its absence is no error."""
     norm = OUT_NORM.fullmatch(name)
     if norm is None or target.is_classifier:
         return name in target.added and name not in source.keys
@@ -129,7 +129,7 @@ def _is_new(name: str, source: Source, target: Target) -> bool:
 
 
 def _check_trained_windows(source: Source, target: Target) -> None:
-    """Refuse a V2 model whose position networks would see other coordinates than they were trained with."""
+    """Raise a CheckpointError if a V2 model would give its position networks coordinates of another scale."""
     given = [source.trained_windows.get(stage) for stage in range(target.stages)]
     pairs = list(zip(given, target.trained_windows, strict=False))
     if target.clamps and pairs[0][0] == pairs[0][1]:  # later stages have smaller windows where their maps are smaller
@@ -138,16 +138,16 @@ def _check_trained_windows(source: Source, target: Target) -> None:
         sides = tuple(max(trained or own) for trained, own in zip(given, target.trained_windows, strict=False))
         raise CheckpointError(
             f'{source.described} ({source.family}): its position networks were trained with windows of '
-            f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens from stage to stage, which the '
-            f'model does not know; build it with pretrained_window_size={sides}, at any window_size'
+            f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens per stage, other than those of '
+            f'the model; build the model with pretrained_window_size={sides} and any window_size'
         )
 
 
-def _not_finite(tensor: Tensor) -> int:
-    """Return how many values are NaN or infinite in float32, as far as the tensor shows its values."""
+def _count_non_finite(tensor: Tensor) -> int:
+    """Return the number of values that are NaN or infinite in float32; 0 for meta and non-strided tensors."""
     if tensor.is_meta or tensor.layout != torch.strided:
         return 0
-    # Torch cannot ask numbers of 8 bits; those of 64 may be finite and yet infinite in a model.
+    # isfinite does not support 8-bit types; finite 64-bit values can overflow in the model.
     tensor = tensor.float() if tensor.element_size() in (1, 8) else tensor
     return int((~tensor.isfinite()).sum())
 
@@ -181,7 +181,7 @@ def _is_table(name: str) -> bool:
 
 
 def _window(name: str, length: int, source: Source, target: Target, options: Options) -> resize.Pair | None:
-    """Return the window that a table of the checkpoint belongs to, as far as it can be known."""
+    """Return the window of a bias table in the checkpoint, or None if it cannot be determined."""
     if options.window_size is not None and length == math.prod(resize.offsets(options.window_size)):
         return options.window_size
     if name in source.windows:
@@ -199,15 +199,15 @@ def _use_final_norm(source: Source, target: Target) -> None:
     last = f'norm{max((int(match[1]) for match in map(STAGE.match, source.keys) if match), default=0)}'
     for leaf in ('.weight', '.bias'):
         if f'norm{leaf}' not in source.parameters:
-            raise CheckpointError('final_norm=True, but the checkpoint has no final norm of a classifier')
+            raise CheckpointError('final_norm=True, but the checkpoint has no final norm; it needs a classifier')
         if f'{last}{leaf}' not in target.shapes:
-            raise CheckpointError(f'final_norm=True, but the model has no {last}, as it does not return that stage')
+            raise CheckpointError(f'final_norm=True, but the model has no {last} because it does not return that stage')
         source.parameters[last + leaf] = source.parameters.pop(f'norm{leaf}')
         source.keys[last + leaf] = source.keys.pop(f'norm{leaf}')
 
 
-def _sort_out(source: Source, target: Target, report: Report) -> list[str]:
-    """Report the entries that the model has no place for, and return those of them that it ought to have."""
+def _report_unused(source: Source, target: Target, report: Report) -> list[str]:
+    """Report the checkpoint entries without a parameter in the model; return those that are parameters of a Swin."""
     excess = []
     for name, keys in source.keys.items():
         if name in target.shapes:

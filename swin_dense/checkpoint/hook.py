@@ -1,4 +1,4 @@
-"""Make ``load_state_dict``, of the backbone and of any model around it, understand every checkpoint."""
+"""A pre-hook that makes ``load_state_dict`` convert checkpoints of other libraries."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from swin_dense.checkpoint.target import Target, state_of
 
 _logger = logging.getLogger(__package__)
 
-# What the hook demands: 'all' parameters must arrive, or 'some' may; 'nothing' where all is converted already.
-_demand = contextvars.ContextVar('demand', default='all')
+# Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
+_required = contextvars.ContextVar('required', default='all')
 
 
 @contextlib.contextmanager
 def allow_partial_loading() -> Iterator[None]:
-    """Let ``load_state_dict`` leave parameters of backbones as they are.
+    """Allow ``load_state_dict`` to load only some of a backbone's parameters, or none.
 
-    Outside, a ``load_state_dict`` that brings a backbone none or only some of its parameters raises, with
-    ``strict=False`` too. Inside, a head alone or half a backbone loads. In a config, the backbone's option
-    ``allow_partial=True`` does the same.
+    Outside this context, ``load_state_dict`` raises an error if backbone parameters are missing, also with
+    ``strict=False``. Inside it, a state dict of only a head or of part of a backbone loads. In a config, the
+    backbone's option ``allow_partial=True`` does the same.
 
     Examples:
         >>> from swin_dense import SwinBackbone
@@ -38,24 +38,24 @@ def allow_partial_loading() -> Iterator[None]:
         >>> len(kept) + len(patch) == len(backbone.state_dict())
         True
     """
-    with _demanding('some'):
+    with _requiring('some'):
         yield
 
 
 @contextlib.contextmanager
 def loading_converted() -> Iterator[None]:
-    """Let ``load_state_dict`` take what :func:`swin_dense.checkpoint.fit.fit` returned as it is."""
-    with _demanding('nothing'):
+    """Disable the hook, for weights already converted by :func:`swin_dense.checkpoint.fit.fit`."""
+    with _requiring('nothing'):
         yield
 
 
 @contextlib.contextmanager
-def _demanding(demand: str) -> Iterator[None]:
-    token = _demand.set(demand)
+def _requiring(parameters: str) -> Iterator[None]:
+    token = _required.set(parameters)
     try:
         yield
     finally:
-        _demand.reset(token)
+        _required.reset(token)
 
 
 def convert_before_load(
@@ -68,23 +68,23 @@ def convert_before_load(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Convert the entries of a backbone in place, before ``load_state_dict`` reads them.
+    """Convert the entries of a backbone in ``state_dict`` in place, before ``load_state_dict`` reads them.
 
-    A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is the copy that
-    belongs to the load. PyTorch and mmengine pass ``strict=True`` always, so it tells nothing.
+    A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
+    this load. ``strict`` is ignored: PyTorch and mmengine always pass True to the hook.
 
     Raises:
-        CheckpointError: the parameters of the backbone do not arrive. The backbone keeps its weights.
+        CheckpointError: parameters of the backbone are missing or do not fit. The backbone keeps its weights.
     """
-    if _demand.get() == 'nothing':
+    if _required.get() == 'nothing':
         return
-    partial = _demand.get() == 'some' or getattr(module, 'allow_partial', False)
+    partial = _required.get() == 'some' or getattr(module, 'allow_partial', False)
     target = Target.of(module)
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     if _needs_no_conversion(given, target) or (partial and not given):
         return
     if not given:
-        raise CheckpointError(_nothing_given(prefix))
+        raise CheckpointError(_no_keys_message(prefix))
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
     try:
         found = read_source(flatten(given), described)
@@ -92,29 +92,29 @@ def convert_before_load(
     except CheckpointError as error:
         if not partial:
             raise
-        _logger.warning('Nothing is converted: %s', error)
+        _logger.warning('The state dict is not converted: %s', error)
         return
     for key in given:
         if key not in report.unexpected:
             del state_dict[prefix + key]
     state_dict.update({prefix + name: tensor for name, tensor in parameters.items()})
     if not partial:
-        # What the checkpoint cannot have shall not count as missing with strict=True.
+        # With strict=True, parameters that the checkpoint cannot have must not count as missing.
         own = dict(state_of(module))
         for key in [target.names[name] for name in report.new]:
             if key in own and not own[key].is_meta:
                 state_dict[prefix + key] = own[key].detach()
-    # A backbone that belongs to a framework says it in the framework's log.
+    # A backbone of a framework logs the report in the framework's own log.
     getattr(module, 'log_load', log_report)(report)
 
 
 def log_report(report: Report) -> None:
-    """Log what a load did."""
+    """Log the report of a load at its level."""
     _logger.log(report.level, '%s', report)
 
 
 def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
-    """Return whether a state dict has all of the module's own keys, or only such that no Swin has, as of an adapter."""
+    """Return whether a state dict has exactly the module's keys and shapes, or only added ones (of an adapter, say)."""
     own = {key: name for name, key in target.names.items()}
     if not given or not given.keys() <= own.keys():
         return False
@@ -130,13 +130,13 @@ def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
     )
 
 
-def _nothing_given(prefix: str) -> str:
+def _no_keys_message(prefix: str) -> str:
     if not prefix:
         return 'the state dict is empty'
     return (
-        f'the checkpoint holds nothing for the backbone: no key begins with {prefix!r}. If it is a backbone or a '
-        "classifier on its own, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of "
-        'the backbone in a config, or with load_checkpoint(model.backbone, ...). If it is meant to leave the '
-        'backbone alone, load it inside "with swin_dense.allow_partial_loading():", in a config with '
-        'allow_partial=True as an option of the backbone'
+        f'the checkpoint has no backbone weights: no key begins with {prefix!r}. If it is a checkpoint of a backbone '
+        "or a classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of the "
+        'backbone in a config, or with load_checkpoint(model.backbone, ...). To keep the weights of the backbone, '
+        'load it inside "with swin_dense.allow_partial_loading():", or in a config set allow_partial=True as an '
+        'option of the backbone'
     )

@@ -1,4 +1,4 @@
-"""What a checkpoint tells about the model that it was made with."""
+"""Infer the options of a model from the parameters of its checkpoint."""
 
 from __future__ import annotations
 
@@ -18,39 +18,41 @@ _KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias
 
 
 def infer_options(found: Source, given: Mapping[str, Any], any_heads: bool = False) -> dict[str, Any]:
-    """Return the options of a SwinBackbone, or a SwinV2Backbone, that the weights fit as they are.
+    """Return options of a SwinBackbone or SwinV2Backbone that fits the weights without resizing.
 
     Args:
         found: the backbone of a checkpoint.
-        given: options that the user gave, which replace those of the checkpoint.
-        any_heads: take one head per stage where nothing tells the number.
+        given: options from the user, which take precedence over those of the checkpoint.
+        any_heads: use one head per stage if the number cannot be inferred.
 
     Returns:
-        The given options; ``arch``, a letter or a dict; what parameters show; and ``window_size``,
-        ``pretrained_window_size`` of V2 and ``pretrain_img_size`` where the weights depend on them and tell. A window
-        that is not square is told by buffers alone.
+        ``given``, ``arch`` (a letter or a dict), the options that parameter shapes determine, and, if the weights
+        depend on them and determine them, ``window_size``, ``pretrained_window_size`` (V2) and ``pretrain_img_size``.
+        A window that is not square can be inferred from buffers only.
 
     Raises:
-        CheckpointError: something that must be known cannot be read off and is not given.
+        CheckpointError: a required option can neither be inferred nor is it given.
     """
     options = options_of({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
     missing = [key for key in ('embed_dims', 'depths') if key not in options]
     if missing:
-        raise CheckpointError(f'{found.described}: parameters that tell {" and ".join(missing)} are missing')
-    told = {key: options[key] for key in _KEPT if key in options}
-    told['arch'] = published_letter(options)
+        raise CheckpointError(
+            f'{found.described}: cannot infer {" and ".join(missing)}, because parameters are missing or disagree'
+        )
+    inferred = {key: options[key] for key in _KEPT if key in options}
+    inferred['arch'] = published_letter(options)
     stages = len(options['depths'])
-    if told['arch'] is None:
+    if inferred['arch'] is None:
         if 'num_heads' not in options and not any_heads and given.keys().isdisjoint(('arch', 'num_heads')):
-            raise CheckpointError(f'{found.described} does not tell its number of heads; give the architecture')
-        told['arch'] = {
+            raise CheckpointError(f'{found.described}: cannot infer the number of heads; give the architecture')
+        inferred['arch'] = {
             'embed_dims': options['embed_dims'],
             'depths': options['depths'],
             'num_heads': options.get('num_heads', (1,) * stages),
         }
     norms = {int(match[1]) for match in map(OUT_NORM.fullmatch, found.parameters) if match}
-    if norms - {stages - 1}:  # that of the last stage alone is a classifier's
-        told['out_indices'] = tuple(sorted(norms))
+    if norms - {stages - 1}:  # a norm of the last stage only is that of a classifier
+        inferred['out_indices'] = tuple(sorted(norms))
     table = found.parameters.get(_FIRST_TABLE)
     window = (
         found.windows.get(_FIRST_TABLE)
@@ -58,22 +60,22 @@ def infer_options(found: Source, given: Mapping[str, Any], any_heads: bool = Fal
         or (square_window(len(table)) if table is not None else None)
     )
     if window is not None:
-        told['window_size'] = window
+        inferred['window_size'] = window
     if found.trained_windows:
         trained = [found.trained_windows.get(stage, (0, 0)) for stage in range(stages)]
-        told['pretrained_window_size'] = tuple(max(sides) for sides in trained)
+        inferred['pretrained_window_size'] = tuple(max(sides) for sides in trained)
     elif found.version == 2 and given.keys().isdisjoint(('window_size', 'pretrained_window_size')):
         raise CheckpointError(
-            f'{found.described} is a Swin V2 that does not tell the windows it was trained with, which others need to '
-            'know; give pretrained_window_size (--source-window-size of swin-dense convert), one side or one per stage'
+            f'{found.described} is a Swin V2 that does not record the windows it was trained with, which other windows '
+            'need; give pretrained_window_size (--source-window-size of swin-dense convert), one side or one per stage'
         )
     position = found.parameters.get('absolute_pos_embed')
     if position is not None and 'pretrain_img_size' not in given:
         grid = found.grid or square_grid(position.shape[1])
         if grid is None:
             raise CheckpointError(
-                f'{found.described} does not tell the height and width of its {position.shape[1]} absolute positions; '
+                f'{found.described}: cannot infer the height and width of its {position.shape[1]} absolute positions; '
                 'give pretrain_img_size=(height, width) in pixels'
             )
-        told['pretrain_img_size'] = tuple(side * options['patch_size'] for side in grid)
-    return {**told, **given}
+        inferred['pretrain_img_size'] = tuple(side * options['patch_size'] for side in grid)
+    return {**inferred, **given}

@@ -1,4 +1,4 @@
-"""Load a checkpoint into a model: all of it, or nothing and an error that says why."""
+"""Load a checkpoint into a backbone or classifier."""
 
 from __future__ import annotations
 
@@ -35,34 +35,38 @@ def load_checkpoint(
     trust: bool = False,
     log: Callable[[Report], Any] | None = log_report,
 ) -> Report:
-    """Load the weights of a Swin of any family: all of them, or none and an error that says why.
+    """Load the weights of a Swin from a checkpoint of any supported library.
+
+    Either all parameters load, or an error explains the mismatch and the model keeps its weights.
 
     Args:
         backbone: a SwinBackbone or a SwinClassifier, bare or wrapped for data parallelism or compilation.
-        source: a path, of a file or of what ``save_pretrained`` of others wrote; an address, which may end in
-            ``#sha256=`` and the digest of the file; a state dict; or a whole checkpoint dict.
-        prefix: where the backbone is in the checkpoint if it holds several, as in 'teacher.backbone'; the end of it
-            is enough.
-        ema: take the running average of the weights that the checkpoint holds beside the weights. Without, the
-            weights; in files of mmengine's EMAHook these are the average already.
-        allow_partial: accept parameters that are missing, have wrong shapes or have no place in the model.
-        final_norm: give a classifier's final norm to the output of the last stage. A SwinClassifier gets it anyway.
-        table_resize: how relative position tables get to another window: 'bicubic', or 'geometric', the way of the
-            fine-tuning of SimMIM and BEiT.
-        in_channels: how the patch projection gets to another number of image channels: 'repeat' takes the channels
-            in turn, 'mean' their average, both rescaled so that a grey image keeps its response; 'zero' adds zeros.
-        window_size: the window that the checkpoint was made for, side or (height, width) in tokens; needed only if
-            it is not square and the checkpoint does not tell.
-        trust: unpickle classes that are not known to be harmless, which can run any code.
-        log: takes the report, as ``print`` would; None for silence. By default it goes to the logger
-            ``swin_dense.checkpoint``, as a warning where parameters were resized or did not arrive.
+        source: a path of a file or of a ``save_pretrained`` folder; an address, which may end in ``#sha256=DIGEST``
+            to verify the file; a state dict; or a whole checkpoint dict.
+        prefix: the prefix of the backbone's parameter names, such as 'teacher.backbone', if the checkpoint contains
+            several backbones. The end of the prefix is enough.
+        ema: load the running average that the checkpoint stores in addition to the weights. In files of mmengine's
+            EMAHook, the weights already are the average.
+        allow_partial: accept parameters that are missing, have wrong shapes or are not part of the model.
+        final_norm: use a classifier's final norm as the output norm of the last stage. A SwinClassifier always loads
+            its final norm.
+        table_resize: how to resize relative position bias tables to another window: 'bicubic', or 'geometric' as in
+            the fine-tuning code of SimMIM and BEiT.
+        in_channels: how to adapt the patch projection to another number of image channels: 'repeat' repeats the
+            channels in turn and 'mean' repeats their mean, both rescaled so that a grey image keeps its response;
+            'zero' initialises further channels to zero.
+        window_size: the window of the checkpoint, side or (height, width) in tokens. Only needed if the window is
+            not square and cannot be inferred.
+        trust: unpickle classes that are not known to be safe, which can execute arbitrary code.
+        log: a function called with the report, such as ``print``, or None. The default logs to
+            ``swin_dense.checkpoint``, as a warning if parameters were resized or did not load.
 
     Returns:
-        The report, which has been logged.
+        The report, after it was logged.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or does not fit. The model keeps its weights.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
 
     Examples:
         >>> from swin_dense import SwinBackbone, export_state_dict
@@ -74,12 +78,12 @@ def load_checkpoint(
         raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
     window = None if window_size is None else checks.pair('window_size', window_size)
     options = Options(allow_partial, final_norm, table_resize, in_channels, window)
-    model = _ready(backbone)
+    model = _unwrap(backbone)
     return load_found(model, find_backbone(source, prefix, ema, trust), options, log)
 
 
 def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = False, trust: bool = False) -> Source:
-    """Read a checkpoint from anywhere and find the backbone in it; see :func:`load_checkpoint`."""
+    """Read a checkpoint from a path, an address or a dict and return its backbone; see :func:`load_checkpoint`."""
     if isinstance(source, Mapping):
         return read_source(flatten(source), 'the given dict', prefix, ema)
     if not isinstance(source, (str, os.PathLike)):
@@ -92,10 +96,10 @@ def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = Fal
 def load_found(
     model: nn.Module, found: Source, options: Options = _STANDARD, log: Callable[[Report], Any] | None = log_report
 ) -> Report:
-    """Load what :func:`find_backbone` found; see :func:`load_checkpoint`."""
+    """Load the result of :func:`find_backbone` into a model; see :func:`load_checkpoint`."""
     parameters, report = fit(found, Target.of(model), options)
     if not report.loaded:
-        raise CheckpointError(f'{report.source} ({report.family}): not one parameter fits the model')
+        raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with loading_converted():
         model.load_state_dict(parameters, strict=False)
     if log is not None:
@@ -103,17 +107,22 @@ def load_found(
     return report
 
 
-def _ready(model: nn.Module) -> nn.Module:
-    """Return the module inside data parallelism or compilation, if weights can be copied into it."""
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside wrappers of data parallelism and compilation.
+
+    Raises:
+        TypeError: it is not a backbone or a classifier.
+        CheckpointError: weights cannot be copied into it.
+    """
     while not hasattr(model, 'patch_embed') or hasattr(model, '_orig_mod'):
         inner = getattr(model, 'module', getattr(model, '_orig_mod', None))
         if not isinstance(inner, nn.Module):
             break
         model = inner
-    Target.of(model)  # refuses other models
+    Target.of(model)  # raises a TypeError for other models
     for parameter in model.parameters():
         if parameter.is_meta:
-            raise CheckpointError('the backbone is on the meta device and holds no weights; call to_empty(...) first')
+            raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
         if hasattr(parameter, 'device_mesh'):
             raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
     return model

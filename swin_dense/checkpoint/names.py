@@ -1,7 +1,7 @@
-"""How the names and layouts of a family's parameters are read and written.
+"""Translation between our parameter names and layouts and those of another library (a family).
 
-A family is a table from our parameter names to its own. The same table serves both directions, loading and export. The
-tables stand in :mod:`swin_dense.checkpoint.families`.
+A family is a table of its names by role. Loading and export use the same table. The tables are in
+:mod:`swin_dense.checkpoint.families`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# Our names, by the role of the module or parameter. These are the names of mmdet and mmseg.
+# Our names by role of the module or parameter. These are the names of mmdet and mmseg.
 _OURS: dict[str, str] = {
     'patch_proj': 'patch_embed.projection',
     'patch_norm': 'patch_embed.norm',
@@ -36,9 +36,9 @@ _OURS: dict[str, str] = {
     'out_norm': 'norm{stage}',
     'final_norm': 'norm',
 }
-# Roles that are parameters; the others are modules with a weight or a bias.
+# Roles of single parameters. All other roles are modules with a weight or a bias.
 _PARAMETERS = ('position', 'table', 'logit_scale', 'q_bias', 'v_bias')
-# What may stand for a stage or block number in a name: number = scale * ours + offset.
+# Placeholders for stage and block numbers, as (attribute, scale, offset): number = scale * our number + offset.
 _NUMBERS = {
     'stage': ('stage', 1, 0),
     'stage+1': ('stage', 1, 1),
@@ -46,11 +46,11 @@ _NUMBERS = {
     '2*stage+2': ('stage', 2, 2),
     'block': ('block', 1, 0),
 }
-# Roles whose spelling tells one family from another and a Swin from other networks.
-_TELLING = ('norm1', 'table', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
+# Roles whose names distinguish families from each other and a Swin from other networks.
+_DISTINCTIVE = ('norm1', 'table', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
 
-# Other spellings of the same names, brought to the ones above: what wrappers insert, timm's features_only, the
-# base model's name, its MaskFormer's norms beside the base model and the older names of transformers.
+# Regular expressions that normalise variants of these names: components inserted by wrappers, names of timm's
+# features_only models, and in transformers the name of the base model, the norms of MaskFormer and older names.
 _RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -76,14 +76,14 @@ _RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 @dataclass(frozen=True)
 class Name:
-    """A parameter, by role: ``Name('qkv', stage=0, block=1, leaf='.weight')``.
+    """A parameter identified by its role, as in ``Name('qkv', stage=0, block=1, leaf='.weight')``.
 
     Attributes:
         role: a key of the name tables.
         stage: stage number, or None.
         block: block number, or None.
-        leaf: '.weight', '.bias' or '' for a parameter that belongs to no submodule.
-        part: which part of ours it holds where a family keeps several tensors for it, as q, k and v.
+        leaf: '.weight', '.bias', or '' for a single parameter.
+        part: the index of the tensor if a family splits our parameter into several, such as q, k and v.
     """
 
     role: str
@@ -98,7 +98,7 @@ class Name:
 
 
 class _Template:
-    """A name with numbers left open, which can be filled in and recognised."""
+    """A parameter name with placeholders for numbers, for formatting and parsing."""
 
     def __init__(self, template: str, leaf: str) -> None:
         self._pieces = re.split(r'\{(.+?)\}', template)
@@ -107,7 +107,7 @@ class _Template:
 
     @property
     def stem(self) -> str:
-        """What comes before the first number."""
+        """The part before the first number."""
         return self._pieces[0]
 
     def write(self, name: Name) -> str:
@@ -118,7 +118,7 @@ class _Template:
         return ''.join(filled) + name.leaf
 
     def read(self, key: str) -> dict[str, int] | None:
-        """Return the stage and block in ``key``, {} where it has none, or None if it is another name."""
+        """Return the stage and block numbers in ``key`` ({} if it has none), or None if it does not match."""
         match = self.pattern.fullmatch(key)
         if match is None:
             return None
@@ -134,19 +134,19 @@ class _Template:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """The names and layouts of one code base.
+    """The parameter names and layouts of one library.
 
     Attributes:
-        name: what reports call it.
-        names: role to name, where it differs from ours; a tuple where one tensor of ours is several there.
-        slice_order: whether patch merging sorts its inputs by neighbour first, as against our order, that of
-            ``nn.Unfold``, by channel first.
-        position_map: whether the absolute position embedding is (1, C, H, W), as against our (1, L, C).
-        index: whether each relative position table comes with an index buffer, 'square' (T, T) or 'flat' (T * T).
-        inner: what stands before all names but those of the output norms.
-        version: of Swin, 1 or 2. V2 has its merging norm after the reduction.
-        joined_bias: whether V2's biases of queries and values are parts of one, with a part for keys that has no use.
-        coordinates: whether each position network of V2 comes with its coordinates in a buffer.
+        name: the name in reports.
+        names: maps roles to names that differ from ours. A tuple if our tensor is split into several.
+        slice_order: whether patch merging concatenates its inputs by neighbour first. Ours does so by channel first,
+            as ``nn.Unfold`` does.
+        position_map: whether the absolute position embedding is (1, C, H, W) instead of our (1, L, C).
+        index: the index buffer stored with each relative position table: 'square' (T, T), 'flat' (T * T) or None.
+        inner: the prefix of all names except those of the output norms.
+        version: the version of Swin, 1 or 2. The merging norm of V2 follows the reduction.
+        joined_bias: whether V2's query and value biases are stored in one tensor with an unused key bias.
+        coordinates: whether the coordinates of each V2 position network are stored as a buffer.
     """
 
     name: str
@@ -178,25 +178,25 @@ class Family:
 
     @cached_property
     def _anywhere(self) -> re.Pattern[str]:
-        names = '|'.join(template.pattern.pattern for role in _TELLING for template in self._plain_templates[role])
+        names = '|'.join(template.pattern.pattern for role in _DISTINCTIVE for template in self._plain_templates[role])
         return re.compile(rf'((?:.+\.)?)(?:{names})')
 
     @property
     def stems(self) -> tuple[str, ...]:
-        """What the names of everything in a stage and of the output norms begin with."""
+        """The common beginnings of the names in stages and of the output norms."""
         return tuple(self._templates[role][0].stem for role in ('norm1', 'out_norm'))
 
     def prefix_of(self, key: str) -> str | None:
-        """Return what stands before a telling name of this family, or None if ``key`` does not end in one."""
+        """Return the prefix before a distinctive name of this family, or None if ``key`` does not end in one."""
         match = self._anywhere.fullmatch(key)
         return None if match is None else match[1]
 
     def write(self, name: Name) -> tuple[str, ...]:
-        """Return what this family calls a parameter: one name, or one per part."""
+        """Return the names of a parameter in this family: one, or one per part."""
         return tuple(template.write(name) for template in self._templates[name.role])
 
     def read(self, key: str) -> Name | None:
-        """Return which parameter this family calls ``key``, in the plain spelling, or None."""
+        """Return the parameter whose name in this family, as spelled by :func:`plain_name`, is ``key``, or None."""
         for role, templates in self._plain_templates.items():
             for part, template in enumerate(templates):
                 numbers = template.read(key)
@@ -206,11 +206,11 @@ class Family:
         return None
 
     def decode(self, name: Name, parts: list[Tensor]) -> Tensor:
-        """Bring a parameter of this family into our layout.
+        """Convert a parameter of this family to our layout.
 
         Args:
-            name: which parameter.
-            parts: its tensors.
+            name: the parameter.
+            parts: its tensors in this family.
         """
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
         if self._is_sliced(name) and tensor.shape[-1:].numel() % 4 == 0:
@@ -224,9 +224,9 @@ class Family:
         """Undo :meth:`decode`.
 
         Args:
-            name: which parameter.
-            tensor: in our layout.
-            grid: (H, W) of the absolute position embedding, where there is one.
+            name: the parameter.
+            tensor: its tensor in our layout.
+            grid: (H, W) of the absolute position embedding, if the model has one.
         """
         if self._is_sliced(name):
             tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
@@ -239,7 +239,7 @@ class Family:
 
 
 def plain_name(key: str) -> str:
-    """Return ``key`` in the spelling of the name tables."""
+    """Return ``key`` without components of wrappers and in the spelling of the name tables."""
     for pattern, replacement in _RESPELLINGS:
         key = pattern.sub(replacement, key)
     return key

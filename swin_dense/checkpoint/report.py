@@ -1,4 +1,4 @@
-"""What a load did, for people and programs, and the error of a load that did nothing."""
+"""The report of loading a checkpoint, and the error raised if loading fails."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 class CheckpointError(ValueError, RuntimeError):
     """A checkpoint cannot be read or does not fit; the model keeps its weights.
 
-    It is a RuntimeError too because that is what ``load_state_dict`` raises.
+    It is also a RuntimeError because ``load_state_dict`` raises that type.
 
     Args:
-        message: what is wrong, and what to do.
-        in_python: what to do in a program or in a config, which the command line leaves out.
+        message: the problem and how to solve it.
+        in_python: how to solve it in Python or in a config. The command line omits this part.
     """
 
     def __init__(self, message: str = '', in_python: str = '') -> None:
@@ -25,22 +25,23 @@ class CheckpointError(ValueError, RuntimeError):
 
 @dataclass
 class Report:
-    """What became of every parameter of the model and of every entry of the checkpoint.
+    """The result of loading a checkpoint: lists of the model's parameters and of the checkpoint's tensors.
 
     Attributes:
         source: the file, address or kind of object that was loaded.
-        family: the code base whose names the checkpoint has.
-        prefix: what stands before the backbone's names in the checkpoint.
-        version: of Swin, 1 or 2.
-        loaded: parameters of the backbone that arrived, the resized ones included.
-        resized: parameters of the backbone that were fitted to another shape, with what was done.
-        missing: parameters of the backbone that did not arrive and keep their values.
-        new: those of the missing that the checkpoint cannot have: norms of further outputs, and what no Swin has.
-        mismatched: those of the missing that the checkpoint holds in another shape, with the shapes.
-        damaged: those of the missing that the checkpoint holds with values that are NaN or infinite, with how many.
-        left_out: entries of the checkpoint left out on purpose, with the reason.
-        unexpected: entries of the checkpoint that the backbone has no place for.
-        notes: what else to know about such a checkpoint.
+        family: the library whose parameter names the checkpoint uses.
+        prefix: the prefix of the backbone's names in the checkpoint.
+        version: the version of Swin, 1 or 2.
+        loaded: parameters of the backbone that were loaded, including resized ones.
+        resized: parameters of the backbone that were resized, mapped to a description of the change.
+        missing: parameters of the backbone that were not loaded and keep their values.
+        new: the subset of ``missing`` that the checkpoint cannot have: norms of additional outputs, and parameters
+            that no Swin has.
+        mismatched: the subset of ``missing`` with another shape in the checkpoint, mapped to both shapes.
+        damaged: the subset of ``missing`` with NaN or infinite values in the checkpoint, mapped to their number.
+        left_out: entries of the checkpoint that were skipped on purpose, mapped to the reason.
+        unexpected: entries of the checkpoint that have no parameter in the backbone.
+        notes: further remarks on the checkpoint.
     """
 
     source: str
@@ -59,7 +60,7 @@ class Report:
 
     @property
     def level(self) -> int:
-        """The level at which to log it: a warning where parameters were changed, or did not arrive and should have."""
+        """The logging level: WARNING if parameters were resized or are missing without being new, else INFO."""
         is_whole = not self.resized and len(self.missing) == len(self.new)
         return logging.INFO if is_whole else logging.WARNING
 
@@ -87,7 +88,7 @@ class Report:
 
 
 def listed(names: Iterable[str], limit: int = 4, separator: str = ', ') -> str:
-    """Return the first few of the names, and how many there are."""
+    """Return the first ``limit`` names and, if there are more, the total number."""
     names = list(names)
     more = f'{separator}... ({len(names)} in all)' if len(names) > limit else ''
     return separator.join(names[:limit]) + more

@@ -1,4 +1,4 @@
-"""Fit a parameter to another window, another image size or another number of image channels."""
+"""Resize parameters to another window, image size or number of image channels."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
 
 
 def offsets(window: Pair) -> Pair:
-    """Return how many relative offsets a window has: (rows, columns) of its bias table."""
+    """Return the number of relative offsets in a window, (rows, columns) of its bias table."""
     return 2 * window[0] - 1, 2 * window[1] - 1
 
 
 def square_window(length: int) -> Pair | None:
-    """Return the square window that a bias table of ``length`` offsets belongs to, if there is one."""
+    """Return the square window whose bias table has ``length`` rows, or None."""
     grid = square_grid(length)
     return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
 
 
 def square_grid(length: int) -> Pair | None:
-    """Return the square grid of ``length`` tokens, if there is one."""
+    """Return the square grid of ``length`` tokens, or None."""
     side = math.isqrt(length)
     return (side, side) if side * side == length else None
 
 
 def window_of_index(index: Tensor, length: int) -> Pair | None:
-    """Return the window that a ``relative_position_index`` buffer was made for, square or not.
+    """Return the window of a ``relative_position_index`` buffer, square or not, or None.
 
     Args:
         index: the buffer, T x T entries in any shape.
-        length: rows of the bias table that it points into.
+        length: number of rows of the bias table.
     """
     tokens = math.isqrt(index.numel())
     index = index.reshape(-1)
     for height in range(1, tokens + 1):
         width = tokens // height
         fits = height * width == tokens and math.prod(offsets((height, width))) == length
-        # Between the first token and the last of its row: no rows apart, and as many columns as there can be.
+        # The pair of the first and the last token in the first row has row offset 0 and the largest column offset.
         if fits and index[width - 1] == (height - 1) * (2 * width - 1):
             return height, width
     return None
@@ -56,11 +56,11 @@ def resize_table(table: Tensor, source: Pair, target: Pair, method: str = 'bicub
         table: ((2 * height - 1) * (2 * width - 1), A) of the source window.
         source: window (height, width) in tokens.
         target: window (height, width) in tokens.
-        method: 'bicubic', or 'geometric': a cubic spline over offsets whose distances grow geometrically, so
-            that near offsets keep their meaning (fine-tuning of SimMIM and BEiT).
+        method: 'bicubic', or 'geometric': a cubic spline over offsets with geometrically growing distances, which
+            changes the bias of near offsets less (fine-tuning code of SimMIM and BEiT).
 
     Returns:
-        The same for the target window.
+        The table of the target window.
     """
     interpolate = _bicubic if method == 'bicubic' else _geometric
     maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(source))
@@ -68,28 +68,29 @@ def resize_table(table: Tensor, source: Pair, target: Pair, method: str = 'bicub
 
 
 def resize_position(position: Tensor, source: Pair, target: Pair) -> Tensor:
-    """Interpolate an absolute position embedding (1, L, C) from one grid (H, W) to another, bicubically."""
+    """Resize an absolute position embedding (1, L, C) from one grid (H, W) to another by bicubic interpolation."""
     maps = position.to(torch.promote_types(position.dtype, torch.float32)).transpose(1, 2).unflatten(2, source)
     return _bicubic(maps, target).flatten(2).transpose(1, 2).contiguous().to(position.dtype)
 
 
 def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Tensor:
-    """Fit the patch projection to images with another number of channels.
+    """Adapt the weight of the patch projection to another number of image channels.
 
     Args:
         weight: (C, channels of the checkpoint, p, p).
-        channels: channels of the model's images.
-        policy: 'repeat' takes the channels in turn and 'mean' their average, both rescaled so that a grey image
-            keeps its response; 'zero' keeps the channels and gives further ones zeros.
+        channels: number of image channels of the model.
+        policy: 'repeat' repeats the channels in turn and 'mean' repeats their mean, both rescaled so that a grey
+            image keeps its response; 'zero' keeps the channels and appends zeros.
 
     Raises:
-        ValueError: 'zero' has fewer channels to fill than the checkpoint has.
+        ValueError: ``policy`` is 'zero' and the model has fewer channels than the checkpoint.
     """
     given = weight.shape[1]
     if policy == 'zero':
         if channels < given:
             raise ValueError(
-                f'the policy "zero" adds channels, but the checkpoint has {given} and the model {channels}; use "mean"'
+                f'the policy "zero" only adds channels: got {given} in the checkpoint, {channels} in the model; '
+                'use "mean"'
             )
         return F.pad(weight, (0, 0, 0, 0, 0, channels - given))
     scale = given / channels
@@ -111,7 +112,7 @@ def _geometric(maps: Tensor, size: Pair) -> Tensor:
 
 
 def _geometric_positions(source: int, target: int) -> list[float]:
-    """Place offsets -source..source at growing distances so that the outermost lie at -target and target."""
+    """Return positions of the offsets -source..source with geometric distances that end at -target and target."""
     left, right = 1.01, 1.5
     while right - left > 1e-6:
         ratio = (left + right) / 2
@@ -119,7 +120,7 @@ def _geometric_positions(source: int, target: int) -> list[float]:
             right = ratio
         else:
             left = ratio
-    # The ratio of the last step, as in the official code, not the middle of what is left.
+    # As in the official code, the last ratio tried, not the middle of the remaining interval.
     distances = [0.0]
     for step in range(source):
         distances.append(distances[-1] + ratio**step)

@@ -1,4 +1,4 @@
-"""Find the backbone in whatever a checkpoint holds, and bring it into our names and layouts."""
+"""Find the backbone in a checkpoint and convert it to our names and layouts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.checkpoint import v2
-from swin_dense.checkpoint.families import EXPORTED, OFFICIAL, OFFICIAL_V2, find_backbones, settle
+from swin_dense.checkpoint.families import EXPORTED, OFFICIAL, OFFICIAL_V2, find_backbones, resolve_family
 from swin_dense.checkpoint.names import MMDET, Family, Name, plain_name
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.resize import window_of_index
 from swin_dense.ops.windows import Pair
 
-# Components of names that mark a running average of the weights.
+# Name components that mark a running average of the weights.
 _AVERAGES = {'ema', 'ema_state_dict', 'model_ema', 'state_dict_ema', 'ema_model', 'module_ema'}
-# The second, slowly moving encoder of contrastive pretraining; dense prediction has no use for it.
+# The momentum encoder of contrastive pretraining, which is not used for dense prediction.
 _MOMENTUM_BRANCHES = {'encoder_k'}
-# Entries under the backbone's prefix that are not its parameters, with the reason to leave them out.
+# Entries under the backbone's prefix that are not backbone parameters, and the reason to skip them.
 _LEFT_OUT = {
     re.compile(r'.*(relative_position_index|relative_coords_table|attn_mask)'): 'buffers that are computed here',
     re.compile(r'(head|classifier|fc)\..*'): 'the classifier',
@@ -32,7 +32,7 @@ _LEFT_OUT = {
 }
 
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
-_DEEPEST = 32  # dicts in dicts
+_MAX_DEPTH = 32  # of nested dicts
 
 
 @dataclass
@@ -40,19 +40,20 @@ class Source:
     """The backbone in a checkpoint.
 
     Attributes:
-        described: what messages call the checkpoint.
-        family: what reports call the code base whose names it has.
-        prefix: what stands before its names.
-        parameters: our name to the tensor in our layout; of entries that no Swin has, their name to the tensor.
-        keys: the same names to the keys of the checkpoint that hold them, all of them or only some.
-        grid: (H, W) of the absolute position embedding, where the checkpoint tells.
-        windows: our name of a relative position table, or of V2's scale, to its window, where the checkpoint tells.
-        version: of Swin, 1 or 2.
-        trained_windows: stage to the window that V2's position networks were trained with, where the checkpoint tells.
-        head: 'weight' and 'bias' of the classifier on the backbone, where there is one.
-        head_keys: the same to the keys of the checkpoint that hold them.
-        left_out: keys left out on purpose, with the reason.
-        stems: what the names of everything in a stage and of the output norms begin with.
+        described: the name of the checkpoint in messages.
+        family: the name of the library in reports.
+        prefix: the prefix of the backbone's keys in the checkpoint.
+        parameters: maps our parameter names to tensors in our layout. Entries that no Swin has keep their names.
+        keys: maps our parameter names to their keys in the checkpoint; includes parameters with missing parts.
+        grid: (H, W) of the absolute position embedding, or None if the checkpoint does not determine it.
+        windows: maps our names of relative position tables, or of V2's ``logit_scale``, to windows that the
+            checkpoint determines.
+        version: the version of Swin, 1 or 2.
+        trained_windows: maps stages to the window with which V2's position networks were trained, if known.
+        head: 'weight' and 'bias' of the classifier on the backbone, or empty.
+        head_keys: maps 'weight' and 'bias' to the keys of the head in the checkpoint.
+        left_out: maps keys that are skipped on purpose to the reason.
+        stems: the common beginnings of the names in stages and of the output norms.
     """
 
     described: str
@@ -71,17 +72,18 @@ class Source:
 
     @property
     def network(self) -> str:
-        """What names of models begin with: 'swin' or 'swinv2'."""
+        """The beginning of model names: 'swin' or 'swinv2'."""
         return 'swin' if self.version == 1 else 'swinv2'
 
 
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return all tensors in nested dicts by dotted name, so that containers look like prefixes.
+    """Return all tensors in nested dicts by dotted name, so that keys of containers become prefixes.
 
-    A dict that holds itself brings nothing new there, nor does what is nested deeper than any training code nests.
+    Cycles, ``optimizer`` states and dicts nested deeper than 32 levels are skipped.
     """
     tensors: dict[str, Tensor] = {}
-    # Not by recursion, which a file could exhaust; the last is the next, so that the order is that of the file.
+    # A stack instead of recursion, because a file may nest deeper than the recursion limit. Items are pushed in
+    # reverse to keep the order of the file.
     pending: list[tuple[str, Any, frozenset[int]]] = [('', checkpoint, frozenset())]
     while pending:
         name, value, around = pending.pop()
@@ -91,7 +93,7 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Tensor]:
             value = torch.from_numpy(np.ascontiguousarray(value, value.dtype.newbyteorder('=')))
         if isinstance(value, Tensor):
             tensors[name] = value.detach()
-        elif isinstance(value, Mapping) and id(value) not in around and len(around) < _DEEPEST:
+        elif isinstance(value, Mapping) and id(value) not in around and len(around) < _MAX_DEPTH:
             prefix = f'{name}.' if around else ''
             pending += [
                 (f'{prefix}{key}', item, around | {id(value)})
@@ -105,22 +107,22 @@ def read_source(tensors: Mapping[str, Tensor], described: str, prefix: str | Non
     """Find the backbone among the tensors of a checkpoint.
 
     Args:
-        tensors: dotted name to tensor.
-        described: what messages call the checkpoint.
-        prefix: what stands before the backbone's names, or the end of it; None finds out.
-        ema: take the running average of the weights instead of the weights.
+        tensors: maps dotted names to tensors.
+        described: the name of the checkpoint in messages.
+        prefix: the prefix of the backbone's keys, or the end of that prefix; None to detect it.
+        ema: use the running average of the weights instead of the weights.
 
     Raises:
-        CheckpointError: there is no Swin backbone, or there are several.
+        CheckpointError: the checkpoint has no Swin backbone, or several.
     """
     plain_names = {key: plain_name(key) for key in tensors}
-    # mmengine swaps the two when it saves: its state_dict is the average, its ema_state_dict the last weights.
+    # mmengine's EMAHook saves the average as state_dict and the current weights as ema_state_dict.
     ema = ema and 'ema_state_dict.steps' not in tensors
     try:
         spelling, prefix = _choose(plain_names.values(), prefix, ema)
     except CheckpointError as error:
         raise CheckpointError(f'{described}: {error}') from None
-    family = settle(spelling, prefix, plain_names.values())
+    family = resolve_family(spelling, prefix, plain_names.values())
     label = _label(family, prefix, plain_names.values())
     source = Source(described, label, prefix, version=family.version, stems=family.stems)
     parts: dict[Name, dict[int, str]] = {}
@@ -134,7 +136,7 @@ def read_source(tensors: Mapping[str, Tensor], described: str, prefix: str | Non
         if name is not None:
             found = parts.setdefault(dataclasses.replace(name, part=0), {})
             if name.part in found:
-                raise CheckpointError(f'{described}: {found[name.part]} and {key} are two names of one parameter')
+                raise CheckpointError(f'{described}: {found[name.part]} and {key} are the same parameter')
             found[name.part] = key
         elif reason is not None:
             source.left_out[key] = reason
@@ -142,7 +144,7 @@ def read_source(tensors: Mapping[str, Tensor], described: str, prefix: str | Non
             source.parameters[plain], source.keys[plain] = tensors[key], [key]
     for name, found in parts.items():
         source.keys[name.ours] = keys = [found[part] for part in sorted(found)]
-        # Parts that are joined must be alike; integers beside floats are not weights.
+        # Only concatenate parts of the same shape and kind; integers among floats are not weights.
         kinds = {(tensors[key].shape, tensors[key].is_floating_point()) for key in keys}
         if len(found) == len(family.write(name)) and len(kinds) == 1:
             source.parameters[name.ours] = family.decode(name, [tensors[key] for key in keys])
@@ -166,11 +168,11 @@ def read_source(tensors: Mapping[str, Tensor], described: str, prefix: str | Non
 
 
 def _find_head(source: Source, plain_names: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    """Note the classifier's linear layer, which is found beside the stages, or beside the backbone as a whole."""
-    beside = {source.prefix, source.prefix.rstrip('.').rpartition('.')[0] + '.' if '.' in source.prefix[:-1] else ''}
+    """Store the classifier's linear layer in ``source``. It is a sibling of the stages or of the backbone."""
+    parents = {source.prefix, source.prefix.rstrip('.').rpartition('.')[0] + '.' if '.' in source.prefix[:-1] else ''}
     for key, plain in plain_names.items():
         match = _HEAD.fullmatch(plain)
-        if match is not None and match[1] in beside:
+        if match is not None and match[1] in parents:
             source.head[match[2]] = tensors[key]
             source.head_keys[match[2]] = key
 
@@ -180,8 +182,8 @@ def _choose(keys: Collection[str], prefix: str | None, ema: bool) -> tuple[Famil
     if not found:
         known = ', '.join(EXPORTED)
         raise CheckpointError(
-            f'no parameters of a Swin Transformer were found; the checkpoint holds {listed(keys) or "no tensors"}. '
-            f'Families that are understood: {known}'
+            f'no parameters of a Swin Transformer were found; the checkpoint contains {listed(keys) or "no tensors"}. '
+            f'Supported families: {known}'
         )
     if prefix is not None:
         wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
@@ -199,15 +201,17 @@ def _choose(keys: Collection[str], prefix: str | None, ema: bool) -> tuple[Famil
             if _is_average(choice[1]) == ema and not _MOMENTUM_BRANCHES & set(choice[1].split('.'))
         }
         if not chosen and ema:
-            raise CheckpointError('the checkpoint holds no running average of the weights; leave out ema=True')
+            raise CheckpointError('the checkpoint contains no running average of the weights; omit ema=True')
         if not chosen:
-            raise CheckpointError(f'there are only running averages, under {_prefixes(found)}; ema=True loads them')
+            raise CheckpointError(
+                f'the checkpoint contains only running averages, under {_prefixes(found)}; load them with ema=True'
+            )
     most = max(chosen.values())
-    # A stray name may look like a backbone; two real ones have about as many parameters.
+    # A few unrelated keys may match a backbone's names; two actual backbones have similar numbers of parameters.
     rivals = [choice for choice, count in chosen.items() if 2 * count > most]
     if len(rivals) > 1:
         raise CheckpointError(
-            f'the checkpoint holds several backbones, under {_prefixes(rivals)}; choose one with prefix=...'
+            f'the checkpoint contains several backbones, under {_prefixes(rivals)}; choose one with prefix=...'
         )
     return rivals[0]
 
@@ -221,15 +225,15 @@ def _is_average(prefix: str) -> bool:
 
 
 def _label(family: Family, prefix: str, keys: Collection[str]) -> str:
-    """Return what to call the code base, which the neighbours of the backbone tell where its own names do not."""
-    beside = {component for key in keys for component in key.split('.')}
+    """Return the name of the library; other keys of the checkpoint distinguish libraries with the same names."""
+    components = {component for key in keys for component in key.split('.')}
     if family in (OFFICIAL, OFFICIAL_V2) and prefix.endswith('encoder.'):
-        if _MOMENTUM_BRANCHES & beside:
+        if _MOMENTUM_BRANCHES & components:
             return 'moby'
-        if 'mask_token' in beside:
+        if 'mask_token' in components:
             return 'simmim'
     if family is MMDET:
-        if 'decode_head' in beside:
+        if 'decode_head' in components:
             return 'mmseg'
         if any(key.endswith('head.fc.weight') for key in keys):
             return 'mmpretrain'

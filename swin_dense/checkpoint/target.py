@@ -1,4 +1,4 @@
-"""What a model expects of a checkpoint."""
+"""The parameters that a model expects from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 STAGE = re.compile(r'stages\.(\d+)\.')
 OUT_NORM = re.compile(r'norm(\d+)\.(weight|bias)')
 HEAD = ('head.weight', 'head.bias')
-# Wrappers of PyTorch that take their component out of names when they load, in hooks of their own.
+# Wrappers of PyTorch whose own load hooks remove this component from parameter names.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 
 
@@ -25,17 +25,17 @@ class Target:
     """The parameters and persistent buffers of a backbone, or of a classifier.
 
     Attributes:
-        names: our name to the name in the module, which wrappers of submodules may extend.
-        shapes: our name to the shape, or None where a sharded parameter does not show its own.
-        added: those of the names that no Swin has, as of an adapter.
+        names: maps our names to names in the module, which wrappers of submodules may extend.
+        shapes: maps our names to shapes, or to None if the parameter is sharded and its full shape is unknown.
+        added: our names of parameters that no Swin has, such as those of an adapter.
         window: window of the backbone in tokens.
         grid: (H, W) of the absolute position embedding.
-        stages: how many stages are built.
-        version: of Swin, 1 or 2.
-        trained_windows: per stage, the window that V2's position networks take theirs to be trained with.
+        stages: number of stages of the model.
+        version: the version of Swin, 1 or 2.
+        trained_windows: per stage, the pretraining window to which V2's position networks scale their coordinates.
         clamps: whether windows shrink to small maps.
-        is_classifier: whether there is a head, which reads the last stage.
-        complete: whether the module shows all its parameters; FSDP may hide those of submodules in flat ones.
+        is_classifier: whether the model has a classification head.
+        complete: whether the module lists all its parameters. FSDP may hide those of submodules in flat parameters.
     """
 
     names: Mapping[str, str]
@@ -90,12 +90,12 @@ class Target:
             is_classifier=is_classifier,
         )
 
-    def found_in(self, given: Mapping[str, Tensor]) -> Target:
-        """Return the target with those of the ``given`` parameters that its module has under other names, or hides."""
+    def extended_by(self, given: Mapping[str, Tensor]) -> Target:
+        """Return the target with the ``given`` parameters added that a wrapper in the module renames or hides."""
         absent = {name for name in given if name not in self.names and is_standard(name)}
         if self.complete:
             renamed = {name: own for name in absent if (own := self._wrapped(name, tuple(given[name].shape)))}
-        else:  # FSDP takes what it hides under the usual names
+        else:  # FSDP loads the parameters that it hides by their usual names
             absent -= {name for name in absent if name.startswith(f'stages.{self.stages - 1}.downsample.')}
             hidden = {name for name in absent if (match := STAGE.match(name)) and int(match[1]) < self.stages}
             return replace(
@@ -112,7 +112,7 @@ class Target:
         )
 
     def _wrapped(self, name: str, shape: Shape) -> str | None:
-        """Return the one parameter that has the name and the shape but for what a wrapper, such as LoRA's, inserts."""
+        """Return the parameter of this shape and of this name with components inserted (by LoRA, say), if unique."""
         dots = [index for index, character in enumerate(name) if character == '.']
         inside = [
             own
@@ -124,13 +124,13 @@ class Target:
 
 
 def is_standard(name: str) -> bool:
-    """Return whether a name of ours is that of a parameter which some backbone has."""
+    """Return whether one of our names is that of a backbone parameter, for any options."""
     read = MMDET.read(name)
     return read is not None and read.role != 'final_norm'
 
 
 def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and the persistent buffers of a model by name."""
+    """Yield the names and tensors of all parameters and persistent buffers of a model."""
     yield from model.named_parameters(remove_duplicate=False)
     for path, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():

@@ -1,8 +1,9 @@
-"""Read pickles of weights without running anything that they contain, with every version of torch.
+"""A restricted unpickler for weights that executes no code from the file, for all supported versions of torch.
 
-A pickle names functions to call. Here it gets those that make tensors and NumPy arrays, those that the user allowed by
-``torch.serialization.add_safe_globals``, and stand-ins that do nothing for what training code leaves beside the
-weights. Every other name is refused. The module has what ``torch.load`` asks of a ``pickle_module``.
+A pickle contains names of functions to call. This unpickler allows functions that create tensors and NumPy arrays and
+those that the user registered with ``torch.serialization.add_safe_globals``. Classes that training code commonly saves
+with the weights are replaced by inert stand-ins. All other names raise an error. The module can be passed to
+``torch.load`` as ``pickle_module``.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from swin_dense.utils import compat
 
 __all__ = ['NUMPY_GLOBALS', 'RefusedError', 'Unpickler', 'UnpicklingError', 'load', 'read_pickle']
 
-# Where a legacy file of ``torch.save`` has its magic number, within the first pickle.
+# The first pickle in a legacy file of ``torch.save`` contains this magic number.
 _MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, 'little')
 
 
 class RefusedError(UnpicklingError):
-    """A pickle asks for what weights do not need."""
+    """A pickle contains an object or operation that weights do not need."""
 
     def __init__(self, wanted: str, why: str = 'is not allowed') -> None:
         super().__init__(f'{wanted} {why}')
@@ -38,7 +39,7 @@ class RefusedError(UnpicklingError):
 
 
 class _Inert:
-    """Stands in for a class that checkpoints hold beside the weights: takes anything, does nothing."""
+    """Stand-in for a class that checkpoints contain in addition to weights. Ignores all arguments and state."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> _Inert:
         return super().__new__(cls)
@@ -51,21 +52,21 @@ class _Inert:
 
 
 class _EmptyDict:
-    """Stands in for a class of dicts; what the pickle puts into it comes afterwards."""
+    """Stand-in for a dict class. The pickle inserts the items afterwards."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return OrderedDict()
 
 
 class _Array:
-    """Stands in for the name of the array type, which pickled arrays pass on and never call."""
+    """Stand-in for ``numpy.ndarray``, which pickled arrays pass as an argument but never call."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> _Array:
-        raise RefusedError('numpy.ndarray', 'may not make arrays but by unpickling them')
+        raise RefusedError('numpy.ndarray', 'may not be called')
 
 
 def _reconstruct(kind: Any, *_: Any) -> np.ndarray:
-    """Stand in for the function that makes an array for a pickle to fill."""
+    """Replace NumPy's ``_reconstruct``, which returns an empty array for the pickle to fill."""
     if kind is not _Array:
         raise RefusedError(f'an array of the type {kind!r}')
     return np.empty(0, np.int8)
@@ -76,9 +77,9 @@ def _from_buffer(buffer: Any, dtype: np.dtype, shape: tuple[int, ...], order: An
 
 
 def _storage_from_bytes(content: bytes) -> Any:
-    """Stand in for the function that reads a tensor's storage in a plain pickle, a file of ``torch.save`` within it.
+    """Replace torch's ``_load_from_bytes``, which reads a tensor storage in a plain pickle without restrictions.
 
-    torch's own reads it with no care.
+    The storage is a nested file of ``torch.save``.
     """
     if content[:2] == b'PK':
         raise RefusedError('a zipped file of torch.save in a pickle', 'is not how torch pickles a storage')
@@ -86,7 +87,7 @@ def _storage_from_bytes(content: bytes) -> Any:
     return torch.load(io.BytesIO(content), map_location='cpu', weights_only=False, pickle_module=reader)
 
 
-# What pickled NumPy arrays and numbers ask for, before and since NumPy 2.
+# Globals in pickles of NumPy arrays and scalars, for NumPy 1 and 2.
 NUMPY_GLOBALS: dict[str, Any] = {
     'numpy.ndarray': _Array,
     'numpy.dtype': np.dtype,
@@ -102,10 +103,10 @@ NUMPY_GLOBALS: dict[str, Any] = {
 }
 _INERT_NAMES = (
     'mmengine.logging.history_buffer.HistoryBuffer',
-    'builtins.getattr',  # by which a HistoryBuffer names its methods
+    'builtins.getattr',  # pickles of a HistoryBuffer use it to refer to methods
     'argparse.Namespace',
     'datetime.datetime',
-    # Python 3.13 names the second module.
+    # Pickles of Python 3.13 refer to pathlib._local.
     *(f'{module}.{system}Path' for module in ('pathlib', 'pathlib._local') for system in ('Posix', 'Windows')),
 )
 _DICT_NAMES = (
@@ -114,7 +115,7 @@ _DICT_NAMES = (
     'mmengine.config.config.ConfigDict',
     'mmcv.utils.config.ConfigDict',
 )
-# What later versions of torch allow themselves. Bytes, of NumPy's numbers say, are text to encode.
+# Globals that later versions of torch allow. Old pickle protocols store bytes, as in NumPy scalars, as text to encode.
 _ALLOWED_LATER = {
     '_codecs.encode': codecs.encode,
     'builtins.bytearray': bytearray,
@@ -145,7 +146,7 @@ _UNUSUAL = [code[0] for code in (pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pick
 
 
 class Unpickler(_PythonUnpickler):
-    """The unpickler in Python, which makes, calls and changes nothing but what is allowed."""
+    """The pure Python unpickler, restricted to allowed classes, calls and changes of state."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -170,7 +171,7 @@ class Unpickler(_PythonUnpickler):
 
     def load_build(self) -> None:
         owner = self.stack[-2]
-        if isinstance(owner, OrderedDict):  # its attributes, such as _metadata, are not weights
+        if isinstance(owner, OrderedDict):  # drop its attributes, such as _metadata: they are not weights
             self.stack.pop()
         elif isinstance(owner, (torch.Tensor, np.ndarray, np.dtype, _Inert, *self._user_types)):
             super().load_build()
@@ -189,7 +190,7 @@ class Unpickler(_PythonUnpickler):
             raise RefusedError(repr(self.stack[-2]), 'may not be called')
 
     def refuse(self) -> NoReturn:
-        raise RefusedError('an unusual way to make objects')
+        raise RefusedError('an unusual opcode to create objects')
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **_PythonUnpickler.dispatch,
@@ -207,16 +208,16 @@ def load(file: Any, **options: Any) -> Any:
 
 
 def read_pickle(path: Path, trust: bool = False, mmap: bool = False) -> Any:
-    """Read a file of ``torch.save``, or a plain pickle of arrays or tensors, as detectron2's projects have them.
+    """Read a file of ``torch.save``, or a plain pickle of arrays or tensors, as in projects based on detectron2.
 
     Args:
         path: the file.
-        trust: unpickle everything, which can run any code.
-        mmap: read tensors when they are used; for the zipped files of ``torch.save``.
+        trust: unpickle everything, which can execute arbitrary code.
+        mmap: memory-map the tensors of a zip file of ``torch.save``, so that they are read on use.
 
     Raises:
-        RefusedError: the file asks for what weights do not need.
-        Exception: nearly any, from a damaged file.
+        RefusedError: the file contains an object or operation that weights do not need.
+        Exception: almost any type, for a damaged file.
     """
     reader: Any = pickle if trust else sys.modules[__name__]
     with path.open('rb') as file:
@@ -226,5 +227,5 @@ def read_pickle(path: Path, trust: bool = False, mmap: bool = False) -> Any:
             return reader.load(file, encoding='latin1')
     is_zip = start.startswith(b'PK\x03\x04')
     if is_zip and not trust and 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
-        raise RefusedError('code in TorchScript')  # torch.load would run parts of it
+        raise RefusedError('code in TorchScript')  # torch.load would execute parts of it
     return torch.load(str(path), map_location='cpu', weights_only=False, pickle_module=reader, mmap=mmap and is_zip)

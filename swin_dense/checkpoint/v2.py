@@ -1,4 +1,4 @@
-"""What the checkpoints of Swin V2 hold in other ways than parameters of the same name: joined biases, and windows."""
+"""Conversions specific to Swin V2 checkpoints: concatenated biases, and coordinate buffers that determine windows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _JOINED = '.attn.w_msa.qkv.bias'
 
 
 def split_biases(parameters: MutableMapping[str, Tensor], keys: MutableMapping[str, list[str]]) -> None:
-    """Replace each bias of queries, keys and values by those of queries and values; that of keys has no effect.
+    """Split each qkv bias in place into a query and a value bias. The key bias has no effect and is dropped.
 
     Args:
-        parameters: our name to tensor.
-        keys: our name to the keys of the checkpoint that hold it.
+        parameters: maps our parameter names to tensors.
+        keys: maps our parameter names to their keys in the checkpoint.
     """
     for name in [name for name in parameters if name.endswith(_JOINED)]:
         q_bias, _, v_bias = parameters.pop(name).chunk(3)
@@ -29,7 +29,7 @@ def split_biases(parameters: MutableMapping[str, Tensor], keys: MutableMapping[s
 
 
 def join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo :func:`split_biases`, with zeros for keys."""
+    """Undo :func:`split_biases`, with a key bias of zeros."""
     joined = {name: tensor for name, tensor in parameters.items() if not name.endswith(('.q_bias', '.v_bias'))}
     for name, q_bias in parameters.items():
         if name.endswith('.q_bias'):
@@ -39,12 +39,12 @@ def join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def window_of(coordinates: Tensor) -> Pair:
-    """Return the window that the coordinates of a position network are for; see :func:`trained_window`."""
+    """Return the window of a coordinate buffer from its shape; see :func:`trained_window`."""
     return (coordinates.shape[-3] + 1) // 2, (coordinates.shape[-2] + 1) // 2
 
 
 def trained_window(coordinates: Tensor) -> Pair | None:
-    """Return the window that the coordinates of a position network are scaled to, where they tell.
+    """Return the pretraining window to which a coordinate buffer is scaled, or None if its values do not determine it.
 
     Args:
         coordinates: the buffer ``relative_coords_table``, (1, 2 * window height - 1, 2 * window width - 1, 2).
@@ -59,5 +59,5 @@ def trained_window(coordinates: Tensor) -> Pair | None:
 
 
 def coordinates_of(window: Pair, trained: Pair) -> Tensor:
-    """Return the buffer that :func:`trained_window` reads."""
+    """Return the coordinate buffer of a window, scaled to the pretraining window; see :func:`trained_window`."""
     return log_spaced_offsets(window, trained).view(1, 2 * window[0] - 1, 2 * window[1] - 1, 2)

@@ -1,7 +1,7 @@
-"""The subcommands of ``swin-dense``, one file each: arguments in, the package that does the work, a few lines out.
+"""The subcommands of ``swin-dense``, one file each: parse arguments, call another package, print the result.
 
-A new file here is a new subcommand of that name. It has a docstring, whose first line the overview prints and
-``--help`` all of it; ``add_arguments(parser)``; and ``run(args)``, which returns 0 when all is done and 1 when some
-of it failed. Wrong usage raises ValueError, TypeError, OSError or ImportError with one clear line, for which the exit
-status is 2. What several files share stands in files with a leading underscore.
+A new file here is a new subcommand of the same name. It needs a docstring (``swin-dense --help`` prints its first line,
+``swin-dense NAME --help`` all of it), ``add_arguments(parser)``, and ``run(args)``, which returns 0 on success and 1 if
+some inputs failed. For wrong usage it raises ValueError, TypeError, OSError or ImportError with a message of one line;
+the exit status is then 2. Files with a leading underscore contain shared code.
 """

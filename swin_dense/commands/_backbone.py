@@ -1,4 +1,4 @@
-"""The backbone that a command's options ask for, on its device; what is wrong with them is said before weights load."""
+"""Build the backbone that a command's options describe; options are validated before weights are loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swin_dense.models.create import network_of
 
 
 def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
-    """Build the backbone, with the options that its checkpoint tells in place of those that the user left out."""
+    """Build the backbone; options that the user does not give are inferred from the checkpoint."""
     name, device, given = args.arch, device_of(args), backbone_options(args)
     if args.checkpoint is None:
         name = name or 'swin_t'
@@ -28,7 +28,7 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
 
 
 def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return those of the options of a backbone that are given, after a look at all that a checkpoint is needed for."""
+    """Check ``--arch`` and ``--checkpoint``, and return the other backbone options that the user gave."""
     check_arch(args.arch)
     check_checkpoint(args.checkpoint)
     given = {'window_size': args.window_size, 'clamp_window': args.clamp_window}
@@ -36,7 +36,11 @@ def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
-    """Return the device to compute on, of several processes on a machine a GPU each, if it can be used."""
+    """Return the device to compute on: ``--device``, else this process's GPU (LOCAL_RANK), else the CPU.
+
+    Raises:
+        ValueError: the device is not available.
+    """
     cuda = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
     return on_device(torch.empty(0), args.device or (cuda if torch.cuda.is_available() else 'cpu')).device
 
@@ -47,7 +51,7 @@ def check_arch(name: str | None) -> None:
 
 
 def check_checkpoint(*paths: str | None) -> None:
-    """Name the packages that reading or writing these files needs and that are not installed."""
+    """Raise ImportError if a package that reading or writing these files needs is not installed."""
     given = [path for path in paths if path is not None]
     needed = {'huggingface_hub': any(path.startswith('hf://') for path in given)}
     needed['safetensors'] = any(path.endswith('.safetensors') for path in given)

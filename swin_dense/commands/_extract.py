@@ -1,4 +1,4 @@
-"""What `swin-dense features` does once its options are checked: lists, extracts what is not done, says what came."""
+"""The implementation of `swin-dense features`: list images, extract missing features, print a summary."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from swin_dense.commands._progress import progress_bar, say
 from swin_dense.features.extraction import extract
 from swin_dense.features.folder import FeatureFolder, check_format
 from swin_dense.features.inference import Inference, check_levels
-from swin_dense.features.shards import Record, alone, digest_of, parse_shard, shard_of_environment
+from swin_dense.features.shards import Record, digest_of, lock_shard, parse_shard, shard_of_environment
 from swin_dense.features.sources import iterate, list_images
 from swin_dense.features.tiling import check_tiling
 from swin_dense.utils.signals import stop_signals
 
 
 def extract_all(args: argparse.Namespace) -> int:
-    """Extract what is not there yet, and return the exit status."""
+    """Extract the features that are missing in the folder, and return the exit status."""
     check_format(args.format)
     shard, variables = (parse_shard(args.shard), '') if args.shard else shard_of_environment(os.environ)
     if variables:
@@ -41,7 +41,7 @@ def extract_all(args: argparse.Namespace) -> int:
     done: Counter[str] = Counter()
     pruned = 0
     with contextlib.ExitStack() as stack:
-        stack.enter_context(alone(root, shard))
+        stack.enter_context(lock_shard(root, shard))
         record.begin()
         levels = inference.levels or backbone.out_strides
         folder = FeatureFolder(root, levels, args.pool, args.format, getattr(torch, args.dtype), shard, args.part_rows)
@@ -75,15 +75,15 @@ def extract_all(args: argparse.Namespace) -> int:
     if received:
         return 128 + received[0]
     other_lists = record.other_lists()
-    for said in other_lists:
-        say(f'{said}: run that shard again, or images may be missing')
-    # torchrun ends all ranks as soon as one leaves with a status that is not 0.
+    for message in other_lists:
+        say(f'{message}: run that shard again, or images may be missing')
+    # torchrun terminates all ranks as soon as one exits with a non-zero status.
     failed = bool(done['failed'] or unread or other_lists)
     return int(failed and 'TORCHELASTIC_RUN_ID' not in os.environ)
 
 
 def _list(sources: list[str], is_first: bool) -> tuple[dict[str, str | None], bool]:
-    """Return the images, and whether a folder cannot be looked through; say what is passed over."""
+    """Return the images, and whether a folder could not be read; the first shard prints what was skipped."""
     from swin_dense.commands._progress import say
 
     folders: list[str] = []
@@ -101,7 +101,7 @@ def _list(sources: list[str], is_first: bool) -> tuple[dict[str, str | None], bo
             say(f'skipped: {reason}')
         if no_images:
             counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
-            say(f'ignored, because of their suffix: {counts}; name such files by a pattern or a list to include them')
+            say(f'ignored files by suffix: {counts}; to include such files, give a pattern or a list')
     if not images:
         raise ValueError(f'no images found in {sources}')
     return images, bool(folders)
@@ -112,7 +112,7 @@ def _inference(args: argparse.Namespace, backbone: Any) -> Inference:
     tiling = None
     if args.tile is not None:
         tiling = check_tiling(backbone, args.tile, args.overlap, levels)
-        # A user of tiles expects images beyond PIL's guard against small files that unpack to huge ones.
+        # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
         Image.MAX_IMAGE_PIXELS = None
     return Inference(
         levels,
@@ -125,13 +125,13 @@ def _inference(args: argparse.Namespace, backbone: Any) -> Inference:
 
 
 def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> dict[str, Any]:
-    """Return what the features depend on: a folder holds features made in one way."""
+    """Return the options that determine the features; all features of a folder must share them."""
     tiling = inference.tiling
     return {
         'arch': dataclasses.asdict(backbone.arch),
         'weights': weights_digest(backbone),
         'window_size': backbone.window_size,
-        **({'clamp_window': True} if backbone.clamp_window else {}),  # older folders do not say that they do not
+        **({'clamp_window': True} if backbone.clamp_window else {}),  # absent if False, as in older folders
         'levels': inference.levels,
         'pool': args.pool,
         'format': 'parquet' if args.pool != 'none' else args.format,
@@ -145,7 +145,7 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
 
 
 def weights_digest(module: torch.nn.Module) -> str:
-    """Return a short hash of all weights, to tell whether two runs used the same."""
+    """Return a short hash of all weights, to check that two runs use the same weights."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         digest.update(name.encode())

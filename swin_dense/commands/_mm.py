@@ -1,4 +1,4 @@
-"""What the commands share that read a config of mmdet or mmseg."""
+"""Shared code of the commands that read a config of mmdet or mmseg."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from swin_dense.recipes.settings import merge_settings, parse_settings
 if TYPE_CHECKING:
     from mmengine.config import Config
 
+_OTHER_WEIGHTS = (
+    'model.backbone.init_cfg in the config is the checkpoint of the backbone, load_from that of the whole model. To '
+    'change it: --set model.backbone.init_cfg.checkpoint=FILE, or model.backbone.init_cfg=None for random weights'
+)
+
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that mmdet's and mmseg's own tools have."""
+    """Add the options of mmdet's and mmseg's own tools."""
     parser.add_argument('config', help='config file of mmdet or mmseg, or the name of a recipe')
     parser.add_argument('--work-dir', help='folder for logs and checkpoints (default: work_dirs/NAME of the config)')
     add_settings(parser)
@@ -34,7 +39,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(args: argparse.Namespace) -> Config:
-    """Return the config that is named, changed by ``--set``."""
+    """Load the config, and apply ``--set``."""
     require_packages(['mmengine', 'mmcv'], 'mm')
     config = load_recipe(args.config)
     merge_settings(config, parse_settings(args.set))
@@ -42,7 +47,7 @@ def read_config(args: argparse.Namespace) -> Config:
 
 
 def config_to_run(args: argparse.Namespace) -> Config:
-    """Return the config that is named, with what all options of :func:`add_run_arguments` say of it."""
+    """Load the config, and apply all options of :func:`add_run_arguments`."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     config = read_config(args)
     config.launcher = args.launcher
@@ -58,9 +63,14 @@ def config_to_run(args: argparse.Namespace) -> Config:
 
 
 def run_to_its_end(start: Callable[[], object], work_dir: str) -> int:
-    """Call what runs for long, and return the exit status: what it raises is no wrong usage, and is shown whole."""
+    """Call a long-running function and return the exit status: 1 with a traceback on error, not 2 for wrong usage."""
+    from swin_dense.checkpoint import CheckpointError  # imports torch, which --help must not
+
     try:
         start()
+    except CheckpointError as error:
+        print(f'{error.without_python}\n{_OTHER_WEIGHTS}', file=sys.stderr)
+        return 1
     except (ValueError, TypeError, OSError, ImportError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(

@@ -1,6 +1,6 @@
-"""Options that several commands have: each has one name and one meaning, and is checked in one place.
+"""Options shared by several commands: one definition, one meaning and one check for each.
 
-Like every command's arguments they do without torch, for `--help` to come at once.
+This module does not import torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swin_dense.utils.atomic import check_destination
 
 
 class Pair(argparse.Action):
-    """Keep one number, or two, as (height, width)."""
+    """Store one or two numbers as (height, width)."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -27,14 +27,16 @@ class Pair(argparse.Action):
 def add_backbone(
     parser: argparse._ActionsContainer, checkpoint_required: bool = False, device: str | None = None
 ) -> None:
-    """Add the options that say which backbone to build, with which weights, on which device."""
-    told = 'default: that of the checkpoint'
+    """Add the options for the architecture, the weights and the device of a backbone."""
+    inferred = 'default: that of the checkpoint'
     without = '' if checkpoint_required else ' (default: random weights)'
     parser.add_argument(
         '--checkpoint', required=checkpoint_required, help=f'weights of any family: file or address{without}'
     )
-    parser.add_argument('--arch', help=f'architecture: swin_t to swin_l, swinv2_t to swinv2_l ({told}, else swin_t)')
-    add_window_size(parser, default=None, help=f'weights are resized to it ({told}, else 7)')
+    parser.add_argument(
+        '--arch', help=f'architecture: swin_t to swin_l, swinv2_t to swinv2_l ({inferred}, else swin_t)'
+    )
+    add_window_size(parser, default=None, help=f'weights are resized to it ({inferred}, else 7)')
     parser.add_argument(
         '--clamp-window',
         action=argparse.BooleanOptionalAction,
@@ -88,12 +90,12 @@ def add_force(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     help = (
-        'change entries of the config: model.backbone.with_cp=True; lists as key="[a,b]" or key=a,b, and an entry of '
-        'one by its number: pipeline.2.scale=(640,400)'
+        'change entries of the config: model.backbone.with_cp=True; write lists as key="[a,b]" or key=a,b; address a '
+        'list entry by its index: pipeline.2.scale=(640,400)'
     )
     options: dict[str, Any] = {'dest': 'set', 'nargs': '+', 'action': 'extend', 'metavar': 'KEY=VALUE'}
     parser.add_argument('--set', default=[], help=help, **options)
-    # As mmdet's and mmseg's own tools call it.
+    # The name of this option in mmdet's and mmseg's own tools.
     parser.add_argument('--cfg-options', default=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)
 
 
@@ -103,10 +105,10 @@ def check_loading(args: argparse.Namespace) -> None:
 
 
 def check_out(args: argparse.Namespace, *suffixes: str) -> None:
-    """Refuse an ``--out`` where no file can be written, or that is there already, before there is anything to write.
+    """Check, before any computation, that ``--out`` can be written.
 
     Raises:
-        ValueError: its suffix is none of ``suffixes``, where there are some.
+        ValueError: its suffix is not one of ``suffixes``, if any are given.
         OSError: its folder does not exist, it is a folder itself, or it exists and ``--force`` is not given.
     """
     if suffixes and args.out.suffix.lower() not in suffixes:
@@ -115,7 +117,7 @@ def check_out(args: argparse.Namespace, *suffixes: str) -> None:
 
 
 def check_file(path: str) -> None:
-    """Refuse what a command reads, an image say, where it is no file."""
+    """Check that an input file of a command exists and is not a folder."""
     if Path(path).is_dir():
         raise IsADirectoryError(f'{path} is a folder; give a file in it')
     if not Path(path).exists():
@@ -123,10 +125,10 @@ def check_file(path: str) -> None:
 
 
 def require_packages(packages: Sequence[str], extra: str) -> None:
-    """Name all packages that are not installed, and the extra that brings them.
+    """Check that the packages of an extra are installed.
 
     Raises:
-        ImportError: one of them is not installed.
+        ImportError: packages are missing; the message contains their names and how to install the extra.
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
@@ -135,6 +137,6 @@ def require_packages(packages: Sequence[str], extra: str) -> None:
 
 
 def install_extra(extra: str) -> str:
-    """Return what installs an extra of pyproject.toml."""
+    """Return the command that installs an extra of pyproject.toml."""
     pip = f"pip install 'swin-dense[{extra}]'"
     return f'pip install --no-build-isolation mmcv==2.1.0, then {pip}; see docs/install.md' if extra == 'mm' else pip

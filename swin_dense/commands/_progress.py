@@ -1,6 +1,6 @@
-"""What a command says on stderr while it runs through many images: how far it is, and what it passes over.
+"""Progress and messages on stderr while a command processes many images.
 
-It needs tqdm, so commands import it where they run: their help and what they say of wrong usage do without.
+This module needs tqdm. Commands import it only when they run, so that `--help` and usage errors work without tqdm.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 
 def progress_bar(total: int | None, disable: bool = False) -> Any:
-    """Return a bar that counts images, to be used as a context manager; shown on a terminal alone."""
+    """Return a context manager with a progress bar over images, which is shown only on a terminal."""
     return tqdm(total=total, unit='image', dynamic_ncols=True, disable=disable or None)
 
 
 def say(text: str) -> None:
-    """Print a line above the bar."""
+    """Print a line above the progress bar."""
     tqdm.write(text, file=sys.stderr)

@@ -7,7 +7,7 @@
 
 Without the options for annotations, images and masks, the layout must be that of COCO (train2017/, val2017/,
 annotations/instances_train2017.json, ...) or ADE20K (images/training/, annotations/training/, .../validation/).
-The value of a pixel in a mask is the index of its class in --classes; 255 is ignored.
+A mask contains, for each pixel, the index of its class in --classes; 255 is ignored.
 """
 
 from __future__ import annotations

@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default='official',
         help='library whose format to write (default: %(default)s; export_state_dict in Python defaults to mmdet)',
     )
-    parser.add_argument('--arch', help='refuse any other architecture: swin_t to swin_l, swinv2_t to swinv2_l')
+    parser.add_argument(
+        '--arch',
+        help='required architecture, an error if the checkpoint has another: swin_t to swin_l, swinv2_t to swinv2_l',
+    )
     add_window_size(parser, default=None, help='weights are resized to it (default: that of the checkpoint)')
     parser.add_argument(
         '--source-window-size',
@@ -52,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='how to fill the channels of --in-channels (default: %(default)s)',
     )
     parser.add_argument(
-        '--prefix', help="prefix of the backbone, if the file holds several, such as 'teacher.backbone'"
+        '--prefix', help="prefix of the backbone, if the file contains several, such as 'teacher.backbone'"
     )
-    parser.add_argument('--ema', action='store_true', help='convert the running average of the weights')
+    parser.add_argument('--ema', action='store_true', help='convert the exponential moving average of the weights')
     parser.add_argument(
         '--final-norm', action='store_true', help="use the classifier's final norm as the norm of the last output"
     )
@@ -69,7 +72,7 @@ def source_window(args: argparse.Namespace) -> tuple[int, int] | None:
 
 
 def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
-    """Build the backbone that the checkpoint is of, without memory for weights."""
+    """Build the backbone of the checkpoint on the meta device, without memory for weights."""
     import torch
 
     from swin_dense.checkpoint.infer import infer_options
@@ -91,7 +94,7 @@ def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
 
 
 def convert(args: argparse.Namespace) -> dict[str, Any]:
-    """Convert, and return the report with the file that was written."""
+    """Convert the checkpoint, write it, and return the report, which contains the path of the file."""
     from swin_dense.checkpoint.export import as_checkpoint, export_parameters
     from swin_dense.checkpoint.files import write_file
     from swin_dense.checkpoint.fit import Options, fit
@@ -106,7 +109,7 @@ def convert(args: argparse.Namespace) -> dict[str, Any]:
         in_channels=args.channel_policy,
         window_size=source_window(args) if found.version == 1 else None,
     )
-    parameters, report = fit(found, target, options)  # by our names, as nothing wraps the model
+    parameters, report = fit(found, target, options)
     exported = export_parameters(parameters, args.to, target)
     checkpoint = as_checkpoint(exported, args.to, flat=args.out.suffix == '.safetensors')
     path = write_file(args.out, checkpoint, args.force, args.hash)
@@ -117,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     check_out(args)
     if args.in_channels is not None:
         checks.integer('--in-channels', args.in_channels)
-    from swin_dense.commands._backbone import check_arch, check_checkpoint  # help does without torch
+    from swin_dense.commands._backbone import check_arch, check_checkpoint  # imports torch, which --help does not need
 
     check_arch(args.arch)
     check_checkpoint(args.source, str(args.out))

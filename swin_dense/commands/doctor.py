@@ -1,8 +1,8 @@
 """Check this environment: versions, extras, known problems, attention backends, frameworks, kernels on a GPU.
 
 The report suggests a fix for each problem. On a machine with a GPU, the first run also verifies and times the Triton
-kernels, once per kind of GPU, in a few minutes. It stores the result; attn_backend='auto' then uses those kernels that
-are right and faster.
+kernels, which takes a few minutes per type of GPU. It stores the result; attn_backend='auto' then uses the kernels that
+are correct and faster.
 
 The exit status is 1 if something is broken. A package that is not installed does not count as broken.
 """
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(findings: list[Finding]) -> list[str]:
-    """Return the lines of the report: findings by topic, then the fixes of what is broken."""
+    """Return the lines of the report: the findings by topic, then the suggested fixes."""
     lines = []
     for topic in dict.fromkeys(finding.topic for finding in findings):
         lines += ['', TITLES[topic]]

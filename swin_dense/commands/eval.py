@@ -3,8 +3,8 @@
     swin-dense eval imagenet/val --checkpoint swin_tiny_patch4_window7_224.pth
     swin-dense eval imagenet/val --checkpoint swinv2_tiny_window16_256.pth --size 256 --json
 
-FOLDER contains one folder of images per class; sorted by name, they are the classes 0, 1 and so on. The command
-resizes, crops (below 384 pixels) and normalises images as for the published accuracies.
+FOLDER must contain one folder of images per class; sorted by name, they are the classes 0, 1 and so on. The command
+resizes, crops (below 384 pixels) and normalises images as in the published evaluations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='crop the centre without distortion, or resize the whole image (default: --crop below 384 pixels)',
     )
     parser.add_argument(
-        '--classes', type=Path, metavar='FILE', help='names of the folders in the order of the classes, one per line'
+        '--classes', type=Path, metavar='FILE', help='text file with the folder names in the order of the classes'
     )
     add_loading(parser, batch_size=32)
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> int:
     check_loading(args)
     size, width = args.size
     if size != width:
-        raise ValueError(f'--size must be that of a square, as for published accuracies, got {size} {width}')
+        raise ValueError(f'--size must be a square, got {size} {width}')
     if not args.folder.is_dir():
         raise FileNotFoundError(f'there is no folder {args.folder}')
     classes = args.classes.read_text().split() if args.classes else None
     require_packages(['tqdm'], 'features')
-    # Help does without these.
+    # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
     from swin_dense.commands._backbone import backbone_options, device_of
     from swin_dense.commands._progress import progress_bar, say

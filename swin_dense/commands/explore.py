@@ -16,7 +16,7 @@ from swin_dense.commands._options import add_backbone, add_out, check_file, chec
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import written_whole
 
-# Above this error of the weights shown, the command prints a note.
+# The command prints a note if the displayed attention weights have a larger error.
 COARSE = 0.05
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=12.0,
         metavar='MB',
-        help='largest size of the page; attention is rounded until it fits (default: %(default)g)',
+        help='maximum size of the page; attention is rounded until it fits (default: %(default)g)',
     )
 
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.explore.record import make_record
 
     record = make_record(build_backbone(args), args.image, args.max_side)
-    name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # a file's name need not be text
+    name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # file names may be invalid UTF-8
     page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
     with written_whole(args.out) as unfinished:
         unfinished.path.write_text(page.text, encoding='utf-8')

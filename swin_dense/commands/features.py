@@ -4,13 +4,13 @@
     swin-dense features shards/ s3://bucket/photos --out vectors --checkpoint swin_tiny.pth --pool gem --shard 0/8
     torchrun --nproc-per-node 8 -m swin_dense features photos/ --out maps --checkpoint swin_tiny.pth
 
-With --pool, the Parquet files DIR/part-*.parquet hold the vectors, with the columns path, height, width and, for images
-that failed, error. Without it, each image has a file of maps below DIR/features; the column file names it.
+With --pool, the Parquet files DIR/part-*.parquet contain the vectors, with the columns path, height, width and, for
+images that failed, error. Without it, each image has a file of maps below DIR/features, given in the column file.
 
-To continue after an interruption, run the same command again. It recomputes images whose file has changed in size or
-time. A signal (exit status 130 or 143) or a full disk (1) loses no finished image, or with --pool no complete part.
-Shards do not communicate: each can run anywhere and at any time. Under torchrun and in Slurm arrays, the command reads
-its shard from their variables.
+To continue after an interruption, run the same command again. Images whose size or modification time has changed are
+recomputed. A signal (exit status 130 or 143) or a full disk (1) loses no finished image, or with --pool no complete
+part. Shards do not communicate: each can run anywhere and at any time. Under torchrun and in Slurm arrays, the shard is
+read from environment variables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='image, tar file of images, folder, quoted pattern, .txt list of paths, or the address of one of these',
     )
     parser.add_argument(
-        '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is continued'
+        '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is extended'
     )
     add_backbone(parser)
     parser.add_argument(
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_loading(parser, batch_size=8)
     parser.add_argument('--tile', type=int, metavar='PIXELS', help='compute large images in tiles of this size')
     parser.add_argument(
-        '--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: enough for exact results)'
+        '--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: the smallest with exact results)'
     )
     parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images whose longer side is larger')
     parser.add_argument(
@@ -67,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--shard',
         metavar='I/N',
-        help='compute shard I, from 0, of N (default: from the variables of torchrun or Slurm)',
+        help='compute shard I, from 0, of N (default: from the environment variables of torchrun or Slurm)',
     )
     parser.add_argument('--part-rows', type=int, default=4096, help='images per Parquet file (default: %(default)s)')
-    parser.add_argument('--prune', action='store_true', help='remove the features of images that SRC does not name')
+    parser.add_argument('--prune', action='store_true', help='remove the features of images that are not in SRC')
 
 
 def check_together(args: argparse.Namespace) -> None:
-    """Refuse options that contradict each other, and name the packages that they need and lack."""
+    """Check that the options do not contradict each other and that the packages they need are installed."""
     pools = args.pool != 'none'
     if pools and args.format is not None:
         raise ValueError(f'--pool writes Parquet; omit --format {args.format}')
@@ -83,7 +83,7 @@ def check_together(args: argparse.Namespace) -> None:
     if args.overlap is not None and args.tile is None:
         raise ValueError('--overlap needs --tile')
     if args.tile is not None and args.max_side is not None:
-        raise ValueError('--max-side shrinks whole images; leave --tile out')
+        raise ValueError('--max-side cannot be used with --tile; leave --tile out')
     check_loading(args)
     checks.integers('--levels', args.levels or (1,))
     for option, least in (('tile', 1), ('overlap', 0), ('max_side', 1), ('page', 0), ('part_rows', 1)):
@@ -96,7 +96,7 @@ def check_together(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_together(args)
-    from swin_dense.commands._extract import extract_all  # help does without torch
+    from swin_dense.commands._extract import extract_all  # imports torch, which --help does not need
 
     try:
         return extract_all(args)

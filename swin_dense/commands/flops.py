@@ -1,4 +1,4 @@
-"""Print parameters and FLOPs of a model, of a backbone by stage, or of global and window attention.
+"""Print parameters and FLOPs of a model, of the stages of a backbone, or of global and window attention.
 
     swin-dense flops mask-rcnn_swin-t-p4-w7_fpn_1x_coco --size 800 1280 --depth 2
     swin-dense flops my_config.py --set model.backbone.window_size=12
@@ -6,9 +6,10 @@
     swin-dense flops --arch swin_t --out flops.png     # plot FLOPs against image size
     swin-dense flops --grid 112 112 --channels 128     # attention on one map
 
-Published figures are for 800 x 1280 (detection), or for the crop size, four times as wide (segmentation).
+Published figures are for 800 x 1280 pixels (detection), or for the crop height and four times the crop width
+(segmentation).
 
-A FLOP is one multiply-add. The command allocates and computes nothing, so even the largest model takes seconds.
+A FLOP is one multiply-add. The command allocates no weights, so even the largest model takes seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from swin_dense.analysis.complexity import Cost
     from swin_dense.analysis.flop_counter import Count
 
-# What can be asked for, and which of the other options belong to it.
+# The three modes, and the options of each.
 OPTIONS_OF = {
     'config': ('size', 'depth', 'json', 'set'),
     'arch': ('size', 'window_size', 'out', 'force'),
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_together(args: argparse.Namespace) -> None:
-    """Refuse more than one thing to count, and options that belong to another."""
+    """Check that exactly one mode is given, and only options of this mode."""
     asked = [name for name in OPTIONS_OF if getattr(args, name) is not None]
     if len(asked) != 1:
         raise ValueError('give exactly one of: a config or the name of a recipe, --arch, --grid')
@@ -93,11 +94,11 @@ def check_together(args: argparse.Namespace) -> None:
 
 
 def of_config(args: argparse.Namespace) -> str:
-    """Return the table, or the JSON, of the model of a config."""
+    """Return the table, or the JSON, for the model of a config."""
     config = read_config(args)
     if config.get('default_scope') is None:
         raise ValueError(
-            f'{args.config} has no default_scope, which names the framework of the model; '
+            f'{args.config} has no default_scope, so the framework of the model is unknown; '
             'add --set default_scope=mmdet or --set default_scope=mmseg'
         )
     from swin_dense.analysis.flop_counter import build_on_meta, count, published_shape
@@ -147,7 +148,7 @@ def modules(result: Count, depth: int) -> list[str]:
 
 
 def attention_table(height: int, width: int, channels: int, window: tuple[int, int]) -> str:
-    """Compare the FLOPs of global and windowed attention on a map of height x width tokens."""
+    """Return a table that compares global and window attention on a map of height x width tokens."""
     from swin_dense.analysis.complexity import msa_flops, window_msa_flops
     from swin_dense.ops.windows import window_grid
 

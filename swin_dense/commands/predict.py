@@ -1,12 +1,12 @@
-"""Run a detector or segmentor on images; write painted images and JSON.
+"""Run a detector or segmentor on images; write annotated images and JSON.
 
     swin-dense predict mine.py work_dirs/mine/epoch_12.pth photo.jpg other.png --out predictions
     swin-dense predict model.onnx photo.jpg other.png --out predictions
 
 The .onnx file must come from `swin-dense export CONFIG CHECKPOINT FILE`; it needs neither torch nor the frameworks. For
 each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json. With a detector, the JSON lists class, score,
-box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the share of every
-class, and PHOTO.labels.png holds the class of every pixel.
+box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the fraction of
+pixels of every class, and PHOTO.labels.png contains the class of every pixel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs='+',
         metavar='FILE',
         help='CONFIG CHECKPOINT IMAGE...: config file or name of a recipe, file or address of the weights of the '
-        'whole model, image files; or MODEL.onnx IMAGE...',
+        'whole model, and image files; or MODEL.onnx IMAGE...',
     )
     parser.add_argument(
         '--out', type=Path, default=Path('predictions'), help='folder for the results (default: %(default)s)'
@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
     counts = Counter(Path(path).stem for path in images)
     twice = [stem for stem, count in counts.items() if count > 1]
     if twice:
-        raise ValueError(f'several images are named {", ".join(twice)}; write them to separate folders (--out)')
+        raise ValueError(f'several images have the name {", ".join(twice)}; write them to separate folders (--out)')
     for stem in counts:
         for ending in ('painted.jpg', 'labels.png', 'json'):
             check_free(args.out / f'{stem}.{ending}', args.force)
     predict = _predictor(model, args)
-    from PIL import Image  # help does without
+    from PIL import Image  # not needed for --help
 
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
@@ -101,7 +101,7 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Callable[[str], Pr
 
 
 def write(stem: Path, prediction: Prediction) -> None:
-    """Write the files of one picture; its JSON last, so that the others are there when it is."""
+    """Write the results of one image, the JSON last, so that it marks a complete result."""
     from PIL import Image
 
     pictures = {'painted.jpg': prediction.painted}

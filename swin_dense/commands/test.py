@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('checkpoint', help='file or address of the weights')
     parser.add_argument('--out', type=Path, help='mmdet: .pkl file for the predictions; mmseg: folder for label maps')
     add_force(parser)
-    parser.add_argument('--show-dir', help='folder for images of the predictions beside the ground truth')
+    parser.add_argument('--show-dir', help='folder for images that show predictions next to the ground truth')
     parser.add_argument(
-        '--tta', action='store_true', help='use test-time augmentation: that of the config, or else flips'
+        '--tta', action='store_true', help='use test-time augmentation: that of the config, or flips if it has none'
     )
 
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_free(args.out, args.force)
     config = config_to_run(args)
-    from swin_dense.mm import training  # help does without the frameworks
+    from swin_dense.mm import training  # imports the frameworks, which --help does not need
     from swin_dense.recipes.checking import check_data
 
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}

@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
 Before training, the command checks that the data of the config exist and, for a segmentor, that each image has a mask
-whose values are classes. On a GPU whose Triton kernels were never verified, it first verifies and times them, in a few
-minutes.
+with valid class indices. On a GPU whose Triton kernels were never verified, it first verifies and times them, which
+takes a few minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 
 from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
 
-# Where each launcher says which of the processes of a machine this one is.
+# The environment variable with the local rank, by launcher.
 _LOCAL_RANKS = {'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK'}
 
 
@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_to_run(args)
-    from mmengine.dist import get_world_size  # help does without the frameworks
+    from mmengine.dist import get_world_size  # not needed for --help
 
     from swin_dense.doctor import kernels
     from swin_dense.mm import training
     from swin_dense.recipes.checking import check_batch, check_data
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
-    # One process of each machine checks its kernels, before any of them uses a GPU; the others wait to be joined.
+    # Local rank 0 verifies the kernels before any process uses a GPU; the other ranks wait in `join_processes`.
     is_first = int(os.environ.get(_LOCAL_RANKS.get(args.launcher, ''), 0)) == 0
     if is_first and 'SwinDense' in str(config.model):
         kernels.ensure_verdict()

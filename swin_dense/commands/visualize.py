@@ -45,14 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_window_size(window)
 
     kinds = parser.add_subparsers(dest='kind', metavar='PICTURE', required=True, help='what to draw')
-    kinds.add_parser('pyramid', parents=[model, output], help='every level as colours (PCA), beside the image')
+    kinds.add_parser('pyramid', parents=[model, output], help='every level as colours (PCA), next to the image')
     attention = kinds.add_parser('attention', parents=[model, output], help='attention of one token')
     attention.add_argument('--stage', type=int, choices=STAGES, default=2, help='stage, from 0 (default: %(default)s)')
     attention.add_argument('--block', type=int, default=0, help='block, from 0 (default: %(default)s)')
     attention.add_argument(
         '--pixel', type=int, nargs=2, metavar=('ROW', 'COLUMN'), required=True, help='pixel of the token'
     )
-    attention.add_argument('--heads', type=int, nargs='*', default=[], help='heads to draw beside the mean of all')
+    attention.add_argument(
+        '--heads', type=int, nargs='*', default=[], help='heads to draw in addition to the mean over all heads'
+    )
     cam = kinds.add_parser('grad-cam', parents=[model, output], help='Grad-CAM of one channel of the coarsest map')
     cam.add_argument('--stages', type=int, choices=STAGES, nargs='+', help='stages, from 0 (default: all)')
     cam.add_argument('--channel', type=int, help='channel of the coarsest map (default: the one with the largest mean)')
@@ -76,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(args: argparse.Namespace) -> Figure:
-    """Return the drawing that the arguments ask for."""
-    from swin_dense.analysis import visualize  # help does without torch and matplotlib
+    """Return the requested figure."""
+    from swin_dense.analysis import visualize  # imports torch and matplotlib, which --help does not need
 
     if args.kind == 'masks':
         return visualize.draw_shift_masks(tuple(args.grid), args.window_size)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             *map(repr, args.words),
             *(f'--{name} {vars(args)[name]}' for name in ('task', 'data', 'arch') if vars(args)[name]),
         ]
-        raise ValueError(f'no recipe has {" and ".join(asked)} in it; `swin-dense zoo` alone lists all recipes')
+        raise ValueError(f'no recipe matches {" and ".join(asked)}; run `swin-dense zoo` to list all recipes')
     if args.markdown:
         print('\n'.join(markdown(found[folder]) for folder in FOLDERS if found[folder]), end='')
     else:

@@ -1,7 +1,7 @@
-"""What is installed here, what of it works, and how to cure what does not.
+"""Check the installed packages, report which of them work, and suggest fixes.
 
-Every check runs in a process of its own: a broken installation may raise anything, hang, or end the process. Here
-nothing is imported but Python's own.
+Every check runs in a separate process, because a broken installation can raise any error, hang, or crash. This module
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 from swin_dense.doctor.probes import CHECKS, TRAPS
 
-TIMEOUT = 120  # seconds for one check; importing everything from a slow disk takes long
-# Package, oldest version and first version that is too new, both None where any will do. mmdet and mmseg say which mmcv
-# they accept; mmcv and mmengine import pkg_resources, which setuptools 81 left out.
+TIMEOUT = 120  # seconds per check; imports from a slow disk take long
+# Package: oldest tested version, first version that is too new; None for no limit. mmdet and mmseg restrict the version
+# of mmcv; mmcv and mmengine import pkg_resources, which setuptools 81 removed.
 VERSIONS = {
     'torch': ('2.1', '2.16'),
     'numpy': ('1.26', '3'),
@@ -38,23 +38,25 @@ VERSIONS = {
 FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection'}
 FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
 
-# What an error says, and what helps. The first that fits counts.
+# Pattern of an error message: suggested fix. The first match is used.
 CURES = {
     r'pkg_resources': "pip install 'setuptools<81'",
-    r'torchvision': 'install the torchvision made for this torch, or uninstall torchvision',
-    r'MMCV==|mmcv.*incompatible': 'the framework refuses this mmcv: pip install --no-build-isolation mmcv==2.1.0',
+    r'torchvision': 'install the torchvision version that matches this torch, or uninstall torchvision',
+    r'MMCV==|mmcv.*incompatible': (
+        'the framework does not support this mmcv: pip install --no-build-isolation mmcv==2.1.0'
+    ),
     r"No module named 'mmcv._ext'": 'this mmcv has no compiled operators: {compile_mmcv}',
     r'mmcv.*(undefined symbol|_ext)': 'mmcv was compiled for another torch: {compile_mmcv}',
     r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
     r'Ran out of input|pickle data was truncated': (
-        'the cache of yapf is half written, by a process that was ended or by several at once: rm -r ~/.cache/YAPF'
+        'the cache of yapf is incomplete, after an interrupted or a concurrent write: rm -r ~/.cache/YAPF'
     ),
-    r'Weights only|weights_only': 'import swin_dense before loading; in a config, custom_imports does',
+    r'Weights only|weights_only': 'import swin_dense before loading; in a config, use custom_imports',
     r'shadowed': "write type='swin_dense.SwinDense' in the config, or rename the other class",
 }
-# What to install for a module whose name is not that of its distribution.
+# Import name: distribution to install, if the names differ.
 DISTRIBUTIONS = {'PIL': 'Pillow', 'cv2': 'opencv-python', 'mmseg': 'mmsegmentation', 'yaml': 'PyYAML'}
-# What helps where a package fails with an error that is not in CURES; for all others, to install them again.
+# Fix for a package that fails with an error that is not in CURES; other packages are reinstalled.
 REPAIRS = {
     'torch': 'install torch again, the build for this machine: https://pytorch.org/get-started/locally',
     'mmcv': '{compile_mmcv}',
@@ -67,10 +69,10 @@ class Finding:
 
     Attributes:
         topic: 'version', 'extra', 'trap', 'backend', 'kernel' or 'check'.
-        name: of the package, extra, trap, backend, GPU, kernel or framework.
-        status: 'ok', 'note' for what is unusual or cannot be used here, 'broken'.
-        text: what was found.
-        cure: what to do, '' where there is nothing to do.
+        name: name of the package, extra, trap, backend, GPU, kernel or framework.
+        status: 'ok', 'broken', or 'note' for an unusual or unavailable item.
+        text: the result of the check.
+        cure: the suggested fix; '' if none is needed or known.
     """
 
     topic: str
@@ -81,29 +83,29 @@ class Finding:
 
 
 def examine(again: bool = False) -> list[Finding]:
-    """Look at everything; raises nothing.
+    """Run all checks and return the findings; raises nothing.
 
     Args:
-        again: check the Triton kernels also where there is a verdict on them.
+        again: check the Triton kernels even if a stored verdict exists.
     """
     core, *frameworks = CHECKS
-    torch_alone = probe('check', core)
-    if torch_alone.status == 'broken':  # so is what is built on it, and its errors would only hide the cause
-        return [*versions(), torch_alone]
+    core_finding = probe('check', core)
+    if core_finding.status == 'broken':  # every other check would fail for the same reason
+        return [*versions(), core_finding]
     with ThreadPoolExecutor(4) as pool:
         backends = pool.submit(probe_backends)
         traps = pool.map(lambda name: probe('trap', name), TRAPS)
         checks = pool.map(lambda name: probe('check', name), frameworks)
-        found = [*versions(), *extras(), *traps, *backends.result(), torch_alone, *checks]
-    from swin_dense.doctor import kernels  # which imports torch
+        found = [*versions(), *extras(), *traps, *backends.result(), core_finding, *checks]
+    from swin_dense.doctor import kernels  # imports torch
 
-    return [*found, *kernels.examine(again)]  # on a GPU that is at rest
+    return [*found, *kernels.examine(again)]  # last, because timing needs an idle GPU
 
 
 def versions() -> list[Finding]:
-    """Compare what is installed with the versions that were tried together."""
-    is_tried = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    python = Finding('version', 'python', 'ok' if is_tried else 'note', platform.python_version())
+    """Compare the installed versions with those that were tested together."""
+    is_tested = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    python = Finding('version', 'python', 'ok' if is_tested else 'note', platform.python_version())
     return [python, *(_version(package) for package in VERSIONS)]
 
 
@@ -122,17 +124,17 @@ def _version(package: str) -> Finding:
     number = _numbers(version)
     if (oldest is None or number >= _numbers(oldest)) and (too_new is None or number < _numbers(too_new)):
         return Finding('version', package, 'ok', version)
-    tried = ', '.join(filter(None, (oldest and f'>= {oldest}', too_new and f'< {too_new}')))
-    return Finding('version', package, 'note', version, f'tried: {tried}')
+    tested = ', '.join(filter(None, (oldest and f'>= {oldest}', too_new and f'< {too_new}')))
+    return Finding('version', package, 'note', version, f'tested: {tested}')
 
 
 def extras() -> list[Finding]:
-    """Return what is missing from each of the extras that the installed swin-dense declares."""
+    """Return one finding per extra of the installed swin-dense, with the missing packages."""
     try:
         requirements = importlib.metadata.requires('swin-dense') or []
     except importlib.metadata.PackageNotFoundError:
         return [
-            Finding('extra', 'all', 'note', 'not known, since swin-dense is not installed', 'pip install swin-dense')
+            Finding('extra', 'all', 'note', 'unknown, because swin-dense is not installed', 'pip install swin-dense')
         ]
     packages: dict[str, list[str]] = {}
     for requirement in requirements:
@@ -151,7 +153,7 @@ def _extra(name: str, packages: list[str]) -> Finding:
         cure = '; '.join(install_command(package) for package in missing)
     else:
         cure = f"{first}pip install 'swin-dense[{name}]'"
-    return Finding('extra', name, 'note', f'lacks {", ".join(missing)}', cure)
+    return Finding('extra', name, 'note', f'missing: {", ".join(missing)}', cure)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -159,7 +161,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def probe(topic: str, name: str) -> Finding:
-    """Run one check in a process of its own."""
+    """Run one check in a separate process."""
     found = _ask(topic, name)
     if isinstance(found, Finding):
         return found
@@ -167,7 +169,7 @@ def probe(topic: str, name: str) -> Finding:
 
 
 def probe_backends() -> list[Finding]:
-    """Say which ways to compute attention and blocks run here, and why not the others."""
+    """Return one finding per attention implementation: whether it runs here, and if not, why."""
     found = _ask('backend', 'backends')
     if isinstance(found, Finding):
         return [found]
@@ -175,8 +177,8 @@ def probe_backends() -> list[Finding]:
 
 
 def _ask(topic: str, name: str) -> Any:
-    """Return what a probe found, or the finding that it failed."""
-    # With this path for modules: a folder mmcv where the user happens to stand must not take the package's place.
+    """Run a probe in a separate process; return its result, or a finding with its error."""
+    # Pass on this sys.path: otherwise a folder named mmcv in the current directory would shadow the package.
     code = f'import sys; sys.path[:] = {sys.path!r}; from swin_dense.doctor.probes import main; main({name!r})'
     try:
         done = subprocess.run(
@@ -191,8 +193,8 @@ def _ask(topic: str, name: str) -> Any:
             return answer['found']
         error, package = answer['error'], answer['package']
     except subprocess.TimeoutExpired:
-        return Finding(topic, name, 'broken', f'gave no answer within {TIMEOUT} seconds', _by_hand(name))
-    except (ValueError, KeyError, TypeError):  # no answer: the process came to its end
+        return Finding(topic, name, 'broken', f'did not answer within {TIMEOUT} seconds', _by_hand(name))
+    except (ValueError, KeyError, TypeError):  # no valid answer: the process crashed or exited
         ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f'status {done.returncode}'
         complaint = done.stderr.strip().rpartition('\n')[2]
         return Finding(topic, name, 'broken', f'ended with {ended}. {complaint}'.rstrip('. '), _by_hand(name))
@@ -200,15 +202,15 @@ def _ask(topic: str, name: str) -> Any:
 
 
 def _by_hand(name: str) -> str:
-    return f'see where: {sys.executable} -X faulthandler -c "from swin_dense.doctor.probes import main; main({name!r})"'
+    return f'to debug: {sys.executable} -X faulthandler -c "from swin_dense.doctor.probes import main; main({name!r})"'
 
 
 def cure_for(error: str, package: str = '') -> str:
-    """Return what helps against an error, '' where that is not known.
+    """Return the suggested fix for an error, '' if none is known.
 
     Args:
-        error: its type and message, in one line.
-        package: the one that raised it, '' where that is not known.
+        error: the error's type and message, in one line.
+        package: the package that raised it, '' if unknown.
     """
     cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, error)), None)
     missing = re.search(r"No module named '(\w+)'", error)
@@ -222,15 +224,15 @@ def cure_for(error: str, package: str = '') -> str:
 
 
 def install_command(package: str) -> str:
-    """Return what installs a package, named as it is imported."""
+    """Return the command that installs a package, given its import name."""
     distribution = distribution_of(package)
-    if package == 'mmcv':  # compiled here, against the torch that is there
+    if package == 'mmcv':  # must be compiled against the installed torch
         return f'pip install --no-build-isolation {"mmcv==2.1.0" if distribution == "mmcv" else distribution}'
     return f'pip install {distribution}'
 
 
 def distribution_of(package: str) -> str:
-    """Return under which name a package, named as it is imported, is installed: a fork where others of them are."""
+    """Return the distribution of an import name: the maintained fork if another fork is already installed."""
     distribution = DISTRIBUTIONS.get(package, package)
     return FORKS.get(distribution, distribution) if _uses_forks() else distribution
 
@@ -241,7 +243,7 @@ def _uses_forks() -> bool:
 
 def _compile_mmcv() -> str:
     mmcv = distribution_of('mmcv')
-    # Wheels in pip's cache have underscores in their names.
+    # Wheels in pip's cache have names with underscores.
     return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {install_command("mmcv")}'
 
 

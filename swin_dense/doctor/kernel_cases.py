@@ -1,6 +1,6 @@
-"""Which Triton kernels are checked, on which inputs: proven against torch in float64, and timed beside torch.
+"""The test cases of the Triton kernels: inputs, a comparison with torch in float64, and timings.
 
-The rule of the proof: a kernel may err twice as much as torch does in the same dtypes, against torch in float64.
+A kernel passes if its error, against torch in float64, is at most twice that of torch in the same dtypes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ WINDOWS = ((7, 7), (12, 12))
 LOW_DTYPES = (torch.bfloat16, torch.float16)
 IMAGE = (800, 1344)  # height and width in pixels
 EPS = 1e-5
-# Two float32 results of different order differ by this much of their size without either being wrong.
+# Relative difference of two correct float32 results that were summed in a different order.
 _ROUNDING = 2e-5
 
-Way = Callable[..., Tensor]
+Implementation = Callable[..., Tensor]
 
 
 class Map(NamedTuple):
-    """The map of a stage: its sides in tokens, its channels, and the heads of its attention."""
+    """The feature map of a stage: height and width in tokens, channels, and attention heads."""
 
     height: int
     width: int
@@ -43,7 +43,7 @@ class Map(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Attention within shifted windows, forward and backward."""
+    """Shifted window attention, forward and backward."""
 
     window: Pair
     dtype: torch.dtype
@@ -60,7 +60,7 @@ class AttentionCase:
         shapes = (1, at.height, at.width, 3 * at.channels), (at.heads, tokens, tokens), (2 * at.channels,)
         return draw(shapes, (self.dtype, self.parameter_dtype, self.parameter_dtype), device)
 
-    def ways(self, at: Map) -> dict[str, Way]:
+    def implementations(self, at: Map) -> dict[str, Implementation]:
         spec = WindowSpec(
             at.heads, self.window, (self.window[0] // 2, self.window[1] // 2), (at.channels // at.heads) ** -0.5
         )
@@ -87,22 +87,22 @@ class NormCase:
         shapes = (1, at.height, at.width, at.channels), (normed,), (normed,)
         return draw(shapes, (self.x_dtype, self.parameter_dtype, self.parameter_dtype), device)
 
-    def ways(self, at: Map) -> dict[str, Way]:
+    def implementations(self, at: Map) -> dict[str, Implementation]:
         return {'triton': functools.partial(norm.LAYOUTS[self.layout], eps=EPS, dtype=self.dtype), 'plain': self._plain}
 
     def _plain(self, x: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
-        """Compute what torch does under autocast: a norm in float32 at least, and a cast."""
+        """Compute the norm as torch does under autocast: at least in float32, followed by a cast."""
         if self.layout == 'merged':
             x = plain.neighbours(x, 2, by_channel=True)
         wide = torch.promote_types(x.dtype, torch.float32)
         out = F.layer_norm(x.to(wide), weight.shape, weight.to(wide), offset.to(wide), EPS)
-        out = out if wide == torch.float64 else out.to(self.dtype)  # the exact result stays exact
+        out = out if wide == torch.float64 else out.to(self.dtype)  # float64 is the reference, so it is not rounded
         return plain.to_maps(out) if self.layout == 'maps' else out
 
 
 @dataclass(frozen=True)
 class BiasCase:
-    """The expansion of a table of relative position biases."""
+    """The expansion of a relative position bias table."""
 
     window: Pair
     dtype: torch.dtype
@@ -116,7 +116,7 @@ class BiasCase:
         places = (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
         return draw([(places, at.heads)], [self.dtype], device)
 
-    def ways(self, at: Map) -> dict[str, Way]:
+    def implementations(self, at: Map) -> dict[str, Implementation]:
         modules = {'triton': bias, 'plain': windows}
         return {name: functools.partial(x.relative_position_bias, window=self.window) for name, x in modules.items()}
 
@@ -125,7 +125,7 @@ Case = AttentionCase | NormCase | BiasCase
 
 
 def all_cases(image: Pair = IMAGE) -> list[Case]:
-    """Return what the models T, S, B and L need in float32, in 16 bits, and under autocast, on the maps of an image."""
+    """Return the cases that Swin-T, S, B and L need in float32, in 16 bits and under autocast, for an image size."""
     maps = tuple(itertools.chain(*(_maps_of(arch, image) for arch in ('t', 'b', 'l'))))  # S has the maps of T
     dtypes = [(torch.float32, torch.float32)]
     dtypes += [pair for low in LOW_DTYPES for pair in ((low, torch.float32), (low, low))]  # autocast, all in 16 bits
@@ -139,7 +139,7 @@ def _norm_cases(maps: tuple[Map, ...]) -> Iterator[NormCase]:
     by_channels = {at.channels: at for at in maps}
     side = max(at.height for at in maps)
     every = tuple(by_channels.values())
-    # Under autocast the sums of the first stage are float32, and later ones those of 16 bits that a merging leaves.
+    # Under autocast, the residual stream is float32 in the first stage, and 16 bits after the first patch merging.
     first = tuple(by_channels[c] for c in sorted({at.channels for at in maps if at.height == side}))
     later = tuple(by_channels[c] for c in sorted({at.channels for at in maps if at.height < side}))
     wide = torch.float32
@@ -149,7 +149,7 @@ def _norm_cases(maps: tuple[Map, ...]) -> Iterator[NormCase]:
     for low in LOW_DTYPES:
         yield NormCase('tokens', low, low, wide, later)
         yield NormCase('tokens', wide, low, wide, first)
-        yield NormCase('tokens', low, wide, wide, every)  # after the embedding; in V2, after every branch
+        yield NormCase('tokens', low, wide, wide, every)  # after the patch embedding; in V2, after every branch
         yield NormCase('merged', low, low, wide, _merged(later))
         yield NormCase('merged', wide, low, wide, first)
         yield NormCase('maps', low, wide, wide, later)
@@ -160,29 +160,29 @@ def _norm_cases(maps: tuple[Map, ...]) -> Iterator[NormCase]:
 
 
 def _merged(maps: tuple[Map, ...]) -> tuple[Map, ...]:
-    """Return the maps that are merged in one of the models, which is twice the channels."""
+    """Return the maps that are followed by a patch merging in one of the models."""
     last = max(at.channels for at in maps)
     return tuple(at for at in maps if 2 * at.channels <= last)
 
 
 def _maps_of(arch: str, image: Pair) -> Iterator[Map]:
     for stage, (channels, heads) in enumerate(zip(ARCHS[arch].channels, ARCHS[arch].num_heads, strict=True)):
-        side = 4 * 2**stage  # of a token in pixels
+        side = 4 * 2**stage  # pixels per token
         yield Map(-(-image[0] // side), -(-image[1] // side), channels, heads)
 
 
 def disagreement(case: Case, device: torch.device) -> str | None:
-    """Return where the kernel errs more than twice as much as torch in the same dtypes, or None."""
+    """Return a message if the kernel's error is more than twice that of torch in the same dtypes, else None."""
     for at in case.maps:
-        ways, leaves = case.ways(at), case.leaves(at, device)
-        others = [way for name, way in ways.items() if name != 'triton']
-        out_dtype = ways['triton'](*leaves).dtype
-        ours = results(ways['triton'], leaves, out_dtype)
-        torchs = results(others[0], leaves, out_dtype)
-        exact = results(ways['plain'], [leaf.double() for leaf in leaves], out_dtype)
+        implementations, leaves = case.implementations(at), case.leaves(at, device)
+        others = [implementation for name, implementation in implementations.items() if name != 'triton']
+        out_dtype = implementations['triton'](*leaves).dtype
+        actual = results(implementations['triton'], leaves, out_dtype)
+        baseline = results(others[0], leaves, out_dtype)
+        reference = results(implementations['plain'], [leaf.double() for leaf in leaves], out_dtype)
         names = ('output', *(f'gradient of {name}' for name in ('the input', 'the first parameter', 'the second')))
-        for name, our, its, truth in zip(names, ours, torchs, exact, strict=False):
-            reason = _excess(our.double() - truth, its.double() - truth, truth)
+        for name, ours, torchs, exact in zip(names, actual, baseline, reference, strict=False):
+            reason = _excess(ours.double() - exact, torchs.double() - exact, exact)
             if reason is not None:
                 return f'on {at.channels} channels of {at.height} x {at.width} tokens the {name} {reason}'
     return None
@@ -191,15 +191,15 @@ def disagreement(case: Case, device: torch.device) -> str | None:
 def _excess(error: Tensor, allowed: Tensor, truth: Tensor) -> str | None:
     for measure in (torch.linalg.vector_norm, lambda x: x.abs().max()):
         limit = 2 * measure(allowed) + _ROUNDING * measure(truth)
-        if not measure(error) <= limit:  # also where it is no number
-            return f'is off by {measure(error):.2g}, and torch alone would allow {limit:.2g}'
+        if not measure(error) <= limit:  # written so that NaN fails
+            return f'is off by {measure(error):.2g}, but at most {limit:.2g} is allowed'
     return None
 
 
-def results(way: Way, leaves: Sequence[Tensor], out_dtype: torch.dtype) -> list[Tensor]:
-    """Return the output and the gradients of the leaves, for a gradient of the output that ``out_dtype`` holds."""
+def results(implementation: Implementation, leaves: Sequence[Tensor], out_dtype: torch.dtype) -> list[Tensor]:
+    """Return the output and the gradients of the leaves, for an output gradient rounded to ``out_dtype``."""
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    out = way(*leaves)
+    out = implementation(*leaves)
     (grad,) = draw([tuple(out.shape)], [out_dtype], out.device, seed=1)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
@@ -207,7 +207,7 @@ def results(way: Way, leaves: Sequence[Tensor], out_dtype: torch.dtype) -> list[
 def draw(
     shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype], device: torch.device, seed: int = 0
 ) -> list[Tensor]:
-    """Return normally distributed tensors, the same every time."""
+    """Return normally distributed random tensors, reproducibly."""
     generator = torch.Generator(device).manual_seed(seed)
     return [
         torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -216,29 +216,32 @@ def draw(
 
 
 def timings(case: Case, device: torch.device) -> dict[str, dict[str, float]]:
-    """Return the microseconds of each way, by mode, summed over all maps of the case."""
+    """Return the microseconds of each implementation by mode, summed over all maps of the case."""
     times: dict[str, dict[str, float]] = {verdicts.INFERENCE: {}, verdicts.TRAINING: {}}
     for at in case.maps:
         leaves = [leaf.requires_grad_() for leaf in case.leaves(at, device)]
-        for name, way in case.ways(at).items():
-            for mode, function in passes(way, leaves).items():
+        for name, implementation in case.implementations(at).items():
+            for mode, function in passes(implementation, leaves).items():
                 times[mode][name] = times[mode].get(name, 0.0) + microseconds(function, device)
     return times
 
 
-def passes(way: Way, leaves: list[Tensor]) -> dict[str, Callable[[], object]]:
-    """Return, by mode, a forward pass without gradients, and a forward and a backward pass."""
-    grad = torch.ones_like(way(*leaves))
+def passes(implementation: Implementation, leaves: list[Tensor]) -> dict[str, Callable[[], object]]:
+    """Return {mode: function}: a forward pass without gradients, and a forward and backward pass."""
+    grad = torch.ones_like(implementation(*leaves))
 
     def infer() -> None:
         with torch.no_grad():
-            way(*leaves)
+            implementation(*leaves)
 
-    return {verdicts.INFERENCE: infer, verdicts.TRAINING: lambda: torch.autograd.grad(way(*leaves), leaves, grad)}
+    return {
+        verdicts.INFERENCE: infer,
+        verdicts.TRAINING: lambda: torch.autograd.grad(implementation(*leaves), leaves, grad),
+    }
 
 
 def microseconds(function: Callable[[], object], device: torch.device, calls: int = 10, rounds: int = 5) -> float:
-    """Return the median time of one of many calls in a row, which is the GPU's unless the host is slower."""
+    """Return the median time of one call in a series: the GPU time, unless kernel launches take longer."""
 
     def seconds() -> float:
         _wait(device)

@@ -1,8 +1,8 @@
-"""The check of the Triton kernels on the GPU at hand: proven against torch, timed beside it, the verdict kept.
+"""Verify and time the Triton kernels on this machine's GPUs, and store the results ("verdicts").
 
-Every kernel runs in a process of its own with a time limit, so a fault, a hang or a crash ends that process and nothing
-else; this one never opens the GPU. The verdict goes to the user's cache, where :mod:`swin_dense.ops.triton.verdicts`
-reads it.
+Every kernel runs in a separate process with a time limit, so that a fault, a hang or a crash ends only that process;
+the calling process never initialises the GPU. Verdicts are stored in the user's cache, where
+:mod:`swin_dense.ops.triton.verdicts` reads them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from swin_dense.utils import atomic, memory
 
 _logger = logging.getLogger(__name__)
 
-START_LIMIT = 120  # seconds for a process to import everything; from a slow disk that takes long
-CASE_LIMIT = 120  # seconds for one kernel on all its inputs, compilation included
-LIMIT = 480  # seconds in all; what is not reached by then has failed
-_BYTES_PER_PROCESS = 8 * 2**30  # of GPU memory, so that several proofs fit side by side
+START_LIMIT = 120  # seconds for a process to start; imports from a slow disk take long
+CASE_LIMIT = 120  # seconds for one kernel on all its inputs, including compilation
+LIMIT = 480  # seconds for all kernels; the remaining kernels then fail
+_BYTES_PER_PROCESS = 8 * 2**30  # GPU memory per process, to limit the number of parallel processes
 _AGAIN = 'swin-dense doctor --again'
 
 
 class Device(NamedTuple):
-    """A GPU as a process of its own sees it.
+    """A GPU, as queried by a separate process.
 
     Attributes:
-        name: 'cuda:0'.
-        unsupported: why the kernels cannot run there, or None.
-        key: what its verdict holds for; {} where the kernels cannot run.
-        free_bytes: of its memory.
+        name: name for torch, such as 'cuda:0'.
+        unsupported: the reason why the kernels cannot run on it, or None.
+        key: the key of its verdict; {} if the kernels cannot run.
+        free_bytes: free GPU memory in bytes.
     """
 
     name: str
@@ -56,30 +56,30 @@ class Device(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """What a process gave instead of an answer."""
+    """The failure of a call in a separate process."""
 
     reason: str
 
 
 def ensure_verdict() -> None:
-    """Check the kernels of every GPU that has no verdict yet. For launchers of trainings; raises nothing.
+    """Check the kernels of every GPU without a verdict, before a training; raises nothing.
 
-    Call it in a process that uses no GPU, before the processes that do are started.
+    Call it in a process that does not use a GPU, before the processes that do are started.
     """
     try:
         for device in _devices():
             if device.unsupported is None and verdicts.read(device.key) is None:
                 _keep(device.key, check(device))
-    except Exception as error:  # a training can do without
-        _logger.warning('the Triton kernels could not be checked, so torch computes instead: %s', error)
+    except Exception as error:  # training works without the kernels
+        _logger.warning('the Triton kernels could not be checked, so torch is used instead: %s', error)
 
 
 def examine(again: bool = False) -> list[Finding]:
-    """Return what is known of the kernels on every kind of GPU here; check those that were not, or all ``again``."""
+    """Return the findings on the kernels for each type of GPU; check unknown types, or all types if ``again``."""
     try:
         devices = _devices()
     except (OSError, RuntimeError) as error:
-        return [Finding('kernel', 'GPU', 'broken', str(error), f'see whether nvidia-smi works, then {_AGAIN}')]
+        return [Finding('kernel', 'GPU', 'broken', str(error), f'check that nvidia-smi works, then run {_AGAIN}')]
     if not devices:
         return [Finding('kernel', 'Triton kernels', 'note', 'not checked: torch sees no GPU')]
     return [finding for device in devices for finding in _findings(device, again)]
@@ -87,7 +87,7 @@ def examine(again: bool = False) -> list[Finding]:
 
 def _findings(device: Device, again: bool) -> Iterator[Finding]:
     if device.unsupported is not None:
-        yield Finding('kernel', device.name, 'note', f'{device.unsupported}; torch computes instead (sdpa)')
+        yield Finding('kernel', device.name, 'note', f'{device.unsupported}; torch is used instead (sdpa)')
         return
     entries, complaint = None if again else verdicts.read(device.key), None
     if entries is None:
@@ -95,9 +95,9 @@ def _findings(device: Device, again: bool) -> Iterator[Finding]:
         complaint = _keep(device.key, entries)
     about = f'{device.key["gpu"]}, driver {device.key["driver"]}'
     if complaint is None:
-        yield Finding('kernel', device.name, 'ok', f'{about}; the verdict is in {verdicts.path(device.key)}')
+        yield Finding('kernel', device.name, 'ok', f'{about}; the verdict is stored in {verdicts.path(device.key)}')
     else:
-        cure = 'set XDG_CACHE_HOME to a folder that can be written; until then torch computes instead'
+        cure = 'set XDG_CACHE_HOME to a writable folder; until then torch is used instead'
         yield Finding('kernel', device.name, 'note', f'{about}; {complaint}', cure)
     for name, entry in entries.items():
         yield _finding(name, entry)
@@ -106,44 +106,42 @@ def _findings(device: Device, again: bool) -> Iterator[Finding]:
 def _finding(name: str, entry: Entry) -> Finding:
     if entry.error is not None:
         is_full = 'not enough memory' in entry.error
-        cure = (
-            f'free memory of the GPU, then {_AGAIN}' if is_full else f'torch computes instead; to try again: {_AGAIN}'
-        )
+        cure = f'free GPU memory, then run {_AGAIN}' if is_full else f'torch is used instead; to try again: {_AGAIN}'
         return Finding('kernel', name, 'broken', entry.error, cure)
     speeds = {mode: entry.speed(mode) for mode in (verdicts.INFERENCE, verdicts.TRAINING)}
     text = ', '.join(f'{times:.2f} times as fast as {other} in {mode}' for mode, (other, times) in speeds.items())
     slow = [mode for mode, (_, times) in speeds.items() if times <= 1]
     if slow:
-        return Finding('kernel', name, 'note', f'agrees with torch; {text}: not taken in {" and ".join(slow)}')
+        return Finding('kernel', name, 'note', f'agrees with torch; {text}: not used in {" and ".join(slow)}')
     return Finding('kernel', name, 'ok', f'agrees with torch; {text}')
 
 
 def check(device: Device) -> dict[str, Entry]:
-    """Prove and time every kernel on a GPU; raises nothing that a kernel does."""
+    """Verify and time every kernel on a GPU; errors of kernels are returned, not raised."""
     cases, deadline = kernel_cases.all_cases(), time.monotonic() + LIMIT
     _logger.info('checking %d Triton kernels on %s, once; this takes a few minutes', len(cases), device.key['gpu'])
-    # Most of a proof is compilation, which several processes share; times are taken one by one.
-    lanes = max(1, min(4, (os.cpu_count() or 2) // 2, device.free_bytes // _BYTES_PER_PROCESS))
-    with ThreadPoolExecutor(lanes) as pool:
-        parts = pool.map(lambda lane: _ask(_prove, device, cases[lane::lanes], deadline), range(lanes))
-        proofs = {name: answer for part in list(parts) for name, answer in part.items()}
-    proven = [case for case in cases if proofs[case.name] is None]
-    timed = _ask(_time, device, proven, deadline)
-    return {case.name: _entry(case, proofs[case.name], timed.get(case.name)) for case in cases}
+    # Verification is mostly compilation, so it runs in parallel processes; timing runs one kernel at a time.
+    workers = max(1, min(4, (os.cpu_count() or 2) // 2, device.free_bytes // _BYTES_PER_PROCESS))
+    with ThreadPoolExecutor(workers) as pool:
+        parts = pool.map(lambda worker: _ask(_verify, device, cases[worker::workers], deadline), range(workers))
+        errors = {name: answer for part in list(parts) for name, answer in part.items()}
+    verified = [case for case in cases if errors[case.name] is None]
+    timed = _ask(_time, device, verified, deadline)
+    return {case.name: _entry(case, errors[case.name], timed.get(case.name)) for case in cases}
 
 
-def _entry(case: Case, proof: Failed | str | None, times: Any) -> Entry:
-    for answer in (proof, times):
+def _entry(case: Case, error: Failed | str | None, times: Any) -> Entry:
+    for answer in (error, times):
         if isinstance(answer, Failed):
             return Entry(answer.reason)
-    if isinstance(proof, str):
-        return Entry(proof)
+    if isinstance(error, str):
+        return Entry(error)
     channels = tuple(at.channels for at in case.maps) if isinstance(case, kernel_cases.NormCase) else ()
     return Entry(None, channels, times)
 
 
 def _keep(key: dict[str, str], entries: dict[str, Entry]) -> str | None:
-    """Write a verdict whole; return why it cannot be kept, or None."""
+    """Write a verdict atomically; return an error message if it cannot be stored, else None."""
     content = {'key': key, 'kernels': {name: dataclasses.asdict(entry) for name, entry in entries.items()}}
     try:
         path = verdicts.path(key)
@@ -151,32 +149,32 @@ def _keep(key: dict[str, str], entries: dict[str, Entry]) -> str | None:
         with atomic.written_whole(path) as unfinished:
             unfinished.path.write_text(json.dumps(content, indent=1) + '\n')
     except (OSError, RuntimeError) as error:
-        complaint = f'the verdict on the Triton kernels cannot be kept: {error}'
+        complaint = f'the verdict on the Triton kernels cannot be stored: {error}'
         _logger.warning('%s', complaint)
         return complaint
     return None
 
 
-# --- processes of their own -------------------------------------------------------------------------------------------
+# --- separate processes -----------------------------------------------------------------------------------------------
 
 
 def _devices() -> list[Device]:
-    """Return one GPU of each kind.
+    """Return one GPU of each type.
 
     Raises:
-        RuntimeError: a process could not tell.
+        RuntimeError: the process that queries the GPUs failed.
     """
     if torch.version.cuda is None and torch.version.hip is None:
         return []
     with _Process() as process:
         found = process.ask(_look, (), START_LIMIT)
     if isinstance(found, Failed):
-        raise RuntimeError(f'a look at the GPUs {found.reason}')
+        raise RuntimeError(f'the process that queries the GPUs failed: {found.reason}')
     return found
 
 
 def _look() -> list[Device]:
-    """In a process of its own: see :func:`_devices`."""
+    """Return one GPU of each type; runs in the separate process of :func:`_devices`."""
     found: dict[tuple[Any, ...], Device] = {}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         device = torch.device('cuda', index)
@@ -187,7 +185,7 @@ def _look() -> list[Device]:
     return list(found.values())
 
 
-def _prove(case: Case, device: str) -> str | None:
+def _verify(case: Case, device: str) -> str | None:
     with torch.cuda.device_of(torch.empty(0, device=device)):
         return kernel_cases.disagreement(case, torch.device(device))
 
@@ -198,7 +196,7 @@ def _time(case: Case, device: str) -> dict[str, dict[str, float]]:
 
 
 def _ask(function: Callable[..., Any], device: Device, cases: Sequence[Case], deadline: float) -> dict[str, Any]:
-    """Return what ``function(case, device)`` is for every case, or how it failed, by the name of the case."""
+    """Return {case name: result} of ``function(case, device)`` in separate processes, with a Failed on failure."""
     answers: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         process: _Process | None = None
@@ -214,11 +212,11 @@ def _ask(function: Callable[..., Any], device: Device, cases: Sequence[Case], de
 
 
 class _Process:
-    """A process that calls functions one by one, until one fails: then the GPU's state in it may be lost."""
+    """A process that calls functions one by one, until one fails: its CUDA context may then be unusable."""
 
     def __init__(self) -> None:
         self.has_ended = False
-        context = multiprocessing.get_context('spawn')  # a fork would inherit a CUDA context that it cannot use
+        context = multiprocessing.get_context('spawn')  # CUDA does not support fork
         self._pipe, theirs = context.Pipe()
         self._log = Path(tempfile.mkstemp(prefix='swin_dense-kernels-')[1])
         self._process = context.Process(target=_serve, args=(theirs, str(self._log)), daemon=True)
@@ -233,20 +231,20 @@ class _Process:
         self._log.unlink(missing_ok=True)
 
     def ask(self, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
-        """Return ``function(*args)``, or how it failed."""
+        """Return ``function(*args)``, or a Failed."""
         try:
             if not self._pipe.poll(START_LIMIT):
                 raise TimeoutError(f'could not start within {START_LIMIT} seconds')
-            self._pipe.recv()  # it is ready
+            self._pipe.recv()  # the process is ready
             self._pipe.send((function, args))
             if not self._pipe.poll(seconds):
-                raise TimeoutError(f'gave no answer within {seconds:.0f} seconds')
+                raise TimeoutError(f'did not answer within {seconds:.0f} seconds')
             answer = self._pipe.recv()
         except TimeoutError as error:
             answer = Failed(str(error))
-        except (EOFError, OSError):  # the process is gone
+        except (EOFError, OSError):  # the process has exited
             self._process.join(10)
-            answer = Failed(f'ended with {_status(self._process.exitcode)}{self._last_words()}')
+            answer = Failed(f'ended with {_status(self._process.exitcode)}{self._last_output()}')
         if isinstance(answer, Failed):
             self._end()
         return answer
@@ -257,7 +255,7 @@ class _Process:
         self._process.kill()
         self._process.join(10)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         lines = [line for line in self._log.read_text(errors='replace').splitlines() if line.strip()]
         return f' ({lines[-1].strip()[:200]})' if lines else ''
 
@@ -267,7 +265,7 @@ def _status(exit_code: int | None) -> str:
 
 
 def _serve(pipe: Connection, log: str) -> None:
-    """In a process of its own: call what comes through the pipe, until something fails or the pipe is closed."""
+    """Call the functions received through the pipe, until one fails or the pipe is closed; runs in a new process."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -279,8 +277,8 @@ def _serve(pipe: Connection, log: str) -> None:
             return
         try:
             pipe.send(function(*args))
-        except Exception as error:  # a compiler and a driver may raise anything
+        except Exception as error:  # the compiler and the driver can raise any error
             lines = str(error).strip().splitlines() or ['']
-            what = 'there was not enough memory' if memory.is_out_of_memory(error) else 'it raised'
-            pipe.send(Failed(f'{what}: {type(error).__name__}: {lines[0][:200]}'))
+            prefix = 'not enough memory' if memory.is_out_of_memory(error) else 'it raised an error'
+            pipe.send(Failed(f'{prefix}: {type(error).__name__}: {lines[0][:200]}'))
             return

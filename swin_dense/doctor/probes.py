@@ -1,4 +1,4 @@
-"""What the doctor tries, each in a process of its own: every function returns what it found, or raises anything."""
+"""The probes of the doctor, each run in a separate process: a probe returns its result, or raises any error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pkg_resources() -> str:
         return 'not needed without mmengine'
     import pkg_resources
 
-    return f'there, from {Path(pkg_resources.__file__).parent.parent}'
+    return f'found in {Path(pkg_resources.__file__).parent.parent}'
 
 
 def pillow() -> str:
@@ -24,7 +24,7 @@ def pillow() -> str:
     from PIL import Image
 
     Image.new('RGB', (8, 8)).save(io.BytesIO(), 'png')
-    return f'Pillow {PIL.__version__} writes pictures'
+    return f'Pillow {PIL.__version__} writes images'
 
 
 def numpy_bridge() -> str:
@@ -54,7 +54,7 @@ def mmcv_operators() -> str:
 
 
 def resume() -> str:
-    """Return whether torch reads the state of a training that mmengine wrote."""
+    """Check that torch loads the training state saved by mmengine."""
     if find_spec('mmengine') is None:
         return 'not needed without mmengine'
     import torch
@@ -68,7 +68,7 @@ def resume() -> str:
     torch.save({'message_hub': {'log_scalars': {'loss': history}}}, file)
     file.seek(0)
     torch.load(file)
-    return f'torch loads what mmengine saves, with swin_dense {swin_dense.__version__} imported'
+    return f'torch loads checkpoints of mmengine, with swin_dense {swin_dense.__version__} imported'
 
 
 def registry() -> str:
@@ -86,14 +86,14 @@ def registry() -> str:
 
 def triton() -> str:
     if find_spec('triton') is None:
-        return 'not installed; what it is for is computed by torch'
+        return 'not installed; torch is used instead'
     import triton
 
     return f'triton {triton.__version__} imports'
 
 
 def backends() -> dict[str, str | None]:
-    """Return why each implementation of attention does not run here, None where it does."""
+    """Return for each attention implementation the reason why it does not run here, or None if it does."""
     import torch
 
     from swin_dense.ops import dispatch
@@ -145,7 +145,7 @@ def mmseg() -> str:
 
 
 def _train_once(recipe: str, framework: str, samples: list) -> str:
-    """Compute the gradients of a model with a small SwinDense once."""
+    """Run one forward and backward pass of a model with a small SwinDense."""
     import torch
     from mmengine.registry import MODELS, init_default_scope
 
@@ -178,17 +178,17 @@ CHECKS = {'torch alone': core, 'mmdet': mmdet, 'mmsegmentation': mmseg}
 
 
 def main(name: str) -> None:
-    """Print, as JSON, what was found, or the error and the package that it comes from, '' where that is not known."""
+    """Print the result of a probe as JSON, or its error and the package that raised it ('' if unknown)."""
     logging.disable()
     try:
         answer = {'found': {**TRAPS, **CHECKS, 'backends': backends}[name]()}
-    except BaseException as error:  # packages raise anything, SystemExit among it
+    except BaseException as error:  # packages can raise any error, even SystemExit
         answer = {'error': ' '.join(f'{type(error).__name__}: {error}'.split()), 'package': _raised_in(error)}
     print(json.dumps(answer))
 
 
 def _raised_in(error: BaseException) -> str:
-    """Return the package, neither this one nor Python's own, that an error went through last."""
+    """Return the third-party package of the innermost frame in an error's traceback."""
     found, trace = '', error.__traceback__
     while trace is not None:
         package = trace.tb_frame.f_globals.get('__name__', '').partition('.')[0]

@@ -1,1 +1,1 @@
-"""A page, whole in one file, on which people see what a Swin does to a photograph."""
+"""The interactive page of `swin-dense explore`: one HTML file that shows how a Swin processes a photograph."""

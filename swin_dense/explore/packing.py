@@ -1,15 +1,15 @@
-"""Queries and keys in few bytes, so that every score of a block can be computed from them again.
+"""Lossy compression of a block's queries and keys, from which the page computes every attention score.
 
-Of each head, the scores of all pairs of tokens are one matrix of low rank. Its singular value decomposition tells how
-many numbers a token needs and how exact each must be: as exact as the others, measured in scores. So each is rounded
-to a step of its own, which leaves most of them small. They are laid out in one plane per component, as differences
-from the number before where those are smaller, and deflated.
+The scores of all token pairs of a head form a low-rank matrix. Its singular value decomposition gives a few components
+per token, and a quantisation step for each component with which all rounding errors change the scores equally. Most of
+the quantised numbers are small. They are stored as one plane per component, as differences from the preceding number if
+those are smaller, and deflated.
 
-The bytes of a block, deflated: float32 ``factors`` (P), ``pad_factors`` (P) and the bias (A, 2h - 1, 2w - 1), uint8
-per plane whether it holds differences (2P), then the planes (2P, H, W) in int8, those of queries first. P is the number
-of components of all heads together; ``ranks`` says how many each has. The score of a query and a key of a head is the
-sum over its components of ``factor * q * k``, that of a query and a padding token the sum of ``pad_factor * q``, and
-the bias is added to both. What is the same for all keys of a query, which the softmax does not feel, is left out.
+The bytes of a block, before deflate: float32 ``factors`` (P), ``pad_factors`` (P) and the bias (A, 2h - 1, 2w - 1), one
+uint8 per plane that marks difference coding (2P), then the planes (2P, H, W) in int8, queries first. P is the number of
+components of all heads; ``ranks`` contains the number per head. The score of a query and a key is the sum of
+``factor * q * k`` over the components of the head, that of a query and a padding token the sum of ``pad_factor * q``;
+the bias is added to both. Terms that are equal for all keys of a query are omitted, because softmax ignores them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from torch import Tensor
 from swin_dense.explore.record import Attention
 from swin_dense.ops.windows import REGION_PENALTY, merge, partition, region_ids, relative_position_bias
 
-FINEST = 0.003  # rounding of a score, as a standard deviation, where there is room
-COARSEST = 1e3  # by then nothing is left to be stored
-SAMPLED_ROWS = 12  # of every map, to guess sizes by
-BINS = 10_000  # of differences between weights
-LARGEST = 127  # of a rounded number, which takes a byte
+FINEST = 0.003  # smallest standard deviation of the rounding error of a score, used if the size limit allows
+COARSEST = 1e3  # largest rounding error, at which all numbers are zero
+SAMPLED_ROWS = 12  # rows per map that are used to estimate the size
+BINS = 10_000  # bins of the histogram of errors
+LARGEST = 127  # largest quantised number (int8)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One block in bytes.
+    """One compressed block.
 
     Attributes:
-        ranks: components per head.
-        content: as the module says.
-        differences: (BINS,), how many attention weights differ so much from those of the block, from 0 to 1.
+        ranks: number of components per head.
+        content: the bytes, see the module's docstring.
+        differences: (BINS,), histogram of the absolute errors of the attention weights, over [0, 1].
     """
 
     ranks: list[int]
@@ -50,7 +50,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class _Head:
-    """The components of a head: of queries and keys (H, W, D), of the padding key (D), and how large they are (D)."""
+    """The components of a head: queries and keys (H, W, D), the padding key (D), and their magnitudes (D)."""
 
     q: Tensor
     k: Tensor
@@ -60,7 +60,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Rounded:
-    """What is stored of a head of P components: whole numbers (H, W, P) of queries and keys, and two factors (P)."""
+    """A quantised head of P components: integer queries and keys (H, W, P), and two factors per component (P)."""
 
     q: Tensor
     k: Tensor
@@ -73,11 +73,14 @@ class _Rounded:
 
 
 def pack(blocks: Sequence[Attention], limit: int) -> list[Packed]:
-    """Pack blocks as exactly as fits in ``limit`` bytes together; what does not fit at all is larger."""
-    turned = [[_turn(block, head) for head in range(block.q.shape[2])] for block in blocks]
-    error = _fitting_error(blocks, turned, limit)
+    """Compress blocks with the smallest error whose total size is at most ``limit`` bytes.
+
+    The result is larger than ``limit`` if the blocks do not fit even at the coarsest quantisation.
+    """
+    decomposed = [[_decompose(block, head) for head in range(block.q.shape[2])] for block in blocks]
+    error = _fitting_error(blocks, decomposed, limit)
     while True:
-        rounded = [[_round(head, error) for head in heads] for heads in turned]
+        rounded = [[_round(head, error) for head in heads] for heads in decomposed]
         contents = [_deflate(block, heads) for block, heads in zip(blocks, rounded, strict=True)]
         if sum(map(len, contents)) <= limit or error >= COARSEST:
             break
@@ -88,15 +91,15 @@ def pack(blocks: Sequence[Attention], limit: int) -> list[Packed]:
     ]
 
 
-def _fitting_error(blocks: Sequence[Attention], turned: Sequence[Sequence[_Head]], limit: int) -> float:
-    """Return about the smallest error with which the blocks fit, judged by some of their rows."""
+def _fitting_error(blocks: Sequence[Attention], decomposed: Sequence[Sequence[_Head]], limit: int) -> float:
+    """Estimate, from a sample of rows, the smallest error with which the blocks fit into ``limit`` bytes."""
 
     def size(error: float) -> int:
         total = sum(block.bias.numel() * 4 for block in blocks)
-        for block, heads in zip(blocks, turned, strict=True):
+        for block, heads in zip(blocks, decomposed, strict=True):
             every = -(-block.q.shape[0] // SAMPLED_ROWS)
-            some = [_round(replace(head, q=head.q[::every], k=head.k[::every]), error) for head in heads]
-            total += len(_huffman(_planes(some)[0].tobytes())) * every
+            sample = [_round(replace(head, q=head.q[::every], k=head.k[::every]), error) for head in heads]
+            total += len(_huffman(_planes(sample)[0].tobytes())) * every
         return total
 
     if size(FINEST) <= limit:
@@ -108,8 +111,8 @@ def _fitting_error(blocks: Sequence[Attention], turned: Sequence[Sequence[_Head]
     return 2**high
 
 
-def _turn(block: Attention, head: int) -> _Head:
-    """Turn the queries and keys of a head to where their components are independent, and as large in both."""
+def _decompose(block: Attention, head: int) -> _Head:
+    """Rotate a head's queries and keys to the singular vectors of its score matrix, with equal scales."""
     size = block.q.shape[:2]
     q = block.q[:, :, head].flatten(0, 1).double()
     k = torch.cat([_centred(block, head).flatten(0, 1), block.pad_k[None, head]]).double()
@@ -121,7 +124,7 @@ def _turn(block: Attention, head: int) -> _Head:
 
 
 def _centred(block: Attention, head: int) -> Tensor:
-    """Return the keys of a head less the mean of their window, where it has no padding key to keep in step with."""
+    """Return the keys of a head minus the mean of their window; keys of windows with padding are unchanged."""
     k = block.k[:, :, head]
     windows = partition(k[None], block.window, block.shift)
     is_whole = partition(torch.ones_like(k[None, :, :, :1]), block.window, block.shift).amin(2, keepdim=True)
@@ -130,7 +133,8 @@ def _centred(block: Attention, head: int) -> Tensor:
 
 
 def _round(head: _Head, error: float) -> _Rounded:
-    # Rounding a component by r moves a score by r times the other side's component, so all shall move it alike.
+    # An error r of a component changes a score by r times the component of the other side. The steps make the effect of
+    # all components equal.
     step = error * math.sqrt(6 / len(head.spread)) / head.spread.clamp(min=1e-12)
     q_step, k_step = (torch.maximum(step, part.abs().amax((0, 1)) / LARGEST) for part in (head.q, head.k))
     q, k = (head.q / q_step).round(), (head.k / k_step).round()
@@ -147,7 +151,7 @@ def _deflate(block: Attention, heads: Sequence[_Rounded]) -> bytes:
 
 
 def _planes(heads: Sequence[_Rounded]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the planes (2P, H, W), and whether each holds differences (2P)."""
+    """Return the planes (2P, H, W), and whether each is stored as differences (2P)."""
     numbers = torch.cat([head.q for head in heads] + [head.k for head in heads], 2)
     planes = numbers.to(torch.int8).permute(2, 0, 1).contiguous().numpy().view(np.uint8)
     differences = planes.copy()
@@ -159,29 +163,29 @@ def _planes(heads: Sequence[_Rounded]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _huffman(content: bytes) -> bytes:
-    """Deflate numbers that are noise but for how often each occurs: nothing is gained by a search for repetitions."""
+    """Deflate with Huffman codes only: the numbers have a skewed distribution but no repeated sequences."""
     deflate = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
     return deflate.compress(content) + deflate.flush()
 
 
 def _size_of(planes: np.ndarray) -> np.ndarray:
-    """Return how large the numbers of each plane are."""
+    """Return the sum of absolute values of each plane."""
     return np.abs(planes.view(np.int8).astype(np.int32)).sum((1, 2))
 
 
 def _differences(block: Attention, heads: Sequence[_Rounded]) -> Tensor:
-    """Count by how much the weights of the rounded block differ from those of the block: (BINS,) of [0, 1]."""
+    """Return a histogram of the absolute errors of the quantised block's attention weights, (BINS,) over [0, 1]."""
     counts = torch.zeros(BINS, dtype=torch.float64)
     for index, head in enumerate(heads):
         exact = _weights(block, index, block.q[:, :, index], block.k[:, :, index], block.pad_k[index])
         shown = _weights(block, index, head.q * head.factors, head.k, head.pad_factors / head.factors)
-        seen = exact > 0  # neither of padding nor masked
-        counts += torch.histc((shown - exact)[seen].abs(), BINS, 0, 1).double()
+        visible = exact > 0  # neither padding nor masked
+        counts += torch.histc((shown - exact)[visible].abs(), BINS, 0, 1).double()
     return counts
 
 
 def _weights(block: Attention, head: int, q: Tensor, k: Tensor, pad_k: Tensor) -> Tensor:
-    """Return where the tokens of every window look, (N, T, T), by queries and keys (H, W, D); padding looks nowhere."""
+    """Return the attention weights in every window, (N, T, T), of queries and keys (H, W, D); padding has zeros."""
     window, shift = block.window, block.shift
     is_token = partition(torch.ones(1, *q.shape[:2], 1), window, shift)[0] > 0
     queries, keys = (partition(part[None], window, shift)[0] for part in (q, k))

@@ -1,4 +1,4 @@
-"""A record as one HTML file, which asks for nothing beside itself and opens without a server."""
+"""Render a record as one self-contained HTML file, which needs no server and no network."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from swin_dense.utils import checks
 
 LARGEST_PAGE = 12_000_000
 LANGUAGES = ('en', 'zh')
-# In this order: the first knows no document, the last ties them together.
+# The order matters: page.js uses the functions of the other two.
 SCRIPTS = ('core.js', 'draw.js', 'page.js')
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
+    """An HTML page and the errors of its attention weights.
 
     Attributes:
-        text: its HTML.
-        off: how far the furthest attention weight that it shows, between 0 and 1, is from the model's.
-        usually_off: how far 999 of 1000 are at most.
+        text: the HTML.
+        off: largest absolute error of the displayed attention weights, on the scale 0 to 1.
+        usually_off: largest absolute error of 99.9 % of the weights.
     """
 
     text: str
@@ -42,22 +42,22 @@ class Page:
 
 
 def make_page(record: Record, name: str, is_random: bool, lang: str = 'en', limit: int = LARGEST_PAGE) -> Page:
-    """Make the page that shows a record.
+    """Render the page of a record.
 
     Args:
-        record: from :func:`swin_dense.explore.record.make_record`.
-        name: of the image, shown as the title.
-        is_random: say on the page that the weights are random.
-        lang: of ``LANGUAGES``, in which the page opens.
-        limit: bytes that the page takes at most; the attention is rounded until it does.
+        record: output of :func:`swin_dense.explore.record.make_record`.
+        name: name of the image, shown as the title.
+        is_random: show a notice that the weights are random.
+        lang: initial language of the page, one of ``LANGUAGES``.
+        limit: maximum size of the page in bytes; the attention is rounded until it fits.
 
     Raises:
-        ValueError: there is no such language, or the page does not fit.
+        ValueError: the language is not supported, or the page does not fit.
     """
     checks.one_of('lang', lang, LANGUAGES)
     shell = _shell(record, name, is_random, lang)
     blocks = [block for stage in record.stages for block in stage.blocks]
-    elements = sum(100 + 4 * block.q.shape[2] for block in blocks)  # around what is packed, with a rank per head
+    elements = sum(100 + 4 * block.q.shape[2] for block in blocks)  # the HTML elements around the data, with the ranks
     packed = pack(blocks, (limit - len(shell.encode()) - elements) * 3 // 4)
     differences = sum((block.differences for block in packed), torch.zeros(BINS))
     off, usually_off = _upper(differences, 1.0), _upper(differences, 0.999)
@@ -65,20 +65,20 @@ def make_page(record: Record, name: str, is_random: bool, lang: str = 'en', limi
     text = text.replace('"off":null', f'"off":{off},"usuallyOff":{usually_off}')
     if len(text.encode()) > limit:
         raise ValueError(
-            f'the page takes {len(text.encode()) / 1e6:.1f} MB at least and may take {limit / 1e6:.1f}; '
-            'allow more, or make the image smaller'
+            f'the page needs at least {len(text.encode()) / 1e6:.1f} MB, but the limit is {limit / 1e6:.1f} MB; '
+            'raise the limit or make the image smaller'
         )
     return Page(text, off, usually_off)
 
 
 def _upper(counts: Tensor, share: float) -> float:
-    """Return what a share of numbers that are counted in bins of [0, 1] is at most."""
+    """Return the upper bound of a quantile from a histogram over [0, 1]."""
     enough = counts.cumsum(0) >= share * counts.sum()
     return (int(enough.nonzero()[0]) + 1) / len(counts)
 
 
 def _shell(record: Record, name: str, is_random: bool, lang: str) -> str:
-    """Return the page without the attention of its blocks."""
+    """Return the page without the attention data of the blocks."""
     style, script = _asset('page.css'), '\n'.join(map(_asset, SCRIPTS))
     labels = json.loads(_asset('labels.json'))
     facts = {
@@ -94,7 +94,7 @@ def _shell(record: Record, name: str, is_random: bool, lang: str) -> str:
         'stages': list(map(_stage, record.stages)),
         'costs': [vars(series) for series in record.costs],
     }
-    # A tag inside of a name or label must not end the element that holds it.
+    # Escape '<', so that a tag in a name or label cannot close the script element.
     text = json.dumps(facts, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c')
     parts = {
         '<!--title-->': html.escape(name),
@@ -111,7 +111,7 @@ def _shell(record: Record, name: str, is_random: bool, lang: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return what the browser shall hold the page to: its own style and script, its own pictures, and no network."""
+    """Return the Content-Security-Policy: only the page's own style, script and inline images, and no network."""
     hashes = {}
     for kind, text in (('style', style), ('script', script)):
         hashes[kind] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

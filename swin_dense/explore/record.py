@@ -1,4 +1,4 @@
-"""What the page shows of a backbone and an image, computed by the package's own functions."""
+"""Compute the data that the page shows for a backbone and an image, with the package's own functions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PAPER_EXAMPLE = {'side': 112, 'window': 7, 'channels': 128}
 
 @dataclass(frozen=True)
 class Attention:
-    """All that decides where the tokens of one block look.
+    """The inputs from which the attention weights of one block are computed.
 
     Attributes:
-        q: (H, W, A, D), queries times the factor on the query-key product.
+        q: (H, W, A, D), queries, scaled.
         k: (H, W, A, D), keys.
         pad_k: (A, D), the key of a padding token.
-        bias: (A, 2 * window height - 1, 2 * window width - 1), what is added to the score of a pair by its offset:
-            query less key, the most negative first.
+        bias: (A, 2 * window height - 1, 2 * window width - 1), the relative position bias by offset, that is query
+            position minus key position, in ascending order.
         window: (height, width) in tokens.
         shift: (height, width) in tokens.
     """
@@ -59,14 +59,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class CostSeries:
-    """What attention over maps of growing size costs, global and in windows.
+    """The cost of global and window attention for maps of increasing size.
 
     Attributes:
-        name: 'paper', or the number of a stage from 0.
+        name: 'paper', or the index of a stage, from 0.
         window: (height, width) in tokens.
-        channels: of the map.
-        sizes: (height, width, FLOPs of global attention, FLOPs of window attention) of every map, whole windows each.
-        start: index of the size of the example, or of this image.
+        channels: channels of the map.
+        sizes: (height, width, FLOPs of global attention, FLOPs of window attention) per map; maps are whole windows.
+        start: index of the size that is shown first: that of the example, or of this image.
     """
 
     name: str | int
@@ -78,13 +78,13 @@ class CostSeries:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that the page is made of.
+    """All data of the page.
 
     Attributes:
-        model: what the backbone is called.
-        pixels: (H, W, 3) uint8, the image that went in.
-        stages: as built.
-        levels: {stride: (rows, columns, 3) uint8}, the pyramid's components as colours.
+        model: display name of the backbone.
+        pixels: (H, W, 3) uint8, the input image.
+        stages: the stages in order.
+        levels: {stride: (rows, columns, 3) uint8}, the principal components of the pyramid as colours.
         costs: the paper's example, then every stage.
     """
 
@@ -96,13 +96,13 @@ class Record:
 
 
 def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: bool = False) -> Record:
-    """Run a backbone on an image and keep what the page shows.
+    """Run a backbone on an image and record the data of the page.
 
     Args:
         backbone: a :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`.
-        image: in any form that :func:`swin_dense.features.images.read_image` takes.
-        max_side: shrink an image with a longer side until it has so many pixels; None takes it as it is.
-        bgr: an array or tensor holds blue first.
+        image: any source of :func:`swin_dense.features.images.read_image`.
+        max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
+        bgr: an array or tensor is in BGR order.
     """
     backbone = bare_backbone(backbone)
     inference = Inference(bgr=bgr, max_side=max_side)
@@ -156,7 +156,7 @@ def _name(backbone: Any) -> str:
 
 
 def _shown(pixels: Tensor) -> np.ndarray:
-    """Return an image (C, H, W) as colours; of one with other than three channels, the first, as grey."""
+    """Convert an image (C, H, W) to RGB; unless it has three channels, its first channel is shown as grey."""
     shown = scale(pixels.cpu())
     shown = shown if len(shown) == 3 else shown[:1].expand(3, -1, -1)
     return _as_bytes(shown.permute(1, 2, 0).numpy())

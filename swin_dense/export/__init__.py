@@ -1,4 +1,4 @@
-"""Models as files that other runtimes execute: ONNX, torch.export and TorchScript, right at every size."""
+"""Export models to ONNX, torch.export and TorchScript for any image size, and verify the files."""
 
 from swin_dense.export.export import Exported, ExportError, export_model
 from swin_dense.export.whole import export_detector, export_segmentor

@@ -1,4 +1,4 @@
-"""Whether a file says of a picture what its framework says."""
+"""Compare the outputs of an exported file with the predictions of its framework on an image."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import nn
 
 from swin_dense.runtime.masks import pasted
 
-# Two boxes are the same where they overlap at least so much and their scores differ at most so much.
+# Two boxes match if their IoU is at least SAME_BOX and their scores differ by at most SAME_SCORE.
 SAME_BOX = 0.98
 SAME_SCORE = 1e-3
-# What near ties may change: instances, pixels of a mask, pixels of a class map.
+# Allowed share of different instances, mask pixels or class pixels, because rounding decides near ties.
 LARGEST_SHARE = 0.02
 
 
 @dataclass(frozen=True)
 class Instances:
-    """What a detector finds: boxes (N, 4) in pixels, scores (N,), labels (N,), masks (N, H, W) bool or None."""
+    """Detections in an image: boxes (N, 4) in pixels, scores (N,), labels (N,), masks (N, H, W) bool or None."""
 
     boxes: np.ndarray
     scores: np.ndarray
@@ -30,18 +30,18 @@ class Instances:
 
 
 def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances:
-    """Return what mmdet's own ``predict`` finds in pixels, (H, W, 3) uint8, BGR."""
+    """Return the detections of mmdet's own ``predict`` in pixels, (H, W, 3) uint8, BGR."""
     from mmdet.structures import DetDataSample
 
     size = pixels.shape[:2]
     meta = {'ori_shape': size, 'img_shape': size, 'scale_factor': (1.0, 1.0)}
-    found = _predicted(detector, pixels, DetDataSample(metainfo=meta)).pred_instances
+    found = _predict(detector, pixels, DetDataSample(metainfo=meta)).pred_instances
     masks = found.masks.cpu().numpy() if 'masks' in found else None
     return Instances(found.bboxes.cpu().numpy(), found.scores.cpu().numpy(), found.labels.cpu().numpy(), masks)
 
 
 def instances_of_file(outputs: list[np.ndarray], size: tuple[int, int], mask_threshold: float | None) -> Instances:
-    """Return what a file found in an image of ``size`` (height, width)."""
+    """Return the detections in the outputs of a file, for an image of ``size`` (height, width)."""
     boxes, scores, labels, *probabilities = outputs
     if mask_threshold is None:
         return Instances(boxes, scores, labels)
@@ -50,22 +50,22 @@ def instances_of_file(outputs: list[np.ndarray], size: tuple[int, int], mask_thr
 
 
 def classes_of_framework(segmentor: nn.Module, pixels: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Return the classes, of `size` (height, width), that mmseg's own ``predict`` gives (H, W, 3) uint8, BGR."""
+    """Return the class map of ``size`` (height, width) from mmseg's own ``predict`` for (H, W, 3) uint8, BGR."""
     from mmseg.structures import SegDataSample
 
     shape = pixels.shape[:2]
     sample = SegDataSample(metainfo={'ori_shape': tuple(size), 'img_shape': shape, 'pad_shape': shape})
-    return _predicted(segmentor, pixels, sample).pred_sem_seg.data[0].cpu().numpy()
+    return _predict(segmentor, pixels, sample).pred_sem_seg.data[0].cpu().numpy()
 
 
-def share_of_other_instances(theirs: Instances, ours: Instances, lowest: float, most: int) -> tuple[float, int]:
-    """Return the share of instances of either that the other does not have, and how many were compared.
+def share_of_unmatched(theirs: Instances, ours: Instances, lowest: float, most: int) -> tuple[float, int]:
+    """Return the share of instances in one result without a match in the other, and the number compared.
 
     Args:
-        theirs: of the framework.
-        ours: of the file.
-        lowest: score that both leave out instances from; those near it may be in one alone.
-        most: number of instances that both keep; with so many, those near the last score may be in one alone.
+        theirs: detections of the framework.
+        ours: detections of the file.
+        lowest: score threshold of both. Instances near it are not compared, because only one result may keep them.
+        most: maximum number of instances. If a result has that many, those near its lowest score are not compared.
     """
     for found in (theirs, ours):
         if len(found.scores) >= most:
@@ -74,12 +74,12 @@ def share_of_other_instances(theirs: Instances, ours: Instances, lowest: float, 
     for one, other in ((theirs, ours), (ours, theirs)):
         for index in np.flatnonzero(one.scores > lowest + SAME_SCORE):
             compared += 1
-            missing += not _has(other, one, index)
+            missing += not _has_match(other, one, index)
     return missing / max(compared, 1), compared // 2
 
 
-def _has(other: Instances, one: Instances, index: int) -> bool:
-    """Tell whether ``other`` has an instance of ``one``."""
+def _has_match(other: Instances, one: Instances, index: int) -> bool:
+    """Return whether ``other`` contains the instance ``index`` of ``one``."""
     is_like = (other.labels == one.labels[index]) & (np.abs(other.scores - one.scores[index]) <= SAME_SCORE)
     overlaps = np.where(is_like, _overlaps(one.boxes[index], other.boxes), -1.0)
     if not overlaps.size or overlaps.max() < SAME_BOX:
@@ -91,14 +91,14 @@ def _has(other: Instances, one: Instances, index: int) -> bool:
 
 
 def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the intersections over unions of a box (4,) with boxes (N, 4); of those equal to it, 1."""
+    """Return the IoU of a box (4,) with boxes (N, 4). It is 1 for equal boxes, also if their area is 0."""
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
     both = sides.clip(min=0).prod(1)
     union = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(1) - both
     return np.where((box == boxes).all(1), 1.0, both / np.maximum(union, 1e-9))
 
 
-def _predicted(model: Any, pixels: np.ndarray, sample: Any) -> Any:
+def _predict(model: Any, pixels: np.ndarray, sample: Any) -> Any:
     inputs = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     with torch.no_grad():
         return model.test_step({'inputs': [inputs], 'data_samples': [sample]})[0]

@@ -1,8 +1,9 @@
-"""Export a model to a file that is right at every size, or not at all."""
+"""Export a model to a file, and verify it at several image sizes before it is kept."""
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
@@ -17,23 +18,23 @@ from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import written_whole
 
-# How far an output may be from the model's in float32, as a fraction of the output's largest value.
+_logger = logging.getLogger(__package__)
+# Maximum difference from the model's float32 output, relative to the largest value of that output.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2}
 
 
 class ExportError(RuntimeError):
-    """The model cannot be recorded, or the file that came of it is not the model."""
+    """The model cannot be traced, or the outputs of the exported file differ from those of the model."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
         path: the file.
-        nodes: of its graph.
-        errors: the largest relative error of any output, by the shape (B, C, H, W) of the image; empty where nothing
-            was checked.
+        nodes: number of nodes in its graph.
+        errors: maps image shapes (B, C, H, W) to the largest relative error of any output; empty with ``check=False``.
     """
 
     path: Path
@@ -52,29 +53,32 @@ def export_model(
     half: bool = False,
     check: bool = True,
 ) -> Exported:
-    """Write a model to a file for other runtimes: ``.onnx``, ``.pt2`` (torch.export) or ``.ts`` (TorchScript).
+    """Export a model to ``.onnx``, ``.pt2`` (torch.export) or ``.ts`` (TorchScript).
 
-    The model is exported as it is in evaluation mode, from the device that it is on, and stays as it is.
+    A copy of the model is exported in evaluation mode, on its current device. The model itself does not change.
 
     Args:
-        model: a backbone, or a module around one that takes an image (B, C, H, W) and returns tensors.
-        path: the file, whose suffix decides what is written. A file of that name is replaced.
-        dynamic: whether the file takes any batch, height and width. Otherwise it takes images of ``size`` alone, and
-            all tables and masks are constants in it.
-        size: (height, width) of the image in pixels, or the side of a square. With ``dynamic`` only an example.
-        batch: images at once; None leaves it free. With ``dynamic`` it is always free.
-        opset: of ONNX, from 18 on; None is 20.
+        model: a backbone, or a module that contains one, takes an image (B, C, H, W) and returns tensors.
+        path: the destination. The suffix selects the format; an existing file is overwritten.
+        dynamic: whether the file accepts any batch size, height and width. If False, it accepts only images of
+            ``size``, and all index tables and masks are constants.
+        size: (height, width) of the image in pixels, or the side of a square. With ``dynamic``, only the example
+            input for tracing.
+        batch: the batch size; None accepts any. Ignored with ``dynamic``, which always accepts any.
+        opset: version of ONNX, at least 18; None is 20.
         half: write the file in float16.
-        check: compare the file with the model, where it is free at three sizes or batches that it was not recorded at.
+        check: compare the file with the model. Dynamic dimensions are checked at three sizes or batch sizes other than
+            those of the trace.
 
     Returns:
-        What was written, and how far it is from the model.
+        The file and its relative errors.
 
     Raises:
-        ValueError: an argument has a value that is not allowed, or there is no backbone in the model.
+        ValueError: an argument has an invalid value, or the model contains no backbone.
         TypeError: an argument or the model's output has the wrong type.
         ImportError: a package is missing; the message names it.
-        ExportError: the model branches on the size, or the file's numbers are not the model's. Nothing is left behind.
+        ExportError: the model branches on the size, or the file's outputs differ from the model's. The new file is
+            removed; an existing file stays.
 
     Examples:
         >>> from swin_dense import SwinBackbone
@@ -98,34 +102,39 @@ def export_model(
         recorded.half()
     free = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'} if batch is None else {}
     weight = next(backbone.parameters())
-    # A batch of 1 would be taken for a constant.
+    # torch.export treats a size of 1 as a constant.
     shape = (2 if free else batch or 1, backbone.in_channels, height, width)
     img = torch.zeros(shape, device=weight.device, dtype=torch.float16 if half else torch.float32)
     with written_whole(path) as unfinished, torch.no_grad():
+        _logger.info('tracing the model for %s ...', path.name)
         try:
             nodes = formats.FORMATS[path.suffix](recorded, img, free, opset, unfinished.path)
-        except RuntimeError as error:  # all that recorders raise
-            hint = '; if it branches on sizes, dynamic=False may serve' if dynamic else ''
+        except RuntimeError as error:  # the base class of all errors of the exporters
+            hint = '; if it branches on sizes, dynamic=False may work' if dynamic else ''
             raise ExportError(f'{type(model).__name__} could not be exported{hint}: {error}') from error
         errors = _compare(model, unfinished.path, _shapes_to_check(img.shape, free), img.dtype) if check else {}
     return Exported(path, nodes, errors)
 
 
 def checked_path(path: str | PathLike[str], suffixes: Iterable[str]) -> Path:
-    """Return the path of a file that is to be written, or raise ValueError for another suffix or a missing folder."""
+    """Return ``path`` as a Path.
+
+    Raises:
+        ValueError: its suffix is not in ``suffixes``, or its folder does not exist.
+    """
     path = Path(path)
     checks.one_of('the suffix of path', path.suffix, suffixes)
     if not path.parent.is_dir():
-        raise ValueError(f'there is no folder {path.parent} to write {path.name} to; make it first')
+        raise ValueError(f'there is no folder {path.parent} to write {path.name} to; create it first')
     return path
 
 
 def check_opset(opset: int | None, suffix: str) -> None:
-    """Refuse a version of ONNX that graphs cannot be written in, or one for a file of another kind."""
+    """Raise a ValueError if the ONNX version is too old, or is given for a file of another format."""
     if opset is None:
         return
     if suffix != '.onnx':
-        raise ValueError(f'opset={opset} belongs to .onnx files; leave it out for {suffix}')
+        raise ValueError(f'opset={opset} is only for .onnx files; omit it for {suffix}')
     checks.integer('opset', opset, minimum=formats.OLDEST_OPSET)
 
 
@@ -134,17 +143,17 @@ def _backbone_in(model: nn.Module, dynamic: bool) -> SwinBackbone:
         raise TypeError(f'model must be a torch.nn.Module, got {type(model).__name__}')
     backbone = next((module for module in model.modules() if isinstance(module, SwinBackbone)), None)
     if backbone is None:
-        raise ValueError(f'there is no SwinBackbone in the model, a {type(model).__name__}')
+        raise ValueError(f'the model must contain a SwinBackbone, got a {type(model).__name__} without one')
     if dynamic and backbone.clamp_window:
         raise ValueError(
-            'with clamp_window=True a map chooses its windows, which a graph for all sizes cannot do; '
+            'clamp_window=True makes windows depend on the image size, which a graph for all sizes cannot express; '
             'export with dynamic=False, or build the backbone with clamp_window=False'
         )
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(
-                f'the model must be in float32, {name} is in {parameter.dtype}; call .float() before, '
-                'and give half=True for a file in float16'
+                f'the model must be in float32, but {name} is {parameter.dtype}; call .float() first, '
+                'and pass half=True for a file in float16'
             )
     return backbone
 
@@ -168,17 +177,18 @@ def _compare(
     device = next(model.parameters()).device
     errors = {}
     for shape in shapes:
+        _logger.info('comparing the file with the model on an image of %s ...', 'x'.join(map(str, shape)))
         img = torch.randn(shape, generator=generator).to(device, dtype)
         expected = formats.outputs_of(model(img.float()))
         try:
             outs = run(img)
-        except Exception as error:  # runtimes have errors of their own
+        except Exception as error:  # each runtime has its own exception types
             raise ExportError(f'the file does not run on an image {shape}, so it was removed: {error}') from error
         errors[shape] = _relative_error(outs, expected, dtype)
         if not errors[shape] <= TOLERANCES[dtype]:
             raise ExportError(
                 f'the file is wrong on an image {shape}, so it was removed: its outputs are off by '
-                f"{errors[shape]:.1e} of the model's largest value, {TOLERANCES[dtype]:.0e} is allowed"
+                f"{errors[shape]:.1e} of the model's largest value, at most {TOLERANCES[dtype]:.0e} is allowed"
             )
     return errors
 
@@ -188,4 +198,4 @@ def _relative_error(outs: list[Tensor], expected: list[Tensor], dtype: torch.dty
         return float('inf')
     pairs = zip(outs, expected, strict=True)
     errors = [(out.cpu() - right.cpu()).abs().max().item() / (right.abs().max().item() or 1.0) for out, right in pairs]
-    return max(errors, key=lambda error: float('inf') if error != error else error)  # max alone may lose a NaN
+    return max(errors, key=lambda error: float('inf') if error != error else error)  # max() may ignore NaN

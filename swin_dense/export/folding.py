@@ -1,4 +1,4 @@
-"""Constant folding: what a recorded graph computes from constants alone is computed once and kept."""
+"""Constant folding: replace the parts of a traced graph that depend only on constants by their values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, fx
 
 
 def fold_constants(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the module with every tensor that does not depend on its input as a buffer.
+    """Return the module with all tensors that do not depend on its input stored as buffers.
 
-    With sizes that are fixed these are the tables and masks of all windows; position biases always.
+    These are the position biases and, with fixed sizes, the index tables and masks of all windows.
     """
     graph = module.graph
     values: dict[fx.Node, Any] = {}
@@ -30,8 +30,8 @@ def fold_constants(module: fx.GraphModule) -> fx.GraphModule:
             with graph.inserting_before(node):
                 constant = graph.get_attr(name)
             node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in values)
-    for node in reversed(computed):  # those without a result are checks, which have passed
+    for node in reversed(computed):  # nodes without users are checks, which have passed
         if not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    return fx.GraphModule(module, graph)  # a new one, without the module's hooks on its input
+    return fx.GraphModule(module, graph)  # a new module, without the input hooks of the old one

@@ -1,4 +1,4 @@
-"""One function per kind of file: record a model, write it, and say how many nodes its graph has."""
+"""One function per file format: trace a model, write the file, and return the number of nodes in its graph."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from torch.torch_version import TorchVersion
 from swin_dense.export.folding import fold_constants
 from swin_dense.export.operators import translations
 
-# The first that has GELU as one operator.
+# The first opset with GELU as one operator.
 DEFAULT_OPSET = 20
 OLDEST_OPSET = 18
-# Beyond it torch splits the file in two, as protobuf ends at 2 GiB.
+# Above this size torch writes the weights to a second file, because protobuf is limited to 2 GiB.
 LARGEST_ONNX = 3 * 2**29
 PACKAGES = ('onnx', 'onnxscript')
 
 
 def write_onnx(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
-    """Write ONNX. ``free`` names the axes of the image, (B, C, H, W), that the file leaves open."""
+    """Write an ONNX file. ``free`` maps the dynamic axes of the image (B, C, H, W) to their names."""
     return _save_onnx(_program(model, (img,), (free,)), Interface(('img',), (img,), (free,)), opset, path)
 
 
 @dataclass(frozen=True)
 class Interface:
-    """What goes into an ONNX file and comes out.
+    """Inputs, outputs and metadata of an ONNX file.
 
     Attributes:
-        inputs: names.
-        example: a tensor for each. All but the first may be left out, and then are what they are here.
-        free: names of the axes that are open, for each.
-        outputs: names; None are out0, out1 and so on.
-        facts: what the file says of itself.
+        inputs: names of the inputs.
+        example: a tensor for each input. All inputs but the first are optional, with this tensor as default.
+        free: for each input, its dynamic axes mapped to their names.
+        outputs: names of the outputs; None gives out0, out1 and so on.
+        facts: metadata of the file.
     """
 
     inputs: tuple[str, ...]
@@ -51,7 +51,7 @@ class Interface:
 
 
 def write_whole_onnx(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
-    """Write a model as ONNX that takes more than an image or has operators of ``swin_dense.export.operators``."""
+    """Write an ONNX file of a model with several inputs or with operators of ``swin_dense.export.operators``."""
     require(*PACKAGES)
     program = _program(model, interface.example, interface.free)
     return _save_onnx(program, interface, opset, path, translations())
@@ -72,7 +72,7 @@ def _save_onnx(
             interface.example,
             input_names=list(interface.inputs),
             output_names=list(outputs),
-            dynamic_shapes=interface.free if any(interface.free) else None,  # their names; the program has them already
+            dynamic_shapes=interface.free if any(interface.free) else None,  # only sets the names
             opset_version=opset or DEFAULT_OPSET,
             custom_translation_table=operators,
             dynamo=True,
@@ -81,7 +81,7 @@ def _save_onnx(
     assert onnx_program is not None
     model = onnx_program.model
     for value, default in zip(model.graph.inputs[1:], interface.example[1:], strict=True):
-        import onnx_ir  # which torch's exporter brings
+        import onnx_ir  # a dependency of onnxscript
 
         value.const_value = onnx_ir.tensor(default.numpy(), name=value.name)
         model.graph.register_initializer(value)
@@ -89,22 +89,22 @@ def _save_onnx(
     constants = model.graph.initializers.values()
     held = sum(value.const_value.nbytes for value in constants if value.const_value is not None)
     if held > LARGEST_ONNX:
-        raise ValueError(f'weights of {held:,} bytes do not fit one .onnx file; write a .pt2, or give half=True')
+        raise ValueError(f'weights of {held:,} bytes do not fit in one .onnx file; write a .pt2, or pass half=True')
     onnx_program.save(path)
     return len(list(model.graph))
 
 
 def write_pt2(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
-    """Write a program of ``torch.export``."""
+    """Write a file of ``torch.export``."""
     program = _program(model, (img,), (free,))
     torch.export.save(program, path)
     return len(program.graph.nodes)
 
 
 def write_torchscript(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
-    """Write TorchScript, whose result is one tensor or a flat tuple."""
+    """Write a TorchScript file, which returns one tensor or a flat tuple."""
     if len(free) < 3:
-        # A trace reads the size off its input whatever happens to it; a program knows the sizes that are fixed.
+        # A TorchScript trace always computes sizes at run time; a torch.export program has fixed sizes as constants.
         model = _program(model, (img,), (free,)).module(check_guards=False)
         model = torch.fx.GraphModule(model, model.graph)
     with _quiet():
@@ -117,17 +117,17 @@ FORMATS = {'.onnx': write_onnx, '.pt2': write_pt2, '.ts': write_torchscript}
 
 
 def require(*packages: str) -> None:
-    """Raise ImportError with one line that names the packages that are not installed."""
+    """Raise an ImportError that names all packages that are not installed."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ImportError(f"exporting needs {', '.join(missing)}, not installed here: pip install 'swin-dense[export]'")
+        raise ImportError(f"the export needs {', '.join(missing)}; install with pip install 'swin-dense[export]'")
 
 
 def outputs_of(result: Any) -> list[Tensor]:
-    """Return the tensors of a module's result, nested in tuples, lists and dicts, in the order that exports give them.
+    """Flatten tensors nested in tuples, lists and dicts into a list, in the order of the outputs of exported files.
 
     Raises:
-        TypeError: there is something else among them.
+        TypeError: the result contains other objects.
     """
     if isinstance(result, Tensor):
         return [result]
@@ -135,7 +135,7 @@ def outputs_of(result: Any) -> list[Tensor]:
         result = list(result.values())
     if not isinstance(result, (tuple, list)):
         raise TypeError(
-            f'the model must return tensors, in tuples, lists or dicts at most; it returned {type(result).__name__}'
+            f'the model must return tensors, or tuples, lists or dicts of tensors; got {type(result).__name__}'
         )
     return [out for part in result for out in outputs_of(part)]
 
@@ -145,13 +145,13 @@ def _program(
 ) -> torch.export.ExportedProgram:
     if TorchVersion(torch.__version__) < '2.7':
         raise ImportError(
-            '.onnx, .pt2 and files for one size need torch 2.7 or later, '
-            f'not {torch.__version__}; .ts files for any size do not'
+            '.onnx and .pt2 files and .ts files for a fixed size need torch 2.7 or later, '
+            f'got {torch.__version__}; only .ts files for any size work here'
         )
     from torch.fx.experimental import _config as symbolic_shapes
 
     sizes = tuple({axis: torch.export.Dim(name, min=1) for axis, name in axes.items()} for axes in free)
-    # Without it torch would look at every size whether it is 1, and keep to what it saw.
+    # Without this setting torch specialises the graph on whether each size is 1.
     with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = torch.export.export(model, example, dynamic_shapes=sizes)
         if 2 in free[0]:
@@ -161,7 +161,7 @@ def _program(
 
 
 class _Flat(nn.Module):
-    """A module with its result as TorchScript can hold it."""
+    """Wrap a module to return a tensor or a flat tuple, as TorchScript requires."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class _Flat(nn.Module):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what torch says to those who develop exporters; a wrong file is found by comparing."""
+    """Suppress torch's warnings to developers of exporters. Wrong files are detected by comparing outputs."""
     logger = logging.getLogger('torch.onnx')
     level = logger.level
     logger.setLevel(logging.ERROR)

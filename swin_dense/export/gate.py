@@ -1,4 +1,4 @@
-"""Which detectors and segmentors can be exported whole. What is not known here is refused by its name."""
+"""Check whether a detector or segmentor can be exported whole. All unsupported parts are named."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BOX_HEADS = ('Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead', 'ConvFCBBoxHead')
 
 
 def reasons_against_detector(detector: nn.Module) -> Iterator[str]:
-    """Yield why a detector of mmdet cannot be exported, one reason per part."""
+    """Yield the reasons why a detector of mmdet cannot be exported, one per part."""
     model: Any = detector
-    yield from _unknown('model', model, 'mmdet', *_TWO_STAGE, *_ONE_STAGE)
+    yield from _unsupported('model', model, 'mmdet', *_TWO_STAGE, *_ONE_STAGE)
     if _name(model) not in (*_TWO_STAGE, *_ONE_STAGE):
         return
     yield from _against_backbone(model.backbone)
-    yield from _unknown('model.data_preprocessor', model.data_preprocessor, 'mmdet', 'DetDataPreprocessor')
+    yield from _unsupported('model.data_preprocessor', model.data_preprocessor, 'mmdet', 'DetDataPreprocessor')
     if _name(model) in _ONE_STAGE:
         yield from _against_dense_head('model.bbox_head', model.bbox_head, 'RetinaHead')
         yield from _against_settings(
@@ -35,47 +35,47 @@ def reasons_against_detector(detector: nn.Module) -> Iterator[str]:
 
 
 def reasons_against_segmentor(segmentor: nn.Module) -> Iterator[str]:
-    """Yield why a segmentor of mmseg cannot be exported, one reason per part."""
+    """Yield the reasons why a segmentor of mmseg cannot be exported, one per part."""
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
     model: Any = segmentor
-    yield from _unknown('model', model, 'mmseg', 'EncoderDecoder')
+    yield from _unsupported('model', model, 'mmseg', 'EncoderDecoder')
     if _name(model) != 'EncoderDecoder':
         return
     yield from _against_backbone(model.backbone)
-    yield from _unknown('model.data_preprocessor', model.data_preprocessor, 'mmseg', 'SegDataPreProcessor')
+    yield from _unsupported('model.data_preprocessor', model.data_preprocessor, 'mmseg', 'SegDataPreProcessor')
     if getattr(model.data_preprocessor, 'test_cfg', None):
-        yield f'model.data_preprocessor.test_cfg is {dict(model.data_preprocessor.test_cfg)}; padding is not known'
+        yield f'model.data_preprocessor.test_cfg is {dict(model.data_preprocessor.test_cfg)}; padding is not supported'
     mode = model.test_cfg.get('mode', 'whole')
     if mode != 'whole':
-        yield f"model.test_cfg.mode is {mode!r}; known is 'whole'"
+        yield f"model.test_cfg.mode is {mode!r}; supported: 'whole'"
     head = model.decode_head
     if model.out_channels == 1:
-        yield 'model.decode_head has one output for two classes (a binary head); known are heads with one per class'
+        yield 'model.decode_head has one output for two classes (a binary head); supported: one output per class'
     for method in ('predict', 'predict_by_feat'):
         if getattr(type(head), method, None) is not getattr(BaseDecodeHead, method):
-            yield f'model.decode_head is a {_name(head)}, which has a `{method}` of its own'
+            yield f'model.decode_head is a {_name(head)}, which overrides `{method}`'
 
 
 def reasons_against_pipeline(config: Any) -> Iterator[str]:
-    """Yield why the test pipeline of a config cannot be done outside of its framework."""
+    """Yield the reasons why the test pipeline of a config cannot be reproduced outside its framework."""
     resizes = 0
     for transform in config.test_dataloader.dataset.pipeline:
         name = _transform(transform)
         if name not in _TRANSFORMS:
-            yield f'the test pipeline has {name}; known are {", ".join(_TRANSFORMS)}'
+            yield f'the test pipeline has {name}; supported: {", ".join(_TRANSFORMS)}'
         if name == 'LoadImageFromFile':
             allowed = {'to_float32': False, 'color_type': 'color', 'imdecode_backend': 'cv2'}
-            yield from _other_values(name, transform, allowed)
+            yield from _unsupported_values(name, transform, allowed)
         if name == 'Resize':
             resizes += 1
-            yield from _other_values(name, transform, {'interpolation': 'bilinear', 'backend': 'cv2'})
+            yield from _unsupported_values(name, transform, {'interpolation': 'bilinear', 'backend': 'cv2'})
     if resizes > 1:
         yield f'the test pipeline has Resize {resizes} times'
 
 
 def resize_of(config: Any) -> dict[str, Any] | None:
-    """Return what the test pipeline's ``Resize`` does, as ``swin_dense.runtime`` reads it; None if there is none."""
+    """Return the settings of ``Resize`` in the test pipeline for ``swin_dense.runtime``, or None if it has none."""
     for transform in config.test_dataloader.dataset.pipeline:
         if _transform(transform) == 'Resize':
             scale, factor = transform.get('scale'), transform.get('scale_factor')
@@ -89,59 +89,62 @@ def resize_of(config: Any) -> dict[str, Any] | None:
 
 def _against_backbone(backbone: Any) -> Iterator[str]:
     if getattr(backbone, 'clamp_window', False):
-        yield 'model.backbone has clamp_window=True, with which a map chooses its windows; build it with False'
+        yield 'model.backbone has clamp_window=True, so windows depend on the image size; build it with False'
 
 
 def _against_dense_head(where: str, head: Any, known: str) -> Iterator[str]:
-    yield from _unknown(where, head, 'mmdet', known)
-    yield from _unknown(f'{where}.prior_generator', head.prior_generator, 'mmdet', 'AnchorGenerator')
-    yield from _unknown(f'{where}.bbox_coder', head.bbox_coder, 'mmdet', 'DeltaXYWHBBoxCoder')
+    yield from _unsupported(where, head, 'mmdet', known)
+    yield from _unsupported(f'{where}.prior_generator', head.prior_generator, 'mmdet', 'AnchorGenerator')
+    yield from _unsupported(f'{where}.bbox_coder', head.bbox_coder, 'mmdet', 'DeltaXYWHBBoxCoder')
     if not head.use_sigmoid_cls or getattr(head.loss_cls, 'custom_cls_channels', False):
-        yield f'{where}.loss_cls is a {_name(head.loss_cls)} without a sigmoid; known are losses with use_sigmoid=True'
+        yield f'{where}.loss_cls is a {_name(head.loss_cls)} without a sigmoid; supported: use_sigmoid=True'
 
 
 def _against_roi_head(roi_head: Any) -> Iterator[str]:
-    yield from _unknown('model.roi_head', roi_head, 'mmdet', 'StandardRoIHead', 'CascadeRoIHead')
+    yield from _unsupported('model.roi_head', roi_head, 'mmdet', 'StandardRoIHead', 'CascadeRoIHead')
     if roi_head.with_shared_head:
-        yield f'model.roi_head.shared_head is a {_name(roi_head.shared_head)}; known are RoI heads without one'
+        yield f'model.roi_head.shared_head is a {_name(roi_head.shared_head)}; shared heads are not supported'
     parts = ['bbox_roi_extractor', *(['mask_roi_extractor'] if roi_head.with_mask else [])]
     for where, extractor in _stages(roi_head, parts):
-        yield from _unknown(where, extractor, 'mmdet', 'SingleRoIExtractor')
+        yield from _unsupported(where, extractor, 'mmdet', 'SingleRoIExtractor')
         layer = extractor.roi_layers[0]
-        yield from _unknown(f'{where}.roi_layer', layer, 'mmcv', 'RoIAlign')
+        yield from _unsupported(f'{where}.roi_layer', layer, 'mmcv', 'RoIAlign')
         if getattr(layer, 'pool_mode', 'avg') != 'avg' or getattr(layer, 'use_torchvision', False):
-            yield f'{where}.roi_layer pools with {layer.pool_mode!r}, use_torchvision={layer.use_torchvision}'
+            yield (
+                f'{where}.roi_layer pools with {layer.pool_mode!r}, use_torchvision={layer.use_torchvision}; '
+                "supported: 'avg', False"
+            )
     for where, head in _stages(roi_head, ['bbox_head']):
-        yield from _unknown(where, head, 'mmdet', *_BOX_HEADS)
-        yield from _unknown(f'{where}.bbox_coder', head.bbox_coder, 'mmdet', 'DeltaXYWHBBoxCoder')
+        yield from _unsupported(where, head, 'mmdet', *_BOX_HEADS)
+        yield from _unsupported(f'{where}.bbox_coder', head.bbox_coder, 'mmdet', 'DeltaXYWHBBoxCoder')
         if not (head.with_cls and head.with_reg):
             yield f'{where} has with_cls={head.with_cls}, with_reg={head.with_reg}; both must be True'
         if head.custom_cls_channels or head.custom_activation:
-            yield f'{where}.loss_cls is a {_name(head.loss_cls)} with an activation of its own; known is softmax'
+            yield f'{where}.loss_cls is a {_name(head.loss_cls)} with a custom activation; supported: softmax'
     keys = ['score_thr', 'nms', 'max_per_img']
     if roi_head.with_mask:
         keys.append('mask_thr_binary')
         for where, head in _stages(roi_head, ['mask_head']):
-            yield from _unknown(where, head, 'mmdet', 'FCNMaskHead')
+            yield from _unsupported(where, head, 'mmdet', 'FCNMaskHead')
         if roi_head.test_cfg.get('mask_thr_binary', 0) < 0:
-            yield 'model.test_cfg.rcnn.mask_thr_binary is below 0, which asks for probabilities'
+            yield 'model.test_cfg.rcnn.mask_thr_binary is below 0, which selects probabilities; supported: 0 and above'
     yield from _against_settings('model.test_cfg.rcnn', roi_head.test_cfg, *keys)
 
 
 def _against_settings(where: str, settings: Mapping[str, Any], *known: str) -> Iterator[str]:
     for key in settings:
         if key not in known:
-            yield f'{where} has {key}={settings[key]!r}; known are {", ".join(known)}'
+            yield f'{where} has {key}={settings[key]!r}; supported: {", ".join(known)}'
     for key in ('nms_pre', 'max_per_img'):
         if key in known and settings.get(key, -1) <= 0:
             yield f'{where} must have {key} above 0, got {settings.get(key)}'
     nms = settings.get('nms', {})
     kind = nms.get('type', 'nms')
     if kind != 'nms':
-        yield f"{where}.nms is {kind!r}; known is 'nms'"
+        yield f"{where}.nms is {kind!r}; supported: 'nms'"
     for key in nms:
         if kind == 'nms' and key not in ('type', 'iou_threshold', 'split_thr'):
-            yield f'{where}.nms has {key}={nms[key]!r}; known is iou_threshold'
+            yield f'{where}.nms has {key}={nms[key]!r}; supported: iou_threshold'
 
 
 def _stages(parent: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -153,9 +156,9 @@ def _stages(parent: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield f'model.roi_head.{name}', part
 
 
-def _unknown(where: str, part: Any, package: str, *known: str) -> Iterator[str]:
+def _unsupported(where: str, part: Any, package: str, *known: str) -> Iterator[str]:
     if type(part).__module__.partition('.')[0] != package or _name(part) not in known:
-        yield f'{where} is a {_name(part)} of {type(part).__module__}; known of {package} are {", ".join(known)}'
+        yield f'{where} is a {_name(part)} of {type(part).__module__}; supported from {package}: {", ".join(known)}'
 
 
 def _name(part: Any) -> str:
@@ -167,10 +170,10 @@ def _transform(transform: Mapping[str, Any]) -> str:
     return kind.rpartition('.')[2] if isinstance(kind, str) else kind.__name__
 
 
-def _other_values(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+def _unsupported_values(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
     for key, value in known.items():
         if given.get(key, value) != value:
-            yield f'{name} of the test pipeline has {key}={given[key]!r}; known is {value!r}'
+            yield f'{name} of the test pipeline has {key}={given[key]!r}; supported: {value!r}'
 
 
 def _pair(value: Any) -> list[Any]:

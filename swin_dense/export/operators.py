@@ -1,4 +1,4 @@
-"""What whole models need and torch has no operator for: in torch mmcv's own, in the file standard ONNX operators."""
+"""Custom operators for whole models: computed by mmcv in torch, translated to standard operators in ONNX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swin_dense.utils.compat import custom_op
 
-# Boxes that do not count have the score -1: between it and 0.
+# A threshold between -1, the score of discarded boxes, and 0.
 LOWEST_SCORE = -0.5
 
 
@@ -21,13 +21,13 @@ LOWEST_SCORE = -0.5
     schema='(Tensor boxes, Tensor scores, float iou_threshold, int most) -> Tensor',
 )
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) -> Tensor:
-    """Return the indices of at most ``most`` boxes that no better one overlaps, the best first.
+    """Return the indices of boxes kept by non-maximum suppression, by descending score.
 
     Args:
         boxes: (N, 4) as x1, y1, x2, y2.
-        scores: (N,); boxes with a score below 0 do not count.
-        iou_threshold: boxes that overlap more are dropped.
-        most: number of boxes to keep.
+        scores: (N,). Boxes with a score below 0 are ignored.
+        iou_threshold: a box with a higher IoU with a better box is dropped.
+        most: maximum number of boxes to keep.
     """
     from mmcv.ops import nms as mmcv_nms
 
@@ -38,7 +38,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) -> Tenso
 
 @nms.register_fake
 def _nms_fake(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) -> Tensor:
-    # Coders of mmdet ask whether there are none; without any the other way, which is recorded, is right as well.
+    # Box coders of mmdet branch on an empty input. min=1 traces the other branch, which is also correct without boxes.
     return boxes.new_empty(torch.library.get_ctx().new_dynamic_size(min=1), dtype=torch.int64)
 
 
@@ -48,15 +48,15 @@ def _nms_fake(boxes: Tensor, scores: Tensor, iou_threshold: float, most: int) ->
     schema='(Tensor x, Tensor boxes, int[] size, float scale, int sampling_ratio, bool aligned) -> Tensor',
 )
 def roi_align(x: Tensor, boxes: Tensor, size: list[int], scale: float, sampling_ratio: int, aligned: bool) -> Tensor:
-    """Return what lies in the boxes of one map, (N, C, *size).
+    """Pool the features of one map in the boxes, and return (N, C, *size).
 
     Args:
         x: (1, C, H, W).
         boxes: (N, 4) in pixels of the image.
-        size: (height, width) of what is returned.
-        scale: of the map relative to the image.
-        sampling_ratio: points per bin and axis, 0 for as many as the box has pixels there.
-        aligned: whether pixels are taken as squares, not as points.
+        size: (height, width) of the output.
+        scale: size of the map relative to the image.
+        sampling_ratio: sampling points per bin and axis; 0 adapts the number to the size of the bin.
+        aligned: whether to shift coordinates by half a pixel.
     """
     from mmcv.ops import roi_align as mmcv_roi_align
 
@@ -72,12 +72,12 @@ def _roi_align_fake(
 
 @custom_op('swin_dense::resize', mutates_args=(), schema='(Tensor x, Tensor size, bool align_corners) -> Tensor')
 def resize(x: Tensor, size: Tensor, align_corners: bool) -> Tensor:
-    """Return ``x``, (B, C, H, W), in another size, bilinear.
+    """Resize a map with bilinear interpolation.
 
     Args:
-        x: the map.
-        size: (2,) height and width, int64, which may come from outside; zeros stand for the size that ``x`` has.
-        align_corners: as ``F.interpolate`` takes it.
+        x: the map, (B, C, H, W).
+        size: (2,) height and width, int64, which may be a graph input. Zeros keep the size of ``x``.
+        align_corners: see ``F.interpolate``.
     """
     height, width = (own if new == 0 else new for own, new in zip(x.shape[2:], size.tolist(), strict=True))
     return F.interpolate(x, (height, width), mode='bilinear', align_corners=align_corners)
@@ -90,7 +90,7 @@ def _resize_fake(x: Tensor, size: Tensor, align_corners: bool) -> Tensor:
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """Return how the operators are written in ONNX, for ``torch.onnx.export``."""
+    """Return the ONNX translations of the operators, for ``torch.onnx.export``."""
     from onnxscript import opset18
 
     op: Any = opset18
@@ -106,7 +106,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
             x,
             boxes,
             op.Expand(op.Constant(value_ints=[0]), op.Shape(boxes, start=0, end=1)),
-            # ONNX subtracts half a pixel by itself.
+            # 'half_pixel' of ONNX includes the shift by half a pixel.
             coordinate_transformation_mode='half_pixel' if aligned else 'output_half_pixel',
             mode='avg',
             output_height=size[0],
@@ -126,9 +126,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
             mode='linear',
         )
 
-    mine = torch.ops.swin_dense
+    namespace = torch.ops.swin_dense
     return {
-        mine.nms.default: onnx_nms,
-        mine.roi_align.default: onnx_roi_align,
-        mine.resize.default: onnx_resize,
+        namespace.nms.default: onnx_nms,
+        namespace.roi_align.default: onnx_roi_align,
+        namespace.resize.default: onnx_resize,
     }

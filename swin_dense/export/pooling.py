@@ -1,4 +1,4 @@
-"""Adaptive average pooling for graphs of any size: exporters unroll torch's for the size that they see."""
+"""Adaptive average pooling for graphs of any size, because exporters unroll torch's version for the traced size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def replace_adaptive_pools(model: nn.Module) -> None:
-    """Put :class:`RecordedPool` in place of every ``nn.AdaptiveAvgPool2d`` of a fixed size, as PPM heads have."""
+    """Replace each ``nn.AdaptiveAvgPool2d`` with a fixed output size, as in PPM heads, by :class:`RecordedPool`."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.AdaptiveAvgPool2d:
@@ -33,7 +33,7 @@ class RecordedPool(nn.Module):
 
 
 def _weights(inputs: int, outputs: int, like: Tensor) -> Tensor:
-    """Return how much every input along one axis contributes to every output: (outputs, inputs)."""
+    """Return the weight of each input along one axis for each output, (outputs, inputs)."""
     output = torch.arange(outputs, device=like.device)[:, None]
     start, end = output * inputs // outputs, ((output + 1) * inputs + outputs - 1) // outputs
     position = torch.arange(inputs, device=like.device)

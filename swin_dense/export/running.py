@@ -1,4 +1,4 @@
-"""Running exported files: an image in, the list of outputs out."""
+"""Load exported files as functions from an image to a list of outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ Run = Callable[[Tensor], list[Tensor]]
 
 
 def load(path: Path, device: torch.device | None = None) -> Run:
-    """Return what runs a file, by its suffix: ONNX in ONNX Runtime, on a CPU; the others in torch, on their device."""
+    """Return a function that runs a file: ``.onnx`` in ONNX Runtime on the CPU, others in torch.
+
+    Args:
+        path: the file.
+        device: the device for ``.ts`` files; None, and ``.pt2`` files, use the device of the export.
+    """
     if path.suffix == '.onnx':
         return onnx_runtime(path)
     module: Any = torch.jit.load(path, device) if path.suffix == '.ts' else torch.export.load(path).module()
@@ -28,7 +33,7 @@ def load(path: Path, device: torch.device | None = None) -> Run:
 
 
 def onnx_runtime(path: Path, threads: int = 0) -> Run:
-    """Return what runs an ONNX file in ONNX Runtime on a CPU; 0 threads are as many as it likes."""
+    """Return a function that runs an ONNX file in ONNX Runtime on the CPU. 0 threads use the runtime's default."""
     require('onnxruntime')
     import onnxruntime
 
@@ -40,11 +45,11 @@ def onnx_runtime(path: Path, threads: int = 0) -> Run:
 
 
 def openvino(path: Path, threads: int = 0) -> Run:
-    """Return what runs an ONNX file in OpenVINO on a CPU; 0 threads are as many as it likes."""
+    """Return a function that runs an ONNX file in OpenVINO on the CPU. 0 threads use the runtime's default."""
     require('openvino')
     import openvino
 
-    # OpenVINO may compute in half precision where it likes to.
+    # By default OpenVINO may choose half precision.
     options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'f32'}
     if threads:
         options['INFERENCE_NUM_THREADS'] = threads

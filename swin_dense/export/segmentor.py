@@ -1,4 +1,4 @@
-"""Whole segmentors of mmseg as graphs."""
+"""A traceable version of mmseg's segmentors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.export.detectors import normalized
+from swin_dense.export.detectors import normalize
 from swin_dense.export.operators import resize
 
 
 class Segmentor(nn.Module):
-    """A segmentor of mmseg from images to the class of every pixel, without its auxiliary heads.
+    """A segmentor of mmseg from images to the class of every pixel, without auxiliary heads.
 
     Args:
-        segmentor: of a kind that ``swin_dense.export.gate`` lets through, in evaluation mode.
+        segmentor: a segmentor that ``swin_dense.export.gate`` accepts, in evaluation mode. Its auxiliary heads are
+            removed in place.
     """
 
     def __init__(self, segmentor: nn.Module) -> None:
@@ -24,15 +25,15 @@ class Segmentor(nn.Module):
         self.segmentor: Any = segmentor
 
     def forward(self, img: Tensor, size: Tensor) -> Tensor:
-        """Return the classes, (B, height, width), int32.
+        """Return the class of every pixel, (B, height, width), int32.
 
         Args:
             img: (B, 3, H, W), BGR from 0 to 255.
-            size: (2,) height and width of what is returned, int64; zeros stand for those of ``img``. Logits are
-                resized, not classes, so this is another result than resizing what comes out.
+            size: (2,) height and width of the output, int64. Zeros keep the size of ``img``. Logits are resized, so the
+                result differs from resizing the returned classes.
         """
         prepare = self.segmentor.data_preprocessor
-        maps = self.segmentor.extract_feat(normalized(img, prepare, prepare.channel_conversion))
+        maps = self.segmentor.extract_feat(normalize(img, prepare, prepare.channel_conversion))
         head = self.segmentor.decode_head
         logits = F.interpolate(head(maps), img.shape[2:], mode='bilinear', align_corners=head.align_corners)
         return resize(logits, size, self.segmentor.align_corners).argmax(1).int()

@@ -1,10 +1,11 @@
-"""Export a whole detector or segmentor to one ONNX file that says what its framework says, or not at all."""
+"""Export a whole detector or segmentor to one ONNX file, and compare it with its framework before it is kept."""
 
 from __future__ import annotations
 
 import colorsys
 import copy
 import json
+import logging
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
@@ -27,12 +28,13 @@ from swin_dense.utils.atomic import written_whole
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-# Eileen Collins; NASA, in the public domain.
+_logger = logging.getLogger(__package__)
+# Portrait of Eileen Collins by NASA, in the public domain.
 PICTURE = Path(__file__).with_name('assets') / 'astronaut.jpg'
-# Of the image that is recorded, and of those that the file is tried on.
+# (height, width) of the image for tracing, and of the images for the comparison.
 EXAMPLE = (256, 320)
 SIZES = ((333, 500), (480, 352), (600, 797))
-# Compares a file with its framework on pixels (H, W, 3), BGR: what differs, and how much was compared.
+# Compares a file with its framework on pixels (H, W, 3), BGR. Returns the share that differs and the number compared.
 Compare = Callable[[OnnxRuntime, np.ndarray], tuple[float, int]]
 
 
@@ -44,38 +46,39 @@ def export_detector(
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
 ) -> Exported:
-    """Write a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
+    """Export a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
 
-    The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, resized already, and returns ``boxes`` (N, 4) in
-    pixels of that image, ``scores`` (N,), ``labels`` (N,) and, where the detector has masks, ``masks`` (N, h, w), the
-    probabilities in the boxes. Normalisation, padding and thresholds are in it; ``swin_dense.runtime`` does the rest.
+    The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``boxes`` (N, 4) in
+    pixels of that image, ``scores`` (N,), ``labels`` (N,) and, for a detector with masks, ``masks`` (N, h, w), the
+    probabilities inside the boxes. The graph includes normalisation, padding and thresholds; ``swin_dense.runtime``
+    does the other steps.
 
-    Before the file gets its name it is run in ONNX Runtime on a picture at three sizes that it was not recorded at, and
-    compared with mmdet's own ``predict``: boxes by their overlap, with label, score and mask.
+    The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
+    trace, and its instances must match those of mmdet's own ``predict`` in box, label, score and mask.
 
     Args:
-        config: of mmdet, or the name of a recipe.
+        config: a config of mmdet, or the name of a recipe.
         checkpoint: file or address of the weights of the whole model.
-        path: the file. One that is there is replaced.
-        image: picture to compare on, in which the detector finds something; None is one of ours, of a woman.
-        opset: of ONNX, from 18 on; None is 20.
+        path: the destination. An existing file is overwritten.
+        image: image for the comparison, in which the detector must find something; None is a built-in portrait.
+        opset: version of ONNX, at least 18; None is 20.
 
     Returns:
-        What was written. Its ``errors`` are the shares of instances that differ, by the shape of the image.
+        The result of the export. Its ``errors`` map image shapes to the share of instances that differ.
 
     Raises:
-        ValueError: an argument has a value that is not allowed; the config or the checkpoint cannot be read.
-        FileNotFoundError: there is no such picture.
+        ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
+        FileNotFoundError: ``image`` does not exist.
         ImportError: a package is missing; the message names it.
-        ExportError: the detector has a part that is not known here, the picture shows nothing that it finds, or the
-            file is not the detector. Nothing is left behind.
+        ExportError: a part of the detector is not supported, the detector finds nothing in the image, or the file
+            differs from the detector. The new file is removed; an existing file stays.
 
     Examples:
         >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
     """
-    path = _checked(path, image, opset)
+    path = _check_arguments(path, image, opset)
     config, detector, names = _read(config, checkpoint, 'mmdet')
-    _refuse(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(config)])
+    _check_supported(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(config)])
     graph = (TwoStageDetector if hasattr(detector, 'roi_head') else OneStageDetector)(copy.deepcopy(detector))
     settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
     mask_threshold = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
@@ -83,7 +86,7 @@ def export_detector(
     def compare(session: OnnxRuntime, pixels: np.ndarray) -> tuple[float, int]:
         ours = agreement.instances_of_file(session.run({'img': _image(pixels)}), pixels.shape[:2], mask_threshold)
         theirs = agreement.instances_of_framework(detector, pixels)
-        return agreement.share_of_other_instances(theirs, ours, settings.score_thr, settings.max_per_img)
+        return agreement.share_of_unmatched(theirs, ours, settings.score_thr, settings.max_per_img)
 
     facts = {
         'task': 'detection',
@@ -107,38 +110,38 @@ def export_segmentor(
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
 ) -> Exported:
-    """Write a segmentor of mmseg to an ``.onnx`` file of standard operators, for any batch, height and width.
+    """Export a segmentor of mmseg to an ``.onnx`` file of standard operators, for any batch, height and width.
 
-    The file takes ``img``, (B, 3, H, W) float32, BGR from 0 to 255, resized already, and returns ``labels``, (B, H, W)
-    int32, the class of every pixel. An input that may be left out, ``size`` (2,) int64, is the height and width of
-    ``labels`` where they shall be others: logits are resized, as mmseg does it, not classes.
+    The file takes ``img``, (B, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``labels``, (B, H, W)
+    int32, the class of every pixel. The optional input ``size``, (2,) int64, sets another height and width of
+    ``labels``: like mmseg, the file then resizes logits, not classes.
 
-    Before the file gets its name it is run in ONNX Runtime on a picture at three sizes that it was not recorded at, and
-    compared with mmseg's own ``predict``, pixel by pixel.
+    The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
+    trace, and its pixels are compared with those of mmseg's own ``predict``.
 
     Args:
-        config: of mmseg, or the name of a recipe.
+        config: a config of mmseg, or the name of a recipe.
         checkpoint: file or address of the weights of the whole model.
-        path: the file. One that is there is replaced.
-        image: picture to compare on; None is one of ours.
-        opset: of ONNX, from 18 on; None is 20.
+        path: the destination. An existing file is overwritten.
+        image: image for the comparison; None is a built-in portrait.
+        opset: version of ONNX, at least 18; None is 20.
 
     Returns:
-        What was written. Its ``errors`` are the shares of pixels that differ, by the shape of the image.
+        The result of the export. Its ``errors`` map image shapes to the share of pixels that differ.
 
     Raises:
-        ValueError: an argument has a value that is not allowed; the config or the checkpoint cannot be read.
-        FileNotFoundError: there is no such picture.
+        ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
+        FileNotFoundError: ``image`` does not exist.
         ImportError: a package is missing; the message names it.
-        ExportError: the segmentor has a part that is not known here, or the file is not the segmentor. Nothing is left
-            behind.
+        ExportError: a part of the segmentor is not supported, or the file differs from the segmentor. The new file is
+            removed; an existing file stays.
 
     Examples:
         >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
     """
-    path = _checked(path, image, opset)
+    path = _check_arguments(path, image, opset)
     config, segmentor, names = _read(config, checkpoint, 'mmseg')
-    _refuse(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(config)])
+    _check_supported(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(config)])
 
     def compare(session: OnnxRuntime, pixels: np.ndarray) -> tuple[float, int]:
         other = np.array(pixels.shape[:2]) * 3 // 2
@@ -153,7 +156,7 @@ def export_segmentor(
         return max(float(part.mean()) for part in differ), ours.size
 
     facts = {'task': 'segmentation', **names, 'resize': gate.resize_of(config)}
-    example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # a batch of 1 is taken for a constant
+    example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # tracing treats a size of 1 as a constant
     free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
     interface = formats.Interface(('img', 'size'), example, free, ('labels',), {KEY: json.dumps(facts)})
     return _write(Segmentor(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
@@ -162,7 +165,7 @@ def export_segmentor(
 def export_whole(
     config: str, checkpoint: str, path: str, *, image: str | None = None, opset: int | None = None
 ) -> Exported:
-    """Call :func:`export_detector` or :func:`export_segmentor`, as the config is of mmdet or mmseg."""
+    """Call :func:`export_detector` for a config of mmdet and :func:`export_segmentor` for one of mmseg."""
     from swin_dense.recipes.files import load_recipe
 
     loaded = load_recipe(config)
@@ -172,7 +175,7 @@ def export_whole(
     return exporters[scope](loaded, checkpoint, path, image=image, opset=opset)
 
 
-def _checked(path: str | PathLike[str], image: str | PathLike[str] | None, opset: int | None) -> Path:
+def _check_arguments(path: str | PathLike[str], image: str | PathLike[str] | None, opset: int | None) -> Path:
     path = checked_path(path, ['.onnx'])
     check_opset(opset, path.suffix)
     if image is not None and not Path(image).is_file():
@@ -184,8 +187,8 @@ def _checked(path: str | PathLike[str], image: str | PathLike[str] | None, opset
 def _read(
     config: str | PathLike[str] | Config, checkpoint: str | PathLike[str], scope: str
 ) -> tuple[Config, Any, dict[str, Any]]:
-    """Return the config, the model with its weights, and names and colours of its classes."""
-    from swin_dense.mm.predict import Predictor  # the frameworks
+    """Return the config, the model with its weights, and the names and colours of its classes."""
+    from swin_dense.mm.predict import Predictor  # imports the frameworks
     from swin_dense.recipes.files import load_recipe
 
     loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
@@ -201,7 +204,7 @@ def _read(
     return loaded, model, names
 
 
-def _refuse(model: nn.Module, reasons: Iterable[str]) -> None:
+def _check_supported(model: nn.Module, reasons: Iterable[str]) -> None:
     reasons = list(reasons)
     if reasons:
         raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
@@ -219,14 +222,15 @@ def _write(
     replace_adaptive_pools(model)
     model.eval().requires_grad_(False)
     with written_whole(path) as unfinished, torch.no_grad():
+        _logger.info('tracing the model for %s ...', path.name)
         try:
             nodes = formats.write_whole_onnx(model, interface, opset, unfinished.path)
-        except RuntimeError as error:  # all that recorders raise
+        except RuntimeError as error:  # the base class of all errors of the exporters
             raise ExportError(f'the model could not be exported: {error}') from error
-        return Exported(path, nodes, _compared(unfinished.path, picture, compare, image))
+        return Exported(path, nodes, _compare_outputs(unfinished.path, picture, compare, image))
 
 
-def _compared(
+def _compare_outputs(
     path: Path, picture: np.ndarray, compare: Compare, image: str | PathLike[str] | None
 ) -> dict[tuple[int, ...], float]:
     errors: dict[tuple[int, ...], float] = {}
@@ -234,24 +238,26 @@ def _compared(
     session = OnnxRuntime(path, 0)
     for size in SIZES:
         shape = (1, 3, *size)
+        _logger.info('comparing the file with the framework on an image of %s ...', 'x'.join(map(str, shape)))
         try:
             errors[shape], compared = compare(session, pictures.resized(picture, *size))
-        except Exception as error:  # runtimes have errors of their own
+        except Exception as error:  # each runtime has its own exception types
             raise ExportError(f'the file does not run on an image {shape}, so it was removed: {error}') from error
         if errors[shape] > agreement.LARGEST_SHARE:
             raise ExportError(
-                f'the file is wrong on an image {shape}, so it was removed: {errors[shape]:.1%} of what it finds is '
-                f'not what the framework finds, {agreement.LARGEST_SHARE:.0%} is allowed'
+                f'the file is wrong on an image {shape}, so it was removed: {errors[shape]:.1%} of its predictions '
+                f'differ from those of the framework, at most {agreement.LARGEST_SHARE:.0%} is allowed'
             )
         count += compared
     if not count:
         raise ExportError(
-            f'the model finds nothing in {image or "our own picture"}, so the file could not be compared and was '
-            'removed; give a picture with what it was trained for (--image, from Python image=)'
+            f'the model finds nothing in {image or "the built-in image"}, so the file could not be compared and was '
+            'removed; give an image that shows objects of its classes (the argument `image`, --image on the command '
+            'line)'
         )
     return errors
 
 
 def _image(*pictures: np.ndarray) -> np.ndarray:
-    """Return pictures, each (H, W, 3) uint8, BGR, as the file takes them."""
+    """Convert pictures, each (H, W, 3) uint8, BGR, to the input of the file, (B, 3, H, W) float32."""
     return np.stack(pictures).transpose(0, 3, 1, 2).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Images in, feature pyramids out: reading, regions, tiles, batches, folders of features."""
+"""Feature extraction: reading images, batching, tiling, and storing feature maps or pooled vectors."""
 
 from swin_dense.features.batches import Extractor
 from swin_dense.features.pyramid import extract_pyramid

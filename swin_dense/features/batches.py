@@ -1,4 +1,4 @@
-"""Features for engines that call a class on batches of rows: Ray Data, datasets, Spark, Daft."""
+"""Feature extraction for engines that map a class over batches of rows: Ray Data, datasets, Spark, Daft."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from swin_dense.features.tiling import whole_image
 from swin_dense.models.create import create_backbone
 from swin_dense.utils import checks
 
-# What holds images, the first that is there; what is not a path is not returned.
+# Columns that may hold the images, in order of precedence. Only 'path' is also returned.
 COLUMNS = ('bytes', 'image', 'path')
 
 
 @dataclass(eq=False)
 class Extractor:
-    """Computes pooled features of batches of images, each a dict of columns.
+    """Compute pooled features of batches of images, given as dicts of columns.
 
-    It pickles as its arguments and loads the checkpoint anew where it is unpickled, so every machine must reach that.
+    Pickling stores only the arguments; unpickling loads the checkpoint again, so every machine needs access to it.
 
     Args:
-        checkpoint: a file or an address, whose kind of backbone it tells itself.
-        levels: strides of the maps to pool, None for all that the backbone has.
+        checkpoint: a file or an address; the architecture is inferred from it.
+        levels: strides of the maps to pool; None for all of the backbone.
         pool: 'avg' or 'gem'.
-        device: where to compute, None for a GPU where there is one.
-        max_side: shrink images with a longer side until it has so many pixels.
-        dtype: 'float32' or 'float16', of the vectors.
-        autocast: 'float16' or 'bfloat16', to compute in by ``torch.autocast``.
-        mean: per channel, or one for all, on the scale 0 to 1.
+        device: the device to compute on; None for a GPU if available, else the CPU.
+        max_side: downscale images with a longer side until it has this many pixels.
+        dtype: dtype of the vectors, 'float32' or 'float16'.
+        autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None disables it.
+        mean: per channel, or one number for all channels, on the scale 0 to 1.
         std: likewise.
-        batch_size: how many images of equal size run at once; fewer where memory is short.
-        workers: threads that read and decode.
+        batch_size: maximum number of images of equal size per batch; reduced if memory is short.
+        workers: number of threads that read and decode images.
 
     Raises:
-        ValueError: an option has a value that is not allowed.
+        ValueError: an option has an invalid value.
         CheckpointError: the checkpoint cannot be read.
 
     Examples:
@@ -86,27 +86,27 @@ class Extractor:
         """Return the features of a batch of images.
 
         Args:
-            rows: columns, as numpy arrays or lists of equal length. The images are in 'bytes' (of image files),
-                'image' (decoded, or in any other form that :func:`swin_dense.features.images.read_image` takes) or
-                'path' (paths and addresses), the first that is there.
+            rows: columns, as numpy arrays or lists of equal length. The images are taken from the first of these
+                columns that exists: 'bytes' (contents of image files), 'image' (decoded images, or any other source of
+                :func:`swin_dense.features.images.read_image`), 'path' (paths and addresses).
 
         Returns:
-            The columns given, without 'bytes' and 'image', and for every level s 'level_s' (B, C), 'height' and
-            'width' in pixels, and 'error': why an image has no features, empty where it has. A row with an error has
-            NaN for features and 0 for sizes.
+            The given columns except 'bytes' and 'image', and in addition 'level_s' (B, C) for each stride s, 'height'
+            and 'width' in pixels, and 'error', an empty string on success. A row with an error has NaN features and
+            zero height and width.
 
         Raises:
-            ValueError: no column holds images.
+            ValueError: there is no column of images.
         """
         column = next((name for name in COLUMNS if name in rows), None)
         if column is None:
-            raise ValueError(f'one of the columns {list(COLUMNS)} must hold the images, got {list(rows)}')
+            raise ValueError(f'one of the columns {list(COLUMNS)} must contain the images, got {list(rows)}')
         images = rows[column]
         count = len(images)
         channels = dict(zip(self._backbone.out_strides, self._backbone.out_channels, strict=True))
         vectors = {s: np.full((count, channels[s]), np.nan, self._number) for s in self._inference.levels or channels}
         sizes = np.zeros((count, 2), np.int64)
-        errors = np.full(count, '', object)  # not None, which Arrow gives another type than text
+        errors = np.full(count, '', object)  # not None: Arrow would infer the null type for a batch without errors
         items = (Item(str(index), None, image) for index, image in enumerate(images))
 
         def read(item: Item) -> torch.Tensor | str:

@@ -1,4 +1,4 @@
-"""Where the bytes of a file become pixels, at their full depth; what goes wrong is an error that names the image."""
+"""Decode image files to pixels at full bit depth; every error message contains the image's name."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from swin_dense.utils.addresses import is_address
 
 Box = tuple[int, int, int, int]
 TIFF_MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
-HEADER_LENGTH = 25  # of a PNG, up to its bit depth; more than TIFF needs
+HEADER_LENGTH = 25  # bytes of a PNG up to its bit depth; TIFF needs fewer
 _ORIENTATION_TAG, _BITS_PER_SAMPLE_TAG = 274, 258
-# What undoes each EXIF orientation, in this order: rows become columns, the rows turn round, the columns turn round.
+# EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
-_DEPTH_TAG = 32997  # pages of one volume
+_DEPTH_TAG = 32997  # ImageDepth: number of slices of a volume
 _ROWS_AT_ONCE = 256
-_BYTES_OF_ADDRESS = 1 << 26  # what an image of 9 megapixels takes; its header cannot be seen before all is fetched
+_BYTES_OF_ADDRESS = 1 << 26  # estimate for 9 megapixels, because the header of a remote image is not read in advance
 
 
 class ImageError(ValueError):
-    """An image cannot be read, or is not an image that the backbone can take."""
+    """An image cannot be read, or does not fit the backbone."""
 
 
 def name_of(source: Any) -> str:
-    """Return a short name of an image for messages."""
+    """Return a short description of an image source for messages."""
     if isinstance(source, (str, os.PathLike)):
         return f'image {os.fspath(source)!r}'
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -54,7 +54,7 @@ def decode_file(path: str | os.PathLike[str], page: int = 0) -> np.ndarray:
 
 
 def decoded_bytes(source: Any) -> int:
-    """Return about how much memory it takes to decode a file, from its header alone; 0 for what needs no decoding."""
+    """Estimate from its header the bytes needed to decode an image; 0 for sources that are already decoded."""
     if is_address(source):
         return _BYTES_OF_ADDRESS
     if isinstance(source, bytes):
@@ -63,26 +63,26 @@ def decoded_bytes(source: Any) -> int:
         return 0
     try:
         size = source.getbuffer().nbytes if isinstance(source, io.BytesIO) else os.path.getsize(source)
-    except OSError:  # reading it says why
+    except OSError:  # reading the file raises it again
         return 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             image = Image.open(source)
-        # The file; what PIL unpacks it to, 4 bytes a pixel for RGB; the pixels as they are handed on.
+        # Bytes per pixel in PIL (4 for RGB) plus those of the resulting array; the file itself is added below.
         pixels = image.width * image.height * {'L': 2, 'RGB': 7}.get(image.mode, 12)
         if isinstance(source, io.BytesIO):
             source.seek(0)
         else:
             image.close()
-    except Exception:  # decoding says what is wrong
+    except Exception:  # decoding raises it again
         return 4 * size
     return size + pixels
 
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what the file system raises into an error that names the image; a missing file stays FileNotFoundError."""
+    """Convert OSError to an ImageError that contains the image's name; a missing file stays a FileNotFoundError."""
     name = name_of(path)
     try:
         yield
@@ -90,22 +90,22 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise FileNotFoundError(f'{name} does not exist') from None
     except IsADirectoryError:
         raise ImageError(
-            f"{name} is a folder: give the list of its files, sorted(Path(FOLDER).glob('*.jpg')), or let `swin-dense "
-            'features FOLDER --out DIR` go through it; a folder of zarr is read by tiles: give tile= (--tile)'
+            f"{name} is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
+            'features FOLDER --out DIR`; to read a zarr folder, give tile= (--tile)'
         ) from None
     except OSError as error:
         raise ImageError(f'{name} cannot be read: {error.strerror or error}') from error
 
 
 def decode_bytes(content: bytes, name: str, page: int = 0) -> np.ndarray:
-    """Decode the bytes of a file as :func:`decode_file` does."""
+    """Decode the content of a file as :func:`decode_file` does."""
     if not content:
         raise ImageError(f'{name}: the file is empty')
     with decoding(name):
         try:
             image = Image.open(io.BytesIO(content))
         except UnidentifiedImageError:
-            pixels = _tiff_pixels(content, name, page)  # PIL knows no TIFF of more than four channels
+            pixels = _tiff_pixels(content, name, page)  # PIL does not support TIFFs of more than four channels
             if pixels is None:
                 raise
             return pixels
@@ -116,14 +116,14 @@ def decode_bytes(content: bytes, name: str, page: int = 0) -> np.ndarray:
 
 
 def turn_to(image: Image.Image, page: int, name: str) -> None:
-    """Make a page of a file, counted from 0, or a frame of an animation, the image that PIL gives."""
-    if page:  # pages are counted only where it matters, as the whole file may have to be read for it
+    """Seek a PIL image to a page, or to a frame of an animation, counted from 0."""
+    if page:  # page 0 always exists, and `n_frames` may read the whole file
         pages = getattr(image, 'n_frames', 1)
         if not 0 <= page < pages:
             raise ImageError(f'{name}: there is no page {page}; it has {pages}, counted from 0')
         image.seek(page)
     if image.format == 'TIFF' and image.tag_v2.get(_DEPTH_TAG, 1) > 1:  # type: ignore[attr-defined]
-        raise ImageError(f'{name}: a volume is no image; take slices of it and pass them as arrays')
+        raise ImageError(f'{name}: it is a volume, not an image; pass its slices as arrays')
 
 
 def decode_pil(image: Image.Image, name: str) -> np.ndarray:
@@ -134,29 +134,29 @@ def decode_pil(image: Image.Image, name: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def decoding(name: str, if_too_large: str = 'use tile= for a large image') -> Iterator[None]:
-    """Turn whatever decoders raise into an ImageError that names the image.
+    """Convert any exception of a decoder to an ImageError that contains the image's name.
 
     Args:
-        name: of the image.
-        if_too_large: what to do about an image beyond PIL's limit.
+        name: name of the image.
+        if_too_large: advice for an image that exceeds PIL's pixel limit.
     """
     try:
         yield
     except ImageError:
         raise
     except UnidentifiedImageError:
-        raise ImageError(f'{name}: the content is not an image of a known format') from None
+        raise ImageError(f'{name}: the content is not an image of a supported format') from None
     except Image.DecompressionBombError as error:
         raise ImageError(
-            f'{name}: {error}; {if_too_large}, and set PIL.Image.MAX_IMAGE_PIXELS if you trust it'
+            f'{name}: {error}; {if_too_large}, and raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image'
         ) from error
-    except Exception as error:  # damaged content makes decoders raise nearly anything, MemoryError too
+    except Exception as error:  # decoders can raise any exception for damaged content, even MemoryError
         reason = str(error) or type(error).__name__
-        raise ImageError(f'{name}: it cannot be decoded, so it may be damaged or cut off: {reason}') from error
+        raise ImageError(f'{name}: it cannot be decoded and may be damaged or truncated: {reason}') from error
 
 
 def pil_pixels(image: Image.Image, name: str) -> np.ndarray:
-    """Return the pixels as stored, (H, W) or (H, W, C); palettes, CMYK and the like become RGB."""
+    """Return the stored pixels, (H, W) or (H, W, C); palettes, CMYK and similar modes are converted to RGB."""
     if image.mode == '1':
         image = image.convert('L')
     elif image.mode == 'P':
@@ -166,7 +166,7 @@ def pil_pixels(image: Image.Image, name: str) -> np.ndarray:
     elif image.mode not in ('L', 'LA', 'RGB', 'RGBA', 'F', 'I') and not image.mode.startswith('I;16'):
         image = image.convert('RGB')
     pixels = _to_array(image)
-    if image.mode == 'I' or pixels.dtype.byteorder == '>':  # some 16-bit files come as 32-bit or big-endian
+    if image.mode == 'I' or pixels.dtype.byteorder == '>':  # PIL opens some 16-bit files as 32-bit or big-endian
         if pixels.min() < 0 or pixels.max() > 65535:
             raise ImageError(f'{name}: its pixels exceed 16 bits; scale them and pass an array')
         pixels = pixels.astype(np.uint16)
@@ -174,7 +174,7 @@ def pil_pixels(image: Image.Image, name: str) -> np.ndarray:
 
 
 def _to_array(image: Image.Image) -> np.ndarray:
-    """Do what ``np.asarray`` does, without the two copies of a large image that it makes on the way."""
+    """Convert like ``np.asarray``, but in strips: ``np.asarray`` makes two temporary copies of the image."""
     if image.height <= _ROWS_AT_ONCE:
         return np.asarray(image)
     tops = range(0, image.height, _ROWS_AT_ONCE)
@@ -187,15 +187,15 @@ def _to_array(image: Image.Image) -> np.ndarray:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return how the camera was held, as the EXIF orientation 1 (upright) to 8."""
+    """Return the EXIF orientation, 1 (upright) to 8."""
     return image.getexif().get(_ORIENTATION_TAG, 1)
 
 
 def is_deep_colour(image: Image.Image, header: bytes) -> bool:
-    """Return whether PIL would cut an image, opened and not yet decoded, to 8 bits: 16-bit colour.
+    """Return whether an image has 16-bit colour channels, which PIL would reduce to 8 bits.
 
     Args:
-        image: that PIL opened.
+        image: an image opened by PIL, not yet decoded.
         header: the first bytes of its file, at least ``HEADER_LENGTH``.
     """
     if image.mode not in ('RGB', 'RGBA'):
@@ -213,12 +213,12 @@ def _decode_deep_colour(image: Image.Image, content: bytes, name: str, page: int
         pixels = _png_pixels(content)
         package = 'imagecodecs'
     if pixels is None:
-        raise ImageError(f'{name}: to read 16-bit colours at their full depth, install {package}')
+        raise ImageError(f'{name}: install {package} to read 16-bit colour at full depth')
     return pixels
 
 
 def _png_pixels(content: bytes) -> np.ndarray | None:
-    """Decode a PNG by imagecodecs, or return None where it is not installed."""
+    """Decode a PNG with imagecodecs, or return None if it is not installed."""
     try:
         import imagecodecs
     except ImportError:
@@ -227,7 +227,7 @@ def _png_pixels(content: bytes) -> np.ndarray | None:
 
 
 def _tiff_pixels(content: bytes, name: str, number: int) -> np.ndarray | None:
-    """Decode a page of a TIFF by tifffile, or return None where it is none or tifffile is not installed."""
+    """Decode a page of a TIFF with tifffile; return None if it is not a TIFF or tifffile is not installed."""
     if not content.startswith(TIFF_MAGIC):
         return None
     try:
@@ -242,20 +242,20 @@ def _tiff_pixels(content: bytes, name: str, number: int) -> np.ndarray | None:
 
 
 def tiff_page(file: Any, number: int, name: str) -> Any:
-    """Return a page of an open ``tifffile.TiffFile`` if it is an image."""
+    """Return a page of an open ``tifffile.TiffFile``; raise ImageError if it does not exist or is not an image."""
     if number and not 0 <= number < len(file.pages):
         raise ImageError(f'{name}: there is no page {number}; it has {len(file.pages)}, counted from 0')
     page = file.pages[number]
     if page.axes not in ('YX', 'YXS', 'SYX'):
         raise ImageError(
-            f'{name}: its axes are {page.axes} and its shape {page.shape}, so it is a volume and no image; take slices '
-            'of it and pass them as arrays'
+            f'{name}: it is a volume with axes {page.axes} and shape {page.shape}, not an image; pass its slices as '
+            'arrays'
         )
     return page
 
 
 def _check_size(page: Any) -> None:
-    """Refuse what PIL would refuse for its size, with four channels counting as one pixel."""
+    """Apply PIL's limit on the size of an image; four channels count as one pixel."""
     limit = Image.MAX_IMAGE_PIXELS
     pixels = page.imagewidth * page.imagelength * max(1, page.samplesperpixel / 4)
     if limit is not None and pixels > 2 * limit:
@@ -277,17 +277,17 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """Return (height, width) of what :func:`upright` makes of pixels of a size."""
+    """Return (height, width) after :func:`upright`, given the stored (height, width)."""
     return (size[1], size[0]) if orientation in _TRANSPOSED else size
 
 
 def as_stored(box: Box, size: tuple[int, int], orientation: int) -> Box:
-    """Return where a box of an upright image lies in the image as it is stored: the inverse of :func:`upright`.
+    """Convert a box in the upright image to a box in the stored image.
 
     Args:
         box: (top, left, bottom, right) in the upright image, half open.
         size: (height, width) of the upright image.
-        orientation: EXIF, 1 to 8.
+        orientation: EXIF orientation, 1 to 8.
     """
     top, left, bottom, right = box
     height, width = size
@@ -299,7 +299,7 @@ def as_stored(box: Box, size: tuple[int, int], orientation: int) -> Box:
 
 
 def reverse_colours(pixels: np.ndarray) -> np.ndarray:
-    """Turn blue, green, red into red, green, blue; an alpha channel stays last and grey stays grey."""
+    """Convert BGR to RGB and BGRA to RGBA; images with other numbers of channels are unchanged."""
     if pixels.ndim == 3 and pixels.shape[2] in (3, 4):
         return np.concatenate([pixels[:, :, 2::-1], pixels[:, :, 3:]], 2)
     return pixels

@@ -1,4 +1,4 @@
-"""From many images to their features: an image is read ahead, batched, run, and handed to what takes its maps."""
+"""The extraction loop: prefetch images, batch them, run the backbone and write the maps to a sink."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from swin_dense.features.sources import Item
 from swin_dense.features.tiling import run_tiles, whole_image
 from swin_dense.utils.memory import is_out_of_memory
 
-# What images that are being read, or are read and not yet asked for, may take together. One alone may take more.
+# Limit on the memory of all prefetched images. A single image may exceed it.
 _AHEAD_BYTES = 1 << 30
-# Images that wait for others of their size: so many batches, or so many bytes.
+# Limits on the images that wait for others of equal size: a number of batches, and a number of bytes.
 _WAITING_BATCHES = 8
 _WAITING_BYTES = 1 << 28
-# More pixels in one batch make no device faster and take memory: 16 images of 1024 x 1024, or one camera photograph.
+# Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
 _BATCH_PIXELS = 1 << 24
 _logger = logging.getLogger(__package__)
 Key = TypeVar('Key')
 Value = TypeVar('Value')
-Outcomes = Generator[tuple[Item, str | None], None, None]  # an image that is done, and why it failed or None
+Outcomes = Generator[tuple[Item, str | None], None, None]  # a finished image, and its error or None
 
 
 def extract(
@@ -43,21 +43,22 @@ def extract(
     on_image: Callable[[str, str | None], None] = lambda name, error: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write the features of images, those of equal size computed together; with tiling, one image after the other.
+    """Extract the features of images into a folder.
+
+    Images of equal size are batched. With tiling, images are processed one by one.
 
     Args:
-        backbone: on the device on which it shall run, without a wrapper for data parallelism.
-        items: images; those without a source are finished.
-        folder: where the features go.
-        inference: how the maps are computed.
-        batch_size: how many images run at once; fewer where they have many pixels together, or the device has too
-            little memory.
-        workers: threads that read images ahead.
-        on_image: called with every image that is done, and why it failed or None.
-        should_stop: asked between images and between tiles.
+        backbone: the backbone, on its device and without a data-parallel wrapper.
+        items: the images; an item without a source is already finished.
+        folder: the output folder.
+        inference: the options of preprocessing and computation.
+        batch_size: the maximum number of images per batch; large images, or a device with too little memory, reduce it.
+        workers: the number of threads that prefetch images.
+        on_image: called for each finished image with its name, and its error or None.
+        should_stop: polled between images and between tiles; True ends the extraction.
 
     Raises:
-        OSError: nothing can be written. What has been written stays.
+        OSError: the folder cannot be written. Features that are already written are kept.
     """
     if inference.tiling is None:
         outcomes = _in_batches(backbone, items, folder, inference, batch_size, workers)
@@ -120,16 +121,16 @@ def _in_tiles(
             except (RuntimeError, MemoryError) as reason:
                 if not is_out_of_memory(reason):
                     raise
-                error = f'{name_of(item.source)}: too little memory for one tile; use a smaller one: {reason}'
+                error = f'{name_of(item.source)}: too little memory for one tile; use smaller tiles: {reason}'
         yield item, error
 
 
 class _StopError(Exception):
-    """Leaves an unfinished image; its temporary file goes with it."""
+    """Abort the current image, so that its temporary file is removed."""
 
 
 def try_to_read(source: Any, inference: Inference, channels: int) -> Tensor | str:
-    """Return an image (channels, H, W) as it will be batched, or why it cannot be read."""
+    """Return the output of :meth:`Inference.read`, (channels, H, W), or the error message if reading fails."""
     try:
         return inference.read(source, channels)
     except (ImageError, TypeError, OSError, MemoryError) as error:
@@ -139,12 +140,14 @@ def try_to_read(source: Any, inference: Inference, channels: int) -> Tensor | st
 def read_ahead(
     items: Iterator[Item], read: Callable[[Item], Value], workers: int
 ) -> Generator[tuple[Item, Value], None, None]:
-    """Read images in order, by threads that are ahead of the caller; decoders release Python's lock.
+    """Yield each item with its image, in order, while threads prefetch the next images.
+
+    Threads are sufficient because image decoders release the GIL.
 
     Args:
-        items: images, which one more thread goes through.
-        read: item to image.
-        workers: how many threads; 0 reads each image when it is asked for.
+        items: the images; another thread iterates over them.
+        read: returns the image of an item.
+        workers: the number of threads; 0 reads each image on demand.
     """
     if workers == 0:
         yield from ((item, read(item)) for item in items)
@@ -175,7 +178,7 @@ def read_ahead(
                 taken += found[1]
             if images:
                 item, cost = costs.popleft()
-                yield item, images.popleft().result()  # without a name here, so that the caller alone holds the image
+                yield item, images.popleft().result()  # no local name, so that only the caller references the image
                 taken -= cost
     finally:
         lister.shutdown(cancel_futures=True)
@@ -185,9 +188,10 @@ def read_ahead(
 def batches(
     samples: Iterable[tuple[Key, Tensor | Value]], batch_size: int
 ) -> Iterator[tuple[list[Key], Tensor | Value]]:
-    """Yield images of equal size and type as they are stored, (B, C, H, W), with their keys.
+    """Group images by shape and dtype into batches (B, C, H, W), and yield each batch with its keys.
 
-    What is no tensor is passed on alone and at once. An image waits for others of its size until too many wait.
+    A sample that is not a tensor is yielded by itself at once. If too many images wait for others of equal size, all
+    waiting groups are yielded as smaller batches.
     """
     waiting: dict[Any, list[tuple[Key, Tensor]]] = {}
     count = held = 0
@@ -215,12 +219,12 @@ def batches(
 
 def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
     images = [image for _, image in group]
-    # A single image may be so large that a copy counts.
+    # `stack` copies, which is costly for a single large image.
     return [key for key, _ in group], images[0][None] if len(images) == 1 else torch.stack(images)
 
 
 class Runner:
-    """Runs batches in as many parts as the memory of the device demands, and remembers how many."""
+    """Run batches, and split them when the device runs out of memory; the reduced size is kept for later batches."""
 
     def __init__(self, backbone: Any, inference: Inference) -> None:
         self._backbone = backbone
@@ -228,10 +232,10 @@ class Runner:
         self._pixels = _BATCH_PIXELS
 
     def __call__(self, images: Tensor) -> list[dict[int, Tensor]]:
-        """Compute the maps of a batch as it is stored, (B, C, H, W).
+        """Return the maps of each image of a batch of :func:`batches`, (B, C, H, W).
 
         Raises:
-            ImageError: there is too little memory for a single image.
+            ImageError: a single image does not fit into memory.
         """
         pixels = images[0, 0].numel()
         most = max(1, self._pixels // pixels)
@@ -243,17 +247,19 @@ class Runner:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        # Out of the handler, which holds on to everything that the attempt computed.
+        # After the `except` block, because the exception references the tensors of the failed attempt.
         if device.type == 'cuda':
             torch.cuda.empty_cache()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'
         if len(images) == 1:
-            raise ImageError(
-                f'{device} has too little memory for its {size}; use tile= (--tile) or max_side= (--max-side)'
-            )
+            raise ImageError(f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)')
         half = (len(images) + 1) // 2
         self._pixels = half * pixels
         _logger.warning(
-            '%s has too little memory for %d images of %s at once; going on with %d', device, len(images), size, half
+            '%s has too little memory for %d images of %s at once; continuing with %d',
+            device,
+            len(images),
+            size,
+            half,
         )
         return self(images)

@@ -1,4 +1,4 @@
-"""A folder of features: a table in Parquet of every image, and beside it, where maps are kept, one file per image."""
+"""A feature folder: a Parquet table with one row per image and, if maps are stored, one file per image."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SIZE_KEY, _VERSION_KEY = 'image_size', 'version'
 
 
 class FeatureFolder:
-    """Where one shard of an extraction writes; see :class:`swin_dense.features.shards.Shard`.
+    """The output folder of one shard of an extraction; see :class:`swin_dense.features.shards.Shard`.
 
-    A file appears under its name only when it is complete and on the disk.
+    A file gets its final name only when it is complete and on disk.
 
     Args:
-        root: the folder, made where it does not exist.
+        root: the folder, created if it does not exist.
         levels: strides of the maps, in their order.
-        pool: 'none' for a file of maps per image, or a key of ``POOLINGS`` for vectors in the table.
-        file_format: of the maps, 'safetensors' or 'zarr'.
-        dtype: of the vectors.
-        shard: of this process.
-        rows_per_part: how many rows make a file of the table.
+        pool: 'none' for one file of maps per image, or a key of ``POOLINGS`` for vectors in the table.
+        file_format: format of the maps, 'safetensors' or 'zarr'.
+        dtype: dtype of the vectors.
+        shard: the shard of this process.
+        rows_per_part: number of rows per Parquet file.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FeatureFolder:
         self._dtype = dtype
         self._shard = shard
         self._partial = self.root / f'.partial-{shard}'
-        shutil.rmtree(self._partial, ignore_errors=True)  # what a killed run had half written
+        shutil.rmtree(self._partial, ignore_errors=True)  # temporary files of a killed run
         self._partial.mkdir(parents=True)
         number = pyarrow.float16() if dtype == torch.float16 else pyarrow.float32()
         vectors = [(f'level_{stride}', pyarrow.list_(number)) for stride in levels]
@@ -66,7 +66,7 @@ class FeatureFolder:
         self._parts = Parts(self.root, shard, columns, rows_per_part, self._partial)
 
     def is_finished(self, name: str, version: str | None) -> bool:
-        """Return whether the features of an image, as it is now, are there; those of one that is gone stay."""
+        """Return whether this version of an image has features; None, a deleted image, matches any version."""
         if self.pool == 'none':
             recorded = (read_attributes(self.path_of(name)) or {}).get(_VERSION_KEY)
         else:
@@ -74,27 +74,28 @@ class FeatureFolder:
         return recorded is not None and version in (None, recorded)
 
     def confirm(self, name: str, version: str | None) -> None:
-        """Make sure that a finished image has its row: a run may have been killed between the file and the row."""
+        """Add the row of a finished image if it is missing: a run may have been killed between file and row."""
         if self.pool == 'none' and version is not None and self._parts.versions.get(readable(name)) != version:
-            said = read_attributes(self.path_of(name)) or {}
-            self._add(name, version, said[_SIZE_KEY], {'file': self._name_of(name)})
+            attributes = read_attributes(self.path_of(name)) or {}
+            self._add(name, version, attributes[_SIZE_KEY], {'file': self._relative_path_of(name)})
 
     def path_of(self, name: str) -> Path:
-        """Return the file of an image's maps: its name, and a hash of its path against collisions."""
-        # A million files in one folder are slow to list, and a name has at most 255 bytes.
+        """Return the file of an image's maps, named by the image and a hash of its path, which avoids collisions."""
+        # Subfolders, because a folder of a million files is slow to list; shortened, because names have at most 255
+        # bytes.
         stem = os.fsencode(Path(name).stem)[:80].decode(errors='ignore')
         digest = digest_of(name)
         return self.root / 'features' / digest[:2] / f'{stem}-{digest}.{self._format}'
 
     @contextmanager
     def receive(self, name: str, version: str | None, image_size: Pair, tile: Pair | None = None) -> Iterator[Sink]:
-        """Give what takes the maps of an image, and keep them if the block ends well.
+        """Return a context manager that gives a sink for an image's maps; they are stored if the block does not raise.
 
         Args:
-            name: of the image.
-            version: of the image, from before it was read.
+            name: name of the image.
+            version: version of the image, obtained before it was read.
             image_size: (height, width) in pixels.
-            tile: (height, width) in pixels of what comes at once; None for the whole image.
+            tile: (height, width) in pixels of each block; None for the whole image.
         """
         if self.pool != 'none':
             pooled = PooledSink(self.pool)
@@ -104,31 +105,31 @@ class FeatureFolder:
             return
         path = self.path_of(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        said = {_SIZE_KEY: list(image_size), _VERSION_KEY: version}
+        attributes = {_SIZE_KEY: list(image_size), _VERSION_KEY: version}
         with written_whole(path, self._partial) as unfinished:
-            yield map_sink(unfinished.path, image_size, said, tile or image_size)
-            if path.is_dir():  # out of date or damaged; a folder is not replaced by another
+            yield map_sink(unfinished.path, image_size, attributes, tile or image_size)
+            if path.is_dir():  # outdated or damaged; os.replace cannot replace a folder
                 remove(path)
-        self._add(name, version, image_size, {'file': self._name_of(name)})
+        self._add(name, version, image_size, {'file': self._relative_path_of(name)})
 
     def fail(self, name: str, version: str | None, error: str) -> None:
-        """Put down why an image has no features."""
+        """Record the error of an image that has no features."""
         self._parts.add({'path': readable(name), 'version': version, 'error': readable(error)})
 
     def flush(self) -> None:
-        """Write the rows at hand."""
+        """Write the buffered rows."""
         self._parts.flush()
 
     def close(self) -> None:
-        """Write the rows that are left. What was finished before an error is kept so, too."""
+        """Write the buffered rows, also after an error, and remove temporary files."""
         self._parts.flush()
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def prune(self, names: Collection[str]) -> int:
-        """Remove rows and files of this shard that are of other images; return how many rows there were.
+        """Remove this shard's rows and files of all other images, and return the number of rows removed.
 
         Args:
-            names: of the images and tar files to keep.
+            names: names of the images and tar files to keep.
         """
         kept = set(map(readable, names))
         gone = {path for path in self._parts.column('path') if path not in kept and tar_of(path) not in kept}
@@ -141,7 +142,7 @@ class FeatureFolder:
                     remove(path)
         return len(gone)
 
-    def _name_of(self, name: str) -> str:
+    def _relative_path_of(self, name: str) -> str:
         return self.path_of(name).relative_to(self.root).as_posix()
 
     def _add(self, name: str, version: str | None, image_size: Pair, columns: dict) -> None:
@@ -150,14 +151,14 @@ class FeatureFolder:
 
 
 def check_format(file_format: str) -> None:
-    """Raise ImportError with one line where the zarr that is installed is too old."""
+    """Raise ImportError if the format is zarr and the installed zarr package is too old."""
     if file_format == 'zarr' and (found := version_of_package('zarr')).startswith('2.'):
         raise ImportError(
-            f'the format zarr needs zarr 3, not {found}: pip install "zarr>=3", with Python 3.11 or later; '
+            f'the zarr format needs zarr 3, not {found}: pip install "zarr>=3", with Python 3.11 or later; '
             'safetensors needs neither'
         )
 
 
 def readable(text: str) -> str:
-    """Return a path as the table holds it: in UTF-8, any byte that is not spelt out as in ``\\xff``."""
+    """Return a path as stored in the table: valid UTF-8, with invalid bytes escaped as in ``\\xff``."""
     return text.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')

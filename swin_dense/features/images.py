@@ -1,4 +1,4 @@
-"""Images in any form that people hold them, out as float tensors (C, H, W) in [0, 1]."""
+"""Convert images from any supported source to float tensors (C, H, W) in [0, 1]."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ from swin_dense.features.decode import (
 )
 from swin_dense.utils import compat
 
-# Of ImageNet in RGB, on the scale 0 to 1: what every published Swin was trained with.
+# ImageNet statistics in RGB, on the scale 0 to 1. All published Swin models were trained with them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Resampling a float image overshoots its range a little; a 0-255 image is far outside.
+# Resampling lets float images slightly exceed [0, 1]; images on the scale 0 to 255 are far outside.
 _OVERSHOOT = 0.5
-_LEAST_STD = 1e-6  # what is divided by less overflows further on
+_LEAST_STD = 1e-6  # dividing by a smaller number makes later layers overflow
 _FULL_SCALE = {torch.uint8: 255.0, compat.UINT16: 65535.0}
 Statistic = Sequence[float] | float | None  # per channel, or one for all
 
 
 def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True, page: int = 0) -> Tensor:
-    """Read one image, upright and at its full depth.
+    """Read one image, upright and at full bit depth.
 
-    Integers are divided by the largest value of their type (255 or 65535); floats are taken to lie in [0, 1]. An
-    alpha channel is dropped, a grey image is repeated over three channels, a palette is looked up.
+    Integers are divided by the largest value of their type (255 or 65535); floats must be in [0, 1]. An alpha channel
+    is dropped, a grey image is repeated over three channels, and a palette is converted to RGB.
 
     Args:
         source: a path, an address such as ``s3://bucket/image.jpg``, the bytes of an image file, a file opened with
             'rb', a PIL image, a numpy array (H, W) or (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8,
             uint16 or floating.
-        channels: how many the backbone takes.
-        bgr: arrays and tensors hold blue first, as ``cv2.imread`` returns them. Files and PIL images know their own
-            order, so this does not touch them.
-        check_range: refuse floats outside [0, 1]; off for images that are normalised already.
-        page: of a file with several pages, or frame of an animation, counted from 0.
+        channels: number of input channels of the backbone.
+        bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them. Files and PIL images are not affected.
+        check_range: reject floats outside [0, 1]; disable it for images that are already normalised.
+        page: page of a multi-page file, or frame of an animation, counted from 0.
 
     Returns:
         (channels, H, W) float32.
 
     Raises:
         FileNotFoundError: the path does not exist.
-        ImageError: the content is no image, is cut off, or has channels or values that do not fit.
+        ImageError: the content is not an image, is truncated, or has unsupported channels or values.
         TypeError: the source is none of the above.
     """
     return scale(read_pixels(source, channels, bgr, check_range, page))
@@ -66,7 +65,7 @@ def read_pixels(source: Any, channels: int, bgr: bool = False, check_range: bool
 
 
 def pixels_of(source: Any, bgr: bool = False, page: int = 0) -> np.ndarray:
-    """Return the pixels of what :func:`read_image` takes, (H, W) or (H, W, C), at their own depth."""
+    """Return the pixels of a source of :func:`read_image`, (H, W) or (H, W, C), in their original dtype."""
     name = name_of(source)
     if isinstance(source, (np.ndarray, Tensor)):
         pixels = array_pixels(source, name)
@@ -78,7 +77,7 @@ def pixels_of(source: Any, bgr: bool = False, page: int = 0) -> np.ndarray:
     if hasattr(source, 'read'):
         source = source.read()
         if not isinstance(source, bytes):
-            raise TypeError(f"{name}: an image file must be opened with 'rb', reading gave {type(source).__name__}")
+            raise TypeError(f"{name}: an image file must be opened with 'rb', but read() gave {type(source).__name__}")
     if isinstance(source, (bytes, bytearray, memoryview)):
         return decode_bytes(bytes(source), name, page)
     raise TypeError(
@@ -88,18 +87,18 @@ def pixels_of(source: Any, bgr: bool = False, page: int = 0) -> np.ndarray:
 
 
 def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
-    """Return ``(image - mean) / std`` per channel, or the image itself where both are None.
+    """Return ``(image - mean) / std`` per channel, or the image itself if both are None.
 
     Args:
         image: (C, H, W) or (B, C, H, W).
-        mean: C values on the image's scale, or one for all channels.
-        std: the same, each at least 1e-6, a fifteenth of a step of 16 bits.
+        mean: C values on the scale 0 to 1, or one for all channels.
+        std: likewise, each at least 1e-6, which is a fifteenth of one 16-bit quantisation step.
     """
     if mean is None and std is None:
         return image
     channels = image.shape[-3]
     if mean is None or std is None:
-        raise ValueError(f'got mean={mean!r} and std={std!r}; give both, or None for both to leave the image as it is')
+        raise ValueError(f'got mean={mean!r} and std={std!r}; give both, or None for both to skip normalisation')
     means, stds = (_per_channel(name, values, channels) for name, values in (('mean', mean), ('std', std)))
     if not (all(value <= 1 for value in means) and all(_LEAST_STD <= value <= 1 for value in stds)):
         raise ValueError(
@@ -123,12 +122,12 @@ def _per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
 
 
 def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = True) -> Tensor:
-    """Turn decoded pixels, (H, W) or (H, W, C), into a (channels, H, W) float32 tensor in [0, 1]."""
+    """Convert decoded pixels, (H, W) or (H, W, C), to a (channels, H, W) float32 tensor in [0, 1]."""
     return scale(_as_stored(pixels, channels, name, check_range))
 
 
 def _as_stored(pixels: np.ndarray, channels: int, name: str, check_range: bool) -> Tensor:
-    """Turn decoded pixels into a (channels, H, W) tensor of uint8, uint16 or float32."""
+    """Convert decoded pixels to a (channels, H, W) tensor of uint8, uint16 or float32."""
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or 0 in pixels.shape:
@@ -139,7 +138,7 @@ def _as_stored(pixels: np.ndarray, channels: int, name: str, check_range: bool) 
         native = np.dtype(np.float32)
     elif native not in (np.uint8, np.uint16):
         raise ImageError(f'{name}: pixels must be uint8, uint16 or floating, got {pixels.dtype}; convert them first')
-    # A copy of its own, in order: a view may be flipped, which torch does not take, or the caller's.
+    # Always copy: torch does not accept the negative strides of a flipped view, and the caller may own the memory.
     image = torch.from_numpy(np.array(pixels.transpose(2, 0, 1), compat.storable(native), order='C'))
     if image.is_floating_point():
         check_floats(image, name, check_range)
@@ -147,18 +146,18 @@ def _as_stored(pixels: np.ndarray, channels: int, name: str, check_range: bool) 
 
 
 def scale(image: Tensor) -> Tensor:
-    """Return an image of :func:`read_pixels`, or a batch of them, as float32 in [0, 1]."""
+    """Convert an image of :func:`read_pixels`, or a batch of them, to float32 in [0, 1]."""
     largest = _FULL_SCALE.get(image.dtype)
     return image if largest is None else image.to(torch.float32) / largest
 
 
 def array_pixels(source: np.ndarray | Tensor, name: str) -> np.ndarray:
-    """Return an array (H, W) or (H, W, C) as it is, and a view (H, W, C) of a tensor (C, H, W)."""
+    """Return an array (H, W) or (H, W, C) unchanged, and a tensor (C, H, W) as an array (H, W, C)."""
     if isinstance(source, np.ndarray):
         return source
     if source.ndim != 3:
         raise ImageError(f'{name}: a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
-    if source.dtype == torch.bfloat16:  # numpy has none
+    if source.dtype == torch.bfloat16:  # not supported by numpy
         source = source.float()
     return source.detach().cpu().permute(1, 2, 0).numpy()
 
@@ -174,14 +173,14 @@ def _fit_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:
     if pixels.shape[2] != channels:
         hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in pixels.shape[:2] else ''
         raise ImageError(
-            f'{name}: it has {given} channels and the backbone takes {channels}; select channels, or build the '
+            f'{name}: it has {given} channels but the backbone takes {channels}; select channels, or build the '
             f'backbone with in_channels={given}{hint}'
         )
     return pixels
 
 
 def check_floats(image: Tensor, name: str, check_range: bool) -> None:
-    """Refuse NaN, infinity and, with ``check_range``, a scale that is not 0 to 1."""
+    """Raise ImageError for NaN and infinity and, with ``check_range``, for values far outside [0, 1]."""
     low, high = (float(value) for value in image.detach().aminmax())  # NaN if any value is
     if not (math.isfinite(low) and math.isfinite(high)):
         bad = int((~image.isfinite()).sum())
@@ -189,5 +188,5 @@ def check_floats(image: Tensor, name: str, check_range: bool) -> None:
     if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
         raise ImageError(
             f'{name}: floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; divide by the largest value, '
-            'or give mean=None and std=None if the image is normalised already'
+            'or give mean=None and std=None if the image is already normalised'
         )

@@ -1,4 +1,4 @@
-"""Running a backbone for its features alone: in evaluation mode, grouped by size, from any thread."""
+"""Run a backbone for feature extraction: preprocessing options, evaluation mode and thread safety."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from swin_dense.utils import checks
 
 
 class Tiling(NamedTuple):
-    """How an image is cut into tiles; made by :func:`swin_dense.features.tiling.check_tiling`.
+    """Tile size and overlap; created by :func:`swin_dense.features.tiling.check_tiling`.
 
     Attributes:
         tile: (height, width) in pixels.
-        overlap: (vertical, horizontal) in pixels that a tile sees beyond each of its sides.
+        overlap: (vertical, horizontal) pixels read beyond each side of a tile.
     """
 
     tile: Pair
@@ -32,21 +32,21 @@ class Tiling(NamedTuple):
 
 @dataclass(frozen=True)
 class Inference:
-    """How images become feature maps, whatever holds the images and wherever the maps go.
+    """Options of preprocessing and computation, independent of the image source and of the sink.
 
     Attributes:
-        levels: strides of the maps, None for all that the backbone has.
-        mean: per channel, on the scale 0 to 1; None, with ``std=None``, leaves the images as they are.
+        levels: strides of the maps; None for all of the backbone.
+        mean: per channel, on the scale 0 to 1; None, with ``std=None``, skips normalisation.
         std: per channel, on the scale 0 to 1.
-        bgr: arrays and tensors hold blue first.
-        dtype: of the maps, None for the dtype that the backbone computes in.
-        autocast: dtype of ``torch.autocast``, None for none.
-        tiling: how an image is cut, None for the image as a whole.
-        page: of files with several pages, counted from 0.
-        max_side: images with a longer side are shrunk until it has so many pixels; None for as they are.
+        bgr: arrays and tensors are in BGR order.
+        dtype: dtype of the maps; None for the dtype that the backbone computes in.
+        autocast: dtype of ``torch.autocast``; None disables it.
+        tiling: tile size and overlap; None runs the whole image at once.
+        page: page of multi-page files, counted from 0.
+        max_side: images with a longer side are downscaled until it has this many pixels; None keeps their size.
 
     Raises:
-        ValueError: a type of numbers or a size is not allowed, or tiling and ``max_side`` contradict each other.
+        ValueError: ``page`` or ``max_side`` is too small, or ``max_side`` is given with tiling.
     """
 
     levels: tuple[int, ...] | None = None
@@ -64,41 +64,42 @@ class Inference:
         if self.max_side is not None:
             checks.integer('max_side', self.max_side)
             if self.tiling is not None:
-                raise ValueError('max_side= shrinks images as a whole; leave tile= out')
+                raise ValueError('max_side= cannot be used with tile=; leave tile= out')
 
     @property
     def check_range(self) -> bool:
-        """Whether floats must lie in [0, 1], as those that are normalised already do not."""
+        """Whether floats must lie in [0, 1]; not checked for images that are already normalised."""
         return self.mean is not None
 
     def read(self, source: Any, channels: int) -> Tensor:
-        """Read an image in any form, see :func:`read_image`, as it will be batched: (channels, H, W).
+        """Read an image from any source of :func:`read_image` for batching: (channels, H, W).
 
-        It is uint8 or uint16 where the source is, which takes a quarter of the memory of what :meth:`prepare` makes.
+        uint8 and uint16 are kept, so that an image waiting for its batch takes up to four times less memory than after
+        :meth:`prepare`.
         """
         image = read_pixels(source, channels, self.bgr, self.check_range, self.page)
         longer = max(image.shape[1:])
         if self.max_side is None or longer <= self.max_side:
             return image
         height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
-        # A fourth of the memory, but for a single pixel, which torch refuses so.
+        # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
         image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image)
         return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Return what :meth:`read` gives, or a batch of it, as the backbone takes it: float32 and normalised."""
+        """Convert an image of :meth:`read`, or a batch of them, to the backbone's input: float32 and normalised."""
         return self.normalize(scale(images))
 
     def normalize(self, image: Tensor) -> Tensor:
-        """Return an image (C, H, W) with ``mean`` subtracted and divided by ``std``."""
+        """Subtract ``mean`` from an image (C, H, W) and divide by ``std``."""
         return normalize(image, self.mean, self.std)
 
 
 def bare_backbone(backbone: Any) -> Any:
-    """Return the backbone inside DataParallel, DistributedDataParallel and the like, which pass no attributes on.
+    """Unwrap the backbone from DataParallel, DistributedDataParallel and similar wrappers, which hide its attributes.
 
     Raises:
-        TypeError: there is none that makes feature maps.
+        TypeError: the module is not a backbone and does not wrap one.
     """
     bare = backbone
     while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
@@ -110,7 +111,7 @@ def bare_backbone(backbone: Any) -> Any:
 
 
 def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | None:
-    """Return a type of numbers given as torch or numpy has it, or by its name; None stays None."""
+    """Return a torch dtype, given as a torch or numpy dtype or by name; None stays None."""
     if value is None:
         return None
     word = getattr(value, '__name__', str(value)).removeprefix('torch.')
@@ -119,15 +120,15 @@ def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | 
 
 
 def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
-    """Move a module or a tensor to a device, or say why that cannot be used.
+    """Move a module or a tensor to a device.
 
     Raises:
-        ValueError: there is no such device here.
-        TypeError: it is no device.
+        ValueError: the device is not available.
+        TypeError: ``device`` is not a device.
     """
     try:
-        return module.to(device=device)  # by name, as a number or a dtype would be taken for a type to convert to
-    except (RuntimeError, AssertionError) as error:  # an AssertionError where torch was built without CUDA
+        return module.to(device=device)  # by keyword, because `to` would accept a dtype in its place
+    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         reason = str(error).partition('\n')[0]
         raise ValueError(f'device={str(device)!r} cannot be used: {reason}') from error
     except (TypeError, ValueError) as error:
@@ -135,12 +136,12 @@ def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
 
 
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the strides to extract, in the backbone's order."""
+    """Validate ``levels`` and return the strides to extract, in the backbone's order."""
     stride, count = Counter(backbone.out_strides).most_common(1)[0]
     if count > 1:
         raise ValueError(
-            f'{count} of the maps have stride {stride}, so a stride does not name one; '
-            'choose among them with out_indices when building the backbone'
+            f'{count} of the maps have stride {stride}, but strides must be unique; '
+            'select one of them with out_indices when building the backbone'
         )
     if levels is None:
         return tuple(backbone.out_strides)
@@ -151,13 +152,13 @@ def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]
 
 
 def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
-    """Compute the maps of normalised images of one size.
+    """Compute the maps of a batch of normalised images.
 
     Args:
-        backbone: what runs.
+        backbone: the backbone.
         batch: (B, C, H, W), on any device and of any floating dtype.
-        inference: which maps, and how they are computed.
-        gradients: record the graph.
+        inference: the options of computation.
+        gradients: record the autograd graph.
 
     Returns:
         Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}.
@@ -172,8 +173,8 @@ def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: boo
     maps = dict(zip(backbone.out_strides, outs, strict=True))
     strides = inference.levels or maps
     return [
-        # The copy, made outside inference mode, is an ordinary tensor that a head can be trained on, and keeps one
-        # image's map from holding the whole batch in memory.
+        # The copy is made outside inference mode, so that a head can be trained on it. It also frees the batch: a view
+        # would keep the maps of all images in memory.
         {stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}
         for index in range(len(batch))
     ]
@@ -187,7 +188,7 @@ _modes: dict[int, tuple[int, list[tuple[nn.Module, bool]]]] = {}
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Set evaluation mode inside the block and restore each submodule's mode after it.
 
-    Threads may use one module at the same time: the first to enter switches, the last to leave restores.
+    Several threads may use one module at once: the first to enter sets the mode, the last to leave restores it.
     """
     with _modes_lock:
         users, modes = _modes.get(id(module), (0, []))

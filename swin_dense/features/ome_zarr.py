@@ -1,4 +1,4 @@
-"""OME-Zarr (OME-NGFF): what a zarr group says of the levels of an image in it, written and read."""
+"""Read and write the OME-Zarr (OME-NGFF) metadata of the levels of an image in a zarr group."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from swin_dense.ops.windows import Pair
 
 AXES = ('c', 'y', 'x')
 _VERSION = '0.5'
-_OLDEST_AXES = 'tczyx'  # of every image before version 0.3, which does not say it
+_OLDEST_AXES = 'tczyx'  # fixed before version 0.3, so not stored in the metadata
 
 
 def describe_levels(strides: Iterable[int]) -> dict[str, Any]:
-    """Return the attributes of a group that make its arrays, (C, H, W) under the names of their strides, one image.
+    """Return the group attributes that declare arrays (C, H, W), named by their strides, as levels of one image.
 
-    The unit is the pixel of the image that the features are of: the centre of the first cell of stride s lies in the
-    midst of s pixels, (s - 1) / 2 beyond the centre of the first.
+    The unit is one pixel of the input image. A cell of stride s covers s pixels, so the centre of the first cell lies
+    (s - 1) / 2 pixels from the centre of the first pixel.
 
     Source: https://ngff.openmicroscopy.org/0.5
     """
@@ -40,31 +40,31 @@ def describe_levels(strides: Iterable[int]) -> dict[str, Any]:
 
 
 def open_plane(group: Any, page: int, name: str) -> tuple[Pair, Callable[[int, int, int, int], np.ndarray]]:
-    """Return the (height, width) of the image of a zarr group at its highest resolution, and what reads a part of it.
+    """Open one plane of the image in a zarr group, at the highest resolution.
 
     Args:
-        group: of OME-Zarr up to 0.5, or the root of what bioformats2raw writes, of which the first image is taken.
-        page: which of the planes that time and depth number, the depth first, counted from 0.
-        name: for messages.
+        group: an OME-Zarr group up to version 0.5, or the root of a bioformats2raw output, whose first image is read.
+        page: index of the plane, counted from 0 over the depth and then over time.
+        name: name of the image for messages.
 
     Returns:
-        The size, and a function of (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
+        (height, width), and a function from (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
 
     Raises:
-        ImageError: the group holds no image, or not this page.
+        ImageError: the group contains no image, or the page does not exist.
     """
     if 'bioformats2raw.layout' in group.attrs.get('ome', group.attrs):
         group = group['0']
     multiscales = group.attrs.get('ome', group.attrs).get('multiscales')
     if not multiscales:
         raise ImageError(
-            f'{name} is a zarr group that holds no image of OME-Zarr; give the path of an image or an array in it'
+            f'{name} is a zarr group without an OME-Zarr image; give the path of an image or array inside it'
         )
     array = group[multiscales[0]['datasets'][0]['path']]
     axes = multiscales[0].get('axes') or _OLDEST_AXES
     axes = [axis if isinstance(axis, str) else axis['name'] for axis in axes]
     if len(axes) != len(array.shape) or axes[-2:] != ['y', 'x'] or 0 in array.shape:
-        raise ImageError(f'{name} has the axes {"".join(axes)} for an array of the shape {array.shape}')
+        raise ImageError(f'{name} has the axes {"".join(axes)} for an array of shape {array.shape}, which is invalid')
     channel = axes.index('c') if 'c' in axes else None
     others = [axis for axis in range(len(axes) - 2) if axis != channel]
     planes = [array.shape[axis] for axis in others]

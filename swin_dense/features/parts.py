@@ -1,4 +1,4 @@
-"""A table in Parquet that grows by whole files of some thousand rows, each written by one process."""
+"""A Parquet table that grows by complete files of some thousand rows, each written by one process."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from swin_dense.features.shards import Shard
 from swin_dense.utils.atomic import written_whole
 
-_SECONDS = 300.0  # after which the rows at hand make a part, however few
+_SECONDS = 300.0  # after this time the buffered rows are written as a part, even if it is not full
 
 
 class Parts:
-    """The rows of one shard, one per image. A part is there whole or not at all.
+    """The rows of one shard, one per image, in Parquet files ("parts") that are written atomically.
 
     Args:
-        folder: of the parts.
-        shard: whose rows they are.
-        columns: names and types (of pyarrow) beyond those of every table: path, error, height, width and version.
-        rows_per_part: how many rows make a part.
-        beside: a folder for what is unfinished, on the same file system.
+        folder: the folder of the parts.
+        shard: the shard.
+        columns: names and pyarrow types of the columns besides path, error, height, width and version.
+        rows_per_part: number of rows per part.
+        beside: a folder for temporary files, on the same file system.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Parts:
         self._rows: list[dict[str, Any]] = []
         self._oldest = time.monotonic()
         self._next = 1 + max((int(path.stem.removeprefix(self._prefix)) for path in self._files()), default=-1)
-        # By path, the version of the image that a row of an earlier run is of, None where it failed.
+        # By path, the image version of each row in the written parts; None for a failed image.
         self.versions: dict[str, str | None] = {}
         for path in self._files():
             table = self._read(path, ['path', 'version', 'error'])
@@ -47,13 +47,13 @@ class Parts:
                 self.versions[name] = version if error is None else None
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add the row of an image, in place of the one that it may have; columns that are left out are null."""
+        """Add or replace the row of an image; missing columns are null."""
         self._rows.append(row)
         if len(self._rows) >= self._rows_per_part or time.monotonic() - self._oldest > _SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows at hand."""
+        """Write the buffered rows."""
         import pyarrow
 
         self._oldest = time.monotonic()
@@ -66,7 +66,7 @@ class Parts:
         self._rows = []
 
     def drop(self, paths: Collection[str]) -> None:
-        """Remove the rows of images from the parts that are written."""
+        """Remove the rows of these images from the written parts."""
         if not paths:
             return
         import pyarrow
@@ -84,7 +84,7 @@ class Parts:
             self.versions.pop(name, None)
 
     def column(self, name: str) -> set[Any]:
-        """Return the values of a column of the parts that are written."""
+        """Return the values of a column in all written parts."""
         return {value for path in self._files() for value in self._read(path, [name])[name].to_pylist()}
 
     def _files(self) -> list[Path]:
@@ -95,8 +95,8 @@ class Parts:
 
         try:
             return parquet.ParquetFile(path).read(columns)
-        except (ValueError, KeyError, OSError) as error:  # of pyarrow, those of damaged files are ValueErrors
-            raise ValueError(f'{path} is damaged ({error}); remove it, and its images are done again') from error
+        except (ValueError, KeyError, OSError) as error:  # pyarrow raises subclasses of ValueError for damaged files
+            raise ValueError(f'{path} is damaged ({error}); remove it, then its images are extracted again') from error
 
     def _write(self, path: Path, table: Any) -> None:
         from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""Images in, feature pyramids out: but for rounding, an image has the same features alone and in any batch."""
+"""Feature pyramids of images. Up to rounding, the features of an image do not depend on the rest of its batch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from swin_dense.utils import checks
 class Pyramid(Mapping[int, Tensor]):
     """The feature maps of one image by stride: {4: (C, ceil(H / 4), ceil(W / 4)), 8: ...}.
 
-    The cell in row r and column c of the map of stride s starts from the pixels [r * s, (r + 1) * s) by
-    [c * s, (c + 1) * s). At the right and the bottom a cell may hang over the edge of the image.
+    The cell in row r and column c of the map of stride s covers the pixels [r * s, (r + 1) * s) by
+    [c * s, (c + 1) * s). The last row and column of cells may extend beyond the image.
 
     Attributes:
         image_size: (height, width) of the image in pixels.
@@ -60,7 +60,7 @@ class Pyramid(Mapping[int, Tensor]):
         return f'Pyramid({{{shapes}}}, image_size={self.image_size})'
 
     def cell_box(self, stride: int, row: int, column: int) -> tuple[int, int, int, int]:
-        """Return the pixels that a cell starts from, within the image: (top, left, bottom, right), half open."""
+        """Return the pixels that a cell covers, clipped to the image: (top, left, bottom, right), half open."""
         rows, columns = self[stride].shape[-2:]
         if not (0 <= row < rows and 0 <= column < columns):
             raise IndexError(f'the map of stride {stride} has {rows} x {columns} cells, got cell ({row}, {column})')
@@ -69,8 +69,8 @@ class Pyramid(Mapping[int, Tensor]):
         return top, left, min(top + stride, height), min(left + stride, width)
 
     def cell_at(self, stride: int, y: int, x: int) -> tuple[int, int]:
-        """Return the (row, column) of the cell that starts from the pixel in row y and column x."""
-        self[stride]  # is there such a map?
+        """Return the (row, column) of the cell that covers the pixel in row y and column x."""
+        self[stride]  # raises KeyError for an unknown stride
         height, width = self.image_size
         if not (0 <= y < height and 0 <= x < width):
             raise IndexError(f'the image is {height} x {width} pixels, got the pixel ({y}, {x})')
@@ -96,45 +96,45 @@ def extract_pyramid(
     autocast: torch.dtype | str | None = None,
     gradients: bool = False,
 ) -> Any:
-    """Compute the feature pyramid of one image or of many.
+    """Compute the feature pyramids of one or more images.
 
-    An image is never padded to another's size: images of equal size run as one batch, others on their own. The
-    features are those of evaluation mode, and the maps are ordinary tensors that share no memory with each other.
+    Images are never padded to a common size: images of equal size run as one batch, others separately. The backbone
+    runs in evaluation mode. The maps are ordinary tensors that share no memory with each other.
 
     Args:
-        backbone: a :class:`swin_dense.SwinBackbone`, bare or in DataParallel, DistributedDataParallel (whose
-            ``module`` then runs alone) or a compiled module.
-        images: one image, or a list of them, in any form that :func:`swin_dense.features.images.read_image` takes;
-            a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays, and paths of zarr folders.
-        levels: strides of the maps to return, None for all that the backbone has.
-        mean: per channel, or one number for all, on the scale 0 to 1. None, with ``std=None``, leaves the images as
-            they are.
+        backbone: a :class:`swin_dense.SwinBackbone`, a compiled one, or one wrapped in DataParallel or
+            DistributedDataParallel, whose ``module`` then runs without the wrapper.
+        images: one image or a list of images, each any source of :func:`swin_dense.features.images.read_image`;
+            a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays and paths of zarr folders.
+        levels: strides of the maps to return; None for all of the backbone.
+        mean: per channel, or one number for all channels, on the scale 0 to 1. None, with ``std=None``, skips
+            normalisation.
         std: likewise.
-        bgr: arrays and tensors hold blue first, as ``cv2.imread`` returns them.
-        batch_size: how many images of equal size run at once.
-        tile: read and compute the image in tiles of this many pixels, one integer or (height, width), each a
-            multiple of :func:`swin_dense.features.tiling.tile_alignment`. None takes the image as a whole.
-        overlap: pixels that a tile sees beyond each of its sides, in the same units. None takes as many as it needs
-            for the features of the whole image; fewer are faster and approximate.
-        out: with ``tile`` and one image, a folder to which each level is written as ``stride_<s>.npy``; the maps
-            that are returned are then views of these files and take no memory. Files of another image are replaced
-            when all of the new are complete.
-        page: of files with several pages, or frame of animations, counted from 0.
-        max_side: shrink images with a longer side until it has so many pixels; not with ``tile``.
-        device: where to compute; the backbone is moved there. None leaves it where it is.
-        dtype: of the maps, float16, bfloat16, float32 or float64 as torch has them or by name; None for the dtype
-            that the backbone computes in.
-        autocast: float16 or bfloat16, to compute in by ``torch.autocast``, None for the backbone's own.
-        gradients: record the graph, so that a loss of the maps reaches parameters and, for float tensors given
-            as images, the image.
+        bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them.
+        batch_size: maximum number of images of equal size per batch.
+        tile: read and process the image in tiles of this many pixels, one integer or (height, width), each a
+            multiple of :func:`swin_dense.features.tiling.tile_alignment`. None processes the whole image at once.
+        overlap: pixels read beyond each side of a tile, one integer or (vertical, horizontal). None takes the smallest
+            overlap that gives the features of the whole image; a smaller one is faster and approximate.
+        out: with ``tile`` and one image, a folder to which each level is written as ``stride_<s>.npy``. The returned
+            maps are then views of these files. Files of an earlier image are replaced only when all new files are
+            complete.
+        page: page of multi-page files, or frame of animations, counted from 0.
+        max_side: downscale images with a longer side until it has this many pixels; not allowed with ``tile``.
+        device: device to compute on, to which the backbone is moved; None keeps the backbone's device.
+        dtype: dtype of the maps, float16, bfloat16, float32 or float64, as a torch dtype or by name; None for the
+            dtype that the backbone computes in.
+        autocast: dtype of ``torch.autocast``, float16 or bfloat16; None disables it.
+        gradients: record the autograd graph, so that gradients flow to the parameters and to images given as float
+            tensors that require gradients.
 
     Returns:
-        One :class:`Pyramid` for one image, a list of them in the order given for several.
+        A :class:`Pyramid` for one image, else a list of them in the order of the images.
 
     Raises:
         FileNotFoundError: a path does not exist.
         ImageError: an image cannot be read or does not fit the backbone.
-        ValueError: an option has a value that is not allowed, or options contradict each other.
+        ValueError: an option has an invalid value, or options contradict each other.
         TypeError: an image or an option has the wrong type.
 
     Examples:
@@ -175,15 +175,15 @@ def _check_tile_options(
 ) -> None:
     if tile is None:
         if overlap is not None or out is not None:
-            raise ValueError('overlap= and out= belong to tile=; give tile= too, or leave them out')
+            raise ValueError('overlap= and out= need tile=; give tile= too, or leave them out')
         return
     if gradients:
         raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
     if out is not None and not is_single:
-        raise ValueError('out= holds the maps of one image; call extract_pyramid once per image')
+        raise ValueError('out= stores the maps of one image; call extract_pyramid once per image')
     if out is not None and map_dtype == torch.bfloat16:
         raise ValueError(
-            'out= writes .npy files, which cannot hold bfloat16; give dtype=torch.float32 or torch.float16'
+            'out= writes .npy files, which cannot store bfloat16; give dtype=torch.float32 or torch.float16'
         )
 
 
@@ -197,7 +197,7 @@ def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str
 
 
 def _as_list(images: Any) -> tuple[list[Any], bool]:
-    """Return the images one by one, and whether it was a single one that was given."""
+    """Return the images as a list, and whether a single image was given."""
     if isinstance(images, Tensor) and images.ndim == 4:
         return list(images), False
     if isinstance(images, (list, tuple, Iterator)) and not hasattr(images, 'read'):  # an open file is one image
@@ -212,10 +212,10 @@ def _load(source: Any, channels: int, inference: Inference, gradients: bool) -> 
 
 
 def _differentiable(image: Tensor, channels: int, inference: Inference) -> Tensor:
-    """Return a float tensor (C, H, W) as the backbone takes it, still connected to its graph."""
+    """Check a float tensor (C, H, W) that requires gradients, and return it as an RGB image in the same graph."""
     if image.ndim != 3 or image.shape[0] != channels:
-        raise ValueError(f'{name_of(image)}: to take gradients it must have the shape ({channels}, H, W)')
+        raise ValueError(f'{name_of(image)}: for gradients it must have the shape ({channels}, H, W)')
     check_floats(image, name_of(image), inference.check_range)
     if inference.max_side is not None and max(image.shape[1:]) > inference.max_side:
-        raise ValueError(f'{name_of(image)}: max_side= does not go with gradients=; resize the image before')
+        raise ValueError(f'{name_of(image)}: max_side= cannot be used with gradients=; resize the image first')
     return image.flip(0) if inference.bgr else image

@@ -1,4 +1,4 @@
-"""Large images, read region by region instead of as a whole."""
+"""Read large images by regions."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from swin_dense.features.ome_zarr import open_plane
 from swin_dense.utils.addresses import is_address
 
 _logger = logging.getLogger(__package__)
-_FILES_OF_FOLDER = 'of a folder of images give the files, one by one or as a list'
+_FILES_OF_FOLDER = 'for a folder of images, pass its files one by one or as a list'
 _LAZY_PACKAGES = (
-    'to read a TIFF by parts install tifffile, zarr and imagecodecs, or for other files convert them to TIFF'
+    'to read it by regions, install tifffile, zarr and imagecodecs, and convert it to TIFF if it is another format'
 )
 
 
 @dataclass(frozen=True)
 class LargeImage:
-    """An image of which regions can be read.
+    """An image that can be read by regions.
 
     Attributes:
-        name: for messages.
+        name: name of the image for messages.
         size: (height, width) in pixels.
-        read: (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
+        read: function from (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
     """
 
     name: str
@@ -63,19 +63,19 @@ class LargeImage:
 def open_large_image(source: Any, bgr: bool = False, page: int = 0) -> Iterator[LargeImage]:
     """Open an image for reading by regions, and close it at the end of the block.
 
-    Truly lazy are arrays (also memory-mapped and zarr arrays), zarr folders, which hold an array or an image of
-    OME-Zarr, read at its highest resolution, and TIFF files: these need the packages tifffile and zarr, and where they
-    are compressed imagecodecs. Other files are decoded as a whole and kept at their own depth: 3 or 4 bytes a pixel,
-    or twice that for 16-bit colour. If that is for want of imagecodecs, a warning is logged.
+    Regions are read lazily from arrays (also memory-mapped and zarr arrays), from zarr folders, which contain an array
+    or an OME-Zarr image (read at its highest resolution), and from TIFF files, which need the packages tifffile and
+    zarr, and imagecodecs if compressed. Other files are decoded as a whole and kept in memory at full bit depth: 3 or
+    4 bytes per pixel, or twice that for 16-bit colour. A warning is logged if a missing imagecodecs is the cause.
 
     Args:
-        source: what :func:`swin_dense.features.images.read_image` takes, a zarr array, or the path of a zarr folder.
-        bgr: arrays hold blue first.
-        page: of a file with several pages, or of the planes of OME-Zarr, depth within time, counted from 0.
+        source: any source of :func:`swin_dense.features.images.read_image`, a zarr array, or the path of a zarr folder.
+        bgr: arrays are in BGR order.
+        page: page of a multi-page file, or plane of an OME-Zarr image (over the depth, then over time), counted from 0.
 
     Raises:
         FileNotFoundError: the path does not exist.
-        ImageError: the content is no image.
+        ImageError: the content is not an image.
         TypeError: the source is none of the above.
     """
     name = name_of(source)
@@ -111,7 +111,7 @@ def _read_header(path: Path) -> bytes:
 
 
 def _open_whole(path: Path, name: str, page: int, header: bytes, stack: contextlib.ExitStack) -> LargeImage:
-    """Open a file that has to be decoded as a whole, by PIL wherever it keeps the depth: that takes least memory."""
+    """Open a file that cannot be read lazily, with PIL unless it reduces the bit depth: PIL needs the least memory."""
     with decoding(name, if_too_large=_LAZY_PACKAGES):
         try:
             image = stack.enter_context(Image.open(path))
@@ -128,14 +128,12 @@ def _open_zarr(path: Path, name: str, page: int) -> LargeImage:
     try:
         import zarr
     except ImportError:
-        raise ImageError(
-            f'{name} is a folder; {_FILES_OF_FOLDER}, or to read it as a zarr array install zarr'
-        ) from None
+        raise ImageError(f'{name} is a folder; {_FILES_OF_FOLDER}; to read it as a zarr array, install zarr') from None
     with decoding(name):
         try:
             found = zarr.open(path, mode='r')
         except (FileNotFoundError, ValueError, KeyError) as error:
-            raise ImageError(f'{name} is a folder without a zarr array in it; {_FILES_OF_FOLDER}') from error
+            raise ImageError(f'{name} is a folder without a zarr array; {_FILES_OF_FOLDER}') from error
         if isinstance(found, zarr.Array):
             return _array_image(found, name, bgr=False)
         size, read = open_plane(found, page, name)
@@ -148,7 +146,7 @@ def _open_zarr(path: Path, name: str, page: int) -> LargeImage:
 
 
 def _open_tiff(path: Path, name: str, number: int, stack: contextlib.ExitStack) -> LargeImage | None:
-    """Open a page of a TIFF lazily, or return None where it has to be decoded as a whole."""
+    """Open a page of a TIFF lazily, or return None if it must be decoded as a whole."""
     try:
         import tifffile
         import zarr
@@ -160,7 +158,7 @@ def _open_tiff(path: Path, name: str, number: int, stack: contextlib.ExitStack) 
             page: Any = tiff_page(file, number, name)
         except ImageError:
             raise
-        except Exception:  # PIL may know better, and says what is wrong if not
+        except Exception:  # PIL may support the file; if not, it raises
             return None
         if not _holds_plain_pixels(page):
             return None
@@ -168,7 +166,7 @@ def _open_tiff(path: Path, name: str, number: int, stack: contextlib.ExitStack) 
             tifffile.TIFF.DECOMPRESSORS[page.compression]
         except KeyError:  # PIL decodes some of these
             _logger.warning(
-                '%s is compressed as %s, which needs the package imagecodecs to be read by parts (pip install '
+                '%s is compressed as %s, which can be read by regions only with the package imagecodecs (pip install '
                 'imagecodecs); it is decoded as a whole, which takes %d MiB',
                 name,
                 getattr(page.compression, 'name', page.compression),
@@ -189,10 +187,10 @@ def _open_tiff(path: Path, name: str, number: int, stack: contextlib.ExitStack) 
 
 
 def _holds_plain_pixels(page: Any) -> bool:
-    """Return whether the values that tifffile gives are the pixels as they are shown, upright and at full scale."""
+    """Return whether tifffile's values are the displayed pixels: upright, at full scale, grey or RGB."""
     orientation = page.tags.get('Orientation')
-    photometric = getattr(page.photometric, 'name', '')  # a number where the standard has no name for it
-    # Of the compressions, only JPEG turns brightness and colour differences into RGB itself.
+    photometric = getattr(page.photometric, 'name', '')  # tifffile returns an int for a non-standard value
+    # JPEG is the only compression whose decoder converts YCbCr to RGB.
     is_rgb = photometric == 'RGB' or (photometric == 'YCBCR' and getattr(page.compression, 'name', '') == 'JPEG')
     return (
         (orientation is None or orientation.value == 1)
@@ -220,7 +218,7 @@ def _array_image(array: Any, name: str, bgr: bool) -> LargeImage:
         raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
 
     def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
-        with decoding(name):  # of a zarr array, or a mapped file
+        with decoding(name):  # reading from a zarr array or a memory-mapped file can fail
             pixels = np.asarray(array[top:bottom, left:right])
         return reverse_colours(pixels) if bgr else pixels
 

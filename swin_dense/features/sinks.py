@@ -1,4 +1,4 @@
-"""What takes the maps of one image, block by block: memory, .npy, safetensors and zarr files, and pooled vectors."""
+"""Sinks that receive an image's feature maps block by block: memory, .npy, safetensors, zarr, or pooled vectors."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _GEM_FLOOR = 1e-6
 
 
 class Sink(Protocol):
-    """Takes the maps of one image; the blocks of all calls together cover every level once."""
+    """Receives the maps of one image; the blocks of all calls cover every level exactly once."""
 
     def write(self, blocks: Blocks) -> None:
-        """Put the blocks of one tile, or of the whole image, where they belong."""
+        """Write the blocks of one tile, or of the whole image."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """A mean over the cells of a level: each value goes through ``before``, their mean through ``after``."""
+    """Pooling over the cells of a level: ``after(mean(before(values)))``."""
 
     before: Callable[[Tensor], Tensor]
     after: Callable[[Tensor], Tensor]
@@ -47,13 +47,13 @@ class Pooling:
 
 POOLINGS = {
     'avg': Pooling(lambda x: x, lambda mean: mean),
-    # Generalised mean: between the average and the maximum, on the positive part.
+    # Generalised mean of the positive part, which lies between the average and the maximum.
     'gem': Pooling(lambda x: x.clamp(min=_GEM_FLOOR) ** _GEM_POWER, lambda mean: mean ** (1 / _GEM_POWER)),
 }
 
 
 class PooledSink:
-    """Pools each level to one vector, by the name of a pooling."""
+    """Pool each level to one vector; ``pool`` is a key of ``POOLINGS``."""
 
     def __init__(self, pool: str) -> None:
         self._pooling = POOLINGS[pool]
@@ -74,12 +74,12 @@ class PooledSink:
 
 
 class MapSink:
-    """Puts the maps together in arrays that are made when the first block tells their shapes.
+    """Assemble the maps in arrays, which are allocated when the first block arrives.
 
     Args:
         image_size: (height, width) in pixels.
-        make: one of the functions below: of shapes by stride, and a tensor of the type and device of the maps, to a
-            function of a stride to the array of its level.
+        make: allocates the arrays, see the functions below. It is called with the shapes by stride and a tensor with
+            the dtype and device of the maps, and returns a function from a stride to the array of that level.
     """
 
     def __init__(self, image_size: Pair, make: Make) -> None:
@@ -97,12 +97,12 @@ class MapSink:
             array[:, rows, columns] = values if isinstance(array, Tensor) else _to_numpy(values)
 
     def maps(self) -> dict[int, Tensor]:
-        """Return {stride: (C, rows, columns)}; of files these are views: what is written to a map changes its file."""
+        """Return {stride: (C, rows, columns)}; maps in files are writable views of these files."""
         return {stride: torch.as_tensor(self._array_of(stride)) for stride in self._shapes}
 
 
 def in_memory(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
-    """Keep the maps in memory."""
+    """Allocate the maps in memory."""
     return {stride: like.new_empty(shape) for stride, shape in shapes.items()}.__getitem__
 
 
@@ -110,8 +110,8 @@ def in_memory(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
 def in_npy_files(folder: Path) -> Iterator[Make]:
     """Write one ``stride_<s>.npy`` per level into a folder.
 
-    At the end of the block the files appear, in place of those of any image before, of which a ``Pyramid`` keeps what
-    it has. If the block ends with an error, nothing has changed.
+    The files replace those of an earlier image when the block ends; a ``Pyramid`` of the earlier image remains valid.
+    If the block raises, the folder is unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as unfinished:
@@ -123,16 +123,16 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
                 open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shape)
                 reserve(path, path.stat().st_size)
                 paths[stride] = path
-            # Opened anew for every block, because pages stay in memory for as long as a file is mapped.
+            # Reopened for every block, because pages stay in memory as long as a file is mapped.
             return lambda stride: open_memmap(paths[stride], 'r+')
 
         yield make
-        for stale in folder.glob('stride_*.npy'):  # levels of two images must never stand side by side
+        for stale in folder.glob('stride_*.npy'):  # the folder must never contain levels of two images
             stale.unlink()
 
 
 def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
-    """Write a safetensors file, always the same bytes for the same maps, with attributes as JSON in its metadata."""
+    """Write a safetensors file with the attributes as JSON in its metadata; equal maps give identical bytes."""
 
     def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
         header: dict[str, Any] = {'__metadata__': {key: json.dumps(value) for key, value in attributes.items()}}
@@ -153,12 +153,12 @@ def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
 
 
 def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
-    """Write a folder that is an image of OME-Zarr whose levels are the maps.
+    """Write an OME-Zarr folder, whose levels are the maps.
 
     Args:
-        path: of the folder.
-        attributes: of the group, beside those of OME-Zarr.
-        tile: (height, width) in pixels of what comes at once, which fills one chunk.
+        path: the folder.
+        attributes: attributes of the zarr group, in addition to those of OME-Zarr.
+        tile: (height, width) in pixels of the blocks, so that one block fills one chunk.
     """
 
     def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
@@ -172,7 +172,7 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
                 chunks=(shape[0], *(min(-(-side // stride), n) for side, n in zip(tile, shape[1:], strict=True))),
                 dtype=_to_numpy(like[:0]).dtype,
                 dimension_names=ome_zarr.AXES,
-                config={'write_empty_chunks': True},  # so that a chunk that is not there is missing
+                config={'write_empty_chunks': True},  # so that an absent chunk means an incomplete file
             )
         return lambda stride: group[str(stride)]
 
@@ -180,19 +180,19 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
 
 
 def map_sink(path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair) -> MapSink:
-    """Return what writes maps into a file or folder, of the format that its suffix names."""
+    """Return a sink that writes maps to a file or folder, in the format given by its suffix."""
     is_zarr = path.suffix == '.zarr'
     return MapSink(image_size, in_zarr(path, attributes, tile) if is_zarr else in_safetensors(path, attributes))
 
 
 def _to_numpy(values: Tensor) -> np.ndarray:
-    """Return an array; numpy has no bfloat16, whose bits become integers."""
+    """Return a numpy array; bfloat16, which numpy lacks, is reinterpreted as int16."""
     values = values.detach().cpu()
     return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def read_attributes(path: Path) -> dict[str, Any] | None:
-    """Return what a file of :func:`map_sink` says of its image, None if it is not there or not whole."""
+    """Return the attributes of a file written by :func:`map_sink`, or None if it is missing or incomplete."""
     if not path.exists():
         return None
     try:
@@ -200,9 +200,9 @@ def read_attributes(path: Path) -> dict[str, Any] | None:
             return _zarr_attributes(path)
         from safetensors import safe_open
 
-        with safe_open(path, 'pt') as file:  # which compares the length of the file with its header
+        with safe_open(path, 'pt') as file:  # raises if the file is shorter than its header declares
             return {key: json.loads(value) for key, value in file.metadata().items()}
-    except Exception:  # damaged files raise nearly anything
+    except Exception:  # damaged files can raise any exception
         return None
 
 
@@ -212,5 +212,5 @@ def _zarr_attributes(path: Path) -> dict[str, Any]:
     group = zarr.open_group(path, mode='r')
     for name, array in group.arrays():
         if array.nchunks_initialized != array.nchunks:
-            raise ValueError(f'{name} lacks chunks')
+            raise ValueError(f'{name} has missing chunks')
     return dict(group.attrs)

@@ -1,4 +1,4 @@
-"""Which images a user means: files, folders, patterns, lists, tar files, and the same in object storage."""
+"""List and iterate over images in files, folders, glob patterns, lists and tar files, local or in object storage."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ IMAGE_SUFFIXES = frozenset(
     for suffix in suffixes.split()
 )
 _TAR = '.tar'
-# What tells one state of an object from another, as file systems of fsspec call it, the best first.
+# Keys under which fsspec's file systems report the version of an object, most reliable first.
 _VERSION_KEYS = ('ETag', 'etag', 'LastModified', 'last_modified', 'mtime', 'updated', 'created')
 
 
 class Member(io.BytesIO):
-    """An image file out of a tar file: its bytes, and its name for messages."""
+    """The content of an image file in a tar file, with its name for messages."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
@@ -38,11 +38,11 @@ class Item(NamedTuple):
     """One image.
 
     Attributes:
-        name: its absolute path, its address, or those of a tar file and the name within it.
-        version: the size, and the time of the last change or what the storage has in its place; None where the image
-            is not there.
-        source: what :func:`swin_dense.features.images.read_image` takes; None where it was not wanted.
-        error: why a tar file cannot be read, or not to its end.
+        name: absolute path or address; for an image in a tar file, that of the tar file followed by the member's name.
+        version: size and modification time, or the storage's equivalent such as an ETag; None if the image does not
+            exist.
+        source: a source for :func:`swin_dense.features.images.read_image`; None if the image is not wanted.
+        error: the reason why a tar file cannot be read, or only in part.
     """
 
     name: str
@@ -54,20 +54,20 @@ class Item(NamedTuple):
 def list_images(
     sources: Sequence[str | os.PathLike], on_skipped: Callable[[str, str], None] = lambda path, reason: None
 ) -> dict[str, str | None]:
-    """Return the image and tar files that files, folders, glob patterns, lists and addresses name, in a fixed order.
+    """List the image and tar files of files, folders, glob patterns, lists and addresses, in a fixed order.
 
-    A folder stands for the images and tar files anywhere below it, by suffix, links to folders included; a ``.txt``
-    file for one path or address per line.
+    Folders are searched recursively, following links, for files with the suffix of an image or tar file. A ``.txt``
+    file contains one path or address per line.
 
     Args:
-        sources: what to look through.
-        on_skipped: called with every file or folder below a folder that is passed over, and why.
+        sources: paths, patterns and addresses.
+        on_skipped: called with the path of each file or folder that is skipped in a folder, and the reason.
 
     Returns:
-        By name, the version of what a listing of object storage tells, else None.
+        {name: version}; the version is None unless a listing of object storage contains it.
 
     Raises:
-        FileNotFoundError: a source does not exist and is no pattern that matches something.
+        FileNotFoundError: a source does not exist, or is a pattern without matches.
         ImportError: fsspec, or the package that it needs for an address, is not installed.
     """
     found: dict[str, str | None] = {}
@@ -83,11 +83,11 @@ def list_images(
 def iterate(
     listed: Iterable[tuple[str, str | None]], is_wanted: Callable[[str, str | None], bool] = lambda name, version: True
 ) -> Iterator[Item]:
-    """Yield every image of a list, the members of tar files one by one; bytes are read of those wanted alone.
+    """Yield every image of a list, including each image in tar files; only wanted members of tar files are read.
 
     Args:
         listed: names and versions of :func:`list_images`.
-        is_wanted: called with the name and the present version of each image.
+        is_wanted: called with the name and the current version of each image.
     """
     for name, version in listed:
         if name.endswith(_TAR):
@@ -98,15 +98,15 @@ def iterate(
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file is an image by its suffix."""
+    """Return whether a file has the suffix of an image."""
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Read a file, or what an address names.
+    """Return the content of a path or address.
 
     Raises:
-        OSError: it cannot be read, for whatever reason of a network.
+        OSError: it cannot be read; errors of remote file systems are converted to this type.
         ImportError: fsspec, or the package that it needs for the address, is not installed.
     """
     if not is_address(path):
@@ -117,7 +117,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def version_of(name: str) -> str | None:
-    """Return the size of a file or object and its last change, None where it is not there."""
+    """Return the size and modification time of a file or object as text, or None if it does not exist."""
     try:
         if is_address(name):
             with any_error_as_os_error(name):
@@ -130,7 +130,7 @@ def version_of(name: str) -> str | None:
 
 
 def tar_of(name: str) -> str | None:
-    """Return the tar file that an image of :func:`iterate` is a member of, None for a file."""
+    """Return the tar file that contains an image of :func:`iterate`, or None if the image is a file of its own."""
     tar, slash, _ = name.partition(f'{_TAR}/')
     return f'{tar}{_TAR}' if slash else None
 
@@ -147,7 +147,7 @@ def _members(tar: str, is_wanted: Callable[[str, str | None], bool]) -> Iterator
                 content = archive.extractfile(member) if is_wanted(name, version) else None
                 yield Item(name, version, None if content is None else Member(content.read(), name))
     except OSError as error:
-        yield Item(tar, version_of(tar), error=f'tar file {tar!r} cannot be read, or not to its end: {error}')
+        yield Item(tar, version_of(tar), error=f'tar file {tar!r} cannot be read, or only in part: {error}')
 
 
 def _open(path: str) -> Any:
@@ -158,7 +158,7 @@ def _open(path: str) -> Any:
 
 
 def _version_in(info: dict[str, Any]) -> str:
-    """Return what the file system of an address says of the state of one of its files."""
+    """Return the version of a file from its fsspec info."""
     state = next((info[key] for key in _VERSION_KEYS if info.get(key)), '')
     return f'{info.get("size")}-{state.timestamp() if isinstance(state, datetime) else state}'
 
@@ -170,7 +170,7 @@ def _expand_address(source: str, on_skipped: Callable[[str, str], None]) -> Iter
         return
     found = system.glob(inside, detail=True) if glob.has_magic(inside) else system.find(inside, detail=True)
     if not found:
-        raise FileNotFoundError(f'{source!r} is no object, folder or pattern that matches something')
+        raise FileNotFoundError(f'{source!r} does not exist, or is a pattern without matches')
     for path, info in sorted(found.items()):
         if info['type'] == 'file' and (is_image(path) or path.endswith(_TAR)):
             yield system.unstrip_protocol(path), _version_in(info)
@@ -189,7 +189,7 @@ def _expand(source: str, on_skipped: Callable[[str, str], None]) -> list[str]:
         return [source]
     matches = sorted(glob.glob(source, recursive=True))
     if not matches:
-        raise FileNotFoundError(f'{source!r} is no file, folder or pattern that matches something')
+        raise FileNotFoundError(f'{source!r} does not exist, or is a pattern without matches')
     return [match for match in matches if not os.path.isdir(match) or match.endswith('.zarr')]
 
 
@@ -197,7 +197,7 @@ def _walk(source: str, on_skipped: Callable[[str, str], None]) -> Iterator[str]:
     def skip(error: OSError) -> None:
         on_skipped(str(error.filename), f'cannot be read: {error.strerror}')
 
-    seen: set[str] = set()  # folders, as links may lead in circles
+    seen: set[str] = set()  # visited folders, because links may form cycles
     for parent, folders, files in os.walk(source, onerror=skip, followlinks=True):
         real = os.path.realpath(parent)
         if real in seen:
@@ -215,4 +215,4 @@ def _walk(source: str, on_skipped: Callable[[str, str], None]) -> Iterator[str]:
 
 
 def _not_by_suffix(name: str) -> str:
-    return f'is no image by its suffix {Path(name).suffix!r}'
+    return f'is not an image by its suffix {Path(name).suffix!r}'

@@ -1,8 +1,8 @@
-"""The pyramid of an image that is too large for memory, tile by tile.
+"""Compute the pyramid of an image that is too large for memory, tile by tile.
 
-Tiles start and end where windows of every stage do, so the windows of a tile are windows of the image. What is
-missing at the side of a tile is what shifted windows would have brought in from beyond it. That travels a known
-number of cells per block, so with an overlap of :func:`exact_overlap` nothing is missing; less is an approximation.
+Tiles start and end at window borders of every stage, so the windows of a tile are windows of the image. Near the sides
+of a tile, shifted windows lack the pixels beyond it. The error spreads by a known number of cells per block, so an
+overlap of :func:`exact_overlap` gives the features of the whole image, and a smaller one approximates them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from swin_dense.features.regions import LargeImage
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 
-# Per stride, the rows and columns of the level that a tile fills, and their values (C, rows, columns).
+# Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A part of an image, as boxes (top, left, bottom, right) in pixels.
+    """A tile of an image, as boxes (top, left, bottom, right) in pixels.
 
     Attributes:
-        kept: the pixels that the tile answers for; together the tiles cover the image once.
-        read: ``kept`` and the overlap around it, within the image.
+        kept: the tile without overlap; these boxes cover the image exactly once.
+        read: ``kept`` extended by the overlap and clipped to the image.
     """
 
     kept: Box
@@ -39,14 +39,14 @@ class Tile:
 
 
 def tile_alignment(backbone: Any) -> Pair:
-    """Return, in (vertical, horizontal) pixels, the period at which windows of all stages start together."""
+    """Return the (vertical, horizontal) period in pixels at which the windows of all stages are aligned."""
     strides = _stage_strides(backbone)
     vertical, horizontal = (math.lcm(*(stride * side for stride in strides)) for side in backbone.window_size)
     return vertical, horizontal
 
 
 def exact_overlap(backbone: Any, levels: Sequence[int]) -> Pair:
-    """Return the smallest overlap, in (vertical, horizontal) pixels, with which tiles give what the image gives."""
+    """Return the smallest aligned overlap, (vertical, horizontal) in pixels, that gives the whole image's features."""
     alignment = tile_alignment(backbone)
     vertical, horizontal = (
         -(-_reach(backbone, levels, axis) // alignment[axis]) * alignment[axis] for axis in range(2)
@@ -55,19 +55,19 @@ def exact_overlap(backbone: Any, levels: Sequence[int]) -> Pair:
 
 
 def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) -> Tiling:
-    """Return tile and overlap as (height, width) in pixels, or say why they will not do.
+    """Validate tile and overlap.
 
     Args:
-        backbone: what will run on the tiles.
+        backbone: the backbone.
         tile: one integer or (height, width).
         overlap: one integer, (vertical, horizontal), or None for :func:`exact_overlap`.
         levels: strides of the maps to compute.
 
     Raises:
-        ValueError: they are no multiples of :func:`tile_alignment`, or the backbone cannot be tiled.
+        ValueError: a size is not a multiple of :func:`tile_alignment`, or the backbone does not support tiling.
     """
     if backbone.absolute_pos_embed is not None:
-        raise ValueError('tile= cannot be used with use_abs_pos_embed=True, which stretches over the whole image')
+        raise ValueError('tile= cannot be used with use_abs_pos_embed=True, which is resized to the whole image')
     alignment = tile_alignment(backbone)
     sides = checks.pair('tile', tile)
     margins = exact_overlap(backbone, levels) if overlap is None else checks.pair('overlap', overlap, minimum=0)
@@ -77,14 +77,14 @@ def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) 
                 below = value // period * period
                 near = f'{below} or {below + period}' if below else period
                 raise ValueError(
-                    f'{name} must be a multiple of {period} pixels, where windows of all stages start together, '
+                    f'{name} must be a multiple of {period} pixels, so that the windows of all stages are aligned, '
                     f'got {value}; use {near}'
                 )
     return Tiling(sides, margins)
 
 
 def plan_tiles(image_size: Pair, tile: Pair, overlap: Pair) -> list[Tile]:
-    """Cut an image of (height, width) pixels into tiles, in row-major order."""
+    """Divide an image of (height, width) pixels into tiles, in row-major order."""
     height, width = image_size
     tiles = []
     for top in range(0, height, tile[0]):
@@ -106,7 +106,7 @@ def level_size(image_size: Pair, stride: int) -> Pair:
 
 
 def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterator[Blocks]:
-    """Compute the pyramid of an image tile by tile, in row-major order; without tiling, in one tile."""
+    """Compute the pyramid of an image tile by tile, in row-major order; without tiling, as one tile."""
     tile, overlap = inference.tiling or Tiling(image.size, (0, 0))
     for part in plan_tiles(image.size, tile, overlap):
         pixels = to_tensor(image.read(*part.read), backbone.in_channels, image.name, inference.check_range)
@@ -131,11 +131,11 @@ def _stage_strides(backbone: Any) -> list[int]:
 
 
 def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
-    """Return how many pixels from a cut the maps of the given levels feel it.
+    """Return the distance in pixels from a tile's side up to which the maps differ from those of the whole image.
 
-    Followed from block to block is the number of cells before the cut whose values differ from the whole image's. A
-    window with one such cell has only such cells. Behind the cut they are never more: of the window that it goes
-    through, as many cells lie before it as the window has beyond its shift, and behind it only the shift.
+    The loop tracks, block by block, the number of cells inside the tile at its right or bottom side whose values
+    differ. Attention spreads a difference over the whole window. The number is never larger at the left or top side:
+    a shifted window that crosses a border has ``window - shift`` cells before it and only ``shift`` cells after it.
     """
     cells = reach = 0
     window = backbone.window_size[axis]
@@ -149,6 +149,6 @@ def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
         if stride in levels:
             reach = max(reach, cells * stride)
         if stage.downsample is not None:
-            # A merged cell starts at a multiple of the stride and always joins two cells.
+            # A merged cell starts at a multiple of the stride and always covers two cells.
             cells = (cells + 1) // stage.downsample.stride
     return reach

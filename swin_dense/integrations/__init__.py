@@ -1,4 +1,4 @@
-"""The backbone inside other libraries: one module per library, each imported by users alone."""
+"""Adapters of the backbone for other libraries, one module per library. Only users import these modules."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from swin_dense.models.swin import SwinBackbone
 
 
 def require(package: str, tested: str, install: str) -> ModuleType:
-    """Import the package that an integration is made for.
+    """Import the package of an integration, and warn if its version was not tested.
 
     Args:
         package: its import name.
-        tested: the version that the integration was tested with. Another minor version gets a warning.
-        install: the argument of ``pip install`` that brings the package.
+        tested: the version with which the integration was tested. Another minor version gives a warning.
+        install: the argument of ``pip install`` for the package.
 
     Raises:
-        ImportError: the package is missing or cannot be imported; the message says what to install.
+        ImportError: the package is missing (the message contains the install command) or cannot be imported.
     """
     integration = 'smp' if package == 'segmentation_models_pytorch' else package
     try:
@@ -37,7 +37,7 @@ def require(package: str, tested: str, install: str) -> ModuleType:
         installed = getattr(module, '__version__', 'unknown')
     if installed.split('.')[:2] != tested.split('.')[:2]:
         warnings.warn(
-            f'swin_dense.integrations.{integration} was tested with {package} {tested}, here is {installed}; '
+            f'swin_dense.integrations.{integration} was tested with {package} {tested}, but {installed} is installed; '
             f'if it fails, install {package} {tested}',
             stacklevel=3,
         )
@@ -47,15 +47,16 @@ def require(package: str, tested: str, install: str) -> ModuleType:
 def run_stages(
     backbone: SwinBackbone, img: Tensor, stages: Collection[int]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Run a backbone, and also return what comes out of some of its stages, before any output norm.
+    """Run a backbone and also return the outputs of some stages before the output norms.
 
     Args:
-        backbone: any of ours.
+        backbone: the backbone.
         img: (B, in_channels, H, W).
-        stages: numbers of the stages that are wanted.
+        stages: indices of the stages to return.
 
     Returns:
-        The outputs of the backbone, and one map (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per stage wanted.
+        The outputs of the backbone, and one map (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per entry of
+        ``stages``.
     """
     found: list[Tensor] = []
     hooks = [
@@ -71,7 +72,7 @@ def run_stages(
 
 
 def set_checkpointing(model: nn.Module, enable: bool) -> None:
-    """Recompute the blocks of a model in the backward pass, or not."""
+    """Enable or disable gradient checkpointing in all blocks of a model."""
     for module in model.modules():
         if hasattr(module, 'with_cp'):
             module.with_cp = enable

@@ -1,7 +1,8 @@
-"""Swins for detectron2: importing this registers 'D2SwinDense' and 'D2SwinV2Dense' for ``MODEL.BACKBONE.NAME``.
+"""Backbones for detectron2. Importing this module registers 'D2SwinDense' and 'D2SwinV2Dense'.
 
 cfg = get_cfg()
-add_swin_config(cfg)  # before a YAML file with MODEL.SWIN is merged
+add_swin_config(cfg)  # call it before merging a YAML file with MODEL.SWIN
+cfg.MODEL.BACKBONE.NAME = 'D2SwinDense'
 model.backbone.bottom_up = L(D2SwinDense)(arch='t', freeze_at=0)  # in a lazy config
 """
 
@@ -24,7 +25,7 @@ from detectron2.config import CfgNode, configurable  # noqa: E402
 from detectron2.layers import ShapeSpec  # noqa: E402
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone  # noqa: E402
 
-# Key of MODEL.SWIN, as Mask2Former's configs have them, to the argument that it is.
+# Maps the keys of MODEL.SWIN, those of Mask2Former's configs, to arguments.
 KEYS = {
     'ARCH': 'arch',
     'PRETRAIN_IMG_SIZE': 'pretrain_img_size',
@@ -50,20 +51,20 @@ FEATURES = ('res2', 'res3', 'res4', 'res5')
 
 
 def add_swin_config(cfg: CfgNode) -> None:
-    """Let a config have the section MODEL.SWIN; its keys are those of ``KEYS``, and all may be left out."""
+    """Add an empty section MODEL.SWIN to a config. Its keys are those of ``KEYS``, all optional."""
     cfg.MODEL.SWIN = CfgNode(new_allowed=True)
 
 
 class _Detectron2:
-    """What detectron2 asks of a backbone.
+    """Mixin with detectron2's interface of a backbone.
 
     Args:
-        arch: as for :class:`swin_dense.SwinBackbone`.
-        out_features: of 'res2' to 'res5'.
+        arch: see :class:`swin_dense.SwinBackbone`.
+        out_features: names of the returned maps, 'res2' to 'res5'.
         freeze_at: 0 freezes nothing, 1 the patch embedding, 2 also the first stage, and so on.
-        checkpoint: pretrained weights of the backbone, as :func:`swin_dense.load_checkpoint` takes them. Those of a
-            whole model come by MODEL.WEIGHTS.
-        **options: of the backbone.
+        checkpoint: pretrained weights of the backbone, see :func:`swin_dense.load_checkpoint`. For weights of a whole
+            model, use MODEL.WEIGHTS.
+        **options: options of the backbone.
     """
 
     @configurable
@@ -80,7 +81,7 @@ class _Detectron2:
             checks.one_of('every entry of out_features', name, FEATURES)
         stages = sorted({FEATURES.index(name) for name in out_features})
         frozen_stages = checks.integer('freeze_at', freeze_at, minimum=0) - 1
-        # What save_pretrained writes are these arguments, wherever they came from, and not those of the next line.
+        # save_pretrained must write these arguments, not those that the next line passes to the backbone.
         own = {'arch': arch, 'out_features': out_features, 'freeze_at': freeze_at, **options}
         vars(self).setdefault('_given', own)
         super().__init__(arch, out_indices=stages, frozen_stages=frozen_stages, **options)
@@ -92,23 +93,23 @@ class _Detectron2:
 
     @classmethod
     def from_config(cls, cfg: CfgNode, input_shape: ShapeSpec) -> dict[str, Any]:
-        """Return the arguments that a config says."""
+        """Return the arguments given by a config."""
         section = cfg.MODEL.get('SWIN', {})
         for key in section:
             checks.one_of('every key of MODEL.SWIN', key, tuple(KEYS))
-        told = {KEYS[key]: value for key, value in section.items()}
-        return {'in_channels': input_shape.channels, 'freeze_at': cfg.MODEL.BACKBONE.FREEZE_AT, **told}
+        given = {KEYS[key]: value for key, value in section.items()}
+        return {'in_channels': input_shape.channels, 'freeze_at': cfg.MODEL.BACKBONE.FREEZE_AT, **given}
 
     def forward(self, img: Tensor) -> dict[str, Tensor]:
-        """Return name to map, (B, C_i, ceil(H / stride_i), ceil(W / stride_i)), for images (B, C, H, W)."""
+        """Return a dict of maps (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) by name, for images (B, C, H, W)."""
         return dict(zip(self._out_features, super().forward(img), strict=True))  # type: ignore[misc]
 
 
 @BACKBONE_REGISTRY.register()
 class D2SwinDense(_Detectron2, SwinBackbone, Backbone):
-    """Swin for detectron2."""
+    """Swin backbone for detectron2."""
 
 
 @BACKBONE_REGISTRY.register()
 class D2SwinV2Dense(_Detectron2, SwinV2Backbone, Backbone):
-    """Swin V2 for detectron2."""
+    """Swin V2 backbone for detectron2."""

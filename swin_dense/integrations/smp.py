@@ -1,8 +1,8 @@
-"""Swins among the encoders of segmentation_models_pytorch: ``import swin_dense.integrations.smp`` adds them.
+"""Swin encoders for segmentation_models_pytorch. Importing this module registers them.
 
     smp.Unet('swin_dense_t', encoder_weights='swin_tiny_patch4_window7_224.pth', classes=2)
 
-``encoder_weights`` is a path or an address, as :func:`swin_dense.load_checkpoint` takes it, or None.
+``encoder_weights`` is None, or a path or an address as in :func:`swin_dense.load_checkpoint`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from segmentation_models_pytorch import encoders  # noqa: E402
 from segmentation_models_pytorch.encoders._base import EncoderMixin  # noqa: E402
 
 STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
-# Of ImageNet, in RGB between 0 and 1: what published Swins were trained with.
+# The normalisation of published Swins: ImageNet statistics of RGB values between 0 and 1.
 PREPROCESSING = {
     'input_space': 'RGB',
     'input_range': [0, 1],
@@ -33,14 +33,14 @@ PREPROCESSING = {
 
 
 class SwinDenseEncoder(nn.Module, EncoderMixin):
-    """Swin as an encoder: the image, an empty map of half its size, and the feature pyramid.
+    """Swin encoder. It returns the image, an empty map of half its size, and the feature pyramid.
 
     Args:
         network: 'swin' or 'swinv2'.
-        arch: as for :class:`swin_dense.SwinBackbone`.
-        depth: how often the sides are halved, 2 to 5; the encoder has depth - 1 stages.
-        output_stride: pixels per cell of the last map: 32, 16 or 8.
-        **options: of the backbone.
+        arch: see :class:`swin_dense.SwinBackbone`.
+        depth: number of downsampling steps, 2 to 5. The encoder has depth - 1 stages.
+        output_stride: stride of the last map in pixels: 32, 16 or 8.
+        **options: options of the backbone.
     """
 
     _is_torch_scriptable = False
@@ -49,7 +49,7 @@ class SwinDenseEncoder(nn.Module, EncoderMixin):
         super().__init__()
         if depth not in range(2, 6):
             raise ValueError(
-                f'encoder_depth must lie between 2 and 5 for a Swin, whose first map has stride 4, got {depth}'
+                f'encoder_depth must be between 2 and 5 for a Swin, whose first map has stride 4, got {depth}'
             )
         if output_stride not in STRIDES:
             raise ValueError(f'output_stride must be one of {list(STRIDES)}, got {output_stride!r}')
@@ -60,43 +60,43 @@ class SwinDenseEncoder(nn.Module, EncoderMixin):
         self._out_channels = [3, 0, *self.backbone.out_channels]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the maps that decoders of smp read, for images (B, in_channels, H, W)."""
+        """Return the list of maps for decoders of smp, for images (B, in_channels, H, W)."""
         empty = x.new_empty(x.shape[0], 0, (x.shape[2] + 1) // 2, (x.shape[3] + 1) // 2)
         return [x, empty, *self.backbone(x)]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load weights of this encoder, or the file that ``encoder_weights`` names."""
+        """Load a state dict of this encoder, or the checkpoint given as ``encoder_weights``."""
         if FILE in state_dict:
             return load_checkpoint(self.backbone, state_dict[FILE])
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def set_in_channels(self, in_channels: int, pretrained: bool = True) -> None:
-        """Make the patch embedding one for another number of image channels."""
+        """Replace the patch embedding for another number of image channels."""
         super().set_in_channels(in_channels, pretrained)
         self.backbone.in_channels = in_channels
         self.backbone._change_given(in_channels=in_channels)
 
     def make_dilated(self, output_stride: int) -> None:
-        """Leave the encoder as it is: the strides of its stages make its maps as large as dilation would."""
+        """Do nothing: the strides of the stages already give the map sizes that dilation would give."""
 
 
-# smp looks encoder_weights up in a table of the encoder, downloads from the repository that stands there, reads the
-# file and hands it to load_state_dict. The classes and functions below let a file on this machine pass that way.
+# smp looks up encoder_weights in a table of the encoder, downloads the file from the repository given there, reads it
+# and passes it to load_state_dict. The classes and functions below make these steps accept any path or address.
 FILE = 'swin_dense file'
 
 
 class _LocalFile(str):
-    """The path or address of a file that is not to be downloaded by smp."""
+    """The path or address of a checkpoint that smp must not download."""
 
 
 class _Files(Mapping):
-    """A table of pretrained weights that has every path: the repository of a file is the file."""
+    """A table of pretrained weights that contains every path. The repository of a file is the file itself."""
 
     def __getitem__(self, path: Any) -> dict[str, Any]:
         if path == 'imagenet':  # smp's default
             raise ValueError(
                 "encoder_weights='imagenet': smp has no weights of a Swin; give a file, an address, or None. "
-                "The encoder 'tu-swin_dense_t' takes timm's, once swin_dense.integrations.timm is imported"
+                "The encoder 'tu-swin_dense_t' uses timm's weights if you import swin_dense.integrations.timm first"
             )
         return {'repo_id': _LocalFile(path), 'revision': None}
 
@@ -119,7 +119,7 @@ def _load_file(filename: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def _preprocessing(encoder_name: str, pretrained: Any = 'imagenet') -> dict[str, Any]:
-    """Return how images are to be prepared for an encoder; every pretrained Swin wants the same."""
+    """Return the preprocessing parameters of an encoder. They are the same for all pretrained Swins."""
     is_ours = encoders.encoders.get(encoder_name, {}).get('encoder') is SwinDenseEncoder
     return copy.deepcopy(PREPROCESSING) if is_ours else _smp_preprocessing(encoder_name, pretrained)
 

@@ -1,9 +1,9 @@
-"""Swins in timm's registry: ``import swin_dense.integrations.timm`` registers ``swin_dense_t`` and the others.
+"""Models for timm's registry. Importing this module registers ``swin_dense_t`` and the other names of ``TWINS``.
 
     timm.create_model('swin_dense_t', features_only=True, checkpoint_path='swin_tiny_patch4_window7_224.pth')
 
-Whatever builds its networks with timm then takes these names too. ``pretrained=True`` gets the weights of timm's own
-Swins.
+Libraries that build their networks with timm then accept these names. ``pretrained=True`` loads the weights of timm's
+own Swins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from timm.models import (  # noqa: E402
     register_model,
 )
 
-# Our name to that of timm's Swin whose published weights fit, and the options that these weights ask for.
+# Maps our names to the timm model whose pretrained weights fit, and to the options that these weights require.
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     'swin_dense_t': ('swin_tiny_patch4_window7_224.ms_in1k', {}),
     'swin_dense_s': ('swin_small_patch4_window7_224.ms_in1k', {}),
@@ -50,7 +50,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
         {'window_size': 16, 'pretrained_window_size': (12, 12, 12, 6)},
     ),
 }
-# What timm's Swins call an option, and what it is called here.
+# Maps option names of timm's Swins to ours.
 RENAMED = {
     'in_chans': 'in_channels',
     'embed_dim': 'embed_dims',
@@ -61,7 +61,7 @@ STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
 
 
 class _TimmModel(nn.Module):
-    """What timm asks of any model that holds a Swin as its ``backbone``."""
+    """Mixin with timm's interface of a model, for a module with a Swin as its ``backbone``."""
 
     backbone: SwinBackbone
 
@@ -70,7 +70,7 @@ class _TimmModel(nn.Module):
         return self.backbone.in_channels
 
     def _levels(self) -> list[dict[str, Any]]:
-        """Return what timm's ``feature_info`` says of each stage."""
+        """Return the entry of each stage for timm's ``feature_info``."""
         return [
             {
                 'num_chs': channels,
@@ -81,7 +81,7 @@ class _TimmModel(nn.Module):
         ]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights of this model, or of any Swin that :func:`swin_dense.load_checkpoint` knows."""
+        """Load weights of this model, or of any Swin that :func:`swin_dense.load_checkpoint` supports."""
         if not state_dict.keys() <= self.state_dict().keys():
             self._load_foreign(state_dict, strict)
             state_dict = self.state_dict()
@@ -91,25 +91,25 @@ class _TimmModel(nn.Module):
         load_checkpoint(self.backbone, state_dict)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the blocks in the backward pass, or not."""
+        """Enable or disable gradient checkpointing."""
         set_checkpointing(self.backbone, enable)
 
     def no_weight_decay(self) -> set[str]:
         return {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return how timm's layer decay finds its groups."""
-        return _below_backbone(self.backbone.group_matcher(coarse))
+        """Return the patterns of parameter groups for timm's layer-wise learning rate decay."""
+        return _prefix_patterns(self.backbone.group_matcher(coarse))
 
 
 class SwinDenseFeatures(_TimmModel):
-    """The feature pyramid, as ``features_only=True`` asks for it: maps (B, C, H, W), each behind a norm.
+    """The feature pyramid, for ``features_only=True``: normalised maps (B, C, H, W).
 
     Args:
         network: 'swin' or 'swinv2'.
-        arch: as for :class:`swin_dense.SwinBackbone`.
-        out_indices: stages whose maps are returned, negative ones from the end; a number n stands for the last n.
-        **options: of the backbone.
+        arch: see :class:`swin_dense.SwinBackbone`.
+        out_indices: indices of the stages to return, negative ones from the end; an integer n selects the last n.
+        **options: options of the backbone.
 
     Attributes:
         feature_info: timm's description of the maps.
@@ -118,26 +118,26 @@ class SwinDenseFeatures(_TimmModel):
     def __init__(self, network: str, arch: str, out_indices: int | Sequence[int] = 4, **options: Any) -> None:
         super().__init__()
         stages = len(options.get('depths') or resolve_arch(arch, network).depths)
-        indices = _stages_taken('out_indices', out_indices, stages)
+        indices = _stage_indices('out_indices', out_indices, stages)
         self.backbone = BACKBONES[network](arch, out_indices=indices, **options)
         self.feature_info = FeatureInfo(self._levels(), tuple(indices))
         self.output_fmt = Format.NCHW
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return one map (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per index for images (B, in_chans, H, W)."""
+        """Return one map (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per stage, for images (B, in_chans, H, W)."""
         return list(self.backbone(x))
 
 
 class SwinDenseClassifier(_TimmModel, SwinClassifier):
-    """The classifier: norm, mean over tokens, dropout, linear layer.
+    """A classifier: backbone, norm, mean over tokens, dropout, linear layer.
 
     Args:
         network: 'swin' or 'swinv2'.
-        arch: as for :class:`swin_dense.SwinBackbone`.
-        num_classes: how many scores; 0 leaves the features.
-        global_pool: 'avg', or '' for the map itself.
-        head_drop_rate: dropout before the linear layer.
-        **options: of the backbone.
+        arch: see :class:`swin_dense.SwinBackbone`.
+        num_classes: number of classes; 0 removes the linear layer.
+        global_pool: 'avg', or '' to return the map without pooling.
+        head_drop_rate: dropout rate before the linear layer.
+        **options: options of the backbone.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the linear layer; 0 classes remove it."""
+        """Replace the linear layer, or remove it if ``num_classes`` is 0."""
         weight = next(self.backbone.parameters())
         head = nn.Linear(self.num_features, max(num_classes, 1), device=weight.device, dtype=weight.dtype)
         self._set_classifier(num_classes, self.global_pool if global_pool is None else global_pool, head)
@@ -193,52 +193,52 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
 
         Args:
             x: images (B, in_chans, H, W).
-            indices: of the stages, negative ones from the end; a number n stands for the last n, None for all.
-            norm: whether the last stage's map passes the norm; the others have none.
-            stop_early: of no effect, all stages are computed.
+            indices: indices of the stages, negative ones from the end; an integer n selects the last n, None all.
+            norm: whether to normalise the map of the last stage; the other maps are never normalised.
+            stop_early: ignored, all stages are computed.
             output_fmt: 'NCHW'.
-            intermediates_only: leave out the last map.
+            intermediates_only: return only the maps of the stages.
         """
         checks.one_of('output_fmt', output_fmt, ('NCHW',))
         stages = len(self.backbone.stages)
-        wanted = _stages_taken('indices', stages if indices is None else indices, stages)
+        wanted = _stage_indices('indices', stages if indices is None else indices, stages)
         (features,), found = run_stages(self.backbone, x, wanted)
         maps = [*found[:-1], features] if norm and stages - 1 in wanted else list(found)
         return maps if intermediates_only else (features, maps)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the scores of a map, (B, num_classes), or with ``pre_logits`` the features under them."""
+        """Return the logits of a map, (B, num_classes), or with ``pre_logits`` the pooled features, (B, C)."""
         pooled = x.mean((2, 3)) if self.global_pool else x
         return pooled if pre_logits or not self.global_pool else self.head(self.head_drop(pooled))
 
     def forward(self, img: Tensor) -> Tensor:
-        """Return the scores of images (B, in_chans, H, W)."""
+        """Return the logits (B, num_classes) of images (B, in_chans, H, W)."""
         return self.forward_head(self.forward_features(img))
 
 
-def _stages_taken(name: str, wanted: int | Sequence[int], stages: int) -> list[int]:
-    """Return the numbers of the stages that indices of timm mean, which may be negative, or the last ``wanted``."""
+def _stage_indices(name: str, wanted: int | Sequence[int], stages: int) -> list[int]:
+    """Convert timm's stage indices, which may be negative or a number of last stages, to a sorted list."""
     indices = range(-wanted, 0) if isinstance(wanted, int) else wanted
     if not indices or not all(-stages <= index < stages for index in indices):
-        raise ValueError(f'{name} must lie between {-stages} and {stages - 1}, got {wanted!r}')
+        raise ValueError(f'{name} must be between {-stages} and {stages - 1}, got {wanted!r}')
     return sorted({index % stages for index in indices})
 
 
-def _below_backbone(patterns: Any) -> Any:
-    """Return patterns, in whatever timm nests them, for names that begin with 'backbone.'."""
+def _prefix_patterns(patterns: Any) -> Any:
+    """Return nested patterns of parameter names with the prefix 'backbone.' added."""
     if isinstance(patterns, dict):
-        return {key: _below_backbone(value) for key, value in patterns.items()}
+        return {key: _prefix_patterns(value) for key, value in patterns.items()}
     if isinstance(patterns, list):
-        return [_below_backbone(value) for value in patterns]
+        return [_prefix_patterns(value) for value in patterns]
     if isinstance(patterns, tuple):
-        return (_below_backbone(patterns[0]), *patterns[1:])
+        return (_prefix_patterns(patterns[0]), *patterns[1:])
     return patterns.replace('^', r'^backbone\.')
 
 
 def _build(
     factory: Callable[..., nn.Module], device: Any = None, dtype: torch.dtype | None = None, **options: Any
 ) -> nn.Module:
-    """Build a model from the options that timm hands on, on a device and in a type of floating point."""
+    """Build a model from the options that timm passes, on a device and with a floating-point dtype."""
     with torch.device(device if device is not None else torch.get_default_device()):
         return factory(**{RENAMED.get(key, key): value for key, value in options.items()}).to(dtype)
 
@@ -255,7 +255,7 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     ignored: tuple[str, ...] = ()
     if features:
         ignored = ('num_classes', 'global_pool', 'feature_cls', 'drop_rate')
-    elif 'drop_rate' in kwargs:  # of the head, in timm
+    elif 'drop_rate' in kwargs:  # in timm, the rate of the head
         kwargs['head_drop_rate'] = kwargs.pop('drop_rate')
     for key in ignored:
         kwargs.pop(key, None)
@@ -270,7 +270,7 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 
 def _pretrained_cfg(twin: str) -> dict[str, Any]:
-    """Return where the weights of timm's Swin are, and what images they were trained with, for ours of any size."""
+    """Return the pretrained config of timm's Swin, adapted to our parameter names and to any input size."""
     cfg = asdict(get_pretrained_cfg(twin) or PretrainedCfg())
     ours = {'first_conv': 'backbone.patch_embed.projection', 'classifier': 'head', 'fixed_input_size': False}
     return {**cfg, **ours, 'architecture': None, 'tag': None}

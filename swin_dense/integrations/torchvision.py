@@ -1,4 +1,4 @@
-"""A Swin with a feature pyramid network, as the backbone of torchvision's detectors.
+"""A Swin backbone with a feature pyramid network for torchvision's detectors.
 
 from torchvision.models.detection import MaskRCNN
 detector = MaskRCNN(SwinFPN('swin_t', checkpoint), num_classes=3)
@@ -24,20 +24,20 @@ EXTRA_LEVELS = ('pool', 'p6p7', 'none')
 
 
 class SwinFPN(nn.Module):
-    """Swin and feature pyramid network for Faster, Mask and Keypoint R-CNN, RetinaNet and FCOS.
+    """Swin with a feature pyramid network, for Faster, Mask and Keypoint R-CNN, RetinaNet and FCOS.
 
     Args:
-        name: 'swin_t', 'swinv2_t' and the like, or an architecture as :func:`swin_dense.create_backbone` takes it; None
-            for that of the checkpoint.
-        checkpoint: anything that :func:`swin_dense.load_checkpoint` takes; a whole detector's file too.
-        out_channels: channels of every level of the pyramid.
-        extra: levels above the last stage. 'pool' adds one, for R-CNNs; 'p6p7' adds two, for RetinaNet and FCOS, which
-            take ``out_indices=(1, 2, 3)``; 'none' adds none.
-        norm_layer: makes the norm behind each convolution of the pyramid from its channels; None for no norm.
-        **options: of :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`.
+        name: a name such as 'swin_t' or 'swinv2_t', or an architecture, see :func:`swin_dense.create_backbone`; None
+            uses the architecture of the checkpoint.
+        checkpoint: see :func:`swin_dense.load_checkpoint`; may be the checkpoint of a whole detector.
+        out_channels: number of channels of each pyramid level.
+        extra: additional levels above the last stage. 'pool' adds one, for R-CNNs; 'p6p7' adds two, for RetinaNet and
+            FCOS, which use ``out_indices=(1, 2, 3)``; 'none' adds none.
+        norm_layer: a function from the number of channels to the norm after each convolution of the pyramid, or None.
+        **options: options of :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`.
 
     Attributes:
-        out_channels: what torchvision's detectors read, one number.
+        out_channels: number of channels of each level, read by torchvision's detectors.
         body: the backbone.
         fpn: torchvision's FeaturePyramidNetwork.
     """
@@ -64,12 +64,12 @@ class SwinFPN(nn.Module):
         self.fpn = fpn.FeaturePyramidNetwork(self.body.out_channels, out_channels, blocks[extra](), norm_layer)
 
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
-        """Return the levels of the pyramid by name, the finest first: '0', '1', ..., then 'pool' or 'p6' and 'p7'.
+        """Return the pyramid levels by name, finest first: '0', '1', ..., then 'pool' or 'p6' and 'p7'.
 
         Args:
             images: (B, in_channels, H, W), any H and W.
 
         Returns:
-            Name to (B, out_channels, ceil(H / stride), ceil(W / stride)).
+            A dict from names to maps (B, out_channels, ceil(H / stride), ceil(W / stride)).
         """
         return self.fpn(OrderedDict((str(level), maps) for level, maps in enumerate(self.body(images))))

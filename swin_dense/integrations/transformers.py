@@ -1,4 +1,4 @@
-"""Swins for transformers: a backbone for its models, and one in place of the Swin inside a finished model.
+"""A Swin backbone for models of transformers, and a function that replaces the Swin inside an existing model.
 
 UperNetForSemanticSegmentation(UperNetConfig(backbone_config=SwinDenseConfig('swin_t'), num_labels=2))
 print(replace_swin(Mask2FormerForUniversalSegmentation.from_pretrained(...)))
@@ -51,9 +51,9 @@ from transformers.models.swin import modeling_swin  # noqa: E402
 
 _logger = logging.getLogger(__name__)
 ACTIVATIONS = {'gelu': 'GELU', 'relu': 'ReLU', 'silu': 'SiLU', 'swish': 'SiLU'}
-# Arguments of from_pretrained that say where a config is to be found.
+# Arguments of from_pretrained that locate the config.
 HUB_ARGUMENTS = {'cache_dir', 'force_download', 'local_files_only', 'revision', 'subfolder', 'token'}
-# Every option of either backbone.
+# The options of both backbones.
 OPTIONS = {
     parameter.name
     for kind in BACKBONES.values()
@@ -63,18 +63,19 @@ OPTIONS = {
 
 
 class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
-    """The options of a Swin, for ``backbone_config`` of transformers' models.
+    """The config of a Swin, for ``backbone_config`` of transformers' models.
 
     Args:
-        arch: 'swin_t', 'swinv2_t' and the like, or a dict with ``embed_dims``, ``depths`` and ``num_heads``.
-        options: of :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`, by name; each may also be an
-            argument of its own.
-        out_features: names of the stages that are returned, 'stage1' to 'stage4'; None for all.
-        out_indices: their numbers, 1 to 4, in place of their names. 0 is the stem, which is not returned.
-        **kwargs: options of the backbone, and of any config of transformers.
+        arch: a name such as 'swin_t' or 'swinv2_t', or a dict with ``embed_dims``, ``depths`` and ``num_heads``.
+        options: options of :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone` by name. They can
+            also be passed as keyword arguments.
+        out_features: names of the stages to return, 'stage1' to 'stage4'; None for all.
+        out_indices: indices of the stages, 1 to 4, instead of names. 0 is the stem, which cannot be returned.
+        **kwargs: options of the backbone and arguments of ``PreTrainedConfig``.
 
     Raises:
-        TypeError: an argument resembles an option and is none.
+        TypeError: an argument is unknown but similar to an option, or contradicts the options of the backbone.
+        ValueError: the stem is among the outputs.
     """
 
     model_type = 'swin_dense'
@@ -94,7 +95,7 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
         for name, value in kwargs.items():
             if name in derived and value != derived[name]:
                 raise TypeError(
-                    f'{name} follows from the options of the backbone: it is {derived[name]}, got {value!r}'
+                    f'{name} follows from the options of the backbone and must be {derived[name]}, got {value!r}'
                 )
             is_known = name in derived or hasattr(PreTrainedConfig, name)
             if not is_known and (meant := get_close_matches(name, OPTIONS, 1, 0.8)):
@@ -106,10 +107,10 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
             out_features=out_features or (None if out_indices else self.stage_names[1:]), out_indices=out_indices
         )
         if 'stem' in self.out_features:
-            raise ValueError(f'out_features must be of {self.stage_names[1:]}: the stem is not returned')
+            raise ValueError(f'out_features must be among {self.stage_names[1:]}: the stem is not returned')
 
     def _derived(self) -> dict[str, Any]:
-        """Return what transformers' models read off a config, as a backbone on the meta device has it."""
+        """Return the attributes that transformers' models read from a config, taken from a backbone on meta."""
         with torch.device('meta'):
             backbone = self._build(None)
         stages = len(backbone.arch.depths)
@@ -129,21 +130,24 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> Any:
-        """Return the config that was saved as a dict; ``kwargs`` may change options of the backbone too."""
+        """Return the config saved as a dict. ``kwargs`` may also override options of the backbone."""
         own = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
         return super().from_dict({**config_dict, **own}, **kwargs)
 
     @classmethod
     def of_swin(cls, config: PreTrainedConfig, **kwargs: Any) -> SwinDenseConfig:
-        """Return the config for the network of a SwinConfig of transformers.
+        """Return the config that corresponds to a SwinConfig of transformers.
 
         Args:
-            config: of transformers' Swin.
-            **kwargs: in place of what it says.
+            config: the config of transformers' Swin.
+            **kwargs: arguments that override it.
+
+        Raises:
+            ValueError: the activation is not supported.
         """
         if config.hidden_act not in ACTIVATIONS:
             raise ValueError(
-                f'the activation {config.hidden_act!r} has no counterpart; it must be of {list(ACTIVATIONS)}'
+                f'the activation {config.hidden_act!r} is not supported; it must be one of {list(ACTIVATIONS)}'
             )
         options = {
             'pretrain_img_size': config.image_size,
@@ -165,13 +169,14 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
 
 
 class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
-    """Swin as transformers' models take a backbone, by ``backbone_config=SwinDenseConfig(...)``.
+    """A backbone for transformers' models, created by ``backbone_config=SwinDenseConfig(...)``.
 
     Args:
         config: the options.
 
     Attributes:
-        backbone: the :class:`swin_dense.SwinBackbone`, into which :func:`swin_dense.load_checkpoint` loads any Swin.
+        backbone: the :class:`swin_dense.SwinBackbone`. Load other checkpoints with
+            ``swin_dense.load_checkpoint(model.backbone, ...)``.
     """
 
     config_class = SwinDenseConfig
@@ -188,7 +193,7 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw the parameters of one module as the backbone does; transformers asks for those that a file lacks."""
+        """Initialise the parameters of one module. transformers calls it for parameters missing in a checkpoint."""
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
             if module.bias is not None:
@@ -209,31 +214,31 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
     ) -> SwinDenseBackbone:
-        """Load what ``save_pretrained`` wrote, or a Swin of transformers in a folder or on the Hub.
+        """Load a model saved with ``save_pretrained``, or a Swin of transformers, from a folder or the Hub.
 
         Args:
             pretrained_model_name_or_path: the folder or the name on the Hub.
             *args: see ``PreTrainedModel.from_pretrained``.
-            config: in place of the saved one.
-            **kwargs: options in place of the saved ones, and arguments of ``PreTrainedModel.from_pretrained``, of which
-                a Swin of transformers takes ``revision`` alone.
+            config: a config to use instead of the saved one.
+            **kwargs: options that override the saved ones, and arguments of ``PreTrainedModel.from_pretrained``. For a
+                Swin of transformers, ``revision`` is the only such argument.
 
         Raises:
-            TypeError: another argument is given with a Swin of transformers.
+            TypeError: an unsupported argument is given for a Swin of transformers.
         """
         if config is None:
-            of_the_hub = {name: kwargs[name] for name in HUB_ARGUMENTS & kwargs.keys()}
-            found = AutoConfig.from_pretrained(pretrained_model_name_or_path, **of_the_hub)
+            hub_arguments = {name: kwargs[name] for name in HUB_ARGUMENTS & kwargs.keys()}
+            found = AutoConfig.from_pretrained(pretrained_model_name_or_path, **hub_arguments)
             if isinstance(found, SwinConfig):
                 revision = kwargs.pop('revision', None)
                 if args or (unknown := kwargs.keys() - OPTIONS - {'out_features', 'out_indices'}):
                     raise TypeError(
                         f'{", ".join(sorted(unknown)) if not args else "positional arguments"}: a Swin of transformers '
-                        'takes options of the backbone and a revision here; to change its type or device, call '
+                        'takes only options of the backbone and a revision; to change its dtype or device, call '
                         '.to(...) afterwards'
                     )
                 model = cls(SwinDenseConfig.of_swin(found, **kwargs))
-                load_checkpoint(model.backbone, _place(pretrained_model_name_or_path, revision))
+                load_checkpoint(model.backbone, _source_of(pretrained_model_name_or_path, revision))
                 return model.eval()
         return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
 
@@ -246,8 +251,8 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
     ) -> BackboneOutput | tuple[Any, ...]:
         """Return the maps (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) for images (B, num_channels, H, W).
 
-        Hidden states are the maps of the stages before their norms, (B, C, H, W). Attention weights are never
-        formed, so they cannot be returned.
+        Hidden states are the maps of the stages before their norms, (B, C, H, W). Attention weights cannot be
+        returned, because they are not materialised.
         """
         _refuse_attentions(output_attentions)
         stages = range(len(self.backbone.stages)) if output_hidden_states else ()
@@ -257,17 +262,17 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
 
 
 class SwinDenseEncoder(nn.Module):
-    """Our stages in place of the encoder of transformers' SwinModel; its embeddings and norms stay.
+    """A replacement for the encoder of transformers' SwinModel that uses our stages. Embeddings and norms stay.
 
-    In state dicts the parameters keep the names and layouts that they have there, so that files of the model load
-    before and after, with transformers alone too.
+    State dicts keep the parameter names and layouts of transformers, so that checkpoints are interchangeable with the
+    original model.
 
     Args:
-        backbone: whose stages it takes.
-        theirs: the state dict of the encoder whose place it takes.
+        backbone: the backbone that provides the stages.
+        theirs: the state dict of the replaced encoder.
     """
 
-    # With this, transformers' encoder takes maps smaller than a window; within a SwinBackbone it always gets it.
+    # transformers' encoder needs this argument for maps smaller than a window; its SwinBackbone always passes it.
     any_size: ClassVar[dict[str, Any]] = {'always_partition': True}
 
     def __init__(self, backbone: SwinBackbone, theirs: Mapping[str, Tensor]) -> None:
@@ -281,7 +286,7 @@ class SwinDenseEncoder(nn.Module):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether blocks are recomputed in the backward pass; transformers sets it."""
+        """Whether gradient checkpointing is enabled. transformers sets this attribute."""
         return any(getattr(module, 'with_cp', False) for module in self.stages.modules())
 
     @gradient_checkpointing.setter
@@ -289,7 +294,7 @@ class SwinDenseEncoder(nn.Module):
         set_checkpointing(self.stages, enable)
 
     def _run(self, tokens: Tensor, size: tuple[int, int], clamp: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the map of each stage, (B, H, W, C), and what comes out of its patch merging."""
+        """Yield for each stage its map, (B, H, W, C), and the output of its patch merging."""
         for module in self.stages.modules():
             if hasattr(module, 'clamp_window'):
                 module.clamp_window = clamp
@@ -309,7 +314,7 @@ class SwinDenseEncoder(nn.Module):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Return what transformers' SwinEncoder returns for tokens (B, H * W, C) of a map of H x W."""
+        """Return the output of transformers' SwinEncoder for tokens (B, H * W, C) of an H x W map."""
         _refuse_attentions(output_attentions)
         maps = [(hidden_states.unflatten(1, input_dimensions),) * 2]
         maps += self._run(hidden_states, input_dimensions, clamp=not always_partition)
@@ -322,7 +327,7 @@ class SwinDenseEncoder(nn.Module):
 
 
 class MaskFormerEncoder(SwinDenseEncoder):
-    """The same for the copy of SwinModel that MaskFormer has."""
+    """A replacement for the encoder of MaskFormer's copy of SwinModel."""
 
     any_size: ClassVar[dict[str, Any]] = {}
 
@@ -334,7 +339,7 @@ class MaskFormerEncoder(SwinDenseEncoder):
         output_hidden_states: bool = False,
         return_dict: bool = True,
     ) -> Any:
-        """Return what MaskFormerSwinEncoder returns, with one hidden state per stage: the one that MaskFormer reads."""
+        """Return the output of MaskFormerSwinEncoder with one hidden state per stage, the only one MaskFormer reads."""
         _refuse_attentions(output_attentions)
         maps = list(self._run(hidden_states, input_dimensions, clamp=False))
         output = MaskFormerSwinBaseModelOutput(
@@ -348,7 +353,7 @@ class MaskFormerEncoder(SwinDenseEncoder):
 def _write_as_theirs(
     encoder: SwinDenseEncoder, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any]
 ) -> None:
-    """Give the parameters of an encoder the names of transformers; adapters and quantised weights keep ours."""
+    """Convert an encoder's state dict to transformers' names, unless it contains adapters or quantised weights."""
     own = {key.removeprefix(prefix): tensor for key, tensor in state_dict.items() if key.startswith(prefix)}
     if not all(is_standard(key) and type(tensor) in (Tensor, nn.Parameter) for key, tensor in own.items()):
         return
@@ -360,7 +365,7 @@ def _write_as_theirs(
 
 
 def _read_theirs(encoder: SwinDenseEncoder, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Give entries with the names of transformers ours, before ``load_state_dict`` reads them."""
+    """Convert entries with transformers' names to our names, before ``load_state_dict`` reads them."""
     given = {key: tensor for key, tensor in state_dict.items() if key.startswith(f'{prefix}layers.')}
     if not given:
         return
@@ -375,14 +380,14 @@ ENCODERS = {SwinModel: SwinDenseEncoder, MaskFormerSwinModel: MaskFormerEncoder}
 
 @dataclass
 class Replacement:
-    """One Swin inside a model, before and after.
+    """Time and memory of one replaced Swin, before and after.
 
     Attributes:
-        name: of the module in the model, '' for the model itself.
-        kind: its class.
-        image_size: (height, width) in pixels that it was measured on.
-        seconds: of one call before and after.
-        peak_bytes: most memory that one call allocated at a time, before and after.
+        name: name of the module in the model, '' for the model itself.
+        kind: name of its class.
+        image_size: (height, width) of the image for the measurement, in pixels.
+        seconds: time of one call, before and after.
+        peak_bytes: peak of memory allocated by one call, before and after.
     """
 
     name: str
@@ -402,7 +407,7 @@ class Replacement:
 
 @dataclass
 class Replacements:
-    """What :func:`replace_swin` did; ``str`` says it in words."""
+    """The result of :func:`replace_swin`. ``str`` formats it as text."""
 
     items: list[Replacement]
 
@@ -411,32 +416,34 @@ class Replacements:
 
 
 def replace_swin(model: nn.Module, image_size: tuple[int, int] = (512, 512)) -> Replacements:
-    """Put our stages with its weights into every Swin of a finished model of transformers, in place.
+    """Replace the encoder of each Swin in a model of transformers by our stages with the same weights, in place.
 
-    Outputs stay equal to rounding; attention weights can no longer be returned. ``named_parameters`` has our names for
-    the encoders afterwards, state dicts and files have those of transformers.
+    Outputs stay equal up to rounding; attention weights can no longer be returned. Afterwards, ``named_parameters``
+    returns our names for the encoders, while state dicts and files keep the names of transformers.
 
     Args:
-        model: any model that holds a SwinModel or MaskFormer's copy of it, or is one.
-        image_size: (height, width) in pixels of the random image on which time and memory are measured, one call in
-            the mode that the model is in; with gradients if it is in training mode.
+        model: a SwinModel, MaskFormer's copy of it, or a model that contains one of these.
+        image_size: (height, width) in pixels of the random image on which time and memory are measured. The model runs
+            in its current mode; in training mode, the backward pass is included.
 
     Returns:
-        What was replaced, with the time and memory that it saves.
+        The replaced modules, with time and memory before and after.
 
     Raises:
-        ValueError: the model holds no Swin of a kind that is known, or is to return attention weights.
-        RuntimeError: our stages compute something else than those of the installed transformers, which stay.
+        ValueError: the model contains no supported Swin, or is configured to return attention weights.
+        RuntimeError: our stages give other outputs than those of the installed transformers. The model is unchanged.
     """
     found = [(name, module) for name, module in model.named_modules() if type(module) in ENCODERS]
     if not found:
         kinds = ' or '.join(kind.__name__ for kind in ENCODERS)
-        raise ValueError(f'{type(model).__name__} holds no {kinds} of transformers, so there is nothing to replace')
-    items = []
-    for name, swin in found:
+        raise ValueError(f'{type(model).__name__} contains no {kinds} of transformers, so there is nothing to replace')
+    encoders = []
+    for _, swin in found:
         _refuse_attentions(swin.config.output_attentions)
-        ours = _our_encoder(swin)
-        _must_agree(ours, swin, image_size)
+        encoders.append(_our_encoder(swin))
+        _check_agreement(encoders[-1], swin, image_size)
+    items = []
+    for (name, swin), ours in zip(found, encoders, strict=True):
         before = _measure(swin, image_size)
         theirs, swin.encoder = swin.encoder, ours
         try:
@@ -455,7 +462,8 @@ def _our_encoder(swin: nn.Module) -> SwinDenseEncoder:
     config = SwinDenseConfig.of_swin(swin.config, out_features=None)
     weight = next(swin.encoder.parameters())
     backbone = config.build().to(weight.dtype)
-    # Which parameters are trained is converted as their values are; q, k and v become one, which is if any of them is.
+    # Convert requires_grad like the values: load tensors of ones or zeros. Our joined qkv is trained if any of q, k
+    # and v is.
     trained = {key: torch.full(x.shape, float(x.requires_grad)) for key, x in swin.state_dict(keep_vars=True).items()}
     load_checkpoint(backbone, trained, log=None)
     for parameter in backbone.parameters():
@@ -469,8 +477,8 @@ def _our_encoder(swin: nn.Module) -> SwinDenseEncoder:
 
 
 @torch.no_grad()
-def _must_agree(ours: SwinDenseEncoder, swin: nn.Module, image_size: tuple[int, int]) -> None:
-    """Refuse an encoder that computes something else than that of a SwinModel, as of a version not known yet."""
+def _check_agreement(ours: SwinDenseEncoder, swin: nn.Module, image_size: tuple[int, int]) -> None:
+    """Raise a RuntimeError if our encoder and that of a SwinModel disagree, as with an untested version."""
     theirs = swin.encoder
     weight = next(theirs.parameters())
     grid = tuple(-(-side // swin.config.patch_size) for side in image_size)
@@ -482,15 +490,15 @@ def _must_agree(ours: SwinDenseEncoder, swin: nn.Module, image_size: tuple[int, 
     for module, mode in modes:
         module.training = mode
     difference = ((found - expected).norm() / expected.norm()).item()
-    if not difference < torch.finfo(weight.dtype).eps ** (1 / 3):  # far above what rounding does, that of TF32 too
+    if not difference < torch.finfo(weight.dtype).eps ** (1 / 3):  # far above rounding errors, including TF32
         raise RuntimeError(
             f'our stages differ from those of {type(swin).__name__} in transformers {transformers.__version__} by '
-            f'{difference:.1%} of the output, so they were not put in their place; please report it'
+            f'{difference:.1%} of the output, so the model was not changed; please report it'
         )
 
 
 def _measure(swin: nn.Module, image_size: tuple[int, int]) -> tuple[float, int]:
-    """Return the seconds and the peak of allocated bytes of one call of a Swin."""
+    """Return the time in seconds and the peak of allocated bytes of one call of a Swin."""
     weight = next(swin.parameters())
     image = torch.randn(1, swin.config.num_channels, *image_size, device=weight.device, dtype=weight.dtype)
     is_cuda = weight.device.type == 'cuda'
@@ -519,7 +527,7 @@ def _measure(swin: nn.Module, image_size: tuple[int, int]) -> tuple[float, int]:
 
 
 def _peak(profiled: profile) -> int:
-    """Return the most bytes that were allocated at a time in what was profiled."""
+    """Return the peak of allocated bytes in a profile."""
     results = profiled.profiler.kineto_results  # type: ignore[union-attr]
     events = sorted((e for e in results.events() if e.name() == '[memory]'), key=lambda event: event.start_ns())
     now = peak = 0
@@ -529,8 +537,8 @@ def _peak(profiled: profile) -> int:
     return peak
 
 
-def _place(name_or_path: Any, revision: str | None) -> str:
-    """Return a folder on this machine, or the address of a repository on the Hub."""
+def _source_of(name_or_path: Any, revision: str | None) -> str:
+    """Return the path of a local folder, or the address of a repository on the Hub."""
     if os.path.isdir(name_or_path):
         return str(name_or_path)
     return f'hf://{name_or_path}' + ('' if revision is None else f'@{revision}')
@@ -538,7 +546,7 @@ def _place(name_or_path: Any, revision: str | None) -> str:
 
 def _refuse_attentions(output_attentions: bool | None) -> None:
     if output_attentions:
-        raise ValueError('attention weights are not formed here, so output_attentions cannot be True')
+        raise ValueError('output_attentions cannot be True: attention weights are not materialised')
 
 
 def _to_maps(x: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""SwinDense and SwinDenseV2, the backbones as mmengine modules; the only package that imports mmengine."""
+"""SwinDense and SwinDenseV2, the backbones as mmengine modules, and tools for training with mmdet and mmseg.
+
+No other package imports mmengine at import time.
+"""
 
 import sys
 
@@ -21,8 +24,8 @@ __all__ = [
     'swin_auto_wrap_policy',
 ]
 
-# Models that were pickled whole by version 0.1 name the module that the class stood in.
+# Whole models that version 0.1 pickled refer to the class by this module name.
 sys.modules['swin_dense.backbone'] = backbone
 
-# After `import swin_dense`, mmengine.hub.get_config('swin_dense::mask_rcnn/...') reads the recipes of the wheel.
+# Lets mmengine.hub.get_config('swin_dense::mask_rcnn/...') find the recipes of the wheel after `import swin_dense`.
 MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')

@@ -1,4 +1,4 @@
-"""SwinDense and SwinDenseV2: the backbones registered for mmengine, where every child registry finds them."""
+"""SwinDense and SwinDenseV2: the backbones in mmengine's root registry, where all child registries find them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from swin_dense.utils import checks
 
 allow_training_checkpoints()
 
-# What an init_cfg of the type 'Pretrained' may say beside it: what load_checkpoint takes, and mmengine's map_location,
-# which changes nothing, as weights are read on the CPU and copied to where the backbone is.
+# Keys of an init_cfg of the type 'Pretrained': the options of load_checkpoint, and mmengine's map_location, which has
+# no effect because weights are read on the CPU and copied to the device of the backbone.
 _LOAD_OPTIONS = tuple(
     name for name in inspect.signature(load_checkpoint).parameters if name not in ('backbone', 'source', 'log')
 )
@@ -35,29 +35,28 @@ _PRETRAINED_KEYS = ('type', 'checkpoint', 'map_location', *_LOAD_OPTIONS)
 class SwinDense(SwinBackbone, BaseModule):
     """:class:`SwinBackbone` as an mmengine module.
 
-    Takes the keyword arguments of the ``SwinTransformer`` of mmdet and mmsegmentation, with their meaning.
+    Accepts the keyword arguments of the ``SwinTransformer`` of mmdet and mmsegmentation, with the same meaning.
 
     Args:
         arch: see :class:`SwinBackbone`.
-        pretrained: checkpoint to start from, the older way to say ``init_cfg``.
-        convert_weights: accepted so that existing configs build; has no effect, as the layout of a checkpoint is
-            detected.
-        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a checkpoint and raises where the backbone's
-            parameters do not arrive. It takes the options of :func:`swin_dense.load_checkpoint` too: ``prefix``,
-            ``ema``, ``allow_partial``, ``table_resize``, ``in_channels`` and so on. Any other mmengine initialiser
-            works as in every mmengine module.
-        allow_partial: let ``init_cfg``, ``load_from`` and ``load_state_dict`` leave parameters of the backbone as they
-            are, some or all: for files that hold half a backbone, or a head alone.
-        compile: put the backbone alone through ``torch.compile``, True or a dict with its options. mmengine's own
-            ``compile=True`` compiles whole training steps, in which torch cannot follow every optimiser and head.
-        img_size: mmpretrain's name of ``pretrain_img_size``, by which its configs, of classifiers, are known: where it
-            is given, ``out_indices`` is the last stage and ``clamp_window`` True, unless they are given too.
-        **options: options of :class:`SwinBackbone`, which refuses any other. ``act_cfg`` and ``norm_cfg`` may also name
-            what is registered in mmengine.
+        pretrained: checkpoint to start from; the older form of ``init_cfg``.
+        convert_weights: has no effect, because the layout of a checkpoint is detected; accepted for existing configs.
+        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a checkpoint, and raises if it does not contain all
+            parameters of the backbone. The dict also accepts the options of :func:`swin_dense.load_checkpoint`:
+            ``prefix``, ``ema``, ``allow_partial``, ``table_resize``, ``in_channels`` and so on. Other mmengine
+            initialisers work as in any mmengine module.
+        allow_partial: whether ``init_cfg``, ``load_from`` and ``load_state_dict`` may leave some or all parameters of
+            the backbone unchanged, for files that contain only a part of the backbone, or only a head.
+        compile: compile only the backbone with ``torch.compile``: True, or a dict of its options. In contrast,
+            mmengine's ``compile=True`` compiles whole training steps, which fails with some optimisers and heads.
+        img_size: mmpretrain's name for ``pretrain_img_size``. It marks a config of a classifier, so it changes two
+            defaults: ``out_indices`` to the last stage, and ``clamp_window`` to True.
+        **options: options of :class:`SwinBackbone`; others raise. ``act_cfg`` and ``norm_cfg`` may also name layers
+            that are registered in mmengine.
 
     Raises:
         ValueError: both ``pretrained`` and ``init_cfg`` are given, or see :class:`SwinBackbone`.
-        TypeError: ``pretrained`` or ``init_cfg`` is of another form, ``init_cfg`` has a key that nothing reads, or see
+        TypeError: ``pretrained`` or ``init_cfg`` has the wrong form, ``init_cfg`` has an unknown key, or see
             :class:`SwinBackbone`.
 
     Examples:
@@ -81,7 +80,7 @@ class SwinDense(SwinBackbone, BaseModule):
     ) -> None:
         if img_size is not None:
             if 'pretrain_img_size' in options:
-                raise ValueError('img_size and pretrain_img_size are two ways to say the same; give one')
+                raise ValueError('img_size and pretrain_img_size are the same option; give one')
             depths = options.get('depths') or resolve_arch(arch, self._prefix).depths
             options = {
                 'out_indices': (len(depths) - 1,),
@@ -94,7 +93,7 @@ class SwinDense(SwinBackbone, BaseModule):
             if not isinstance(pretrained, str):
                 raise TypeError(f'pretrained must be a path or an address, got {pretrained!r}')
             if init_cfg:
-                raise ValueError('pretrained and init_cfg are two ways to say the same; give only init_cfg')
+                raise ValueError('pretrained and init_cfg both name a checkpoint; give only init_cfg')
             init_cfg = {'type': 'Pretrained', 'checkpoint': pretrained}
         for config in _listed(init_cfg):
             is_complete = isinstance(config, Mapping) and 'type' in config
@@ -108,12 +107,12 @@ class SwinDense(SwinBackbone, BaseModule):
         self.init_cfg = copy.deepcopy(init_cfg)
         self.allow_partial = checks.boolean('allow_partial', allow_partial)
         if not isinstance(compile, (bool, Mapping)):
-            raise TypeError(f'compile must be True, False or a dict of options of torch.compile, got {compile!r}')
+            raise TypeError(f'compile must be True, False or a dict of torch.compile options, got {compile!r}')
         if compile is not False:
             self.compile(**({} if compile is True else compile))
 
     def init_weights(self) -> None:
-        """Initialise as ``init_cfg`` says; without one, keep the official random initialisation."""
+        """Apply ``init_cfg``; without it, keep the official random initialisation."""
         configs = _listed(self.init_cfg)
         pretrained = [config for config in configs if _is_pretrained(config)]
         initialize(self, [config for config in configs if config not in pretrained])
@@ -124,23 +123,24 @@ class SwinDense(SwinBackbone, BaseModule):
         self.is_init = True
 
     def log_load(self, report: Report) -> None:
-        """Put what a load did into the log of the run."""
+        """Write the report of a loaded checkpoint to the log of the run."""
         print_log(str(report), logger='current', level=report.level)
 
 
 @MODELS.register_module()
 class SwinDenseV2(SwinDense, SwinV2Backbone):
-    """:class:`SwinV2Backbone` as an mmengine module; takes its options and those that :class:`SwinDense` adds.
+    """:class:`SwinV2Backbone` as an mmengine module, with the additional options of :class:`SwinDense`.
 
     Args:
         arch: see :class:`SwinBackbone`.
-        window_size: see :class:`SwinV2Backbone`. Beside ``img_size`` it may be mmpretrain's list of the windows per
-            stage, which says how the largest shrinks to the maps of such an image; ``clamp_window`` does that.
-        pretrained_window_sizes: mmpretrain's name of ``pretrained_window_size``.
-        **options: of :class:`SwinDense` and :class:`SwinV2Backbone`.
+        window_size: see :class:`SwinV2Backbone`. With ``img_size`` it may also be mmpretrain's list of one window per
+            stage. The list must be the result of clamping the largest window to the maps of such an image, because
+            ``clamp_window`` computes it again.
+        pretrained_window_sizes: mmpretrain's name for ``pretrained_window_size``.
+        **options: options of :class:`SwinDense` and :class:`SwinV2Backbone`.
 
     Raises:
-        ValueError: a list of windows is not how the largest one shrinks, or see :class:`SwinDense`.
+        ValueError: a list of windows differs from the clamped ones, or see :class:`SwinDense`.
 
     Examples:
         >>> backbone = SwinDenseV2(window_size=16, pretrained_window_size=8, out_indices=(2, 3))
@@ -158,7 +158,7 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
     ) -> None:
         if pretrained_window_sizes is not None:
             if 'pretrained_window_size' in options:
-                raise ValueError('pretrained_window_sizes and pretrained_window_size say the same; give one')
+                raise ValueError('pretrained_window_sizes and pretrained_window_size are the same option; give one')
             options['pretrained_window_size'] = pretrained_window_sizes
         if options.get('img_size') is not None and isinstance(window_size, Sequence) and len(window_size) > 2:
             window_size = _before_clamping(window_size, options['img_size'], options.get('patch_size', 4))
@@ -166,20 +166,20 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
 
 
 def _before_clamping(windows: Sequence[int], img_size: int | Sequence[int], patch_size: int) -> int:
-    """Return the window that clamping to the maps of an image turns into these, stage by stage."""
+    """Return the window size from which clamping to the maps of an image gives ``windows``, one per stage."""
     windows = checks.integers('window_size', windows)
     side = min(checks.pair('img_size', img_size)) // patch_size
     clamped = tuple(min(max(windows), side // 2**stage) for stage in range(len(windows)))
     if windows != clamped:
         raise ValueError(
             f'window_size={list(windows)}: a window of {max(windows)} shrinks to {list(clamped)} at '
-            f'img_size={img_size}, and other windows per stage do not exist here; give one window_size'
+            f'img_size={img_size}, and other windows per stage are not supported; give one window_size'
         )
     return max(windows)
 
 
 def _with_registered_layers(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options in which activations and norms that users registered in mmengine are built by its registry."""
+    """Replace ``act_cfg`` and ``norm_cfg`` that name layers registered in mmengine by functions that build them."""
     for name, known, build in (('act_cfg', ACTIVATIONS, _build_activation), ('norm_cfg', NORMS, _build_norm)):
         config = options.get(name)
         if isinstance(config, Mapping) and config.get('type') not in known and _registered(config.get('type')):
@@ -188,7 +188,7 @@ def _with_registered_layers(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _registered(kind: Any) -> Any:
-    """Return what the registry of the framework in use, or one of its parents, has under a name, or None."""
+    """Look up a name in the registry of the current scope and in its parents; return None if it is missing."""
     if not isinstance(kind, str):
         return kind
     with MODELS.switch_scope_and_registry(None) as registry:
@@ -201,7 +201,7 @@ def _build_activation(config: dict[str, Any]) -> nn.Module:
 
 
 def _build_norm(config: dict[str, Any], channels: int) -> nn.Module:
-    settings = {'eps': 1e-5, **config}  # as mmcv's build_norm_layer has it
+    settings = {'eps': 1e-5, **config}  # the default of mmcv's build_norm_layer
     kind, requires_grad = _registered(settings.pop('type')), settings.pop('requires_grad', True)
     return kind(channels, **settings).requires_grad_(requires_grad)
 

@@ -1,4 +1,4 @@
-"""Checkpoints that a training goes on from as if it had not ended: whole, with the state of the random generators."""
+"""Training checkpoints that are written atomically and contain the random state, for exact resumption."""
 
 from __future__ import annotations
 
@@ -26,94 +26,96 @@ _NUMBERED = re.compile(r'(?:epoch|iter)_\d+\.pth')
 
 @HOOKS.register_module()
 class WholeCheckpointHook(CheckpointHook):
-    """mmengine's ``CheckpointHook``, whose files appear whole, and which deletes old ones after and not before.
+    """A ``CheckpointHook`` that writes files atomically, and deletes old checkpoints only after writing the new one.
 
-    mmengine deletes the oldest checkpoint and then writes the next under its name: what ends the training in between
-    leaves half a file, and with ``max_keep_ckpts=1`` nothing else. Takes the arguments of ``CheckpointHook``.
+    mmengine first deletes the oldest checkpoint and then writes the next one under its final name. If training stops in
+    between, a partial file is left, and with ``max_keep_ckpts=1`` no other. Accepts the arguments of
+    ``CheckpointHook``.
 
-    Its checkpoints hold the state of the random generators of every process, from which a resumed training goes on.
-    A validation leaves that state as it was: the resumed training does not run the one before it again.
+    Checkpoints contain the random state of every process, which a resumed training restores. Validation does not change
+    the random state, because a resumed training does not repeat the validation before it.
     """
 
     _loaded: list[dict[str, Any]] | None = None
     _before_val: dict[str, Any] | None = None
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Keep the states that a checkpoint holds until the training begins."""
+        """Keep the random states of a checkpoint until training begins."""
         self._loaded = checkpoint.get('meta', {}).get('random_states')
 
     def before_train(self, runner: Any) -> None:
-        """Find out where checkpoints go, remove what a killed training left there, and go on from the state loaded."""
+        """Remove partial files of a killed training, and restore the random state of a loaded checkpoint."""
         super().before_train(runner)
         if _is_local(self.out_dir) and is_main_process():
             for leftover in Path(self.out_dir).glob(f'{_UNFINISHED}*'):
                 _remove(leftover)
         if runner.iter > 0:
-            self._go_on(runner)
+            self._restore_random_state(runner)
 
     def before_val(self, runner: Any) -> None:
-        """Keep the state of the random generators."""
+        """Save the random state before a validation."""
         self._before_val = randomness.get_state()
 
     def after_val(self, runner: Any) -> None:
-        """Go on as if nothing had been drawn for the validation."""
+        """Restore the random state, so that the validation does not affect training."""
         if self._before_val is not None:
             randomness.set_state(self._before_val)
             self._before_val = None
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
-        with self._in_order():
-            super()._save_checkpoint_with_step(self._writing_whole(runner), step, meta)
+        with self._removals_deferred():
+            super()._save_checkpoint_with_step(self._with_atomic_writes(runner), step, meta)
 
     def _save_best_checkpoint(self, runner: Any, metrics: dict) -> None:
-        with self._in_order():
-            super()._save_best_checkpoint(self._writing_whole(runner), metrics)
+        with self._removals_deferred():
+            super()._save_best_checkpoint(self._with_atomic_writes(runner), metrics)
 
-    def _writing_whole(self, runner: Any) -> Any:
-        if isinstance(runner, _WritesWhole):  # the best is saved, and then the last once more
+    def _with_atomic_writes(self, runner: Any) -> Any:
+        if isinstance(runner, _AtomicRunner):  # mmengine saves the best checkpoint, and then the last one again
             return runner
-        return _WritesWhole(runner, all_gather_object(self._before_val or randomness.get_state()))
+        return _AtomicRunner(runner, all_gather_object(self._before_val or randomness.get_state()))
 
-    def _go_on(self, runner: Any) -> None:
-        """Let the random generators of a resumed training go on from where the checkpoint left them."""
+    def _restore_random_state(self, runner: Any) -> None:
+        """Restore the random state of the loaded checkpoint in a resumed training."""
         states = self._loaded or []
         if len(states) != get_world_size():
             runner.logger.warning(
-                f'the checkpoint holds the random states of {len(states)} processes, and {get_world_size()} train now: '
-                'what is random is drawn anew'
+                f'the checkpoint contains the random states of {len(states)} processes, but {get_world_size()} are '
+                'training now: the random state is not restored'
             )
             return
         state, loop = states[get_rank()], runner.train_loop
         if hasattr(loop, 'dataloader_iterator'):
-            # A loop of iterations first reads again what was seen, in which data drawn in this process use up numbers.
+            # An iteration-based loop first reads the seen batches again, which draws random numbers if data are loaded
+            # in this process, so the state must be set after them.
             loop.dataloader_iterator = randomness.set_state_after(loop.dataloader_iterator, runner.iter, state)
         else:
             randomness.set_state(state)
 
     @contextlib.contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Delete what is to be deleted only when the block has ended well."""
+    def _removals_deferred(self) -> Iterator[None]:
+        """Defer the removal of files until the block has finished without an error."""
         backend: Any = self.file_backend
-        self.file_backend: Any = _RemovesLater(backend)
-        later = self.file_backend
+        self.file_backend: Any = _DeferringBackend(backend)
+        deferring = self.file_backend
         try:
             yield
         finally:
             self.file_backend = backend
-        for remove, path in later.removals:
+        for remove, path in deferring.removals:
             remove(path)
 
 
 def use_whole_checkpoints(config: Config) -> None:
-    """Put ``WholeCheckpointHook`` in the place of mmengine's ``CheckpointHook``; another is left alone."""
+    """Replace mmengine's ``CheckpointHook`` in a config by ``WholeCheckpointHook``; keep any other hook."""
     hooks = config.setdefault('default_hooks', ConfigDict())
     hook = hooks.setdefault('checkpoint', ConfigDict(type='CheckpointHook', interval=1))
     if hook is not None and HOOKS.get(hook.get('type', '')) is CheckpointHook:
-        hook.type = 'swin_dense.mm.WholeCheckpointHook'  # which mmengine finds without custom_imports too
+        hook.type = 'swin_dense.mm.WholeCheckpointHook'  # with the full path, mmengine needs no custom_imports
 
 
-class _RemovesLater:
-    """A file backend of mmengine that notes what it shall remove."""
+class _DeferringBackend:
+    """A wrapper of an mmengine file backend that records removals instead of executing them."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -129,10 +131,10 @@ class _RemovesLater:
         self.removals.append((self._backend.rmtree, path))
 
 
-class _WritesWhole:
-    """A runner of mmengine whose checkpoints, files or folders with a file per rank, appear under their name whole.
+class _AtomicRunner:
+    """A wrapper of an mmengine runner that writes checkpoints, files or folders with a file per rank, atomically.
 
-    Each holds the state of the random generators of every rank.
+    Each checkpoint also contains the random states of all ranks.
     """
 
     def __init__(self, runner: Any, random_states: list[dict[str, Any]]) -> None:
@@ -143,12 +145,12 @@ class _WritesWhole:
         return getattr(self._runner, name)
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, meta: dict, **options: Any) -> None:
-        """Write a checkpoint under an unfinished name, which all ranks share, and rename it when it is whole."""
+        """Write a checkpoint under a temporary name, and rename it when all ranks have finished."""
         options['meta'] = {**meta, 'random_states': self._random_states}
-        if not _is_local(out_dir):  # stores of objects show no half ones
+        if not _is_local(out_dir):  # object stores never expose partial objects
             self._runner.save_checkpoint(out_dir, filename, *args, **options)
             return
-        unfinished = Path(out_dir, _UNFINISHED + filename)  # the same in all ranks, which may write into one folder
+        unfinished = Path(out_dir, _UNFINISHED + filename)  # all ranks use the same name, as they may share a folder
         try:
             self._runner.save_checkpoint(out_dir, unfinished.name, *args, **options)
             barrier()
@@ -161,53 +163,53 @@ class _WritesWhole:
 
 
 def newest_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
-    """Find the checkpoint that a training which was ended goes on from.
+    """Find the newest complete checkpoint of a work directory.
 
-    It is what the file ``last_checkpoint`` names. Where that does not help, the others follow, the newest first.
+    The checkpoint named in the file ``last_checkpoint`` is tried first, then the others from newest to oldest.
 
     Args:
-        work_dir: of the training.
+        work_dir: work directory of the training.
 
     Returns:
-        The checkpoint, None if there never was one, and messages on what was passed over and why.
+        The checkpoint, or None if the directory contains none, and one message for each checkpoint that was skipped.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is whole.
+        CheckpointError: the directory contains checkpoints, but none is complete.
     """
-    passed: list[str] = []
-    last = _last_named(work_dir, passed)
+    skipped: list[str] = []
+    last = _last_named(work_dir, skipped)
     if last is not None and '://' in str(last):
-        return last, passed
+        return last, skipped
     found: list[tuple[Any, Path]] = []
     numbered = [path for path in work_dir.glob('*.pth') if _NUMBERED.fullmatch(path.name)]
     candidates = {*numbered, *([] if last is None else [last])}
     for path in candidates:
-        if path.is_dir():  # of a sharded model; whether all its ranks are there, the loading of it tells
+        if path.is_dir():  # of a sharded model; missing ranks are found only when it is loaded
             found.append(((path == last, '', path.stat().st_mtime), path))
             continue
         try:
             meta = _read_meta(path)
         except CheckpointError as error:
-            passed.append(str(error))
+            skipped.append(str(error))
         else:
             found.append(((path == last, str(meta.get('time', '')), meta['iter']), path))
     for _, path in sorted(found, reverse=True):
         try:
             check_training_checkpoint(path)
         except CheckpointError as error:
-            passed.append(str(error))
+            skipped.append(str(error))
         else:
-            return path, passed
+            return path, skipped
     if candidates:
-        raise CheckpointError(f'no checkpoint in {work_dir} is whole: {"; ".join(passed)}')
-    return None, passed
+        raise CheckpointError(f'no checkpoint in {work_dir} is complete: {"; ".join(skipped)}')
+    return None, skipped
 
 
 def check_training_checkpoint(path: Path) -> None:
-    """Refuse a file that a training cannot go on from.
+    """Raise an error if training cannot be resumed from a file.
 
     Raises:
-        CheckpointError: it is damaged, cut short or no checkpoint, or it has weights and no state of a training.
+        CheckpointError: the file is damaged, truncated or no checkpoint, or contains weights but no training state.
     """
     if path.is_dir():
         return
@@ -216,40 +218,40 @@ def check_training_checkpoint(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged:
-            raise CheckpointError(f'{path} is damaged: the checksum of {damaged} in it is wrong')
+            raise CheckpointError(f'{path} is damaged: the checksum of its entry {damaged} is wrong')
 
 
-def seed_of(checkpoint: Path) -> int | None:
-    """Return the seed of the training that wrote a checkpoint, None if it is a folder, or does not tell."""
-    return None if checkpoint.is_dir() else _read_meta(checkpoint).get('seed')
+def training_meta(checkpoint: Path) -> dict[str, Any]:
+    """Return the ``meta`` of a training checkpoint, with ``epoch``, ``iter`` and ``seed``; empty if it is a folder."""
+    return {} if checkpoint.is_dir() else _read_meta(checkpoint)
 
 
-def _last_named(work_dir: Path, passed: list[str]) -> Path | None:
+def _last_named(work_dir: Path, skipped: list[str]) -> Path | None:
     note = work_dir / 'last_checkpoint'
     if not note.exists():
         return None
     named = note.read_text(errors='replace').strip()
     if not named:
-        passed.append(f'{note} is empty')
+        skipped.append(f'{note} is empty')
         return None
     if '://' in named or Path(named).exists():
         return Path(named)
     beside = work_dir / Path(named).name  # the folder may have been moved
     if beside.exists():
         return beside
-    passed.append(f'{note} names {named}, which is not there')
+    skipped.append(f'{note} names {named}, which does not exist')
     return None
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of the training, without reading its tensors where the format allows it."""
+    """Return the ``meta`` entry of a training checkpoint, without reading its tensors if the format allows it."""
     try:
         checkpoint = read_pickle(path, mmap=True)
     except Exception as error:  # damaged files raise nearly anything
-        raise CheckpointError(f'{path} is damaged, cut short or no checkpoint') from error
+        raise CheckpointError(f'{path} is damaged, truncated or no checkpoint') from error
     meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
     if not isinstance(meta, dict) or 'iter' not in meta or 'message_hub' not in checkpoint:
-        raise CheckpointError(f'{path} holds no state of a training to resume; to start from its weights use load_from')
+        raise CheckpointError(f'{path} contains no training state to resume; to start from its weights, use load_from')
     return meta
 
 

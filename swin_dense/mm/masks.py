@@ -1,4 +1,4 @@
-"""Masks whose values are not all classes, for segmentors of mmseg."""
+"""Support for segmentation masks of mmseg with values that are no class."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 from mmengine.registry import TRANSFORMS
 
-IGNORED = 255  # by the losses and metrics of mmseg
+IGNORED = 255  # losses and metrics of mmseg ignore this label
 
 
 @TRANSFORMS.register_module()
 class IgnoreMaskValues:
-    """Turn values of masks that are no class into 255, which losses and metrics leave out.
+    """Map mask values that are no class to 255, which losses and metrics ignore.
 
-    Stands before ``LoadAnnotations`` in a pipeline, which does the turning, and in a pipeline without does nothing.
+    Must come before ``LoadAnnotations``, which applies the mapping. Has no effect in a pipeline without it.
 
     Args:
-        values: of pixels in the mask files.
+        values: pixel values in the mask files to ignore.
     """
 
     def __init__(self, values: Sequence[int]) -> None:
         self.values = tuple(values)
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Add the values to what ``LoadAnnotations`` turns into other labels."""
+        """Add the values to ``label_map``, which ``LoadAnnotations`` applies."""
         results['label_map'] = {**(results.get('label_map') or {}), **dict.fromkeys(self.values, IGNORED)}
         return results
 

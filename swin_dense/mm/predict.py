@@ -1,4 +1,4 @@
-"""What a detector or segmentor sees in a picture, through the Inferencers of mmdet and mmseg."""
+"""Predictions of detectors and segmentors, through the Inferencers of mmdet and mmseg."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from swin_dense.runtime import Prediction
 
 
 class Predictor:
-    """A model with its weights, ready for pictures.
+    """A detector or segmentor with loaded weights, to be called with image files.
 
     Args:
-        config: of mmdet or mmseg.
-        checkpoint: file or address with the weights of the whole model.
-        device: None for CUDA where there is one.
-        score: detections below it are left out.
+        config: config of mmdet or mmseg.
+        checkpoint: file or address of the weights of the whole model.
+        device: device; None uses CUDA if available, else the CPU.
+        score: minimum score of detections.
 
     Attributes:
-        classes: names, by label.
-        model: with its weights.
+        classes: class names by label.
+        model: the model.
 
     Raises:
-        ValueError: the config is of neither framework, or its model cannot be built or take the checkpoint.
+        ValueError: the config belongs to neither framework, its model cannot be built, or the checkpoint does not fit.
     """
 
     def __init__(self, config: Config, checkpoint: str, device: str | None = None, score: float = 0.3) -> None:
@@ -42,16 +42,16 @@ class Predictor:
                 self._inferencer = apis.DetInferencer(config, checkpoint, device, show_progress=False)
             else:
                 self._inferencer = apis.MMSegInferencer(config, checkpoint, device=device)
-        except Exception as error:  # of the framework, about the config or the file, in any form
+        except Exception as error:  # the frameworks raise exceptions of any type for wrong configs and files
             reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
             raise ValueError(
-                f'the model of the config cannot be built, or {checkpoint} is no checkpoint of it ({reason})'
+                f'the model of the config cannot be built, or {checkpoint} is not a checkpoint of it ({reason})'
             ) from error
         self.model: nn.Module = self._inferencer.model
         self._name_classes(config)
 
     def __call__(self, path: str) -> Prediction:
-        """Predict on the picture in a file."""
+        """Return the prediction for an image file."""
         if self._is_detector:
             result = self._inferencer(path, return_vis=True, pred_score_thr=self._score)
             return Prediction({'image': path, 'instances': self._instances(result)}, result['visualization'][0])
@@ -74,7 +74,7 @@ class Predictor:
         return instances
 
     def _name_classes(self, config: Config) -> None:
-        """Take the names from the config, as not every checkpoint has them, and the frameworks then make some up."""
+        """Take class names from the config, because the frameworks invent names if a checkpoint contains none."""
         model: Any = self.model
         dataset = config.test_dataloader.dataset
         with DATASETS.switch_scope_and_registry(config.default_scope) as registry:

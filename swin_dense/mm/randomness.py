@@ -1,4 +1,4 @@
-"""The state of the random generators, in a form that checkpoints hold and torch.load reads without trust."""
+"""Get and set the state of the random generators, in a form that torch.load(weights_only=True) accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Batch = TypeVar('Batch')
 
 
 def get_state() -> dict[str, Any]:
-    """Return the state of the generators of Python, NumPy and torch, and of the current GPU, as numbers and tensors."""
+    """Return the random state of Python, NumPy, torch and the current GPU as numbers and tensors."""
     legacy: Any = np.random.get_state(legacy=True)
     name, key, *rest = legacy
     return {
@@ -26,7 +26,7 @@ def get_state() -> dict[str, Any]:
 
 
 def set_state(state: dict[str, Any]) -> None:
-    """Let the generators go on from what ``get_state`` returned, on whatever device its tensors have come to lie."""
+    """Restore a state from :func:`get_state`; its tensors may be on any device."""
     random.setstate(state['python'])
     np.random.set_state(state['numpy'])
     torch.set_rng_state(state['torch'].cpu())
@@ -35,7 +35,7 @@ def set_state(state: dict[str, Any]) -> None:
 
 
 def set_state_after(batches: Iterator[Batch], count: int, state: dict[str, Any]) -> Iterator[Batch]:
-    """Yield what ``batches`` does, and between its item ``count`` and the next one set the state."""
+    """Yield the items of ``batches``, and set the state after the first ``count`` of them."""
     yield from islice(batches, count)
     set_state(state)
     yield from batches

@@ -1,7 +1,7 @@
-"""Let torch read the checkpoints that mmengine's Runner writes, without trusting what else a pickle may ask for.
+"""Allow torch to load the checkpoints of mmengine's Runner without allowing arbitrary classes.
 
-Beside the weights such a checkpoint holds the history of the log, which ``torch.load`` refuses since 2.6, so that
-resume and load_from fail. The classes named here only hold numbers; every other class stays refused.
+Besides the weights, these checkpoints contain the log history, which ``torch.load`` refuses since torch 2.6, so that
+resume and load_from fail. The classes allowed here hold numbers only; all other classes are still refused.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from swin_dense.utils import compat
 
 
 def allow_training_checkpoints() -> None:
-    """Add what mmengine's checkpoints hold to the classes that ``torch.load(weights_only=True)`` accepts."""
+    """Add the classes in mmengine's checkpoints to those that ``torch.load(weights_only=True)`` accepts."""
     dtypes = [type(np.dtype(name)) for name in ('float64', 'float32', 'int64', 'int32', 'bool')]
     stand_ins = [(stand_in, name) for name, stand_in in NUMPY_GLOBALS.items()]
-    # torch fills arrays of types on its list alone. No pickle can spell this name for the type, since names end at
-    # line breaks, so none can call it.
+    # torch restores the state of arrays only if their type is on its list. No pickle can call the type by this name,
+    # because names in pickles end at line breaks.
     array = (np.ndarray, 'filled once reconstructed\n')
     compat.add_safe_globals([HistoryBuffer, array, *dtypes, *stand_ins, (_statistic, 'builtins.getattr')])
 
 
 def _statistic(owner: Any, name: str) -> Callable[..., Any]:
-    """Stand in for getattr, by which a pickled history names its statistics, and which could reach anything."""
-    statistics = HistoryBuffer()._statistics_methods  # of the class, but filled by its first instance
+    """Replace getattr, by which a pickled history refers to its statistics and which could access any attribute."""
+    statistics = HistoryBuffer()._statistics_methods  # a class attribute, which the first instance fills
     if owner is not HistoryBuffer or name not in statistics:
         raise RefusedError(f'the attribute {name!r} of {owner!r}')
     return statistics[name]

@@ -1,4 +1,4 @@
-"""Under mmengine's FSDP strategy: a model cut up block by block, and a training that can be resumed."""
+"""Support for mmengine's FSDP strategy: sharding by block, and resuming."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from swin_dense.models.block import SwinBlock
 
 @FUNCTIONS.register_module()
 def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
-    """Shard every block of a Swin of its own; what is left of the model is sharded as a whole.
+    """Wrap every Swin block in its own FSDP unit; the rest of the model forms one unit.
 
     In a config: ``strategy = dict(type='FSDPStrategy', model_wrapper=dict(auto_wrap_policy='swin_auto_wrap_policy'))``.
 
     Args:
-        module: that is asked about.
-        recurse: whether its children shall be asked about too.
-        nonwrapped_numel: parameters in it that are not sharded yet.
+        module: module to decide about.
+        recurse: True if FSDP asks whether to visit the children, False if it asks whether to wrap the module.
+        nonwrapped_numel: number of parameters of the module that are not wrapped yet; unused.
     """
     return recurse or isinstance(module, SwinBlock)
 
 
 @STRATEGIES.register_module()
 class ResumableFSDPStrategy(FSDPStrategy):  # type: ignore[misc]
-    """mmengine's FSDPStrategy, that with ``state_dict_cfg='full'`` can also go on from a checkpoint.
+    """mmengine's FSDPStrategy that can also resume from a checkpoint with ``state_dict_cfg='full'``.
 
-    ``swin-dense train`` puts it in the other's place. mmengine 0.10.7 hands the state of the optimizer over in the
-    order of torch 2.0, which torch has changed since.
+    ``swin-dense train`` replaces FSDPStrategy by this class. mmengine 0.10.7 passes the optimiser state with the
+    argument order of torch 2.0, which torch has changed since.
     """
 
     def load_optim_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state that an optimizer had in a checkpoint, each process its part of it."""
+        """Load the optimiser state of a checkpoint; each process loads its shard."""
         optimizer = self.optim_wrapper.optimizer
         own = FullyShardedDataParallel.optim_state_dict_to_load(
             model=self.model, optim=optimizer, optim_state_dict=state_dict

@@ -1,4 +1,4 @@
-"""Trainings and tests of mmdet and mmseg, prepared: a config in, a config out, and what they go on from."""
+"""Prepare configs for training and testing with mmdet and mmseg, and choose the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from mmengine.runner import Runner
 from mmengine.utils.dl_utils import set_multi_processing
 
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.mm.checkpoints import check_training_checkpoint, newest_checkpoint, seed_of, use_whole_checkpoints
+from swin_dense.mm.checkpoints import check_training_checkpoint, newest_checkpoint, training_meta, use_whole_checkpoints
 from swin_dense.utils import locks
 
 _FSDP_ON_CPU = {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'}
-# What the wrappers of the FlexibleRunner's strategies need where there is no GPU.
+# Model wrapper settings that the FlexibleRunner's strategies need without a GPU.
 _ON_CPU: dict[str, dict[str, Any]] = {
     'DDPStrategy': {'type': 'MMDistributedDataParallel', 'device_ids': None},
     'FSDPStrategy': _FSDP_ON_CPU,
     'ResumableFSDPStrategy': _FSDP_ON_CPU,
 }
-# FSDPStrategy's 'full' without the moves to a CPU, which free there what is yet to be written.
+# FSDPStrategy's 'full' without offloading to the CPU, which on a CPU frees tensors before they are written.
 _FULL_ON_CPU = {
     'state_dict_type': 'FULL_STATE_DICT',
     'state_dict_config': {'type': 'FullStateDictConfig', 'rank0_only': True},
@@ -39,21 +39,21 @@ _FULL_ON_CPU = {
 
 
 def prepare_training(config: Config, *, amp: bool = False, auto_scale_lr: bool = False) -> Config:
-    """Return the config of a training whose checkpoints are whole, and which can be resumed.
+    """Return a config for training with atomic checkpoints that can be resumed.
 
     Args:
-        config: with ``work_dir`` and ``launcher``.
-        amp: train in automatic mixed precision.
-        auto_scale_lr: scale the learning rate with the total batch size.
+        config: config with ``work_dir`` and ``launcher``.
+        amp: whether to train in automatic mixed precision.
+        auto_scale_lr: whether to scale the learning rate with the total batch size.
 
     Raises:
-        ValueError: the config lacks what a training or ``auto_scale_lr`` needs, there is no GPU for ``amp``, or it asks
-            for a runner that there is not.
+        ValueError: an entry that training or ``auto_scale_lr`` needs is missing in the config, ``amp`` is set without a
+            GPU, or the ``runner_type`` does not exist.
     """
     config = _prepare(config, ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper'))
     if amp:
         if not torch.cuda.is_available():
-            raise ValueError('--amp needs a CUDA device, and none is available')
+            raise ValueError('--amp needs a CUDA device, but none is available')
         config.optim_wrapper.type = 'AmpOptimWrapper'
         config.optim_wrapper.loss_scale = 'dynamic'
     if auto_scale_lr:
@@ -69,17 +69,18 @@ def prepare_training(config: Config, *, amp: bool = False, auto_scale_lr: bool =
 def prepare_test(
     config: Config, checkpoint: str, *, out: str | None = None, show_dir: str | None = None, tta: bool = False
 ) -> Config:
-    """Return the config of a test.
+    """Return a config for testing.
 
     Args:
-        config: with ``work_dir`` and ``launcher``.
+        config: config with ``work_dir`` and ``launcher``.
         checkpoint: file or address.
-        out: for a detector a .pkl for the predictions, for a segmentor a folder for label maps.
-        show_dir: folder for pictures of predictions beside the ground truth.
-        tta: augment the images, as the config says, or else by flips.
+        out: for a detector, a .pkl file for the predictions; for a segmentor, a folder for label maps.
+        show_dir: folder for images of predictions next to the ground truth.
+        tta: whether to use test-time augmentation, as set in the config, or flips for a detector without such settings.
 
     Raises:
-        ValueError: the config lacks what a test or one of these needs, or asks for a runner that there is not.
+        ValueError: an entry that testing or an option needs is missing in the config, or the ``runner_type`` does not
+            exist.
     """
     config = _prepare(config, ('model', 'test_dataloader', 'test_cfg', 'test_evaluator'))
     config.load_from = checkpoint
@@ -94,30 +95,30 @@ def prepare_test(
 
 
 def join_processes(config: Config) -> None:
-    """Let the processes of a launcher find each other, as mmengine's runner does later, and without GPUs too."""
+    """Initialise the process group of a launcher, with or without GPUs, before mmengine's runner would do so."""
     if config.launcher == 'none' or torch.distributed.is_initialized():
         return
     if config.launcher == 'pytorch' and not torch.cuda.is_available():
-        torch.distributed.init_process_group('gloo')  # mmengine takes for granted that every rank has a GPU
-        atexit.register(_leave_processes)  # gloo's threads must not outlive Python, which would abort the process
+        torch.distributed.init_process_group('gloo')  # mmengine assumes that every rank has a GPU
+        atexit.register(_destroy_process_group)  # gloo threads that outlive the interpreter would abort the process
         return
     environment = config.get('env_cfg', {})
-    set_multi_processing(**environment.get('mp_cfg', {}), distributed=True)  # init_dist would choose another method
+    set_multi_processing(**environment.get('mp_cfg', {}), distributed=True)  # else init_dist sets another start method
     init_dist(config.launcher, **environment.get('dist_cfg', {}))
 
 
 @contextlib.contextmanager
 def held_alone(config: Config, resume: str | None) -> Iterator[Config]:
-    """Hold the work directory against other trainings, and yield the config with the checkpoint to go on from.
+    """Lock the work directory against other trainings, and yield the config with the checkpoint to resume from.
 
-    Of several processes the first holds the directory, and then looks for the checkpoint; it tells the others.
+    Rank 0 locks the directory, chooses the checkpoint and broadcasts it to the other ranks.
 
     Args:
-        config: as ``prepare_training`` returns it.
-        resume: a checkpoint, 'auto' for the newest that is whole in the work directory, None for what the config says.
+        config: config from :func:`prepare_training`.
+        resume: a checkpoint, 'auto' for the newest complete one in the work directory, or None to follow the config.
 
     Raises:
-        ValueError: another training writes there, or the checkpoint cannot be gone on from.
+        ValueError: another training uses the work directory, or training cannot be resumed from the checkpoint.
     """
     with contextlib.ExitStack() as held:
         answer: list[Any] = [None]
@@ -125,7 +126,7 @@ def held_alone(config: Config, resume: str | None) -> Iterator[Config]:
             try:
                 work_dir = Path(config.work_dir)
                 work_dir.mkdir(parents=True, exist_ok=True)
-                busy = f'another training is writing into {work_dir}; wait for it, or give this one a --work-dir'
+                busy = f'another training is writing to {work_dir}; wait for it, or choose another --work-dir'
                 held.enter_context(locks.alone(work_dir / '.training.lock', busy))
                 answer = [_resumed(config, resume)]
             except (ValueError, OSError) as error:
@@ -139,20 +140,20 @@ def held_alone(config: Config, resume: str | None) -> Iterator[Config]:
 
 
 def build_runner(config: Config) -> Any:
-    """Return the runner that a config asks for with ``runner_type``, mmengine's ``Runner`` where it asks for none."""
+    """Build the runner of a config: its ``runner_type``, by default mmengine's ``Runner``."""
     return RUNNERS.build(config)
 
 
 def _prepare(config: Config, needed: tuple[str, ...]) -> Config:
     missing = [key for key in needed if config.get(key) is None]
     if missing:
-        raise ValueError(f'the config has no {", no ".join(missing)}; a whole one is written by `swin-dense config`')
+        raise ValueError(f'the config has no {", no ".join(missing)}; `swin-dense config` writes a complete one')
     config = copy.deepcopy(config)
     kind = config.setdefault('runner_type', 'Runner')
     if isinstance(kind, str) and RUNNERS.get(kind) is None:
-        raise ValueError(f'there is no runner_type {kind!r}; mmengine has Runner and FlexibleRunner')
+        raise ValueError(f'unknown runner_type {kind!r}; mmengine has Runner and FlexibleRunner')
     if config.get('strategy') and kind in ('Runner', Runner):
-        raise ValueError("strategy is for the FlexibleRunner alone; add runner_type='FlexibleRunner' to the config")
+        raise ValueError("strategy needs the FlexibleRunner; add runner_type='FlexibleRunner' to the config")
     if config.launcher == 'pytorch' and not torch.cuda.is_available():
         config.model_wrapper_cfg = {'type': 'MMDistributedDataParallel', 'device_ids': None}
         wrapper = _ON_CPU.get((config.get('strategy') or {}).get('type', ''))
@@ -163,23 +164,24 @@ def _prepare(config: Config, needed: tuple[str, ...]) -> Config:
     return config
 
 
-def _leave_processes() -> None:
-    gc.collect()  # sharded models, which are cycles, hold on to the group
+def _destroy_process_group() -> None:
+    gc.collect()  # sharded models are reference cycles that keep the process group alive
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def _resumed(config: Config, asked: str | None) -> dict[str, Any]:
-    """Return the entries of a config by which a training that is to be resumed goes on from a whole checkpoint."""
+    """Return the config entries that make training resume from a complete checkpoint; empty if it is not to resume."""
     if asked is None and not config.get('resume'):
         return {}
     named = config.get('load_from') if asked is None else None if asked == 'auto' else asked
     try:
         if named is None:
-            checkpoint, passed = newest_checkpoint(Path(config.work_dir))
-            for message in passed:
+            checkpoint, skipped = newest_checkpoint(Path(config.work_dir))
+            for message in skipped:
                 print(f'--resume: {message}')
-            print(f'--resume: going on from {checkpoint}' if checkpoint else '--resume: no checkpoint; starting anew')
+            found = f'resuming from {checkpoint}' if checkpoint else 'no checkpoint found; starting from the beginning'
+            print(f'--resume: {found}')
             if checkpoint is None:
                 return {'resume': False, 'load_from': None}
             named = str(checkpoint)
@@ -188,13 +190,17 @@ def _resumed(config: Config, asked: str | None) -> dict[str, Any]:
                 raise FileNotFoundError(f'there is no checkpoint {named!r} to resume from')
             check_training_checkpoint(Path(named))
         entries: dict[str, Any] = {'resume': True, 'load_from': named}
-        # The order of the data comes from the seed: a config that sets none goes on with that of its first run.
-        if '://' not in named and config.get('randomness', {}).get('seed') is None:
-            entries['randomness.seed'] = seed_of(Path(named))
+        # The seed determines the order of the data, so without a seed in the config, use that of the first run.
+        meta = {} if '://' in named else training_meta(Path(named))
+        if meta and config.get('randomness', {}).get('seed') is None:
+            entries['randomness.seed'] = meta.get('seed')
+        for key, unit in (('max_epochs', 'epoch'), ('max_iters', 'iter')):
+            if meta.get(unit, 0) >= (config.get('train_cfg') or {}).get(key, float('inf')):
+                print(f'--resume: {named} is the end of this training; to train longer: --set train_cfg.{key}=N')
         return entries
     except CheckpointError as error:
         raise CheckpointError(
-            f'{error}; --resume without a file takes the newest whole checkpoint of the work directory'
+            f'{error}; --resume without a file uses the newest complete checkpoint of the work directory'
         ) from error
 
 
@@ -208,7 +214,7 @@ def _augment(config: Config, is_detector: bool) -> None:
         }
         config.tta_pipeline = _flipped(config.test_dataloader.dataset.pipeline)
     if is_detector and config.model.get('roi_head', {}).get('mask_head'):
-        print('mmdet cannot merge masks in test-time augmentation: testing the boxes only')
+        print('mmdet cannot merge masks in test-time augmentation; testing boxes only')
         config.model.roi_head.mask_head = None
         config.model.roi_head.mask_roi_extractor = None
         config.test_evaluator.metric = 'bbox'
@@ -217,7 +223,7 @@ def _augment(config: Config, is_detector: bool) -> None:
 
 
 def _flipped(pipeline: list) -> list:
-    """Return a test pipeline of mmdet that ends in the image and its mirror image."""
+    """Return a test pipeline of mmdet that produces the image and its horizontal flip."""
     flips = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
     pack = copy.deepcopy(pipeline[-1])
     pack['meta_keys'] = (*pack.get('meta_keys', ()), 'flip', 'flip_direction')
@@ -230,7 +236,7 @@ def _paint(config: Config, is_detector: bool, folder: str) -> None:
         raise ValueError('--show-dir needs default_hooks.visualization in the config')
     hook.draw = True
     if is_detector:
-        hook.test_out_dir = os.path.abspath(folder)  # relative, it would go below the work directory
+        hook.test_out_dir = os.path.abspath(folder)  # mmdet places a relative folder inside the work directory
     else:
         hook.interval = 1
         config.visualizer.save_dir = folder

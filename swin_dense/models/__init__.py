@@ -1,1 +1,1 @@
-"""The networks: backbones of both versions and the classifier."""
+"""Swin V1 and V2 backbones, and the classifier."""

@@ -1,4 +1,4 @@
-"""The four published Swin architectures, the same in V1 and V2, and how a user names one."""
+"""The four published Swin architectures, shared by V1 and V2, and the names that select them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from swin_dense.utils import checks
 
 @dataclass(frozen=True)
 class Arch:
-    """What distinguishes one Swin from another.
+    """The size of a Swin: width, depth and number of heads.
 
     Attributes:
-        embed_dims: channels of the first stage; every later stage doubles them.
+        embed_dims: channels of the first stage; each later stage has twice as many.
         depths: transformer blocks per stage.
         num_heads: attention heads per stage.
     """
@@ -30,7 +30,7 @@ class Arch:
         heads = checks.integers('num_heads', self.num_heads)
         if len(heads) != len(self.depths):
             raise ValueError(
-                f'depths and num_heads must have one entry per stage each, got depths={self.depths} and '
+                f'depths and num_heads must both have one entry per stage, got depths={self.depths} and '
                 f'num_heads={heads}; give both'
             )
         object.__setattr__(self, 'num_heads', heads)
@@ -58,19 +58,19 @@ ALIASES = {'tiny': 't', 'small': 's', 'base': 'b', 'large': 'l'}
 
 
 def published_letter(options: Mapping[str, Any]) -> str | None:
-    """Return the letter of the published architecture that options are of, as far as they say it; None if of none."""
+    """Return the letter of the first published architecture that ``options`` does not contradict, or None."""
     for letter, arch in ARCHS.items():
         if all(options.get(key, value) == value for key, value in vars(arch).items()):
             return letter
     return None
 
 
-# What stands before the letter of an architecture in the name of a model.
+# Prefixes of model names, in front of the letter of the architecture.
 PREFIXES = {'swin': ('swin_', 'swin-'), 'swinv2': ('swinv2_', 'swinv2-', 'swin_v2_', 'swin-v2-')}
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """Return the family, 'swin' or 'swinv2', that the name of a model says, and the rest: 'swin', 't' for 'swin_t'."""
+    """Split a model name into its family, 'swin', 'swinv2' or None, and the rest: ('swin', 't') for 'swin_t'."""
     name = name.lower()
     for family in ('swinv2', 'swin'):
         for prefix in PREFIXES[family]:
@@ -79,30 +79,32 @@ def split_name(name: str) -> tuple[str | None, str]:
     return None, name
 
 
-# What may follow it in the names of timm's models and the authors' files.
-_NAME_OF_FILE = re.compile(rf'({"|".join(ALIASES)})_(?:patch4_)?window(\d+)')
+# The rest of a name, after the prefix, in timm's model names and in the authors' file names.
+_CHECKPOINT_NAME = re.compile(rf'({"|".join(ALIASES)})_(?:patch4_)?window(\d+)')
 
 
 def arch_letter(name: str, family: str = 'swin') -> str:
-    """Return the letter of the architecture that a name stands for: 't' for 't', 'tiny', 'swin_t' and 'swin_tiny'.
+    """Return the letter of a named architecture: 't' for 't', 'tiny', 'swin_t' and 'swin_tiny'.
 
     Args:
-        name: of an architecture, alone or with its family in front.
-        family: 'swin' or 'swinv2', which the name must not contradict.
+        name: name of an architecture, with or without its family as a prefix.
+        family: 'swin' or 'swinv2'; a prefix in ``name`` must match it.
 
     Raises:
-        ValueError: the name is unknown, or of the other family.
+        ValueError: the name is unknown, or belongs to the other family.
     """
     named, short = split_name(name)
     if named not in (None, family):
         other = {'swin': 'SwinBackbone, SwinDense in a config', 'swinv2': 'SwinV2Backbone, SwinDenseV2 in a config'}
-        raise ValueError(f'arch={name!r} is of {other[str(named)]}; build that, or leave {named!r} out of the name')
-    letter = ALIASES.get(short, short)
-    if elsewhere := _NAME_OF_FILE.match(short):
-        arch = f'{named or family}_{elsewhere[1][0]}'
         raise ValueError(
-            f'{name!r} is the name of a checkpoint at timm or the authors; the architecture is {arch!r} with '
-            f'window_size={elsewhere[2]}, and weights come from a file: checkpoint=... of create_backbone'
+            f'arch={name!r} belongs to {other[str(named)]}; build that class, or remove {named!r} from the name'
+        )
+    letter = ALIASES.get(short, short)
+    if match := _CHECKPOINT_NAME.match(short):
+        arch = f'{named or family}_{match[1][0]}'
+        raise ValueError(
+            f'{name!r} is a checkpoint name of timm or the authors; the architecture is {arch!r} with '
+            f'window_size={match[2]}, and checkpoint=... loads the weights'
         )
     if letter not in ARCHS:
         names = [*ARCHS, *ALIASES]
@@ -114,16 +116,16 @@ def arch_letter(name: str, family: str = 'swin') -> str:
 
 
 def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> Arch:
-    """Return the architecture that ``arch`` names or describes.
+    """Return the architecture for a name or a mapping.
 
     Args:
-        arch: 't', 's', 'b', 'l', the same as 'tiny', 'swin_t' or 'swin_tiny', or a mapping with the keys
+        arch: 't', 's', 'b' or 'l', a longer form such as 'tiny', 'swin_t' or 'swin_tiny', or a mapping with the keys
             ``embed_dims``, ``depths`` and ``num_heads``.
-        family: 'swin' or 'swinv2', which a name must not contradict.
+        family: 'swin' or 'swinv2'; a prefix in the name must match it.
 
     Raises:
         ValueError: the name is unknown, keys are missing or unknown, or the values do not fit together.
-        TypeError: ``arch`` is none of the types above.
+        TypeError: ``arch`` has another type.
     """
     if isinstance(arch, Arch):
         return arch

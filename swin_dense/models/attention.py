@@ -1,4 +1,4 @@
-"""Window attention as modules: they own the parameters, ``swin_dense.ops`` does the work."""
+"""Window attention modules, which hold the parameters; ``swin_dense.ops`` computes the attention."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from swin_dense.ops.windows import Pair, WindowSpec, central_offsets
 
 @dataclass(frozen=True)
 class Windows:
-    """How a map is cut into windows.
+    """The windows of a map: size, shift and position bias.
 
     Attributes:
         window: (height, width) in tokens.
-        shift: (height, width) in tokens by which the windows are displaced.
-        bias: (A, T, T) what is added to the scores of every window, or None.
+        shift: (height, width) in tokens by which the windows are shifted.
+        bias: (A, T, T), added to the scores of every window, or None.
     """
 
     window: Pair
@@ -32,11 +32,11 @@ class WindowAttention(nn.Module):
     Args:
         channels: C.
         num_heads: heads, which divide C.
-        window_size: (height, width) in tokens that the relative position bias is made for.
+        window_size: (height, width) in tokens of the relative position bias table.
         qkv_bias: whether queries, keys and values have a bias.
-        qk_scale: factor on the query-key product; None is ``(C / num_heads) ** -0.5``, 0 leaves the relative
-            position alone to decide.
-        use_rel_pos_bias: whether the learnt relative position bias exists.
+        qk_scale: factor on the query-key product; None is ``(C / num_heads) ** -0.5``. With 0, attention depends on
+            the relative position only.
+        use_rel_pos_bias: whether to add a learnt relative position bias.
         attn_drop_rate: dropout of the attention weights.
         proj_drop_rate: dropout of the output.
         backend: one of ``swin_dense.ops.BACKENDS``.
@@ -64,7 +64,7 @@ class WindowAttention(nn.Module):
             offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
         self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
-        # Dropout happens inside of the attention, by this module's rate and training flag; it is not called itself.
+        # Never called: the attention op applies the dropout, with this module's rate and training flag.
         self.attn_drop = nn.Dropout(attn_drop_rate)
         self.proj = nn.Linear(channels, channels)
         self.proj_drop = nn.Dropout(proj_drop_rate)
@@ -80,13 +80,13 @@ class WindowAttention(nn.Module):
         return self.qkv(x)
 
     def pad_kv(self, x: Tensor) -> Tensor | None:
-        """Return key and value of a padding token, (2C,), or None for zeros.
+        """Return the key and value of a padding token, (2C,), or None for zeros.
 
-        Padding tokens are zeros before the projection, as in the official code, so these are the projection's bias.
+        As in the official code, padding tokens are zeros before the projection, so the result is the projection's bias.
         """
         if self._is_linear():
             return self._linear_pad_kv()
-        # A replaced projection (LoRA, quantisation) is asked, as it need not have a bias of that name.
+        # A replaced projection (LoRA, quantisation) may have no `bias` attribute, so project a zero token instead.
         padding = self.project(x.new_zeros(1, 1, 1, x.shape[3])).flatten()
         return padding[padding.shape[0] // 3 :]
 
@@ -98,14 +98,14 @@ class WindowAttention(nn.Module):
         return None if bias is None else bias[self.qkv.out_features // 3 :]
 
     def relative_bias(self, window: Pair) -> Tensor | None:
-        """Return what is added to the scores of a window of that size, (A, T, T), or None."""
+        """Return the position bias that is added to the scores of a window of this size, (A, T, T), or None."""
         table = self.relative_position_bias_table
         if table is None:
             return None
         return relative_position_bias(central_offsets(table, self.window_size, window), window, self.backend)
 
     def reset_position(self) -> None:
-        """Initialise the parameters beside those of the linear layers."""
+        """Initialise the parameters that do not belong to linear layers."""
         if self.relative_position_bias_table is not None:
             nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
@@ -116,13 +116,13 @@ class WindowAttention(nn.Module):
 
 
 class ShiftedWindowAttention(nn.Module):
-    """Where the windows of a map lie, around the attention within them: (B, H, W, C) to (B, H, W, C), any H and W.
+    """Window attention that chooses window and shift for each map: (B, H, W, C) to the same, any H and W.
 
     Args:
         w_msa: the attention within windows.
-        shift: (height, width) in tokens by which the windows are displaced.
-        clamp_window: whether a window that does not fit inside a map shrinks to it and loses its shift; see
-            :meth:`windows_on`.
+        shift: (height, width) in tokens by which the windows are shifted.
+        clamp_window: whether to shrink the window, and to drop the shift, on maps that are not larger than the window;
+            see :meth:`windows_on`.
     """
 
     def __init__(self, w_msa: WindowAttention, shift: Pair, clamp_window: bool = False) -> None:
@@ -132,21 +132,21 @@ class ShiftedWindowAttention(nn.Module):
         self.clamp_window = clamp_window
 
     def forward(self, x: Tensor, windows: Windows | None = None) -> Tensor:
-        """Attend within the windows of x, which are those of :meth:`windows_of` unless they are given."""
+        """Attend within ``windows``, or within those of :meth:`windows_of` if None."""
         return self.w_msa(x, windows or self.windows_of(x))
 
     local_forward = forward
 
     def windows_of(self, x: Tensor) -> Windows:
-        """Return how x, (B, H, W, C), is cut into windows."""
+        """Return the windows of x, (B, H, W, C)."""
         window, shift = self.windows_on(x.shape[1], x.shape[2])
         return Windows(window, shift, self.w_msa.relative_bias(window))
 
     def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
         """Return window and shift, both (height, width) in tokens, on a map of height x width tokens.
 
-        Classifiers clamp: where the map is not larger than the window on both sides, the window is at most the map's
-        shorter side, and nothing is shifted.
+        With ``clamp_window``, as in classifiers, if the map is not larger than the window on both sides, the window is
+        at most the shorter side of the map, and the shift is 0.
         """
         window, shift = self.w_msa.window_size, self.shift
         if self.clamp_window and (height <= window[0] or width <= window[1]):

@@ -1,4 +1,4 @@
-"""One Swin block: its modules, under torch's checkpoint where asked for, in chunks on a CPU without gradient."""
+"""The Swin block, with optional activation checkpointing, and chunked execution on a CPU without gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from swin_dense.ops.windows import Pair
 
 
 class SwinBlock(nn.Module):
-    """Window attention and an MLP, each after a LayerNorm and on a residual branch: (B, H, W, C) to the same."""
+    """Window attention and an MLP, each on a residual branch that starts with a LayerNorm: (B, H, W, C) to the same."""
 
     post_norm = False
 
@@ -25,7 +25,7 @@ class SwinBlock(nn.Module):
         self, attn: ShiftedWindowAttention, ffn: FFN, norm_cfg: Any, channels: int, drop_path_rate: float, with_cp: bool
     ) -> None:
         super().__init__()
-        # Under autocast, what a product reads is low in precision, and the residual sum is not.
+        # Under autocast, inputs of matrix products have low precision; the residual sum has not.
         self.norm1 = build_norm(norm_cfg, channels, feeds_product=not self.post_norm)
         self.attn = attn
         self.norm2 = build_norm(norm_cfg, channels, feeds_product=not self.post_norm)
@@ -49,28 +49,28 @@ class SwinBlock(nn.Module):
         return self.forward_modules(x)
 
     def forward_modules(self, x: Tensor, *windows: Windows) -> Tensor:
-        """Compute the block; ``windows`` are given for a chunk of a map alone, and else up to the attention."""
+        """Compute the block; ``windows`` is passed for a chunk of a map only, otherwise the attention chooses them."""
         x = self.plus(x, lambda x: self.attn(self.norm1(x), *windows))
         return self.plus(x, lambda x: self.ffn(self.norm2(x)))
 
     def plus(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return x plus a branch under stochastic depth. On a CPU, images whose branch is dropped do not enter it."""
-        if not self._may_leave_out(x):
+        """Return x plus a branch under stochastic depth; on a CPU, skip the branch for images that drop it."""
+        if not self._may_skip(x):
             return x + self.drop_path(branch(x))
         factors = self.drop_path.factors(x)
         kept = factors.flatten().nonzero().flatten()
-        if len(kept) in (0, len(x)):  # without any image, parameters would get no gradient, which DDP waits for
+        if len(kept) in (0, len(x)):  # with no image, parameters would get no gradient, and DDP would wait for it
             return x + factors * branch(x)
         return x.index_add(0, kept, (factors[kept] * branch(x[kept])).to(x.dtype))
 
-    def _may_leave_out(self, x: Tensor) -> bool:
+    def _may_skip(self, x: Tensor) -> bool:
         is_on = x.device.type == 'cpu' and isinstance(self.drop_path, DropPath) and self.drop_path.is_on()
         return is_on and context.plain_reason(x) is None and mixing_reason(self) is None
 
     local_forward = forward_modules
 
 
-# What these do to a token depends on that token alone.
+# Modules whose output for a token depends on that token only.
 _TOKEN_WISE = (
     *(getattr(nn, name) for name in ACTIVATIONS),
     *(nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.Sequential, nn.ModuleDict, nn.ParameterDict),
@@ -78,11 +78,11 @@ _TOKEN_WISE = (
 
 
 def whole_map_reason(block: SwinBlock, x: Tensor) -> str | None:
-    """Return why x must pass through the block as a whole, or None where chunks of it give the same.
+    """Return why ``block`` must run on the whole of x, or None if running it on chunks gives the same result.
 
     Args:
         block: any block.
-        x: (B, H, W, C), its input.
+        x: (B, H, W, C), input of the block.
     """
     if torch.is_grad_enabled():
         return 'gradients are enabled'
@@ -93,31 +93,32 @@ def whole_map_reason(block: SwinBlock, x: Tensor) -> str | None:
         return reason
     for name, part in block.named_modules():
         if (isinstance(part, nn.Dropout) and part.training and part.p) or (isinstance(part, DropPath) and part.is_on()):
-            return f'{name} draws once per map'
+            return f'{name} draws random numbers once per map'
     return mixing_reason(block)
 
 
 def mixing_reason(block: SwinBlock) -> str | None:
-    """Return why a block may not be given a part of its windows or images, or None where it treats each alone, unseen.
+    """Return why a block must not run on some of its windows or images only, or None if that is safe.
 
-    A part vouches for itself by a class attribute ``local_forward``, which is its ``forward``: the promise does not
-    hold for a subclass, nor after ``forward`` was replaced.
+    It is safe if every module treats each window and image independently and has no hooks. A module declares that it
+    is safe by setting the class attribute ``local_forward`` to its ``forward``; the declaration does not hold for
+    subclasses, or after ``forward`` was replaced.
     """
-    if not (_vouches(block, 'forward_modules') and type(block.attn) is ShiftedWindowAttention):
+    if not (_is_declared_local(block, 'forward_modules') and type(block.attn) is ShiftedWindowAttention):
         return f'{type(block).__name__} or its attention may mix the tokens of different windows'
     for name, part in block.named_modules():
         if part is block:
             continue
-        if not (_vouches(part, 'forward') or _is_token_wise(part)):
+        if not (_is_declared_local(part, 'forward') or _is_token_wise(part)):
             return f'{name} may mix the tokens of different windows'
         if context.has_hooks(part):
             return f'{name} has hooks'
     return None
 
 
-def _vouches(part: nn.Module, method: str) -> bool:
-    promised = vars(type(part)).get('local_forward')
-    return promised is not None and promised is getattr(type(part), method) and method not in vars(part)
+def _is_declared_local(part: nn.Module, method: str) -> bool:
+    declared = vars(type(part)).get('local_forward')
+    return declared is not None and declared is getattr(type(part), method) and method not in vars(part)
 
 
 def _is_token_wise(part: nn.Module) -> bool:

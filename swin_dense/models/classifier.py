@@ -1,4 +1,4 @@
-"""A Swin with a linear head on its mean token, as published classifiers are, and loading them whole."""
+"""Swin classifiers: a backbone with a linear head on the mean token, and loading them from checkpoints."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from swin_dense.utils import checks, compat
 
 
 class SwinClassifier(HubMixin):
-    """Swin Transformer that scores an image for every class: norm, mean over tokens, linear layer.
+    """Swin Transformer for image classification: backbone, norm, mean over tokens, linear layer.
 
     Args:
-        name: 'swin_t', 'swinv2_t' and the like, or an architecture as :class:`SwinBackbone` takes it.
-        num_classes: how many scores.
-        clamp_window: whether windows shrink to maps that they do not fit inside of and lose their shift there. The
-            published classifiers do so, dense models do not; see :class:`SwinBackbone`.
-        **options: of :class:`SwinBackbone` or :class:`SwinV2Backbone`.
+        name: 'swin_t', 'swinv2_t' and the like, or ``arch`` of :class:`SwinBackbone`.
+        num_classes: number of scores.
+        clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window.
+            Published classifiers do this, dense models do not; see :class:`SwinBackbone`.
+        **options: options of :class:`SwinBackbone` or :class:`SwinV2Backbone`.
 
     Attributes:
-        backbone: whose last output norm is the classifier's final norm.
+        backbone: the backbone; its last output norm is the final norm of the classifier.
         head: the linear layer.
 
     Examples:
@@ -36,7 +36,7 @@ class SwinClassifier(HubMixin):
         torch.Size([2, 10])
     """
 
-    is_swin_classifier = True  # for load_checkpoint, which knows no class
+    is_swin_classifier = True  # load_checkpoint cannot import this class, so it reads this flag
 
     def __init__(
         self,
@@ -60,29 +60,29 @@ class SwinClassifier(HubMixin):
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
 
     def forward(self, img: Tensor) -> Tensor:
-        """Return the scores of images, (B, in_channels, H, W), before any softmax: (B, num_classes)."""
+        """Return the scores of images, (B, in_channels, H, W), before softmax: (B, num_classes)."""
         return self.head(self.backbone(img)[-1].mean((2, 3)))
 
 
 def create_classifier(
     checkpoint: Checkpoint, name: str | None = None, *, trust: bool = False, **options: Any
 ) -> SwinClassifier:
-    """Build the classifier that a checkpoint holds, with its weights, ready for inference.
+    """Build a classifier from a checkpoint and load its weights, ready for inference.
 
     Args:
-        checkpoint: as for :func:`swin_dense.load_checkpoint`.
-        name: of the model, where the checkpoint does not tell, or to refuse any other.
+        checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
+        name: name of the model; needed if it cannot be inferred from the checkpoint, and otherwise checked against it.
         trust: unpickle classes that are not known to be harmless.
-        **options: of :class:`SwinClassifier`, before those that the checkpoint tells.
+        **options: options of :class:`SwinClassifier`; they override those inferred from the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, or holds no whole classifier.
+        CheckpointError: the checkpoint cannot be read, or contains no complete classifier.
     """
     found = find_backbone(checkpoint, trust=trust)
     network, inferred = options_for(found, name, options)
     inferred.pop('out_indices', None)
     arch: Any = inferred.pop('arch')
-    if isinstance(arch, dict):  # which does not say the network
+    if isinstance(arch, dict):  # a dict does not contain the family, which SwinClassifier takes from the name
         arch, inferred = 't', {**arch, **inferred}
     if 'weight' in found.head:
         inferred.setdefault('num_classes', len(found.head['weight']))

@@ -1,4 +1,4 @@
-"""Build a backbone of either family by its name, or as a checkpoint tells."""
+"""Build a backbone of either family from its name or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Name = str | Mapping[str, Any] | Arch
 def create_backbone(
     name: Name | None = None, checkpoint: Checkpoint | None = None, **backbone_options: Any
 ) -> SwinBackbone:
-    """Build a backbone, with the weights of a checkpoint if one is given, ready for inference.
+    """Build a backbone, and load a checkpoint if one is given, ready for inference.
 
     Args:
-        name: 'swin_t', 'swin_s', 'swin_b', 'swin_l', the same with 'swinv2' in place of 'swin', or an architecture as
-            :class:`SwinBackbone` takes it. None takes that of the checkpoint.
-        checkpoint: anything that :func:`swin_dense.load_checkpoint` takes.
-        **backbone_options: options of :class:`SwinBackbone` or :class:`SwinV2Backbone`. Those left out are as the
-            checkpoint tells, its window and outputs among them.
+        name: 'swin_t', 'swin_s', 'swin_b' or 'swin_l', the same with 'swinv2' instead of 'swin', or ``arch`` of
+            :class:`SwinBackbone`. None infers the architecture from the checkpoint.
+        checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
+        **backbone_options: options of :class:`SwinBackbone` or :class:`SwinV2Backbone`. Missing ones, such as the
+            window size and the output stages, are inferred from the checkpoint.
 
     Returns:
         The backbone in evaluation mode.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, does not tell enough or does not fit.
+        CheckpointError: the checkpoint cannot be read, does not determine the architecture, or does not fit.
 
     Examples:
         >>> backbone = create_backbone('swin_s', in_channels=4)
@@ -51,17 +51,17 @@ def create_backbone(
 
 
 def network_of(name: Name | None) -> str | None:
-    """Return 'swin' or 'swinv2', where a name says it."""
+    """Return 'swin' or 'swinv2' if the name begins with it, otherwise None."""
     return split_name(name)[0] if isinstance(name, str) else None
 
 
 def options_for(found: Source, name: Name | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return what to build for a checkpoint, 'swin' or 'swinv2', and its options.
+    """Return the family, 'swin' or 'swinv2', and the backbone options for a checkpoint.
 
     Args:
         found: the backbone of the checkpoint.
-        name: of what the user wants, if that was said.
-        given: options that the user gave.
+        name: name or architecture from the user, or None.
+        given: options from the user, which override inferred ones.
     """
     network = network_of(name) or found.network
     options = {**given, **({} if name is None else {'arch': name})}

@@ -1,7 +1,7 @@
 """``from_pretrained``, ``save_pretrained`` and ``push_to_hub`` of backbones and classifiers.
 
-A saved model is a folder: ``model.safetensors``, ``config.json`` with the class and its options, ``README.md``, the
-model card. Folders need safetensors alone; the Hub also needs huggingface_hub.
+A saved model is a folder with ``model.safetensors``, ``config.json`` (the class and its options) and ``README.md`` (the
+model card). Saving and loading folders needs safetensors; the Hub also needs huggingface_hub.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ model = {kind}.from_pretrained({name!r})
 
 
 class HubMixin(nn.Module):
-    """A module that can be saved with its options, and built again from them."""
+    """A module that can be saved together with its options, and rebuilt from them."""
 
-    _given: dict[str, Any]  # the arguments that build it as it is now
+    _given: dict[str, Any]  # the arguments that rebuild the module in its current form
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if '__init__' in vars(cls):
-            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
 
     def _change_given(self, **options: Any) -> None:
-        """Note options that differ from those that the model was built with, because it was changed since."""
+        """Update the recorded options after the model was changed."""
         self._given = {**self._given, **options}
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, name: str | None = None) -> Path:
         """Write the weights, the options and a model card.
 
         Args:
-            folder: where to; made if it is missing. A model card that is there is kept.
-            name: of the model in the card, as in 'me/my-swin'; None for the folder's.
+            folder: target folder, created if missing. An existing model card is kept.
+            name: name of the model in the card, such as 'me/my-swin'; None uses the folder.
 
         Raises:
             TypeError: an option cannot be written as JSON.
@@ -106,20 +106,20 @@ class HubMixin(nn.Module):
         token: str | None = None,
         **options: Any,
     ) -> Model:
-        """Build a model that was saved, with all of its weights, ready for inference.
+        """Load a saved model with all of its weights, ready for inference.
 
         Args:
-            name_or_folder: a folder, or a repository on the Hub as in 'me/my-swin'.
+            name_or_folder: a folder, or a repository on the Hub such as 'me/my-swin'.
             revision: branch, tag or commit of the repository.
-            token: for a private repository, in place of the one that huggingface_hub knows.
-            **options: in place of the saved ones, as in ``frozen_stages=2``.
+            token: token for a private repository; None uses the login of huggingface_hub.
+            **options: options that override the saved ones, such as ``frozen_stages=2``.
 
         Raises:
-            FileNotFoundError: the folder lacks a file.
-            ValueError: the folder holds another class, or no model of this package.
+            FileNotFoundError: a file is missing in the folder.
+            ValueError: the folder contains a model of another class, or no model of this package.
             TypeError: an option is unknown.
-            CheckpointError: a weight is missing or of another shape.
-            RuntimeError: a weight is superfluous.
+            CheckpointError: a weight is missing or has another shape.
+            RuntimeError: the file contains unexpected weights.
         """
         folder = Path(name_or_folder)
         if not folder.is_dir():
@@ -131,11 +131,11 @@ class HubMixin(nn.Module):
         config = json.loads((folder / CONFIG).read_text())
         if config.get('library') != LIBRARY:
             raise ValueError(
-                f'{name_or_folder}: {CONFIG} is not of swin_dense; load the weights of other libraries with '
+                f'{name_or_folder}: {CONFIG} was not written by swin_dense; load the weights of other libraries with '
                 'create_backbone(name, checkpoint)'
             )
         if config['class'] != cls.__name__:
-            raise ValueError(f'{name_or_folder} holds a {config["class"]}: call {config["class"]}.from_pretrained')
+            raise ValueError(f'{name_or_folder} contains a {config["class"]}: call {config["class"]}.from_pretrained')
         model = cls(**{**config['options'], **options})
         model.load_state_dict(_need('safetensors.torch').load_file(folder / WEIGHTS), strict=True)
         return model.eval()
@@ -149,14 +149,14 @@ class HubMixin(nn.Module):
         revision: str | None = None,
         commit_message: str = 'Upload a model of swin_dense',
     ) -> str:
-        """Save the model to a repository on the Hub, which is made if it is missing, and return its address.
+        """Upload the model to a repository on the Hub, created if missing, and return its URL.
 
         Args:
-            repo_id: as in 'me/my-swin'.
-            private: whether a new repository is private; None for the user's default.
-            token: in place of the one that huggingface_hub knows.
+            repo_id: repository, such as 'me/my-swin'.
+            private: whether a new repository is private; None uses the user's default.
+            token: access token; None uses the login of huggingface_hub.
             revision: branch to write to.
-            commit_message: of the upload.
+            commit_message: message of the commit.
 
         Raises:
             ImportError: huggingface_hub or safetensors is missing.
@@ -171,26 +171,26 @@ class HubMixin(nn.Module):
         return str(done)
 
 
-def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """Return an ``__init__`` that keeps its arguments for ``save_pretrained``, as the outermost class got them."""
+def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``__init__`` to record its arguments for ``save_pretrained``, as they were passed to the outermost class."""
     names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def remember(self: HubMixin, *args: Any, **kwargs: Any) -> None:
+    def record(self: HubMixin, *args: Any, **kwargs: Any) -> None:
         vars(self).setdefault('_given', {**dict(zip(names, args, strict=False)), **kwargs})
         init(self, *args, **kwargs)
 
-    return remember
+    return record
 
 
 def _public_module(kind: type) -> str:
-    """Return where to import a class from: the package that it is in, if that offers it, or its module."""
+    """Return the module to import a class from: its top-level package if that exports the class, else its module."""
     package = kind.__module__.partition('.')[0]
     return package if getattr(sys.modules[package], kind.__name__, None) is kind else kind.__module__
 
 
 def _need(package: str) -> ModuleType:
-    """Import a package that saving or the Hub needs."""
+    """Import a package, or raise an ImportError that names the distribution to install."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -199,7 +199,7 @@ def _need(package: str) -> ModuleType:
 
 
 def _as_json(option: str, value: Any) -> Any:
-    """Return the value of an option as JSON can say it."""
+    """Convert the value of an option to types that JSON supports."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -208,4 +208,4 @@ def _as_json(option: str, value: Any) -> Any:
         return [_as_json(option, entry) for entry in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f'the option {option} cannot be written to {CONFIG}: it is a {type(value).__name__}')
+    raise TypeError(f'the option {option} cannot be written to {CONFIG}: got a {type(value).__name__}')

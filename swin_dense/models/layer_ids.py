@@ -1,21 +1,22 @@
-"""How deep in the network a parameter lies, by its name, and which parameters weight decay spares."""
+"""Layer indices of parameters by name, for layer-wise learning rates, and parameters without weight decay."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-# What the published recipes of V1 and V2 spare beside biases and norms.
+# Parameters without weight decay in the published recipes of V1 and V2, besides biases and norms.
 UNDECAYED = ('absolute_pos_embed', 'relative_position_bias_table', 'cpb_mlp', 'logit_scale')
 
 _IN_STAGE = re.compile(r'stages\.(\d+)\.(?:blocks\.(\d+)|downsample)\.')
 
 
 def layer_of(name: str, depths: Sequence[int]) -> int:
-    """Return the layer of a parameter of a backbone, counted as in the authors' fine-tuning code.
+    """Return the layer index of a backbone parameter, counted as in the authors' fine-tuning code.
 
-    The embedding is 0, the blocks are 1 to ``sum(depths)``, the merging behind a stage counts with the stage's last
-    block, and what else there is, norms of outputs and the absolute position, with the head: ``sum(depths) + 1``.
+    The patch embedding is 0, and the blocks are 1 to ``sum(depths)``. The patch merging of a stage has the index of the
+    stage's last block. All other parameters, such as output norms and the absolute position embedding, have the index
+    of the head: ``sum(depths) + 1``.
     """
     if name.startswith('patch_embed.'):
         return 0
@@ -27,7 +28,7 @@ def layer_of(name: str, depths: Sequence[int]) -> int:
 
 
 def stage_of(name: str, stages: int) -> int:
-    """Return the same by stages: the embedding is 0, stages are 1 to ``stages``, the rest ``stages + 1``."""
+    """Return the stage index of a parameter: 0 for the embedding, 1 to ``stages``, and ``stages + 1`` for the rest."""
     if name.startswith('patch_embed.'):
         return 0
     match = _IN_STAGE.match(name)

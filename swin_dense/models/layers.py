@@ -1,4 +1,4 @@
-"""The parts of a Swin that are not attention: patch embedding, patch merging, MLP, norms and stochastic depth."""
+"""The layers of a Swin besides attention: patch embedding, patch merging, MLP, norms and stochastic depth."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from swin_dense.utils import checks
 ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
 NORMS = ('LN', 'LayerNorm')
 
-# Configs of the kinds above, or what builds another one.
+# A config with one of the types above, or a function that builds any other layer.
 ActivationConfig = Mapping[str, Any] | Callable[[], nn.Module]
 NormConfig = Mapping[str, Any] | Callable[[int], nn.Module]
 
 
 def build_activation(act_cfg: ActivationConfig) -> nn.Module:
-    """Build an activation from a config like ``dict(type='GELU')``, whose other keys are its arguments."""
+    """Build an activation from a config such as ``dict(type='GELU')``; other keys are passed as arguments."""
     if callable(act_cfg):
         return act_cfg()
     options = _config('act_cfg', act_cfg, ACTIVATIONS)
@@ -32,12 +32,12 @@ def build_activation(act_cfg: ActivationConfig) -> nn.Module:
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm over the last axis, on a GPU in one pass with the change of layout before or after it.
+    """LayerNorm over the last axis; on a GPU, one kernel can also do the change of layout before or after it.
 
     Attributes:
-        feeds_product: whether a matrix product reads the result: under autocast it is written in that precision.
-        backend: of the attention around it. 'auto' takes the kernel where `swin-dense doctor` found it right and
-            faster, 'triton' wherever it can run.
+        feeds_product: whether a matrix product reads the result, so that under autocast the result has its precision.
+        backend: attention backend of the model. 'auto' uses the kernel if `swin-dense doctor` found it correct and
+            faster on this GPU, 'triton' uses it wherever it can run.
     """
 
     feeds_product = False
@@ -48,12 +48,12 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x) if normed is None else normed
 
     def in_one_pass(self, x: Tensor, layout: str) -> Tensor | None:
-        """Return x, (B, H, W, C), normalised, in one of ``norm.LAYOUTS``; None where no kernel does that."""
+        """Normalise x, (B, H, W, C), into one of ``norm.LAYOUTS`` by a kernel, or return None if none may run."""
         if self.backend not in ('auto', 'triton') or not gpu.is_gpu(x) or self.weight is None or self.bias is None:
             return None
         if context.is_rewritten() or not has_own_forward(self):  # torch.compile fuses norms itself
             return None
-        if layout != 'tokens' and context.has_hooks(self):  # hooks see the same on every device
+        if layout != 'tokens' and context.has_hooks(self):  # hooks must see the same tensors on every device
             return None
         low = gpu.autocast_dtype(x)
         dtype = x.dtype if low is None else low if self.feeds_product else torch.float32
@@ -65,23 +65,23 @@ class LayerNorm(nn.LayerNorm):
         return self.by_kernel(x, layout, dtype)
 
     def by_kernel(self, x: Tensor, layout: str, dtype: torch.dtype) -> Tensor:
-        """Return x, (B, H, W, C), normalised by a kernel, in one of ``norm.LAYOUTS``."""
+        """Normalise x, (B, H, W, C), into one of ``norm.LAYOUTS`` by a kernel."""
         return norm.LAYOUTS[layout](x, self.weight, self.bias, self.eps, dtype)
 
 
-# What the classes were defined with. A library may replace a method of a class, torch's among them.
+# The original methods, because a library may later replace `forward` of a class, including torch's classes.
 _FORWARDS = {kind: kind.forward for kind in (nn.Linear, nn.Identity, nn.LayerNorm, LayerNorm)}
 
 
 def has_own_forward(part: nn.Module) -> bool:
-    """Return whether a linear layer, LayerNorm or identity computes what its class was defined to compute."""
+    """Return whether a module is a linear layer, LayerNorm or identity with its original ``forward``."""
     kinds = [kind for kind in type(part).__mro__ if kind in _FORWARDS]
     is_known = type(part) in _FORWARDS and 'forward' not in vars(part)
     return is_known and all(kind.forward is _FORWARDS[kind] for kind in kinds)
 
 
 def build_norm(norm_cfg: NormConfig, channels: int, feeds_product: bool = False) -> nn.Module:
-    """Build a norm over the last axis from a config like ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
+    """Build a norm over the last axis from a config such as ``dict(type='LN', eps=1e-6, requires_grad=True)``."""
     if callable(norm_cfg):
         return norm_cfg(channels)
     options = _config('norm_cfg', norm_cfg, NORMS)
@@ -103,7 +103,7 @@ def _build(name: str, module: Callable[..., nn.Module], options: dict[str, Any],
     try:
         return module(*args, **options)
     except TypeError as error:
-        raise TypeError(f'{name} has an argument that does not fit: {error}') from None
+        raise TypeError(f'{name} has an invalid argument: {error}') from None
 
 
 class PatchEmbed(nn.Module):
@@ -123,10 +123,10 @@ class PatchEmbed(nn.Module):
 class PatchMerging(nn.Module):
     """Join 2x2 neighbouring tokens into one: (B, H, W, C) to (B, ceil(H/stride), ceil(W/stride), 2C).
 
-    Parameters expect the neighbours as ``nn.Unfold`` has them in mmdet and mmsegmentation: channel by channel, and row
-    by row within a channel. A kernel reads the map in that order. Otherwise copying a map in that order is slow, so it
-    is joined neighbour by neighbour, as in the official code, and the parameters, which are small, are brought into
-    that order in every pass.
+    The parameters have the order of ``nn.Unfold`` in mmdet and mmsegmentation: channel by channel, and row by row
+    within a channel. The kernel reads the map in that order. Without a kernel, copying a map in that order is slow, so
+    the map is joined neighbour by neighbour, as in the official code, and every forward pass reorders the parameters,
+    which are small, to match.
     """
 
     def __init__(self, channels: int, stride: int, norm_cfg: NormConfig | None) -> None:
@@ -161,24 +161,24 @@ class PatchMerging(nn.Module):
 
 
 def may_be_inlined(*parts: nn.Module) -> bool:
-    """Return whether parts may be computed from their parameters without being called."""
+    """Return whether modules may be computed from their parameters instead of being called."""
     return all(
         has_own_forward(part)
         and not context.has_hooks(part)
-        # Quantised weights are subclasses of Tensor that know the module's own product alone.
+        # Quantised weights are Tensor subclasses that support only the product of their own module.
         and all(type(parameter) in (nn.Parameter, Tensor) for parameter in part.parameters(recurse=False))
         for part in parts
     )
 
 
 def by_neighbour(parameter: Tensor) -> Tensor:
-    """Reorder the last axis of a parameter of patch merging from channel by channel to neighbour by neighbour."""
+    """Reorder the last axis of a patch merging parameter from channel by channel to neighbour by neighbour."""
     # (C, row, column) to (column, row, C): top left, bottom left, top right, bottom right
     return parameter.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
 
 
 class FFN(nn.Module):
-    """Two linear layers with an activation between, along the last axis."""
+    """Two linear layers with an activation between them, over the last axis."""
 
     def __init__(self, channels: int, hidden_channels: int, act_cfg: ActivationConfig, drop_rate: float) -> None:
         super().__init__()
@@ -215,11 +215,11 @@ class DropPath(nn.Module):
         return x * self.factors(x) if self.is_on() else x
 
     def is_on(self) -> bool:
-        """Return whether branches may be dropped."""
+        """Return whether the module can drop branches in its current mode."""
         return self.training and self.drop_prob > 0.0
 
     def factors(self, x: Tensor) -> Tensor:
-        """Draw the factors of the images of x, (B, ...): (B, 1, ...), 0 where the branch is dropped."""
+        """Draw one factor per image of x, (B, ...): (B, 1, ...), 0 for images whose branch is dropped."""
         keep_prob = 1.0 - self.drop_prob
         factors = x.new_zeros(x.shape[0], *(1,) * (x.ndim - 1))
         return factors.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else factors

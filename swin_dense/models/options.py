@@ -1,4 +1,4 @@
-"""What the options of the backbone mean, and what is answered to those that it does not take."""
+"""Check and resolve backbone options, and report unknown ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from swin_dense.utils import checks
 
-# What other Swins call an option, and what it is called here.
+# Option names of other Swin implementations, and the names here.
 _FOREIGN_OPTIONS = {
     'embed_dim': 'embed_dims',
     'in_chans': 'in_channels',
@@ -28,13 +28,13 @@ def strides_of_stages(strides: Sequence[int] | None, patch_size: int, stages: in
     checked = checks.integers('strides', strides, stages)
     if checked[0] != patch_size:
         raise checks.OptionError(
-            f'strides[0] must equal patch_size, as patches do not overlap; got {checked[0]} and {patch_size}'
+            f'strides[0] must equal patch_size, because patches do not overlap; got {checked[0]} and {patch_size}'
         )
     return checked
 
 
 def output_stages(out_indices: Sequence[int] | None, stages: int) -> tuple[int, ...]:
-    """Return the stages whose maps are returned, ascending."""
+    """Return the indices of the output stages in ascending order."""
     if out_indices is None:
         return tuple(range(stages))
     checked = checks.integers('out_indices', out_indices, minimum=0)
@@ -44,33 +44,33 @@ def output_stages(out_indices: Sequence[int] | None, stages: int) -> tuple[int, 
 
 
 def flag_per_stage(name: str, value: bool | Sequence[bool], stages: int) -> tuple[bool, ...]:
-    """Return one flag per stage, from one for all or one for each."""
+    """Return one flag per stage, given one flag for all stages or one for each."""
     if isinstance(value, bool):
         return (value,) * stages
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(f'{name} must be True, False or one of them per stage, got {value!r}')
+        raise TypeError(f'{name} must be True, False or a list with one of them per stage, got {value!r}')
     if len(value) != stages:
-        raise ValueError(f'{name} must have one entry per stage, that is {stages}, got {len(value)}: {value!r}')
+        raise ValueError(f'{name} must have one entry for each of the {stages} stages, got {len(value)}: {value!r}')
     return tuple(checks.boolean(f'every entry of {name}', flag) for flag in value)
 
 
 def reject_unknown(unknown: Iterable[str], allowed: Sequence[str]) -> None:
-    """Raise for the first unknown option and say what is meant by it here, where that can be told."""
+    """Raise TypeError for the first unknown option, with the name or the place that the user probably meant."""
     for name in unknown:
         if name in _FOREIGN_OPTIONS:
             raise TypeError(f'unknown option {name!r}: it is called {_FOREIGN_OPTIONS[name]!r} here')
         if name in ('pretrained', 'init_cfg', 'convert_weights'):
             raise TypeError(
-                f'{name!r} is an option of SwinDense, in mmengine configs; '
+                f'{name!r} is an option of SwinDense in mmengine configs; '
                 'for SwinBackbone use load_checkpoint or create_backbone(..., checkpoint=...)'
             )
         if name == 'pretrained_window_size' and name not in allowed:
-            raise TypeError(f'{name!r} is an option of Swin V2: SwinV2Backbone, SwinDenseV2 in a config')
+            raise TypeError(f'{name!r} is an option of Swin V2: use SwinV2Backbone, or SwinDenseV2 in a config')
         raise TypeError(f'unknown option {name!r}{checks.closest(name, allowed)}; the options are {list(allowed)}')
 
 
 def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
-    """Return the rate of each block per stage, rising linearly from 0 to ``last``."""
+    """Return the rates of the blocks of each stage, rising linearly from 0 to ``last`` over all blocks."""
     steps = max(sum(depths) - 1, 1)
     starts = itertools.accumulate(depths, initial=0)
     return [

@@ -1,6 +1,6 @@
-"""The backbone, top to bottom as in the paper's figure: block, stage, backbone.
+"""The Swin backbone and its stages.
 
-Tokens stay (B, H, W, C) from the patch embedding on and turn into (B, C, H, W) once, at the outputs.
+Tokens are (B, H, W, C) from the patch embedding on, and are permuted to (B, C, H, W) at the outputs only.
 Source: Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shifted Windows, ICCV 2021.
 """
 
@@ -36,7 +36,7 @@ from swin_dense.utils import checks, compat
 
 
 class SwinStage(nn.Module):
-    """The blocks that work at one resolution; ``downsample`` leads to the next stage and is called by the backbone."""
+    """The blocks at one resolution. The backbone, not ``forward``, calls ``downsample`` to reach the next stage."""
 
     def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None) -> None:
         super().__init__()
@@ -50,47 +50,48 @@ class SwinStage(nn.Module):
 
 
 class SwinBackbone(HubMixin):
-    """Swin Transformer that turns an image of any size into a feature pyramid.
+    """Swin Transformer backbone that turns an image of any size into a feature pyramid.
 
-    Option names and their meanings, and the names, shapes and order of parameters, are those of mmdet and
-    mmsegmentation. Checkpoints of other families are converted while they are loaded.
+    Options have the names and meanings of mmdet and mmsegmentation, and parameters have their names, shapes and order.
+    Checkpoints of other families are converted when they are loaded.
 
     Args:
         arch: 't', 's', 'b', 'l' or a dict with ``embed_dims``, ``depths`` and ``num_heads``.
-        embed_dims: channels of the first stage, in place of the architecture's.
-        depths: blocks per stage, in place of the architecture's.
-        num_heads: heads per stage, in place of the architecture's.
-        pretrain_img_size: image size in pixels that the absolute position embedding is made for.
+        embed_dims: channels of the first stage; overrides the architecture's.
+        depths: blocks per stage; overrides the architecture's.
+        num_heads: heads per stage; overrides the architecture's.
+        pretrain_img_size: image size in pixels that the absolute position embedding was trained for.
         in_channels: channels of the image.
         patch_size: side of a patch in pixels.
         window_size: side, or (height, width), of a window in tokens.
-        mlp_ratio: hidden channels of the MLPs over their channels.
-        strides: the patch size, then the stride of each patch merging; None is the patch size, then 2s.
-        out_indices: stages whose maps are returned, None for all. Stages above the last are not built.
+        mlp_ratio: ratio of the hidden channels of the MLPs to their input channels.
+        strides: the patch size, followed by the stride of each patch merging; None means 2 for each merging.
+        out_indices: indices of the stages whose maps are returned; None returns all. Later stages are not built.
         qkv_bias: whether queries, keys and values have a bias.
-        qk_scale: factor on the query-key product, None for ``head_dim ** -0.5``. With 0 the relative position
-            alone decides, the paper's 'rel. pos. w/o app.'.
-        patch_norm: whether patch embedding and patch merging normalise.
-        drop_rate: dropout after the embedding, the attention projection and in the MLPs.
+        qk_scale: factor on the query-key product; None means ``head_dim ** -0.5``. With 0, attention depends on the
+            relative position only ('rel. pos. w/o app.' in the paper).
+        patch_norm: whether patch embedding and patch merging have a norm.
+        drop_rate: dropout after the embedding, after the attention projection and in the MLPs.
         attn_drop_rate: dropout of attention weights.
-        drop_path_rate: stochastic depth of the last block; it grows linearly from 0 at the first.
-        use_abs_pos_embed: whether a learnt absolute position embedding is added, interpolated to the actual grid.
-        use_rel_pos_bias: whether the learnt relative position bias exists.
-        use_shift: whether every second block displaces its windows by half a window.
-        act_cfg: activation of the MLPs, as in ``dict(type='GELU')``, or a function that builds one.
-        norm_cfg: normalisation, as in ``dict(type='LN')``, or a function of the channels that builds one over the last
-            axis.
-        with_cp: recompute blocks in the backward pass to save memory, for all stages or one flag per stage.
-        frozen_stages: -1 freezes nothing, 0 the embedding, k also the stages 1 to k and their output norms.
-        attn_backend: one of ``swin_dense.ops.BACKENDS``, for norms too where it is 'triton'. 'auto' takes the fastest
-            that can run; of Triton's kernels those that `swin-dense doctor` found right and faster on this GPU.
-        clamp_window: whether windows shrink to maps that they do not fit inside of, and lose their shift there, as the
-            official classification code has it. The official detection code, and the default, pad such maps.
+        drop_path_rate: stochastic depth rate of the last block; the rates rise linearly from 0 at the first block.
+        use_abs_pos_embed: whether to add a learnt absolute position embedding, interpolated to the size of the map.
+        use_rel_pos_bias: whether to add a learnt relative position bias.
+        use_shift: whether every second block shifts its windows by half a window.
+        act_cfg: activation of the MLPs, such as ``dict(type='GELU')``, or a function that builds one.
+        norm_cfg: norm, such as ``dict(type='LN')``, or a function that takes the number of channels and builds a norm
+            over the last axis.
+        with_cp: whether to recompute blocks in the backward pass to save memory; one flag, or one per stage.
+        frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
+        attn_backend: one of ``swin_dense.ops.BACKENDS``; 'triton' applies to norms too. 'auto' uses the fastest backend
+            that can run, and the Triton kernels only if `swin-dense doctor` found them correct and faster on this GPU.
+        clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
+            as the official classification code does. By default such maps are padded, as in the official detection
+            code.
 
     Attributes:
         out_channels: channels of each returned map.
-        out_strides: pixels per cell of each returned map.
-        num_features: channels of each stage, returned or not.
+        out_strides: stride in pixels of each returned map.
+        num_features: channels of every stage, including those that are not returned.
         position_grid: (height, width) in tokens of the absolute position embedding.
 
     Raises:
@@ -106,7 +107,7 @@ class SwinBackbone(HubMixin):
         ((192, 384, 768), (8, 16, 32))
     """
 
-    # What Swin V2 replaces.
+    # SwinV2Backbone overrides these.
     _prefix = 'swin'
     _block = SwinBlock
     _merging = PatchMerging
@@ -159,7 +160,9 @@ class SwinBackbone(HubMixin):
         built = self.out_indices[-1] + 1
         self.frozen_stages = checks.integer('frozen_stages', frozen_stages, minimum=-1)
         if self.frozen_stages > built:
-            raise ValueError(f'frozen_stages must lie between -1 and {built}, the stages built, got {frozen_stages}')
+            raise ValueError(
+                f'frozen_stages must be between -1 and {built}, the number of stages built, got {frozen_stages}'
+            )
         self.num_features = list(self.arch.channels)
         self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
         self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
@@ -195,7 +198,7 @@ class SwinBackbone(HubMixin):
             channels = self.arch.channels[stage]
             hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
             if hidden_channels < 1:
-                raise ValueError(f'mlp_ratio = {mlp_ratio} leaves no hidden channel of {channels}; 4 is usual')
+                raise ValueError(f'mlp_ratio={mlp_ratio} gives no hidden channels for {channels} channels; 4 is usual')
             blocks = []
             for block, drop_path in enumerate(drop_path_rates[stage]):
                 w_msa = make_attention(channels, self.arch.num_heads[stage])
@@ -218,11 +221,11 @@ class SwinBackbone(HubMixin):
 
     @staticmethod
     def _attention(qk_scale: float | None, use_rel_pos_bias: bool) -> Callable[..., WindowAttention]:
-        """Return what builds the attention of a block."""
+        """Return a function that builds the attention of a block."""
         return functools.partial(WindowAttention, qk_scale=qk_scale, use_rel_pos_bias=use_rel_pos_bias)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew as the official code does: truncated normal, LayerNorm at identity."""
+        """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -236,17 +239,17 @@ class SwinBackbone(HubMixin):
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
 
     def train(self, mode: bool = True) -> SwinBackbone:
-        """Set training mode, keep frozen stages frozen, and return self."""
+        """Set training or evaluation mode, but keep frozen stages frozen; return self."""
         super().train(mode)
         self._freeze()
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Return the layer of a parameter and the number of layers, in the manner of mmpretrain's backbones.
+        """Return the layer index of a parameter and the number of layers, as mmpretrain's backbones do.
 
         Args:
-            param_name: of a parameter of the backbone or of a model around it.
-            prefix: what stands before the backbone's names in the model, with its dot. Other names are the head's.
+            param_name: name of a parameter of the backbone, or of a model that contains it.
+            prefix: prefix of the backbone's parameters in the model, with its dot. Other names belong to the head.
         """
         depths = self.arch.depths
         layers = sum(depths) + 2
@@ -255,11 +258,11 @@ class SwinBackbone(HubMixin):
         return layer_of(param_name.removeprefix(prefix), depths), layers
 
     def no_weight_decay(self) -> set[str]:
-        """Return the parameters that weight decay shall spare, beside biases and norms, in the manner of timm."""
+        """Return the names of parameters without weight decay, besides biases and norms, as timm's models do."""
         return {name for name, _ in self.named_parameters() if any(key in name.split('.') for key in UNDECAYED)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return how timm's layer decay finds its groups, which are those of timm's Swin: merging counts upwards."""
+        """Return the parameter groups of timm's layer decay, as timm's Swin does: a merging joins the next stage."""
         if coarse:
             return {'stem': r'^patch_embed', 'blocks': r'^stages\.(\d+)'}
         merging = [(rf'^stages\.{stage}\.downsample', (stage + 1, 0)) for stage in range(len(self.stages) - 1)]
@@ -297,8 +300,8 @@ class SwinBackbone(HubMixin):
     def _check_image(self, img: Tensor) -> None:
         if isinstance(img, torch.fx.Proxy):
             raise TypeError(
-                'torch.fx cannot trace this backbone, whose windows depend on the size of the image; name the maps '
-                'that you want by out_indices, register forward hooks on its stages, or use torch.export'
+                'torch.fx cannot trace this backbone, because its windows depend on the image size; select maps with '
+                'out_indices, register forward hooks on its stages, or use torch.export'
             )
         if not isinstance(img, Tensor):
             raise TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
@@ -307,7 +310,7 @@ class SwinBackbone(HubMixin):
         if not img.is_floating_point():
             raise TypeError(
                 f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
-                'or call extract_pyramid, which does'
+                'or call extract_pyramid, which normalises it'
             )
         if img.shape[1] != self.in_channels:
             raise ValueError(
@@ -317,11 +320,11 @@ class SwinBackbone(HubMixin):
         weight = getattr(self.patch_embed.projection, 'weight', img)
         if img.dtype != weight.dtype and not compat.is_autocast_enabled(img.device.type):
             raise TypeError(
-                f'img is {img.dtype} and the weights are {weight.dtype}; convert one of them, as in '
+                f'img is {img.dtype}, but the weights are {weight.dtype}; convert one of them, for example '
                 f'img.to({weight.dtype}), or run the backbone under torch.autocast'
             )
         if img.shape[2] < 1 or img.shape[3] < 1:
-            raise ValueError(f'the sides of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
+            raise ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
 
     def _freeze(self) -> None:
         if self.frozen_stages >= 0:
@@ -336,7 +339,7 @@ class SwinBackbone(HubMixin):
 
 
 def _option_names(kind: type[SwinBackbone]) -> list[str]:
-    """Return the options that a kind of backbone takes, its own and those that it passes on."""
+    """Return the option names of a backbone class, including those of its base classes."""
     kinds = [base for base in kind.__mro__ if issubclass(base, SwinBackbone) and '__init__' in vars(base)]
     parameters = [p for base in kinds for p in list(inspect.signature(base).parameters.values())[:-1]]
     return list(dict.fromkeys(p.name for p in parameters))

@@ -1,8 +1,7 @@
-"""Swin V2: what it does otherwise than V1, part by part, and the backbone of these parts.
+"""Swin V2: the modules that differ from V1, and the backbone.
 
-The norms stand behind attention and MLP, attention compares directions, its position bias comes out of a small network
-and so fits any window, and merged patches are normalised after the reduction. The rest is in
-:mod:`swin_dense.models.swin`.
+Norms come after attention and MLP. Attention scores are cosines. A small network computes the position bias, so the
+bias fits any window size. Patch merging normalises after the reduction. The rest is in :mod:`swin_dense.models.swin`.
 Source: Liu et al., Swin Transformer V2: Scaling Up Capacity and Resolution, CVPR 2022.
 """
 
@@ -31,17 +30,17 @@ CPB_CHANNELS = 512
 
 
 class CosineWindowAttention(WindowAttention):
-    """Window attention that scores by the angle between query and key, (B, H, W, C) to (B, H, W, C).
+    """Window attention with cosine scores, (B, H, W, C) to (B, H, W, C).
 
-    The score is the cosine times a factor per head, learnt and at most 100, plus a position bias between 0 and 16 that
-    a network makes of the offset between the two tokens, on a logarithmic scale.
+    The score is the cosine of query and key times a learnt factor per head, at most 100, plus a position bias between 0
+    and 16. A small network computes the bias from the offset between the two tokens on a logarithmic scale.
 
     Args:
         channels: C.
         num_heads: heads, which divide C.
         qkv_bias: whether queries and values have a bias; keys have none.
-        pretrained_window_size: (height, width) in tokens of the window that the position network was trained with,
-            which sets the scale of its offsets; None where that is the window itself.
+        pretrained_window_size: (height, width) in tokens of the window that the position network was trained with. It
+            sets the scale of the offsets; None means the current window.
         **options: ``window_size``, dropout and backend, see :class:`WindowAttention`.
     """
 
@@ -75,12 +74,12 @@ class CosineWindowAttention(WindowAttention):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.q_bias is not None and self.v_bias is not None:
             q, v = q + self.q_bias, v + self.v_bias
-        # Queries carry the factor of their head, so attention itself needs none.
+        # Queries are multiplied by the factor of their head here, so the attention op uses a scale of 1.
         q = self._directions(q) * self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp().view(-1, 1)
         return torch.cat([q.flatten(-2).to(v.dtype), self._directions(k).flatten(-2).to(v.dtype), v], dim=-1)
 
     def _directions(self, x: Tensor) -> Tensor:
-        """Return the heads of x at length 1, (B, H, W, A, D); in float32 at least."""
+        """Split x into heads and scale each to length 1, (B, H, W, A, D), in float32 or higher precision."""
         heads = x.unflatten(-1, (self.num_heads, -1))
         return F.normalize(heads.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
 
@@ -90,7 +89,7 @@ class CosineWindowAttention(WindowAttention):
     def _linear_pad_kv(self) -> Tensor | None:
         if self.v_bias is None:
             return None
-        # The key of a zero token is zero, and stays zero at any length that it is brought to.
+        # A zero token has a zero key, which F.normalize leaves at zero.
         return torch.cat([torch.zeros_like(self.v_bias), self.v_bias])
 
     def relative_bias(self, window: Pair) -> Tensor | None:
@@ -101,7 +100,7 @@ class CosineWindowAttention(WindowAttention):
 
 
 class SwinBlockV2(SwinBlock):
-    """Window attention and an MLP, each before a LayerNorm and on a residual branch: (B, H, W, C) to the same."""
+    """Window attention and an MLP, each on a residual branch that ends with a LayerNorm: (B, H, W, C) to the same."""
 
     post_norm = True
 
@@ -127,18 +126,18 @@ class PatchMergingV2(PatchMerging):
 
 
 class SwinV2Backbone(SwinBackbone):
-    """Swin Transformer V2 that turns an image of any size into a feature pyramid.
+    """Swin Transformer V2 backbone that turns an image of any size into a feature pyramid.
 
-    Padding, windows and shifts are those of :class:`SwinBackbone`, and so are the norms of the outputs: the authors
-    published no dense code of V2 that could say otherwise.
+    Padding, windows, shifts and output norms are those of :class:`SwinBackbone`, because the authors published no code
+    of V2 for dense prediction.
 
     Args:
-        arch: as for :class:`SwinBackbone`; 'swinv2_t' and the like are the same.
+        arch: as for :class:`SwinBackbone`; names may have the prefix 'swinv2_', as in 'swinv2_t'.
         window_size: side, or (height, width), of a window in tokens.
-        pretrained_window_size: side of the windows that the weights were trained with, for all stages or per stage; 0
-            where it is the window itself. A classifier's windows shrink with its maps: files of window 16 at 256 x 256
-            have (16, 16, 16, 8).
-        **options: of :class:`SwinBackbone`, less ``qk_scale`` and ``use_rel_pos_bias``, which V2 has no place for.
+        pretrained_window_size: side of the windows that the weights were trained with, one or one per stage; 0 means
+            ``window_size``. The windows of a classifier shrink with its maps: checkpoints with window 16 at 256 x 256
+            pixels have (16, 16, 16, 8).
+        **options: options of :class:`SwinBackbone`, except ``qk_scale`` and ``use_rel_pos_bias``, which V2 lacks.
 
     Raises:
         ValueError: an option has a value that is not allowed, or options contradict each other.
@@ -179,11 +178,11 @@ class SwinV2Backbone(SwinBackbone):
         if qk_scale is not None:
             raise ValueError(f'qk_scale={qk_scale}: Swin V2 learns a scale per head; leave qk_scale out')
         if not use_rel_pos_bias:
-            raise ValueError('use_rel_pos_bias=False: Swin V2 always has its position bias; leave the option out')
+            raise ValueError('use_rel_pos_bias=False: Swin V2 always has a position bias; leave the option out')
         return CosineWindowAttention
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew as the official code does: as V1's, but every block begins as the identity."""
+        """Initialise all parameters as the official code does: as in V1, but every block starts as the identity."""
         super().reset_parameters()
         for module in self.modules():
             if isinstance(module, SwinBlockV2):

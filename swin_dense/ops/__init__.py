@@ -1,4 +1,4 @@
-"""Window attention: the operation that this package exists for, and its implementations."""
+"""Window attention and its implementations."""
 
 from swin_dense.ops.dispatch import BACKENDS, relative_position_bias, window_attention
 

@@ -1,4 +1,4 @@
-"""The one place that chooses an implementation of window attention."""
+"""Choose the implementation of window attention."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from swin_dense.utils import checks
 
 _logger = logging.getLogger('swin_dense.ops')
 
-# By the name of the backend, in the order in which 'auto' tries them. Each is a module with `window_attention`, which
-# takes what the function below does, and `unsupported_reason(qkv, spec)`: why it cannot serve that here, or None.
+# Modules by backend name, in the order in which 'auto' tries them. Each has `window_attention`, with the arguments of
+# the function below except `backend`, and `unsupported_reason(qkv, spec)`, which returns why it cannot run, or None.
 IMPLEMENTATIONS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'reference': plain}
 BACKENDS = ('auto', *IMPLEMENTATIONS)
 
@@ -26,26 +26,27 @@ BACKENDS = ('auto', *IMPLEMENTATIONS)
 def window_attention(
     qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec, backend: str = 'auto'
 ) -> Tensor:
-    """Attend within shifted windows, from raster order to raster order.
+    """Compute attention within shifted windows; input and output are in raster order.
 
-    The map is padded to a multiple of the window, rolled by minus the shift, cut into windows, attended within
-    each window and region, and put back. Padding tokens are attended to: their keys and values are ``pad_kv``.
+    The map is padded to a multiple of the window, rolled by minus the shift and cut into windows. Attention is computed
+    within each window and region, and the windows are put back. Padding tokens are attended to, with ``pad_kv`` as
+    their keys and values.
 
     Args:
         qkv: (B, H, W, 3C) queries, keys and values of the real tokens.
         relative_bias: (A, T, T) added to the scores of every window, T tokens per window, or None.
-        pad_kv: (2C,) key and value of a padding token, or None for zeros. A linear layer maps the official code's
-            zero padding to its bias, so this is the k and v part of the qkv bias.
+        pad_kv: (2C,) key and value of a padding token, or None for zeros. The official code pads with zeros before the
+            qkv layer, which maps them to its bias, so this is the k and v part of the qkv bias.
         spec: heads, window, shift, scale and dropout.
-        backend: one of ``BACKENDS``. 'auto' takes the first that can run, Triton's kernels only where
-            `swin-dense doctor` found them right and faster on this GPU, and logs which, once.
+        backend: one of ``BACKENDS``. 'auto' uses the first backend that can run and logs its choice once. It uses the
+            Triton kernels only if `swin-dense doctor` found them correct and faster on this GPU.
 
     Returns:
         (B, H, W, C).
 
     Raises:
         ValueError: the backend is unknown.
-        RuntimeError: the backend that was asked for cannot run here.
+        RuntimeError: the requested backend cannot run here.
 
     Examples:
         >>> spec = WindowSpec(num_heads=3, window=(7, 7), shift=(3, 3), scale=32**-0.5)
@@ -56,17 +57,17 @@ def window_attention(
 
 
 def relative_position_bias(table: Tensor, window: Pair, backend: str = 'auto') -> Tensor:
-    """Expand a bias table as :func:`swin_dense.ops.windows.relative_position_bias` does, by a kernel where one may run.
+    """Expand a bias table, by a kernel if possible; see :func:`swin_dense.ops.windows.relative_position_bias`.
 
     Args:
         table: ((2 * window height - 1) * (2 * window width - 1), A).
         window: (height, width) in tokens.
-        backend: of the attention that takes the result.
+        backend: backend of the attention that reads the result.
 
     Returns:
         (A, T, T).
     """
-    # A compiler fuses this with what is around it.
+    # Compilers fuse the plain version with the operations around it.
     is_plain = context.is_rewritten() or backend not in ('auto', 'triton') or not gpu.is_gpu(table)
     if is_plain or gpu.unsupported_reason(table):
         return windows.relative_position_bias(table, window)
@@ -83,7 +84,7 @@ def _choose(
         return plain
     is_automatic = backend == 'auto'
     names = list(IMPLEMENTATIONS) if is_automatic else [backend]
-    if context.plain_reason(qkv):  # plain operations serve what the backend cannot
+    if context.plain_reason(qkv):  # plain operations are the fallback of every backend
         names.append('reference')
     reasons: list[str] = []
     for name in names:
@@ -91,7 +92,7 @@ def _choose(
         if reason is None and is_automatic and name == 'triton':
             reason = _unproven_reason(qkv, relative_bias, pad_kv, spec)
         if reason is None:
-            if is_automatic and not context.is_tracing():  # a log line would break the graph
+            if is_automatic and not context.is_tracing():  # logging would break the graph
                 _log_once(name, tuple(reasons))
             return IMPLEMENTATIONS[name]
         reasons.append(f'{name}: {reason}')
@@ -100,12 +101,12 @@ def _choose(
 
 
 def _unproven_reason(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> str | None:
-    """Return why 'auto' does not take the Triton kernels although they can run, or None."""
+    """Return why 'auto' does not use the Triton kernels although they can run, or None."""
     if not gpu.is_gpu(qkv):
-        return 'its interpreter is for tests'
-    # torch.compile looks into torch.func by itself.
+        return 'its interpreter is for tests only'
+    # While compiling, torch.compile handles torch.func itself.
     if not context.is_tracing() and context.is_transformed():
-        return 'torch.func transforms what runs'
+        return 'a torch.func transform is active'
     head_dim = qkv.shape[-1] // 3 // spec.num_heads
     bias_dtype, pad_dtype = (qkv.dtype if x is None else x.dtype for x in (relative_bias, pad_kv))
     return verdicts.reason_against_attention(

@@ -1,9 +1,9 @@
-"""A Swin's operations in plain ATen: what compilers, exporters, torch.func and gradients of gradients can follow.
+"""The operations of a Swin in plain ATen, for compilers, exporters, torch.func and gradients of gradients.
 
-:func:`window_attention` is the attention backend 'reference'. The other functions are for the rest of the network; an
-exporter needs a body of its own in most of them, because the graph that it records must hold for every size: then every
-token is looked up where it lies (:mod:`swin_dense.ops.windows`), as runtimes differ in what they make of slices,
-padding by nothing and negative numbers.
+:func:`window_attention` is the attention backend 'reference'; the other functions serve the rest of the network. Most
+functions have a separate branch for exporters, because an exported graph must be valid for every size. This branch
+gathers tokens by computed indices (:mod:`swin_dense.ops.windows`), because runtimes differ in how they handle slices,
+padding by zero and negative numbers.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor |
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
     weights = scores.softmax(-1)
-    if spec.dropout:  # a dropout of nothing would still be a node, and one that some runtimes refuse
+    if spec.dropout:  # dropout with rate 0 would still be a node of the graph, and some runtimes do not support it
         weights = F.dropout(weights, spec.dropout)
     out = (weights @ v_BNTAD.transpose(2, 3)).transpose(2, 3).flatten(3)
     return merge(out, (height, width), spec.window, spec.shift)
 
 
 def pad_to_patches(img: Tensor, side: int) -> Tensor:
-    """Pad an image, (B, c, h, w), with zeros at the right and the bottom to a multiple of a patch's side in pixels."""
+    """Pad an image, (B, c, h, w), with zeros at the right and bottom to a multiple of ``side``, the patch size."""
     rows, columns = window_grid(img.shape[2], img.shape[3], (side, side))
     pads = columns * side - img.shape[3], rows * side - img.shape[2]
-    # A graph must hold for other sizes too; elsewhere, padding by nothing would copy.
+    # A recorded graph must be valid for other sizes, so it always pads; otherwise, padding by zero would only copy.
     if context.is_tracing() or any(pads):
         img = F.pad(img, (0, pads[0], 0, pads[1]))
-    if context.is_exporting() or context.is_transformed():  # torch.func.vmap knows no memory formats
+    if context.is_exporting() or context.is_transformed():  # torch.func.vmap does not support memory formats
         return img
-    # In this format the convolution leaves tokens as they are wanted, and the permutation after it copies nothing.
+    # With this format the convolution writes channels last, so the permutation to (B, H, W, C) needs no copy.
     return img.contiguous(memory_format=torch.channels_last)
 
 
@@ -62,9 +62,10 @@ def neighbours(x: Tensor, stride: int, by_channel: bool = False) -> Tensor:
 
     Args:
         x: (B, H, W, C).
-        stride: in tokens.
-        by_channel: whether neighbours lie side by side, row by row, for each channel, as ``nn.Unfold`` has them.
-            Otherwise channels do for each neighbour, column by column, as in the official code, which is faster.
+        stride: stride in tokens.
+        by_channel: whether the last axis is ordered by channel and then by neighbour, row by row, as in ``nn.Unfold``.
+            Otherwise it is ordered by neighbour, column by column, and then by channel, as in the official code, which
+            is faster.
 
     Returns:
         (B, ceil(H / stride), ceil(W / stride), 4C).
@@ -86,12 +87,12 @@ def neighbours(x: Tensor, stride: int, by_channel: bool = False) -> Tensor:
 
 
 def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
-    """Resize an absolute position embedding bicubically, in float32 at least.
+    """Resize an absolute position embedding bicubically, in float32 or higher precision.
 
     Args:
         position: (1, L, C).
-        grid: (height, width) that its L tokens lie on.
-        size: (height, width) of the map that it is added to.
+        grid: (height, width) of the embedding, whose product is L.
+        size: (height, width) of the map that the embedding is added to.
 
     Returns:
         (1, *size, C).
@@ -99,7 +100,7 @@ def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
     position = position.unflatten(1, grid)
     if not context.is_exporting() and grid == size:
         return position
-    # Not every device interpolates in half precision.
+    # Not every device supports interpolation in half precision.
     position = position.permute(0, 3, 1, 2).to(torch.promote_types(position.dtype, torch.float32))
     if context.is_exporting():
         return _resize_bicubic(position[0], size)[None].permute(0, 2, 3, 1)
@@ -108,12 +109,12 @@ def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
 
 def to_maps(x: Tensor) -> Tensor:
     """Return tokens, (B, H, W, C), as contiguous maps, (B, C, H, W)."""
-    # contiguous would look whether a side is 1, which an exported graph must not.
+    # Tensor.contiguous would branch on whether a side is 1, which an exported graph must not do.
     return x.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def _resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:
-    """Resize a map as ``F.interpolate(mode='bicubic')`` does, as weighted sums of four rows and of four columns."""
+    """Resize a map as ``F.interpolate(mode='bicubic')`` does, by weighted sums of four rows and of four columns."""
     channels, height, width = x_CHW.shape
     row, weight = _bicubic_taps(height, size[0], x_CHW)
     x_CHW = (x_CHW.index_select(1, row.flatten()).reshape(channels, size[0], 4, width) * weight[:, :, None]).sum(2)
@@ -122,8 +123,8 @@ def _resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:
 
 
 def _bicubic_taps(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which four inputs along one axis make up every output, and their weights: (outputs, 4) each."""
-    steep = -0.75  # torch's choice of the cubic
+    """Return the indices and weights of the four inputs of every output along one axis: (outputs, 4) each."""
+    steep = -0.75  # coefficient of the cubic kernel in torch
     source = (torch.arange(outputs, device=like.device, dtype=like.dtype) + 0.5) * inputs / outputs - 0.5
     tap = source.floor()[:, None] + torch.arange(-1, 3, device=like.device)
     distance = (source[:, None] - tap).abs()

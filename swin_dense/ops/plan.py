@@ -1,7 +1,7 @@
-"""Where every token of a map is found among its windows, worked out once per size of map.
+"""Index tables between the raster order of a map and its windows, cached per map size.
 
-A plan is computed on the host from the index arithmetic of :mod:`swin_dense.ops.windows`. It reaches a GPU in one copy
-from pinned memory, for which the host does not wait.
+The CPU computes a plan with the index arithmetic of :mod:`swin_dense.ops.windows`. The tables are copied to a GPU in
+one asynchronous copy from pinned memory.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 
 from swin_dense.ops.windows import REGION_PENALTY, Pair, region_ids, sources, window_grid
 
-# Eight sizes of images, as a model of four stages needs two plans in each. Those of one image take about a hundredth of
-# the memory of its first stage.
+# Enough for eight image sizes, because each of a model's four stages needs two plans. The plans of one image size take
+# about a hundredth of the memory of the first stage.
 MAX_PLANS = 64
 _CPU = torch.device('cpu')
 
 
 @dataclass(frozen=True)
 class Group:
-    """The windows of one map that share a region mask.
+    """The windows of a map that share a region mask.
 
     Attributes:
-        tokens: (n * T,) raster position of every slot of the group's n windows; 0 in padding slots.
-        padding: the slots that hold no real token.
-        mask: (T, T) the region penalty, or None where the group needs none.
+        tokens: (n * T,) raster index of every slot of the n windows; 0 for padding slots.
+        padding: indices of the padding slots.
+        mask: (T, T) region penalty, or None if the windows have only one region.
     """
 
     tokens: Tensor
@@ -39,14 +39,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one size of map is cut into windows.
+    """Index tables for the windows of one map size.
 
-    The region mask of a window depends only on whether it lies in the last row and in the last column of windows. So
-    there are at most four groups, and the windows of the inside, nearly all, need no mask.
+    The region mask of a window depends only on whether it is in the last row and in the last column of windows, so
+    there are at most four groups. The inner windows, which are nearly all windows, need no mask.
 
     Attributes:
-        groups: the windows by region mask; their slots one after the other make up the window order.
-        slots: (H * W,) where in window order each raster position is found.
+        groups: the windows grouped by region mask; their concatenated slots define the window order.
+        slots: (H * W,) index in window order of each raster position.
     """
 
     groups: tuple[Group, ...]
@@ -54,12 +54,13 @@ class Plan:
 
 
 def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
-    """Return the plan of a map of height x width tokens. Its tensors are shared: leave them as they are.
+    """Return the plan of a map of height x width tokens. Its tensors are cached and must not be modified.
 
-    On a GPU every stream has its own: what one stream copies or frees, another may only touch when both have met.
+    Each CUDA stream has its own plans, because using a tensor that another stream copies or frees needs
+    synchronisation.
 
     Raises:
-        RuntimeError: a CUDA graph is being captured and there is no plan of this size yet.
+        RuntimeError: a CUDA graph is being captured, and no plan for this size exists yet.
     """
     key = height, width, window, shift, device
     if device.type != 'cuda':
@@ -77,27 +78,27 @@ def _cached(height: int, width: int, window: Pair, shift: Pair, device: torch.de
 
 
 def _captured_plan(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
-    """Return a plan for a CUDA graph, which reads it as long as it lives. When it dies is not known: the plan stays."""
+    """Return a plan for a CUDA graph and keep it forever, because the graph reads it at every replay."""
     key = height, width, window, shift, device
     if key not in _captured:
-        # Whichever stream built it, the run of the model that has to precede a capture has ended.
+        # A plan of any stream may be used, because the warm-up run that must precede a capture has finished.
         plan = _alive.get(key)
         if plan is None:
             raise RuntimeError(
-                f'a CUDA graph is being captured, and there is no plan yet of a map of {height} x {width} tokens in '
-                f'windows of {window[0]} x {window[1]}; run the model once with this size before capturing'
+                f'a CUDA graph is being captured, but no plan exists for a map of {height} x {width} tokens in windows '
+                f'of {window[0]} x {window[1]}; run the model once with this size before capturing'
             )
         _captured[key] = plan
     return _captured[key]
 
 
-# The plan of each size that was used last, of whichever stream, as long as the cache has it.
+# The most recently used plan of each size, from any stream, while the cache holds it.
 _alive: weakref.WeakValueDictionary[tuple, Plan] = weakref.WeakValueDictionary()
 _captured: dict[tuple, Plan] = {}
 
 
 def _build(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
-    """Cut rows, and columns, into those of the inside and, under a shift, the last; groups are the four products."""
+    """Build a plan; a shift separates the last row and the last column of windows, which gives up to four groups."""
     rows, columns = window_grid(height, width, window)
     y, x = (sources(*along, _CPU) for along in ((rows, window[0], shift[0]), (columns, window[1], shift[1])))
     regions = region_ids(height, width, window, shift, _CPU).view(rows, columns, -1)
@@ -121,18 +122,18 @@ def _build(height: int, width: int, window: Pair, shift: Pair, device: torch.dev
 
 
 def _inside_and_last(count: int, shift: int) -> list[slice]:
-    """Return which rows of windows share their region mask: without a shift all do, with one the last is apart."""
+    """Return the ranges of window rows that share a region mask: one without a shift, otherwise inner rows and last."""
     return [slice(0, count - 1), slice(count - 1, count)] if shift and count > 1 else [slice(0, count)]
 
 
 def _mask(regions: Tensor) -> Tensor | None:
-    """Return the region penalty, (T, T), of a window with these regions, (T,), or None where it has one."""
+    """Return the region penalty, (T, T), of a window with these regions, (T,), or None if it has only one region."""
     is_apart = regions[:, None] != regions[None, :]
     return is_apart * torch.tensor(REGION_PENALTY, device=_CPU) if is_apart.any() else None
 
 
 def _to_device(tables: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return the tables on the device; they reach a GPU as one copy that is under way when this returns."""
+    """Copy the tables to the device; on a GPU, by one asynchronous copy."""
     if device.type != 'cuda':
         return [table.to(device) for table in tables]
     packed = _pack(tables).pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Less memory in training: what is cheap to recompute is not saved for the backward pass."""
+"""Save memory in training by recomputing cheap results in the backward pass instead of saving them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from swin_dense.ops import context
 def computed_again(
     result: Tensor, source: Tensor, function: Callable[[Tensor], Tensor], through: nn.Module | None = None
 ) -> Iterator[None]:
-    """Let autograd recompute ``result`` in the backward pass instead of saving it, while this context is open.
+    """Make autograd recompute ``result`` in the backward pass instead of saving it, within this context.
 
-    The source is saved in its place, so this pays where autograd saves it anyway. Nothing changes where the module
-    that the function calls has hooks, where the function works in place, and where other means decide what is saved: in
-    a graph that is recorded, under torch.func, and under hooks on saved tensors, such as those of a checkpoint.
+    Autograd saves ``source`` instead, so this saves memory only if autograd saves ``source`` anyway. The context has no
+    effect if ``through`` has hooks, if ``function`` works in place, or if the saved tensors are managed elsewhere:
+    while a graph is being recorded, under torch.func, and under saved-tensor hooks such as those of
+    activation checkpointing.
 
     Args:
-        result: what ``function(source)`` gave.
-        source: what the function took.
-        function: cheap, and at any time the same function of its argument, but for the precision that autocast chose.
-        through: the module that the function calls, if it does.
+        result: the result of ``function(source)``.
+        source: the argument of ``function``.
+        function: a cheap, deterministic function; only the precision, chosen by autocast, may differ later.
+        through: the module that ``function`` calls, or None.
     """
     is_saved = result.requires_grad and torch.is_grad_enabled()
     has_hooks = through is not None and context.has_hooks(through)
     if not is_saved or has_hooks or context.manages_saved_tensors() or _share_memory(result, source):
         yield
         return
-    # The hooks live as long as the graph: they must not hold the result itself.
+    # The hooks live as long as the graph, so they must not reference the result.
     source, dtype, numel, memory = source.detach(), result.dtype, result.numel(), result.untyped_storage()._cdata
 
     def is_result(tensor: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Window attention through torch's scaled_dot_product_attention, on any device.
 
-Padding, roll and partition are one gather of the real tokens, their inverses another, and only the windows at the
-edges of a shifted map get a mask; see :mod:`swin_dense.ops.plan`. None of that changes a number. Each gather is undone
-by the other one, so their backward passes are gathers too, where torch would fill with zeros and add.
+One gather does padding, roll and partition, and another gather undoes them. Only the windows at the edges of a shifted
+map get a mask; see :mod:`swin_dense.ops.plan`. This does not change any value. Each gather is the inverse of the
+other, so their backward passes are gathers too, whereas autograd would scatter-add into zeros.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor |
 
 
 class _ToWindows(torch.autograd.Function):
-    """From (B, H * W, 3C) and the key and value of padding, (2C,), to (B, n * T, 3C) for each group of the plan."""
+    """Gather (B, H * W, 3C) and the key and value of padding, (2C,), into (B, n * T, 3C) for each group of the plan."""
 
     @staticmethod
     def forward(ctx, qkv, pad_kv, plan: Plan):
@@ -60,7 +60,7 @@ class _ToWindows(torch.autograd.Function):
 
 
 class _ToRaster(torch.autograd.Function):
-    """From (B, n * T, C) for each group of the plan to (B, H * W, C)."""
+    """Gather (B, n * T, C) for each group of the plan into (B, H * W, C)."""
 
     @staticmethod
     def forward(ctx, plan: Plan, *groups):
@@ -73,7 +73,7 @@ class _ToRaster(torch.autograd.Function):
 
 
 def _gather(x: Tensor, group: Group, slot: Tensor) -> Tensor:
-    """Return the group's slots of x, (B, H * W, C), with ``slot``, (C,), where there is no token: (B, n * T, C)."""
+    """Gather the slots of a group from x, (B, H * W, C), with ``slot``, (C,), in padding slots: (B, n * T, C)."""
     slots = x.index_select(1, group.tokens)
     if len(group.padding):
         slots = slots.index_copy_(1, group.padding, slot.expand(len(x), len(group.padding), -1))

@@ -1,12 +1,11 @@
-"""Window geometry by index arithmetic: where each token of a map lies among its shifted windows, and back.
+"""Window geometry by index arithmetic: the mapping between the tokens of a map and the slots of its shifted windows.
 
-A map of any size is padded at the right and the bottom to a multiple of the window, rolled by minus the shift, and cut
-into windows. These are the rules of the official detection code: the window is never clamped and the shift never
-dropped, however small the map. Rows and columns are independent of each other, so every table is an outer sum of two
-short ones.
+A map of any size is padded at the right and bottom to a multiple of the window, rolled by minus the shift, and cut into
+windows. As in the official detection code, the window is never clamped and the shift is never dropped, however small
+the map. Rows and columns are independent, so every index table is an outer sum of two short ones.
 
-All functions are pure, and hold for every size in a graph that was recorded once: sizes only enter as operands of
-``+``, ``*``, ``//`` and comparisons of non-negative integers.
+All functions are pure. A graph recorded from them is valid for every size, because sizes are used only as operands of
+``+``, ``*``, ``//`` and comparisons, on non-negative integers.
 
 Suffixes name the axes: B batch, H and W the grid in tokens, C channels, N windows per image, T tokens per window.
 Windows and shifts are (height, width) in tokens.
@@ -27,12 +26,12 @@ REGION_PENALTY = -100.0
 
 
 class WindowSpec(NamedTuple):
-    """How a map is attended to.
+    """The settings of window attention.
 
     Attributes:
         num_heads: A, which divides C.
         window: (height, width) in tokens.
-        shift: (height, width) in tokens by which the windows are displaced, each less than the window.
+        shift: (height, width) in tokens by which the windows are shifted, each less than the window.
         scale: factor on the query-key product.
         dropout: probability to drop an attention weight.
     """
@@ -45,31 +44,31 @@ class WindowSpec(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """T, the number of tokens per window."""
         return self.window[0] * self.window[1]
 
 
 def window_grid(height: int, width: int, window: Pair) -> Pair:
-    """Return how many windows cover a map: (rows, columns)."""
-    # Runtimes of exported graphs divide negative numbers differently, so not -(-height // window[0]).
+    """Return the number of windows that cover a map: (rows, columns)."""
+    # Not -(-height // window[0]): runtimes of exported graphs differ in the division of negative numbers.
     return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
 
 
 def sources(count: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Return, along one axis, which row of the padded map each slot of each window holds: (count, window)."""
+    """Return, along one axis, the row of the padded map for each slot of each window: (count, window)."""
     source = torch.arange(count * window, device=device).reshape(count, window) + shift
     return torch.where(source >= count * window, source - count * window, source)
 
 
 def slots(side: int, count: int, window: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return, along one axis, in which window each row of the map lies, and where within it: (side,) each."""
+    """Return, along one axis, the window index and the position within the window of each row: (side,) each."""
     slot = torch.arange(side, device=device) - shift
     slot = torch.where(slot < 0, slot + count * window, slot)
     return slot // window, slot % window
 
 
 def partition(x_BHWC: Tensor, window: Pair, shift: Pair, padding_C: Tensor | None = None) -> Tensor:
-    """Cut a map into windows, with ``padding_C`` in the slots that hold no token, or zeros.
+    """Cut a map into windows, with ``padding_C``, or zeros if None, in padding slots.
 
     Returns:
         (B, N, T, C), windows and tokens both in row-major order.
@@ -98,10 +97,10 @@ def merge(x_BNTC: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
 
 
 def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
-    """Number the regions of the rolled map that were neighbours before the roll.
+    """Return the region of each slot; slots of one window in the same region were neighbours before the roll.
 
-    The roll carries the first ``shift`` rows and columns to the far side, so the last row and column of windows
-    hold tokens from opposite edges; only tokens of the same region may attend to each other.
+    The roll moves the first ``shift`` rows and columns to the opposite edge, so the last row and the last column of
+    windows contain tokens from both edges. Only tokens of the same region may attend to each other.
 
     Returns:
         (N, T) integers.
@@ -119,7 +118,7 @@ def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch
 
 
 def take(x_BHWC: Tensor, y: Tensor, x: Tensor, padding_C: Tensor) -> Tensor:
-    """Return the tokens at (y, x), broadcast against each other, or ``padding_C`` beyond the map: (B, tokens, C)."""
+    """Return the tokens at (y, x), which are broadcast, with ``padding_C`` outside of the map: (B, tokens, C)."""
     height, width = x_BHWC.shape[1:3]
     is_token = (y < height) & (x < width)
     raster = torch.where(is_token, y * width + x, 0)
@@ -127,7 +126,7 @@ def take(x_BHWC: Tensor, y: Tensor, x: Tensor, padding_C: Tensor) -> Tensor:
 
 
 def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:
-    """Return the rows of a bias table, of a window, that a smaller window needs: those of the offsets within it."""
+    """Return the rows of a window's bias table for the offsets that occur in a smaller window."""
     if smaller == window:
         return table
     offsets = table.reshape(2 * window[0] - 1, 2 * window[1] - 1, -1)
@@ -138,11 +137,12 @@ def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:
 def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
     """Expand a bias table over all pairs of tokens of one window.
 
-    Entry (a, q, k) is the table's row for the offset of token q from token k, the order of the official
-    ``relative_position_index``. The lookup is a sliding view of the table, so no index buffer exists.
+    Entry (a, q, k) comes from the table's row for the offset of token q from token k, in the order of the official
+    ``relative_position_index``. The lookup is a sliding view of the table and needs no index buffer.
 
     Args:
         table: ((2 * window height - 1) * (2 * window width - 1), A).
+        window: (height, width) in tokens.
 
     Returns:
         (A, T, T).
@@ -155,14 +155,14 @@ def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
 
 
 def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None = None) -> Tensor:
-    """Return the offsets of a window's bias table on a logarithmic scale, the coordinates of Swin V2.
+    """Return the offsets of a window's bias table in the log-spaced coordinates of Swin V2.
 
-    The outermost offsets of the window that the scale was trained with are -1.06 and 1.06, that is log8(1 + 8).
+    The outermost offsets of the window used in training are -1.06 and 1.06, which is log8(1 + 8).
 
     Args:
-        window: the window of the table.
-        trained: the window of the scale.
-        device: of the result.
+        window: (height, width) in tokens of the table.
+        trained: (height, width) in tokens of the window used in training.
+        device: device of the result.
 
     Returns:
         ((2 * window height - 1) * (2 * window width - 1), 2) in float32, in which the published weights were trained.

@@ -1,1 +1,1 @@
-"""The published recipes: where they lie, what was published for them, and one written whole for a user's own data."""
+"""The published recipes: their files and results, and complete configs for a user's own data."""

@@ -1,7 +1,7 @@
-"""Where the recipes lie, in a clone and in an installed wheel, and how they are read.
+"""Find and read recipes, in a clone and in an installed wheel.
 
-A recipe is a file below ``configs``, or a config of mmdet or mmseg with their Swin exchanged for ours. The latter need
-no files; the metafiles in ``configs/mmdet`` and ``configs/mmseg`` name them.
+A recipe is a file in ``configs``, or a config of mmdet or mmseg with its backbone replaced by SwinDense. The latter
+have no files of their own and are listed in the metafiles in ``configs/mmdet`` and ``configs/mmseg``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOREIGN_BASE = re.compile(r"'(mmdet|mmseg)::")
 
 
 def recipe_root() -> Path:
-    """Return the folder that holds ``configs`` and ``model-index.yml``.
+    """Return the folder that contains ``configs`` and ``model-index.yml``.
 
     Raises:
         FileNotFoundError: the package was installed without them.
@@ -32,33 +32,33 @@ def recipe_root() -> Path:
     for root in (_PACKAGE / '.mim', _PACKAGE.parent):
         if (root / 'model-index.yml').is_file():
             return root
-    raise FileNotFoundError(f'{_PACKAGE} has no .mim/configs; install swin-dense anew from its wheel or a clone')
+    raise FileNotFoundError(f'{_PACKAGE} has no .mim/configs; reinstall swin-dense from its wheel or a clone')
 
 
 def recipe_names() -> list[str]:
-    """Return the names of all recipes, sorted."""
+    """Return the sorted names of all recipes."""
     return sorted([*(path.stem for path in _recipe_files()), *framework_configs(recipe_root())])
 
 
 def load_recipe(name: str) -> Config:
     """Read a recipe by its name, or any config file by its path.
 
-    A recipe starts from configs that mmdet and mmseg carry. They are looked for where these packages lie, not through
-    their distributions as mmengine does: so recipes can also be read with forks that are distributed under other names,
-    and with a setuptools without pkg_resources.
+    Recipes inherit from configs of mmdet and mmseg. These are found in the folder of the imported package, not through
+    its distribution as in mmengine, so recipes also work with forks under other distribution names, and with a
+    setuptools without pkg_resources.
 
     Raises:
-        ValueError: there is neither a recipe nor a file of this name, or the file is no config.
-        ImportError: mmengine, or the package that the recipe starts from, is not installed.
+        ValueError: no recipe and no file has this name, or the file is not a config.
+        ImportError: mmengine, or the package that the recipe inherits from, is not installed.
     """
     from mmengine.config import Config
 
     if Path(name).is_file():
         try:
             config = Config.fromfile(name)
-            list(config.values())  # where it imports what it names, this does
+            list(config.values())  # a lazy config imports its classes here
             return config
-        except Exception as error:  # a config is a program, and raises anything
+        except Exception as error:  # a config is a program and can raise any exception
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
     path = _find(name)
     if isinstance(path, str):
@@ -78,10 +78,10 @@ def _recipe_files() -> list[Path]:
 
 
 def _with_our_swin(place: str) -> Config:
-    """Read a config of a framework as one that inherits from it and exchanges the type of the backbone.
+    """Read a config of mmdet or mmseg and replace the type of its backbone by SwinDense.
 
     Args:
-        place: such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'.
+        place: package and path, such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'.
     """
     from mmengine.config import Config
 
@@ -95,7 +95,7 @@ def _with_our_swin(place: str) -> Config:
 
 
 def _find(name: str) -> Path | str:
-    """Return the file of a recipe, or the place of the framework's config that it is."""
+    """Return the file of a recipe, or 'package::path' for a config of mmdet or mmseg."""
     stem = Path(name).name.removesuffix('.py')
     for path in _recipe_files():
         if path.stem == stem:
@@ -112,5 +112,5 @@ def _find(name: str) -> Path | str:
 def _configs_of(package: str, recipe: str) -> Path:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ImportError(f'{recipe} starts from configs of {package}, which is not installed')
+        raise ImportError(f'{recipe} inherits from configs of {package}, which is not installed')
     return Path(spec.submodule_search_locations[0], '.mim', 'configs')

@@ -1,4 +1,4 @@
-"""A recipe pointed at a user's own data: where the files lie, which classes they have, and how their names end."""
+"""Adapt a recipe to a user's own data: locations of files, classes, and file name endings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from swin_dense.recipes.standalone import check_form
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-# What `swin-dense config` has an option for.
+# Each is an option of `swin-dense config`.
 PLACES = ('train_ann', 'val_ann', 'train_images', 'val_images', 'train_masks', 'val_masks')
-_COMPARED = 100  # images whose masks are looked for, to find how the names of masks end
+_COMPARED = 100  # number of images whose masks are searched for, to detect the ending of mask names
 
 
 def own_data(
@@ -29,21 +29,21 @@ def own_data(
     places: Mapping[str, str] | None = None,
     ignore: Sequence[int] = (),
 ) -> None:
-    """Point a recipe at a user's own data.
+    """Change a recipe to use a user's own data.
 
     Args:
-        config: changed in place.
-        data_root: folder that takes the place of COCO's or ADE20K's, None to keep it.
-        classes: names that take the place of COCO's or ADE20K's, None to keep them. For segmentation, the value of a
-            pixel in a mask is the index of its class in this list, and 255 is ignored.
-        places: files and folders by their names in ``PLACES``, those that do not lie as COCO's or ADE20K's: below
-            ``data_root``, or from the current folder where there is no ``data_root`` or nothing below it. Those of val
-            hold for the test data too.
-        ignore: values in masks that are no class.
+        config: config to change in place.
+        data_root: folder that replaces that of COCO or ADE20K; None keeps it.
+        classes: class names that replace those of COCO or ADE20K; None keeps them. In segmentation masks, the value of
+            a pixel is the index of its class in this list, and 255 is ignored.
+        places: files and folders by their names in ``PLACES``, for data with another layout than COCO or ADE20K. Paths
+            are relative to ``data_root``, or to the current folder if ``data_root`` is None or does not contain them.
+            Those for 'val' also apply to the test data.
+        ignore: mask values that are no class.
 
     Raises:
-        ValueError: the names are not distinct, or too few, a place or value is not for this task, or the config is of
-            a kind that cannot be changed here.
+        ValueError: the names are too few or not distinct, a place or value does not apply to this task, or this kind of
+            config is not supported.
     """
     check_form(config)
     is_detector = config.default_scope == 'mmdet'
@@ -54,7 +54,7 @@ def own_data(
     if classes is not None:
         set_classes(config, classes)
     if (classes is not None or places) and not is_detector:
-        for dataset in datasets(config):  # find_endings looks again
+        for dataset in datasets(config):  # find_endings detects them again
             dataset.pop('img_suffix', None)
             dataset.pop('seg_map_suffix', None)
     if ignore:
@@ -62,13 +62,13 @@ def own_data(
 
 
 def find_endings(config: Config) -> list[str]:
-    """Let a segmentor's plain data sets read the endings that their files have, where the config names none.
+    """Detect and set the file name endings of a segmentor's own data sets, unless the config sets them.
 
     Returns:
-        Messages on images that are left out, as they have another ending than most.
+        One message for each folder with images that will not be read, because they have another ending than most.
 
     Raises:
-        ValueError: a folder is there and has no images, or no image has a mask.
+        ValueError: an existing folder contains no images, or no image has a mask.
     """
     messages: dict[str, bool] = {}
     for dataset in datasets(config):
@@ -78,8 +78,8 @@ def find_endings(config: Config) -> list[str]:
         if images.is_dir() and 'img_suffix' not in dataset:
             (dataset.img_suffix, _), *others = _image_endings(images).most_common()
             if others:
-                left_out = ', '.join(f'{count} {ending}' for ending, count in others)
-                messages[f'of the images in {images}, those in {dataset.img_suffix} are read, not {left_out}'] = True
+                unread = ', '.join(f'{count} {ending}' for ending, count in others)
+                messages[f'in {images}, only images that end in {dataset.img_suffix} are read, not {unread}'] = True
         if images.is_dir() and masks.is_dir() and 'seg_map_suffix' not in dataset:
             dataset.seg_map_suffix = _mask_ending(images, dataset.img_suffix, masks)
         dataset.setdefault('img_suffix', '.jpg')
@@ -88,13 +88,13 @@ def find_endings(config: Config) -> list[str]:
 
 
 def check_annotations(config: Config) -> None:
-    """Compare the classes and files with those that annotations in COCO's form name, where these are there.
+    """Compare the classes and image files with existing COCO annotation files.
 
-    mmdet trains without a single box, and says nothing, where no annotation has the classes.
+    Without this check, if no annotation has one of the classes, mmdet trains without any box and without a warning.
 
     Raises:
-        ValueError: the classes differ, no image lies where the annotations say, there are no masks to train on, or they
-            have another form.
+        ValueError: the classes differ, none of the annotated images exists, masks are needed but missing, or a file is
+            not in the COCO format.
     """
     for dataset in datasets(config):
         annotations = Path(dataset.get('data_root') or '', dataset.get('ann_file', ''))
@@ -106,24 +106,24 @@ def check_annotations(config: Config) -> None:
         absent = [name for name in given if name not in found]
         if absent or len(given) != expected:
             raise ValueError(
-                f'{annotations} has the classes {",".join(found)}, the config '
-                f'{",".join(classes) if classes else expected}; give those to train with: --classes A,B,C'
+                f'{annotations} has the classes {",".join(found)}, but the config has '
+                f'{",".join(classes) if classes else expected}; give the classes to train with: --classes A,B,C'
             )
         if not has_masks and any(step.get('with_mask') for step in dataset.get('pipeline') or ()):
             raise ValueError(
-                f'{annotations} has boxes without masks, and this recipe trains on masks; take one for boxes: '
+                f'{annotations} has boxes without masks, but this recipe needs masks; use a recipe for boxes: '
                 '`swin-dense zoo --task detection`'
             )
         folder = _below(dataset, 'img')
         if folder.is_dir() and names and not any((folder / name).exists() for name in names):
             raise ValueError(
-                f'{annotations} names {len(names)} images, {names[0]!r} among them, and none lies in {folder}, '
-                f'{endings_in(folder)}; --train-images and --val-images say which folder the names start from'
+                f'{annotations} lists {len(names)} images, such as {names[0]!r}, but none of them is in {folder}, '
+                f'{endings_in(folder)}; set the folder of the images with --train-images and --val-images'
             )
 
 
 def _read_annotations(path: Path) -> tuple[list[str], list[str], bool]:
-    """Return the names of the classes and of the images, and whether objects, where there are any, have masks."""
+    """Return the class names, the image names, and whether the objects have masks (True without any object)."""
     try:
         content = json.loads(path.read_bytes())
         classes = [category['name'] for category in content['categories']]
@@ -132,11 +132,11 @@ def _read_annotations(path: Path) -> tuple[list[str], list[str], bool]:
         return classes, [image['file_name'] for image in content['images']], has_masks
     except (ValueError, KeyError, TypeError) as error:
         reason = f'{type(error).__name__}: {error}'
-        raise ValueError(f"{path} cannot be read as annotations in COCO's form ({reason})") from error
+        raise ValueError(f'{path} cannot be read as COCO annotations ({reason})') from error
 
 
 def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
-    """Return the files and folders of a config's data that are not there; addresses are not looked at."""
+    """Return the data files and folders of a config that do not exist; URLs are not checked."""
     missing = {}
     for dataset in datasets(config, splits):
         root = dataset.get('data_root') or ''
@@ -148,7 +148,7 @@ def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
 
 
 def _folders(dataset: Any) -> list[str]:
-    """Return the folders that a data set reads; mmdet's recipes for instances also name that of panoptic masks."""
+    """Return the folders that a data set reads, without the panoptic masks that mmdet's instance recipes only name."""
     reads_masks = dataset.get('type') != 'CocoDataset' or any(
         step.get('with_seg') for step in dataset.get('pipeline') or ()
     )
@@ -156,10 +156,10 @@ def _folders(dataset: Any) -> list[str]:
 
 
 def endings_in(folder: Path) -> str:
-    """Return in words which endings the files in a folder and below have, and how many of each."""
+    """Describe the file name endings in a folder, searched recursively, with counts, for an error message."""
     found = Counter(path.suffix or path.name for path in folder.rglob('*') if path.is_file())
     listed = ', '.join(f'{ending} ({count})' for ending, count in found.most_common(5))
-    return f'whose files end in {listed}' if listed else 'which has no files'
+    return f'whose files end in {listed}' if listed else 'which contains no files'
 
 
 def _replace_root(config: Config, data_root: str) -> None:
@@ -182,18 +182,18 @@ def _data_root(config: Config) -> str:
     if len(roots) != 1 or '' in roots:
         found = ', '.join(repr(root) for root in sorted(roots)) or 'no dataset'
         raise ValueError(
-            f'a data root is replaced where all datasets of a config have the same; here is {found}: '
-            'set them one by one, as in --set train_dataloader.dataset.data_root=DIR'
+            f'the data root can be replaced only if all datasets of a config have the same, got {found}; '
+            'set them one by one, for example --set train_dataloader.dataset.data_root=DIR'
         )
     return roots.pop()
 
 
 def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> None:
-    """Let data sets, and the evaluators that read annotations too, read the files and folders that are named."""
+    """Set the given files and folders in data sets, and in evaluators that read annotations."""
     is_detector = config.default_scope == 'mmdet'
     for name in places:
         if is_detector and name.endswith('_masks'):
-            raise ValueError(f'--{name.replace("_", "-")} is for segmentation, and this config is that of a detector')
+            raise ValueError(f'--{name.replace("_", "-")} is for segmentation, but this config is for a detector')
     keys = {'images': 'img'} if is_detector else {'images': 'img_path', 'masks': 'seg_map_path'}
     if data_root is None:
         _write_out_roots(config)
@@ -214,7 +214,7 @@ def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> 
 
 
 def _write_out_roots(config: Config) -> None:
-    """Let all paths start from the current folder, as those that are placed without a data root do."""
+    """Make all paths relative to the current folder, like places that are given without a data root."""
     for dataset in datasets(config):
         root, dataset.data_root = dataset.get('data_root') or '', ''
         if dataset.get('ann_file'):
@@ -224,7 +224,7 @@ def _write_out_roots(config: Config) -> None:
 
 
 def _from_root(path: str, root: str | None) -> str:
-    """Return where a path lies from the data root: there, or else where the current folder has it."""
+    """Return a path relative to the data root; a path that exists only in the current folder is converted."""
     if root is None or os.path.exists(os.path.join(root, path)) or not os.path.exists(path):
         return path
     return os.path.relpath(path, root)
@@ -235,24 +235,24 @@ def _below(dataset: Any, prefix: str) -> Path:
 
 
 def _image_endings(folder: Path) -> Counter[str]:
-    """Return how many images in a folder and below have which ending."""
+    """Count the images in a folder, searched recursively, by their ending."""
     found = Counter(path.suffix for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES)
     if not found:
-        raise ValueError(f'there are no images in {folder}, {endings_in(folder)}')
+        raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
     return found
 
 
 def _mask_ending(images: Path, ending: str, masks: Path) -> str:
-    """Return what follows in the names of masks where in those of images the ending does, such as '_L.png'."""
+    """Return the ending that replaces the image ending in the names of masks, such as '_L.png'."""
     stems = sorted(str(path.relative_to(images)).removesuffix(ending) for path in images.rglob(f'*{ending}'))
     names = sorted(str(path.relative_to(masks)) for path in masks.rglob('*.*'))
     found = Counter(
         name.removeprefix(stem) for stem in stems[:_COMPARED] for name in names if name.startswith(stem)
-    )  # those of image 1 are also found at the mask of image 10, but fewer of them
+    )  # the stem 'image1' also matches the mask of 'image10', but such wrong endings are less frequent
     if not found:
-        example = f'{stems[0]}{ending}' if stems else f'*{ending}, and there is none'
+        example = f'images such as {stems[0]}{ending}' if stems else f'no images {ending}'
         raise ValueError(
-            f'no image in {images} has a mask in {masks}, {endings_in(masks)}: a mask must be called as its image, up '
-            f'to the ending; an image here is called {example}, and masks {", ".join(names[:3])}'
+            f'no image in {images} has a mask in {masks}, {endings_in(masks)}: a mask must have the name of its image, '
+            f'except for the ending; got {example} and masks such as {", ".join(names[:3])}'
         )
     return min(found, key=lambda rest: (-found[rest], len(rest)))

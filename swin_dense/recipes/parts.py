@@ -1,4 +1,4 @@
-"""Parts of a config, wherever in it they stand."""
+"""Find parts of a config, at any depth."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SPLITS = ('train', 'val', 'test')
 
 
 def dicts(value: Any) -> Iterator[Any]:
-    """Yield every dict in a config, outer ones first."""
+    """Yield every dict in a config, outer dicts first."""
     for part in _containers(value):
         if isinstance(part, dict):
             yield part
 
 
 def pipelines(value: Any) -> Iterator[list]:
-    """Yield every list of transforms that begins by reading an image."""
+    """Yield every list of transforms that starts with ``LoadImageFromFile``."""
     for part in _containers(value):
         if isinstance(part, list) and part and isinstance(part[0], dict) and part[0].get('type') == 'LoadImageFromFile':
             yield part
@@ -34,25 +34,25 @@ def _containers(value: Any) -> Iterator[Any]:
 
 
 def datasets(config: Config, splits: Sequence[str] = SPLITS) -> list[Any]:
-    """Return the data sets that read files, without those that wrap others."""
+    """Return the data sets that read files, without wrappers of other data sets."""
     loaders = (config.get(f'{split}_dataloader') or {} for split in splits)
     parts = [part for loader in loaders for part in dicts(loader.get('dataset'))]
     return [part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)]
 
 
 def is_panoptic(part: Any) -> bool:
-    """Return whether a part of a model counts its classes as mmdet's Mask2Former and MaskFormer do."""
+    """Return whether a part of a model counts things and stuff separately, as mmdet's Mask2Former does."""
     return {'num_things_classes', 'num_stuff_classes'} <= set(part)
 
 
 def class_count(model: Any) -> int:
-    """Return the number of classes that the heads agree on; a head of proposals has its own.
+    """Return the most frequent number of classes in a model, because proposal heads have another than the other heads.
 
     Raises:
-        ValueError: no part of the model has one.
+        ValueError: no part of the model has a number of classes.
     """
     counts = Counter(part['num_classes'] for part in dicts(model) if isinstance(part.get('num_classes'), int))
     counts.update(part['num_things_classes'] + part['num_stuff_classes'] for part in dicts(model) if is_panoptic(part))
     if not counts:
-        raise ValueError('no part of the model has num_classes, so own classes cannot be set')
+        raise ValueError('no part of the model has num_classes, so its classes cannot be replaced')
     return counts.most_common(1)[0][0]

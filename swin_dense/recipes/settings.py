@@ -1,4 +1,4 @@
-"""Entries of a config as they are typed on a command line: KEY=VALUE."""
+"""Config entries from the command line, in the form KEY=VALUE."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """Return what ``mmengine.Config.merge_from_dict`` takes, from strings such as 'model.backbone.with_cp=True'.
+    """Parse strings such as 'model.backbone.with_cp=True' into a dict for ``mmengine.Config.merge_from_dict``.
 
     Raises:
-        ValueError: a setting is not of the form KEY=VALUE, or the brackets of its value do not match.
+        ValueError: a setting does not have the form KEY=VALUE, or the brackets of its value do not match.
     """
     parsed = {}
     for setting in settings:
@@ -26,20 +26,20 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def merge_settings(config: Config, settings: dict[str, Any]) -> None:
-    """Change entries of a config, those that :func:`parse_settings` returns.
+    """Merge the result of :func:`parse_settings` into a config.
 
     Raises:
-        ValueError: they do not go with the config or with each other.
+        ValueError: the settings are not compatible with the config or with each other.
     """
     for key, value in settings.items():
         try:
             config.merge_from_dict({key: value})
-        except Exception as error:  # of mmengine, where a key leads into what is no dict or list
+        except Exception as error:  # mmengine raises various exceptions if a key leads into a scalar
             raise ValueError(f'{key}={value!r} cannot be set in this config: {error}') from error
 
 
 def parse_value(text: str) -> Any:
-    """Return a value as mmengine reads it, but with the spaces that it would drop from a path."""
+    """Parse a value as mmengine does, but keep spaces in paths, which mmengine would remove."""
     from mmengine.config import DictAction
 
     is_path = ' ' in text and os.sep in text and not set(text) & set('[](),')

@@ -1,4 +1,4 @@
-"""A recipe written whole: one file that mmdet's or mmseg's own tools train."""
+"""Write a recipe as a single config file that the tools of mmdet or mmseg can train."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from swin_dense.utils import checks
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-# Beside what mmengine's Runner takes as arguments, what it and its FlexibleRunner read from a config, and what mmdet's
-# and mmseg's tools and inference do.
+# Config entries that are read besides the arguments of mmengine's Runner: by the Runner and the FlexibleRunner
+# themselves, and by the tools and the inference of mmdet and mmseg.
 _READ_BY_RUNNERS = {
     *('activation_checkpointing', 'compile', 'efficient_conv_bn_eval', 'find_unused_parameters'),
     *('model_wrapper_cfg', 'strategy', 'sync_bn'),
@@ -21,18 +21,18 @@ _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeli
 
 
 def check_form(config: Config) -> None:
-    """Refuse a config that is not that of a detector of mmdet or a segmentor of mmseg, with names for types.
+    """Raise an error unless a config is a text-style config of an mmdet detector or an mmseg segmentor.
 
     Raises:
-        ValueError: it is a lazy one, or its scope, model or data are not of the form that these have.
+        ValueError: the config is lazy, or its scope, model or data have an unsupported form.
     """
     if any(not isinstance(part.get('type', ''), str) for part in dicts(list(config.values()))):
         raise ValueError(
-            'this is a lazy config, which imports the classes that it names; give one whose types are names in quotes'
+            'lazy configs, which import the classes that they use, are not supported; give one whose types are strings'
         )
     if config.get('default_scope') not in ('mmdet', 'mmseg'):
         raise ValueError(
-            f'this config has the default_scope {config.get("default_scope")!r}; it must be one of mmdet or of mmseg'
+            f"the config must have default_scope = 'mmdet' or 'mmseg', got {config.get('default_scope')!r}"
         )
     for key in ('model', *(f'{split}_dataloader' for split in SPLITS)):
         part = config.get(key)
@@ -45,10 +45,10 @@ def check_form(config: Config) -> None:
 
 
 def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings, of which each must begin with an entry that something reads.
+    """Return the settings if each starts with a config entry that a runner or tool reads.
 
     Raises:
-        ValueError: one does not, and would have no effect.
+        ValueError: a setting starts with another entry and would have no effect.
     """
     for key in settings:
         checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(_read_entries()))
@@ -56,15 +56,19 @@ def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(config: Config, title: str) -> str:
-    """Return the config as a file that stands alone, with what only served to put it together left out.
+    """Return the config as the text of a self-contained file.
 
-    Entries that nothing reads, such as ``data_root`` beside the data loaders that repeat it, would mislead a reader who
-    edits the file.
+    Entries that no runner or tool reads are left out. For example, ``data_root`` at the top level, which the data
+    loaders repeat, would mislead a user who edits the file.
     """
     from mmengine.config import Config
 
     read = _read_entries()
     kept = Config({key: value for key, value in config.items() if key in read})
+    pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline')
+    # mmseg's inference reads this copy, while --set may have changed the pipeline of the data.
+    if 'test_pipeline' in kept and pipeline is not None:
+        kept.test_pipeline = pipeline
     lines = [f'# {line}' for line in title.splitlines()]
     return '\n'.join([*lines, '', kept.pretty_text])
 

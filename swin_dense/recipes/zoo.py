@@ -1,6 +1,7 @@
-"""What the metafiles say about the recipes, as tables.
+"""Tables of the recipes, from their metafiles.
 
-Everything published comes from the metafiles, which name its source. What is counted comes from complexity.json.
+Published figures come from the metafiles, which name their sources. Counted parameters and FLOPs come from
+complexity.json.
 """
 
 from __future__ import annotations
@@ -11,25 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FRAMEWORKS = ('mmdet', 'mmseg')  # folders of metafiles alone: their recipes are configs of the frameworks
+FRAMEWORKS = ('mmdet', 'mmseg')  # folders with a metafile only, because their recipes are configs of the frameworks
 FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'faster_rcnn', 'retinanet', 'upernet', 'ablations', *FRAMEWORKS)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One config, what was published for it and what its model was counted to cost.
+    """A config with its published results and its counted parameters and FLOPs.
 
     Attributes:
-        config: path below the repository, or such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'.
-        task: such as 'instance segmentation'.
-        data: names of the data sets that it trains on.
-        needs: packages beyond the framework, '' where there are none.
-        metrics: published accuracy by metric; empty where nothing was published.
-        link: address of the config: that at the framework, or the file in its folder.
-        weights: address of published weights, '' where there are none.
-        published: parameters and FLOPs as published, '' where they were not.
-        counted: one of the entries of complexity.json, with 'flops' None where they cannot be counted; None where the
-            model cannot be built without packages beyond the framework.
+        config: path in the repository, or a name such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'.
+        task: task, such as 'instance segmentation'.
+        data: names of the training data sets.
+        needs: required packages besides the framework, or ''.
+        metrics: published accuracy by metric; empty if none was published.
+        link: address of the config in the framework's repository, or the name of the file.
+        weights: address of published weights, or ''.
+        published: published parameters and FLOPs, or ''.
+        counted: entry of complexity.json, in which 'flops' is None if they cannot be counted; None if the model needs
+            packages besides the framework.
     """
 
     config: Path
@@ -67,13 +68,13 @@ class Recipe:
 
 
 def read_zoo(root: Path, folder: str) -> list[Recipe]:
-    """Read the recipes of one folder of ``root/configs`` from its metafile."""
+    """Read the recipes of a folder in ``root/configs`` from its metafile."""
     counted = json.loads((root / 'configs/complexity.json').read_text())
     return [_recipe(model, counted[model['Config']]) for model in _models(root, folder)]
 
 
 def framework_configs(root: Path) -> dict[str, str]:
-    """Return the recipes that are configs of mmdet or mmseg, by name: such as 'mmdet::dino/dino-....py'."""
+    """Return the paths of the recipes that are configs of mmdet or mmseg, such as 'mmdet::dino/...py', by name."""
     return {model['Name']: model['Config'] for folder in FRAMEWORKS for model in _models(root, folder)}
 
 
@@ -112,7 +113,7 @@ def _recipe(model: dict[str, Any], counted: dict[str, Any] | None) -> Recipe:
 
 
 def plain(recipes: list[Recipe]) -> str:
-    """Return a table for a terminal."""
+    """Return the recipes as a plain text table for a terminal."""
     header = (
         'task',
         'data',
@@ -133,14 +134,14 @@ def plain(recipes: list[Recipe]) -> str:
 
 
 def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: str = '', size: str = '') -> list[Recipe]:
-    """Return the recipes that have all that is asked for, in upper or lower case.
+    """Return the recipes that match all conditions; the case of letters does not matter.
 
     Args:
-        recipes: to choose from.
-        words: each stands somewhere in the recipe's row.
-        task: part of its task, as 'panoptic'.
-        data: part of the names of its data sets.
-        size: 't', 's', 'b' or 'l'.
+        recipes: recipes to choose from.
+        words: words that must all occur in the recipe's row.
+        task: part of the task, such as 'panoptic'.
+        data: part of the names of the data sets.
+        size: 't', 's', 'b', 'l', or '' for any.
     """
     return [
         recipe
@@ -169,7 +170,7 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
 
 
 def markdown(recipes: list[Recipe]) -> str:
-    """Return the table of one folder's README."""
+    """Return the table for the README of a folder."""
     columns = _framework_columns() if recipes and '::' in str(recipes[0].config) else _columns(recipes)
     lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
     lines += ('| ' + ' | '.join(cell(recipe) for cell in columns.values()) + ' |' for recipe in recipes)

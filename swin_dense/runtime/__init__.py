@@ -1,10 +1,10 @@
-"""Whole detectors and segmentors from one ``.onnx`` file, with numpy and ONNX Runtime or OpenVINO: no torch, no mm*.
+"""Run detectors and segmentors from one ``.onnx`` file with numpy and ONNX Runtime or OpenVINO, without torch and mm*.
 
 from swin_dense import runtime
 
 model = runtime.load('model.onnx')
-model('photo.jpg')                  # the same as `swin-dense predict` writes as JSON
-model.predict('photo.jpg').painted  # and the picture
+model('photo.jpg')                  # the record that `swin-dense predict` writes as JSON
+model.predict('photo.jpg').painted  # the image with the prediction drawn on it
 """
 
 from swin_dense.runtime.model import Model, Prediction, load

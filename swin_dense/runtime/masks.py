@@ -1,4 +1,4 @@
-"""Masks of instances: from probabilities in a box to pixels of the picture, and to COCO's run lengths."""
+"""Instance masks: paste box probabilities into an image, and encode masks as COCO run lengths."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 def pasted(probabilities: np.ndarray, box: np.ndarray, threshold: float, height: int, width: int) -> np.ndarray:
-    """Return the mask of an instance in its picture, (height, width) bool, as mmdet pastes it.
+    """Return the mask of an instance in the image, (height, width) bool, pasted as in mmdet.
 
     Args:
-        probabilities: (h, w) in the box.
-        box: x1, y1, x2, y2 in pixels of the picture.
-        threshold: from which on a pixel belongs to the instance.
-        height: of the picture.
-        width: of the picture.
+        probabilities: (h, w) mask probabilities within the box.
+        box: x1, y1, x2, y2 in pixels of the image.
+        threshold: minimum probability of the pixels of the instance.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
     """
     mask = np.zeros((height, width), bool)
     left, top = np.maximum(np.floor(box[:2]) - 1, 0).astype(int)
@@ -27,7 +27,7 @@ def pasted(probabilities: np.ndarray, box: np.ndarray, threshold: float, height:
 
 
 def _weights(first: int, end: int, low: np.float32, high: np.float32, inputs: int) -> np.ndarray:
-    """Return how much every value of a row contributes to the pixels ``first`` to ``end``, (pixels, inputs)."""
+    """Return the interpolation weights of the inputs for the pixels ``first`` to ``end``, (pixels, inputs)."""
     pixel = np.arange(first, end, dtype=np.float32) + np.float32(0.5)
     with np.errstate(divide='ignore', invalid='ignore'):
         position = (pixel - low) / (high - low) * 2 - 1
@@ -37,17 +37,17 @@ def _weights(first: int, end: int, low: np.float32, high: np.float32, inputs: in
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, Any]:
-    """Return a mask, (H, W) bool, as pycocotools encodes it: runs of 0 and 1 in turn, by column, as text."""
+    """Encode a mask, (H, W) bool, as pycocotools does: alternating runs of 0 and 1 in column-major order, as text."""
     flat = np.concatenate([[False], mask.flatten(order='F')])
     starts = np.flatnonzero(np.diff(flat))
     runs = np.diff([0, *starts, mask.size]).tolist()
-    # From the fourth on, a run is given as the difference to the last but one.
+    # From the fourth run on, the format stores the difference to the run two places before.
     values = [run - (runs[index - 2] if index > 2 else 0) for index, run in enumerate(runs)]
     return {'size': list(mask.shape), 'counts': ''.join(map(_text, values))}
 
 
 def _text(value: int) -> str:
-    """Return a whole number as characters of five bits each, the lowest first, the sixth telling of another."""
+    """Encode an integer as characters with five bits each, lowest first; the sixth bit marks that another follows."""
     text = ''
     while True:
         bits, value = value & 31, value >> 5

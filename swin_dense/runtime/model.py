@@ -1,4 +1,4 @@
-"""A whole model from its file, ready for pictures."""
+"""Load a detector or segmentor from its file and run it on images."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Picture = str | PathLike[str] | np.ndarray
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says about a picture.
+    """The prediction of a model for an image.
 
     Attributes:
-        record: the same in types that JSON has.
-        painted: the picture with the prediction in it, (H, W, 3), uint8, RGB.
-        labels: class of every pixel, (H, W), uint8; None of a detector.
+        record: the prediction in types that JSON supports.
+        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB.
+        labels: class index of every pixel, (H, W), uint8; None for a detector.
     """
 
     record: dict[str, Any]
@@ -35,17 +35,17 @@ class Prediction:
 
 
 def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: float = 0.3, threads: int = 0) -> Model:
-    """Return the model that ``swin-dense export CONFIG CHECKPOINT FILE`` wrote to a file.
+    """Load a model from a file of ``swin-dense export CONFIG CHECKPOINT FILE``.
 
     Args:
         path: the ``.onnx`` file.
         runtime: 'onnxruntime' or 'openvino'.
-        score: detections below it are left out.
-        threads: of the CPU; 0 are as many as the runtime likes.
+        score: minimum score of detections.
+        threads: number of CPU threads; 0 uses the default of the runtime.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not from ``swin-dense export``, or holds a backbone alone.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file was not written by ``swin-dense export``, or contains only a backbone.
         ImportError: the runtime is not installed.
     """
     checks.one_of('runtime', runtime, SESSIONS)
@@ -55,16 +55,16 @@ def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: floa
         raise FileNotFoundError(f'there is no file {path}')
     session = SESSIONS[runtime](path, threads)
     if session.facts is None:
-        raise ValueError(f'{path} holds no whole model: write one with `swin-dense export CONFIG CHECKPOINT FILE`')
+        raise ValueError(f'{path} contains no whole model; write one with `swin-dense export CONFIG CHECKPOINT FILE`')
     return Model(session, json.loads(session.facts), score)
 
 
 class Model:
-    """A detector or segmentor in a runtime. Calling it with a picture returns what JSON can hold.
+    """A detector or segmentor in a runtime. Calling it with an image returns a record in types that JSON supports.
 
     Attributes:
-        classes: names, by label.
-        facts: what the file says of itself.
+        classes: class names by label.
+        facts: metadata of the file: task, classes, resizing and so on.
     """
 
     def __init__(self, session: Session, facts: dict[str, Any], score: float) -> None:
@@ -74,24 +74,24 @@ class Model:
         self.classes: list[str] = facts['classes']
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
-        """Return the record of a picture, a file or (H, W, 3) uint8 in RGB: see :class:`Prediction`."""
-        return self._look(picture)[0]
+        """Return the ``record`` of :class:`Prediction` for an image: a file, or (H, W, 3) uint8 in RGB."""
+        return self._predict(picture)[0]
 
     def predict(self, picture: Picture) -> Prediction:
-        """Return all about a picture, a file or (H, W, 3) uint8 in RGB."""
-        record, paint, labels = self._look(picture)
+        """Return the complete prediction for an image: a file, or (H, W, 3) uint8 in RGB."""
+        record, paint, labels = self._predict(picture)
         return Prediction(record, paint(), labels)
 
     def run(self, img: np.ndarray, **inputs: np.ndarray) -> list[np.ndarray]:
-        """Return the outputs of the file as they are.
+        """Return the raw outputs of the file.
 
         Args:
-            img: (B, 3, H, W) float32, BGR from 0 to 255, resized already; B is 1 for a detector.
-            inputs: others that the file has.
+            img: (B, 3, H, W) float32, BGR from 0 to 255, already resized; B must be 1 for a detector.
+            **inputs: other inputs of the file.
         """
         return self._session.run({'img': img, **inputs})
 
-    def _look(self, picture: Picture) -> tuple[dict[str, Any], Callable[[], np.ndarray], np.ndarray | None]:
+    def _predict(self, picture: Picture) -> tuple[dict[str, Any], Callable[[], np.ndarray], np.ndarray | None]:
         pixels = pictures.read(picture)
         height, width = pixels.shape[:2]
         size = pictures.size_in_model(height, width, self.facts['resize'])

@@ -1,4 +1,4 @@
-"""A picture with what a model found in it."""
+"""Draw predictions on an image."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _OPACITY = 0.5
 def instances(
     pixels: np.ndarray, found: list[dict[str, Any]], masks: list[np.ndarray], palette: list[list[int]]
 ) -> np.ndarray:
-    """Return the picture, (H, W, 3) uint8, with boxes, names, scores and masks of instances in it.
+    """Return the image, (H, W, 3) uint8, with boxes, names, scores and masks of instances drawn on it.
 
     Args:
-        pixels: of the picture, RGB.
-        found: ``class``, ``label``, ``score`` and ``box`` of each.
-        masks: (H, W) bool of each; empty where the model has none.
-        palette: colour of each class.
+        pixels: the image, RGB.
+        found: ``class``, ``label``, ``score`` and ``box`` of each instance.
+        masks: (H, W) bool for each instance; empty if the model predicts no masks.
+        palette: RGB colour of each class.
     """
     from PIL import Image, ImageDraw
 
@@ -38,7 +38,7 @@ def instances(
 
 
 def segments(pixels: np.ndarray, labels: np.ndarray, palette: list[list[int]]) -> np.ndarray:
-    """Return the picture, (H, W, 3) uint8, with the colour of its class over every pixel."""
+    """Return the image, (H, W, 3) uint8, blended with the colour of the class of each pixel."""
     return _mixed(pixels, np.array(palette)[labels])
 
 

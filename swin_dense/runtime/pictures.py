@@ -1,4 +1,4 @@
-"""Pictures as mmdet and mmseg read and resize them, which is OpenCV's way, in numpy."""
+"""Read and resize images as mmdet and mmseg do with OpenCV, but in numpy."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-# OpenCV's weights are whole numbers of this fraction.
+# OpenCV uses fixed-point weights with this denominator.
 _ONE = 2048
 
 
 def read(picture: str | PathLike[str] | np.ndarray) -> np.ndarray:
-    """Return a picture as (H, W, 3) uint8, RGB, turned as its EXIF data says.
+    """Return an image as (H, W, 3) uint8, RGB, with the EXIF orientation applied to files.
 
     Args:
-        picture: file, or the array itself.
+        picture: file, or array, which is returned unchanged.
 
     Raises:
-        ValueError, TypeError: an array of another shape or type.
+        ValueError: an array has another shape.
+        TypeError: an array has another dtype.
     """
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
@@ -26,19 +27,19 @@ def read(picture: str | PathLike[str] | np.ndarray) -> np.ndarray:
         if picture.dtype != np.uint8:
             raise TypeError(f'a picture must have the type uint8, got {picture.dtype}')
         return picture
-    from PIL import Image, ImageOps  # arrays do without
+    from PIL import Image, ImageOps  # not needed for arrays
 
     with Image.open(picture) as image:
         return np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
 
 
 def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tuple[int, int]:
-    """Return the (height, width) that the ``Resize`` of a test pipeline gives a picture.
+    """Return the (height, width) of an image after the ``Resize`` of a test pipeline.
 
     Args:
-        height: of the picture in pixels.
-        width: of the picture in pixels.
-        resize: ``scale`` as (width, height) or ``scale_factor`` by axis, and ``keep_ratio``; None leaves it.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
+        resize: ``scale`` as (width, height), or ``scale_factor`` as (x, y), and ``keep_ratio``; None keeps the size.
     """
     if resize is None:
         return height, width
@@ -54,10 +55,10 @@ def _scaled(height: int, width: int, x_factor: float, y_factor: float) -> tuple[
 
 
 def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return pixels, (H, W, 3) uint8, in another size: bilinear, with the whole numbers that OpenCV computes with."""
+    """Resize pixels, (H, W, 3) uint8, bilinearly, with the fixed-point arithmetic of OpenCV."""
     if pixels.shape[:2] == (height, width):
         return pixels
-    if pixels.shape[:2] == (2 * height, 2 * width):  # OpenCV takes means there
+    if pixels.shape[:2] == (2 * height, 2 * width):  # for half the size, OpenCV averages 2x2 pixels
         quarters = pixels.reshape(height, 2, width, 2, 3).astype(np.int32)
         return ((quarters.sum((1, 3)) + 2) >> 2).astype(np.uint8)
     left, right, x_weights = _taps(pixels.shape[1], width)
@@ -71,7 +72,7 @@ def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _taps(inputs: int, outputs: int, clamps: bool = True) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-    """Return which two inputs every output is made of, and their weights."""
+    """Return the indices of the two inputs of every output along one axis, and their weights."""
     position = ((np.arange(outputs) + 0.5) * (inputs / outputs) - 0.5).astype(np.float32)
     first = np.floor(position).astype(np.int64)
     fraction = position - first.astype(np.float32)

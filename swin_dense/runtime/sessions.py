@@ -1,4 +1,4 @@
-"""The libraries that execute a file."""
+"""The libraries that can execute an ONNX file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-KEY = 'swin_dense'  # of what the file says of itself, as JSON
-OPTIONAL = ('size',)  # inputs that may be left out
+KEY = 'swin_dense'  # key of the JSON metadata in the file
+OPTIONAL = ('size',)  # inputs with a default value
 
 
 class Session(Protocol):
-    """A file in a library.
+    """A file that is loaded in a library.
 
     Attributes:
-        facts: what the file says of itself, None if it has nothing to say.
+        facts: metadata of the file as JSON, or None if it has none.
     """
 
     facts: str | None
@@ -27,13 +27,13 @@ class Session(Protocol):
 
 
 class OnnxRuntime:
-    """A file in ONNX Runtime, on a CPU; 0 threads are as many as it likes."""
+    """A session of ONNX Runtime on the CPU; 0 threads means the default of ONNX Runtime."""
 
     def __init__(self, path: str | PathLike[str], threads: int) -> None:
         onnxruntime = _library('onnxruntime')
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = 3  # it warns of inputs that may be left out
+        options.log_severity_level = 3  # hides warnings about optional inputs
         self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
         self.facts = self._session.get_modelmeta().custom_metadata_map.get(KEY)
 
@@ -43,16 +43,16 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """A file in OpenVINO, on a CPU, in float32; 0 threads are as many as it likes."""
+    """A session of OpenVINO on the CPU, in float32; 0 threads means the default of OpenVINO."""
 
     def __init__(self, path: str | PathLike[str], threads: int) -> None:
         openvino = _library('openvino')
         core = openvino.Core()
         model = core.read_model(fspath(path))
-        where = ['framework', KEY]
-        self.facts = model.get_rt_info(where).value if model.has_rt_info(where) else None
-        self._defaults = _open_inputs(openvino, model)
-        # OpenVINO may compute in half precision where it likes to.
+        key = ['framework', KEY]
+        self.facts = model.get_rt_info(key).value if model.has_rt_info(key) else None
+        self._defaults = _restore_optional_inputs(openvino, model)
+        # By default OpenVINO may compute in half precision.
         options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'f32'}
         if threads:
             options['INFERENCE_NUM_THREADS'] = threads
@@ -63,8 +63,8 @@ class OpenVino:
         return [out.copy() for out in self._compiled({**self._defaults, **feed}).values()]
 
 
-def _open_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]:
-    """Make inputs of those that may be left out, which OpenVINO takes for constants; return their values."""
+def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]:
+    """Turn optional inputs, which OpenVINO reads as constants, back into inputs; return their default values."""
     defaults = {}
     for constant in model.get_ops():
         if constant.get_type_name() == 'Constant' and constant.get_friendly_name() in OPTIONAL:

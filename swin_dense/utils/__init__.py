@@ -1,1 +1,1 @@
-"""What every other package may use: argument checks, whole files, locks, addresses, older versions of torch."""
+"""Shared helpers: argument checks, atomic file writes, locks, addresses, compatibility with older torch versions."""

@@ -1,4 +1,4 @@
-"""What stands in object storage or on a server, by fsspec, which torch brings."""
+"""Access to object storage and servers through fsspec, which is a dependency of torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 def is_address(source: Any) -> bool:
-    """Return whether a source names something in object storage or on a server."""
+    """Return whether a source is a URL of object storage or a server."""
     return isinstance(source, str) and '://' in source
 
 
 def file_system(address: str) -> tuple[Any, str]:
-    """Return the file system of fsspec that an address belongs to, and the path within.
+    """Return the fsspec file system of an address, and the path within that file system.
 
     Raises:
         ImportError: fsspec, or the package that it needs for the address, is not installed.
-        ValueError: there is no such kind of address.
+        ValueError: fsspec does not support the protocol of the address.
     """
     import fsspec
 
@@ -29,7 +29,7 @@ def file_system(address: str) -> tuple[Any, str]:
 
 @contextmanager
 def any_error_as_os_error(name: str) -> Iterator[None]:
-    """Turn what file systems of networks and tar files raise into an OSError; a missing package stays one."""
+    """Convert any error of remote file systems and tar files to an OSError; an ImportError is kept."""
     try:
         yield
     except (OSError, ImportError):

@@ -1,4 +1,4 @@
-"""Files and folders that appear under their name complete or not at all, whatever stops the program or the machine."""
+"""Atomic writes: a file or folder gets its final name only when complete, even if the process or machine crashes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 
 
 def check_destination(path: Path, force: bool) -> None:
-    """Refuse a place where no file can be written, or where one must not be replaced.
+    """Check that a file can be written to a path, and that no existing file is replaced unless ``force`` is given.
 
     Raises:
         OSError: its folder does not exist, it is a folder itself, or it exists and ``force`` is not given.
     """
     if not path.parent.is_dir():
-        raise FileNotFoundError(f'there is no folder {path.parent}; make it first')
+        raise FileNotFoundError(f'there is no folder {path.parent}; create it first')
     if path.is_dir():
         raise IsADirectoryError(f'{path} is a folder')
     check_free(path, force)
 
 
 def check_free(path: Path, force: bool) -> None:
-    """Refuse a file that is there, or a folder with something in it, which would be replaced.
+    """Check that a path does not exist, or is an empty folder, unless ``force`` is given.
 
     Raises:
-        FileExistsError: it is there, and ``force`` is not given.
+        FileExistsError: the path exists, and ``force`` is not given.
     """
     if not force and (any(path.iterdir()) if path.is_dir() else path.exists()):
         raise FileExistsError(f'{path} exists already; force=True replaces it')
@@ -36,11 +36,11 @@ def check_free(path: Path, force: bool) -> None:
 
 @dataclass
 class Unfinished:
-    """What is being written.
+    """A file or folder that is being written.
 
     Attributes:
-        path: where to write it, a file or a folder.
-        destination: where it goes at the end; may still be changed.
+        path: the temporary path to write to.
+        destination: the final path; may be changed while writing.
     """
 
     path: Path
@@ -49,11 +49,11 @@ class Unfinished:
 
 @contextmanager
 def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unfinished]:
-    """Move what the block writes to its destination if the block ends well, and remove it if not.
+    """Return a context manager that moves the written file to its destination, or removes it if the block raises.
 
     Args:
-        destination: replaced if it is a file; its folder must exist.
-        beside: a folder for what is unfinished, on the same file system; None for that of ``destination``.
+        destination: the final path, replaced if it is a file; its folder must exist.
+        beside: a folder for the temporary file, on the same file system; None for the folder of ``destination``.
     """
     unfinished = Unfinished((beside or destination.parent) / f'.{secrets.token_hex(4)}-{destination.name}', destination)
     try:
@@ -64,7 +64,7 @@ def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unf
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there."""
+    """Remove a file or a folder with its content, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -72,20 +72,20 @@ def remove(path: Path) -> None:
 
 
 def put_in_place(finished: Path, destination: Path) -> None:
-    """Bring a file or folder to the disk and give it its name, in the place of a file that has it."""
-    # Without this a power cut can leave the name and not the content, as the two reach the disk in any order.
+    """Flush a file or folder to disk and rename it to its destination, replacing an existing file."""
+    # Without the flush, a power failure can leave a renamed but empty file: the disk may write both in any order.
     _flush(finished)
     os.replace(finished, destination)
     _flush_names(destination.parent)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Take the space that a file will need, so that a full disk is an error here.
+    """Allocate the disk space of a file, so that a full disk raises an error here.
 
-    When a mapped page is first written it would be a bus error, which ends the process without a word.
+    Otherwise the first write to a memory-mapped page would fail with a bus error, which kills the process.
 
     Raises:
-        OSError: there is not so much space.
+        OSError: there is not enough space.
     """
     if hasattr(os, 'posix_fallocate'):
         with path.open('rb+') as file:
@@ -103,7 +103,7 @@ def _flush(path: Path) -> None:
 
 
 def _flush_names(folder: Path) -> None:
-    """Bring the names of a folder's entries to the disk, where the system lets one do so."""
+    """Flush the entries of a folder to disk, if the operating system supports it."""
     if hasattr(os, 'O_DIRECTORY'):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,4 +1,4 @@
-"""Argument checks that answer a wrong value with its name, what was given and what is allowed."""
+"""Argument checks; their errors contain the argument's name, the given value and the allowed values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class OptionError(ValueError, AssertionError):
-    """An option has a value that is not allowed. An AssertionError too, as mmdet and mmseg raise those for options."""
+    """An option has an invalid value. Also an AssertionError, which mmdet and mmseg raise for invalid options."""
 
 
 def integer(name: str, value: Any, minimum: int = 1) -> int:
@@ -31,7 +31,7 @@ def pair(name: str, value: Any, minimum: int = 1) -> tuple[int, int]:
 
 
 def integers(name: str, value: Any, length: int | None = None, minimum: int = 1) -> tuple[int, ...]:
-    """Return ``value`` as a tuple of integers, of the given length if there is one."""
+    """Return ``value`` as a non-empty tuple of integers, of the given length if ``length`` is given."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise TypeError(f'{name} must be a list of integers, got {value!r}')
     values = tuple(integer(f'every entry of {name}', item, minimum) for item in value)
@@ -65,14 +65,14 @@ def number(name: str, value: Any) -> float:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    """Refuse a value that is not among those allowed, and say which one looks like it."""
+    """Raise ValueError if a value is not allowed; the message suggests a similar allowed value."""
     allowed = list(allowed)
     if value not in allowed:
         raise ValueError(f'{name} must be one of {allowed}, got {value!r}{closest(value, allowed)}')
 
 
 def closest(word: Any, words: Iterable[Any]) -> str:
-    """Return '; did you mean ...?' where one of ``words`` looks like ``word``, else nothing."""
+    """Return '; did you mean ...?' if one of ``words`` is similar to ``word``, else an empty string."""
     by_lower_case = {str(item).lower(): item for item in words}
     matches = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1)
     return f'; did you mean {by_lower_case[matches[0]]!r}?' if matches else ''

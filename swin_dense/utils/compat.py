@@ -1,6 +1,6 @@
-"""What torch 2.1 to 2.5 lack, by the names that torch 2.6 has; with 2.6 and later all is torch's own.
+"""Functions that older versions of torch (2.1 to 2.6) lack, under the names that they have in newer versions.
 
-Once older ones are not supported, callers take torch's functions of the same names, and the file goes.
+When the older versions are no longer supported, callers can use torch's functions and this file can be removed.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
-# Constants, which compilation can look through.
+# Module constants, so that torch.compile does not need to trace the comparisons.
 _HAS_2_3, _HAS_2_4, _HAS_2_5, _HAS_2_6, _HAS_2_7 = (
     TorchVersion(torch.__version__) >= f'2.{minor}' for minor in range(3, 8)
 )
 
-# What 16 bits per channel are held in; torch has their own type since 2.3.
+# The dtype of images with 16 bits per channel; torch.uint16 exists since 2.3.
 UINT16 = torch.uint16 if _HAS_2_3 else torch.int32
 OutOfMemoryError = torch.OutOfMemoryError if _HAS_2_5 else torch.cuda.OutOfMemoryError
 
 
 def storable(dtype: np.dtype) -> np.dtype:
-    """Return the type in which torch takes an array of this type."""
+    """Return the numpy dtype to which an array must be converted for torch."""
     return np.dtype(np.int32) if dtype == np.uint16 and not _HAS_2_3 else dtype
 
 
 def custom_op(name: str, *, mutates_args: tuple[str, ...], schema: str) -> Callable[[Callable[..., Any]], Any]:
-    """See ``torch.library.custom_op``. Before 2.4 an operator is a plain function, which compilation looks into."""
+    """See ``torch.library.custom_op``. Before 2.4, the operator is a plain function, which torch.compile traces."""
     if _HAS_2_4:
         return torch.library.custom_op(name, mutates_args=mutates_args, schema=schema)
     return _Operator
 
 
 class _Operator:
-    """A function with a backward pass of its own."""
+    """A function with a custom backward pass."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._call = function
@@ -58,7 +58,7 @@ class _Operator:
 
 
 is_compiling = torch.compiler.is_compiling if _HAS_2_3 else torch._utils.is_compiling
-# Before 2.7, an export is a compilation.
+# Before 2.7, torch cannot distinguish an export from a compilation.
 is_exporting = torch.compiler.is_exporting if _HAS_2_7 else is_compiling
 
 
@@ -83,16 +83,16 @@ def register_load_state_dict_pre_hook(module: nn.Module, hook: Callable[..., Non
 
 
 def has_saved_tensors_hooks() -> bool:
-    """Tell whether hooks decide what autograd saves for backward, also while tracing; before 2.5 say yes."""
+    """Return whether saved-tensor hooks are active, also while tracing; always True before 2.5."""
     return not _HAS_2_5 or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def get_safe_globals() -> list[Any]:
-    """See ``torch.serialization.get_safe_globals``; before 2.6 there is no such list."""
+    """See ``torch.serialization.get_safe_globals``; empty before 2.6."""
     return torch.serialization.get_safe_globals() if _HAS_2_6 else []
 
 
 def add_safe_globals(entries: list[Any]) -> None:
-    """See ``torch.serialization.add_safe_globals``; before 2.6, ``torch.load`` trusts every file unless told not to."""
+    """See ``torch.serialization.add_safe_globals``; does nothing before 2.6, whose ``torch.load`` trusts all files."""
     if _HAS_2_6:
         torch.serialization.add_safe_globals(entries)

@@ -1,4 +1,4 @@
-"""Locks that a process which is killed does not leave behind."""
+"""File locks between processes, which the operating system releases when a process is killed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from filelock import FileLock, Timeout
 
 @contextmanager
 def alone(path: Path, otherwise: str | None = None) -> Iterator[None]:
-    """Hold a lock file, whose folder exists, against every other process that asks for it in this way.
+    """Hold an exclusive lock on a file while the block runs.
 
     Args:
-        path: of the lock file.
-        otherwise: what to say where another process holds it; None waits for that one.
+        path: the lock file; its folder must exist.
+        otherwise: the error message if another process holds the lock; None waits for that process.
 
     Raises:
-        ValueError: another process holds it.
+        ValueError: another process holds the lock, and ``otherwise`` is given.
     """
     lock = FileLock(path)
     try:

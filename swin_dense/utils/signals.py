@@ -1,4 +1,4 @@
-"""Signals that ask a program to end."""
+"""Handling of SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Within the block, the first SIGINT or SIGTERM only appends its number to the list; the next acts as outside."""
+    """Record the first SIGINT or SIGTERM in the returned list, and restore the previous handlers for the next."""
     received: list[int] = []
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -1,6 +1,6 @@
-// The numbers behind the page, as pure functions that know no document: geometry, unpacking, attention.
+// The computations of the page as pure functions that do not use the DOM: geometry, unpacking, attention.
 
-/** Return where every slot of the window of a token comes from.
+/** Return the origin of every slot of a token's window.
  *
  * A slot is {row, column, isPadding, region}; windows are laid over the map after it has been rolled by minus the shift.
  */
@@ -26,7 +26,7 @@ function windowOf(stage, block, row, column) {
   };
 }
 
-/** Along one axis: which window a position lies in, where inside, and what that window is made of. */
+/** Return, along one axis, the window of a position, the position inside it, and the window's slots. */
 function axisOf(length, window, shift, position) {
   const padded = Math.ceil(length / window) * window;
   const rolled = (position - shift + padded) % padded;
@@ -38,7 +38,7 @@ function axisOf(length, window, shift, position) {
   return { index, inside: rolled - index * window, slots };
 }
 
-/** Along one axis: number the parts that were neighbours before the roll; others must not see each other. */
+/** Return, along one axis, the region of a position; tokens of different regions must not attend to each other. */
 function regionOf(rolled, padded, window, shift) {
   return shift === 0 ? 0 : (rolled >= padded - window) + (rolled >= padded - shift);
 }
@@ -48,7 +48,7 @@ function paddedSize(stage, block) {
   return stage.size.map((side, axis) => Math.ceil(side / block.window[axis]) * block.window[axis]);
 }
 
-/** Unpack what Python stored of a block; its layout stands in packing.py. */
+/** Unpack the data of a block; packing.py documents its layout. */
 async function unpackBlock(text, ranks, stage, block) {
   const compressed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream('deflate'));
@@ -70,7 +70,7 @@ async function unpackBlock(text, ranks, stage, block) {
   };
 }
 
-/** Turn the differences of a plane, from the number before or at the left edge from that above, into numbers. */
+/** Decode a plane of differences, each from the number to its left or, in the first column, from the number above. */
 function addUp(planes, start, height, width) {
   for (let y = 0; y < height; y++) {
     for (let x = 0; x < width; x++) {
@@ -81,9 +81,9 @@ function addUp(planes, start, height, width) {
   }
 }
 
-/** Return where a token looks: per head, for every slot of its window, both terms of the score and the weight.
+/** Return the attention of a token: per head, for every slot of its window, both terms of the score and the weight.
  *
- * Terms are relative to their mean over the slots that the token may look at: only differences count in a softmax.
+ * Each term is relative to its mean over the visible slots, because softmax depends only on differences.
  */
 function attentionOf(stage, block, numbers, row, column) {
   const { slots, query } = windowOf(stage, block, row, column);
@@ -149,7 +149,7 @@ function meanOf(heads) {
   return { content: mean('content'), position: mean('position'), weights: mean('weights') };
 }
 
-/** Return the standard deviation of centred values over the slots that are seen. */
+/** Return the standard deviation of centred values over the visible slots. */
 function spreadOf(values, isSeen) {
   const seen = values.filter((_, slot) => isSeen[slot]);
   return Math.sqrt(seen.reduce((sum, value) => sum + value * value, 0) / seen.length);

@@ -1,4 +1,4 @@
-// How numbers become pictures on a canvas: colours, hatches, windows, cells.
+// Drawing on a canvas: colours, hatching, windows, cells.
 
 const REGION_COLOURS = ['', '#2a9d8f', '#e9c46a', '#e76f51', '#8e7dbe', '#4a90d9', '#f4a1b5', '#7fb069', '#c2572b'];
 const HEAT = {
@@ -17,7 +17,7 @@ function isDark() {
   return scheme ? scheme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
 }
 
-/** Return the colour at a share, 0 to 1, of a row of colours. */
+/** Interpolate a list of colours at a position from 0 to 1. */
 function ramp(colours, share) {
   const at = Math.min(Math.max(share, 0), 1) * (colours.length - 1);
   const [low, high] = [colours[Math.floor(at)], colours[Math.ceil(at)]];
@@ -32,7 +32,7 @@ function ramp(colours, share) {
 const heatColour = (share) => ramp(HEAT[isDark() ? 'dark' : 'light'], share);
 const signedColour = (share) => ramp(TWO_SIDED[isDark() ? 'dark' : 'light'], (share + 1) / 2);
 
-/** Give a canvas as many pixels as it has on the screen, and return what draws on it in units of (height, width). */
+/** Match a canvas's resolution to the screen, and return a drawing context in units of (height, width). */
 function prepare(canvas, [height, width]) {
   canvas.style.aspectRatio = `${width} / ${height}`;
   const shown = Math.max(canvas.clientWidth, 1);
@@ -44,11 +44,11 @@ function prepare(canvas, [height, width]) {
   const draw = canvas.getContext('2d');
   draw.setTransform(scale, 0, 0, scale, 0, 0);
   draw.clearRect(0, 0, width, height);
-  draw.thin = ratio / scale; // one pixel of the screen
+  draw.thin = ratio / scale; // one CSS pixel
   return draw;
 }
 
-/** Fill a rectangle with slanted lines, which stand for padding. */
+/** Hatch a rectangle, which marks padding. */
 function hatch(draw, left, top, width, height, colour) {
   if (width <= 0 || height <= 0) return;
   draw.save();
@@ -59,7 +59,7 @@ function hatch(draw, left, top, width, height, colour) {
   draw.lineWidth = draw.thin;
   draw.beginPath();
   const step = 7 * draw.thin;
-  // From a common origin, so that neighbouring rectangles continue each other's lines.
+  // All rectangles share one origin, so that lines continue across neighbouring rectangles.
   for (let at = Math.floor((left + top) / step) * step; at < left + width + top + height; at += step) {
     draw.moveTo(at - top, top);
     draw.lineTo(at - top - height, top + height);
@@ -77,20 +77,20 @@ function outline(draw, left, top, width, height, colour, thickness) {
   draw.strokeRect(left, top, width, height);
 }
 
-/** Along one axis of the map as it lies: the parts of each region, [from, to, region] in tokens. */
+/** Return, along one axis of the unrolled map, the parts of each region: [from, to, region] in tokens. */
 function regionParts(padded, window, shift) {
   if (shift === 0) return [[0, padded, 0]];
   const seam = padded - window + shift;
   return [[0, shift, 2], [shift, seam, 0], [seam, padded, 1]].filter(([from, to]) => from < to);
 }
 
-/** Along one axis of the map as it lies: the one or two parts of a window, [from, to] in tokens. */
+/** Return, along one axis of the unrolled map, the one or two parts of a window: [from, to] in tokens. */
 function windowParts(index, padded, window, shift) {
   const from = index * window + shift;
   return from + window <= padded ? [[from, from + window]] : [[from, padded], [0, from + window - padded]];
 }
 
-/** Draw the photograph with its padding, windows and regions, rolled by a share of the block's shift. */
+/** Draw the photograph with padding, windows and regions, rolled by a fraction of the block's shift. */
 function drawWindows(canvas, photo, size, stage, block, token, share) {
   const { stride } = stage;
   const padded = paddedSize(stage, block);
@@ -99,7 +99,7 @@ function drawWindows(canvas, photo, size, stage, block, token, share) {
   const down = -block.shift[0] * stride * share;
   const right = -block.shift[1] * stride * share;
   const transform = draw.getTransform();
-  // What leaves at one side enters at the other.
+  // The roll is cyclic.
   for (const [x, y] of [[0, 0], [width, 0], [0, height], [width, height]]) {
     if (right + x >= width || down + y >= height || right + x <= -width || down + y <= -height) continue;
     draw.setTransform(transform);
@@ -142,7 +142,7 @@ function drawMapAsItLies(draw, photo, size, stage, block, token, padded) {
   outline(draw, token[1] * stride, token[0] * stride, stride, stride, TOKEN_COLOUR, 2);
 }
 
-/** Draw the borders of windows, and dashed the edges of the map, which meet when it is rolled. */
+/** Draw the borders of windows, and as dashed lines the edges of the map, which meet when it is rolled. */
 function drawGrid(draw, block, padded, stride) {
   const [height, width] = padded.map((side) => side * stride);
   const path = new Path2D();
@@ -164,7 +164,7 @@ function drawGrid(draw, block, padded, stride) {
   draw.setLineDash([]);
 }
 
-/** Draw which pairs of tokens of a window may see each other, queries downwards, keys to the right, padding hatched. */
+/** Draw the attention mask of a window: rows are queries, columns are keys, padding is hatched. */
 function drawMask(canvas, slots, query) {
   const tokens = slots.length;
   const draw = prepare(canvas, [tokens, tokens]);
@@ -172,7 +172,7 @@ function drawMask(canvas, slots, query) {
   draw.fillRect(0, 0, tokens, tokens);
   slots.forEach((from, y) => {
     draw.fillStyle = REGION_COLOURS[from.region] || (isDark() ? '#a9a7a2' : '#77787f');
-    // Pairs that stand side by side in one stroke, without seams.
+    // Adjacent pairs are drawn as one rectangle, which avoids seams.
     for (let x = 0, end; x < tokens; x = end) {
       for (end = x + 1; end < tokens && slots[end].region === slots[x].region; end++);
       if (slots[x].region === from.region) draw.fillRect(x, y, end - x, 1 + draw.thin / 2);
@@ -187,7 +187,7 @@ function drawMask(canvas, slots, query) {
   outline(draw, 0, query, tokens, 1, TOKEN_COLOUR, 1.5);
 }
 
-/** Draw the values of the slots of a window as cells; what is not seen is left out, padding hatched, the token framed. */
+/** Draw the values of a window's slots as cells; masked slots are blank, padding is hatched, the token is framed. */
 function drawCells(canvas, block, looks, values, colourOf) {
   const [height, width] = block.window;
   const draw = prepare(canvas, [height, width]);
@@ -202,7 +202,7 @@ function drawCells(canvas, block, looks, values, colourOf) {
   frameToken(draw, looks.query, width);
 }
 
-/** Draw what the photograph shows in the slots of a window. */
+/** Draw the photograph's pixels in the slots of a window. */
 function drawCrop(canvas, photo, stage, block, looks) {
   const [height, width] = block.window;
   const { stride } = stage;
@@ -224,7 +224,7 @@ function frameToken(draw, query, width) {
   outline(draw, query % width, Math.floor(query / width), 1, 1, TOKEN_COLOUR, 1.5);
 }
 
-/** Draw where a token looks over the photograph. */
+/** Draw the attention of a token over the photograph. */
 function drawAttention(canvas, photo, size, stage, block, token, looks, weights) {
   const { stride } = stage;
   const draw = prepare(canvas, size);
@@ -253,7 +253,7 @@ function drawAttention(canvas, photo, size, stage, block, token, looks, weights)
   outline(draw, token[1] * stride, token[0] * stride, stride, stride, TOKEN_COLOUR, 2);
 }
 
-/** Draw nested boxes, (top, bottom, left, right) in pixels, over the photograph; all beyond the last one is veiled. */
+/** Draw nested boxes, (top, bottom, left, right) in pixels, over the photograph, and darken it outside the last box. */
 function drawReach(canvas, photo, size, boxes, token) {
   const draw = prepare(canvas, size);
   draw.drawImage(photo, 0, 0, size[1], size[0]);
@@ -276,7 +276,7 @@ function drawLevel(canvas, picture, size, stride, pixel) {
   draw.imageSmoothingEnabled = false;
   draw.drawImage(picture, 0, 0, picture.naturalWidth * stride, picture.naturalHeight * stride);
   const [row, column] = pixel.map((at) => Math.floor(at / stride));
-  // A cell that is too small to see gets a frame around it.
+  // The frame has a minimum size, so that small cells are visible.
   const side = Math.max(stride, 9 * draw.thin);
   const [top, left] = [row, column].map((at) => (at + 0.5) * stride - side / 2);
   outline(draw, left, top, side, side, TOKEN_COLOUR, 2);

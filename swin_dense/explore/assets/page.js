@@ -1,4 +1,4 @@
-// What the visitor has chosen, the controls that choose it, and the drawing of all that follows from it.
+// The state of the page, its controls, and the rendering of all views.
 
 const facts = JSON.parse(document.getElementById('facts').textContent);
 const element = (id) => document.getElementById(id);
@@ -13,7 +13,7 @@ const state = {
   view: 'windows',
   stage: Math.min(1, facts.stages.length - 1),
   block: 0,
-  // At the upper edge, where the shift splits windows.
+  // Start at the upper edge, where the shift splits windows.
   pixel: [0, Math.floor(facts.size[1] / 2)],
   isHeld: false,
   head: 'mean',
@@ -55,18 +55,18 @@ function sayAll() {
 
 const sides = ([height, width]) => `${height} × ${width}`;
 
-// -- what is chosen ---------------------------------------------------------------------------------------------------
+// -- state ------------------------------------------------------------------------------------------------------------
 
 const stageNow = () => facts.stages[state.stage];
 const blockNow = () => stageNow().blocks[state.block];
 const isShifted = (block) => block.shift.some((side) => side > 0);
 
-/** Return (row, column) of the token at the chosen pixel, at a stage. */
+/** Return (row, column) of the token of a stage at the chosen pixel. */
 const tokenAt = (stage) => state.pixel.map((at) => Math.floor(at / stage.stride));
 
 const unpacked = new Map();
 
-/** Return the numbers of the chosen block, or nothing while they are being unpacked; then all is drawn again. */
+/** Return the numbers of the chosen block, or null while they are being unpacked; the page is then redrawn. */
 function numbersNow() {
   const index = facts.stages.slice(0, state.stage).reduce((sum, stage) => sum + stage.blocks.length, 0) + state.block;
   if (!unpacked.has(index)) {
@@ -94,7 +94,7 @@ function fail(error) {
 
 let isDue = false;
 
-/** Draw everything again, once per frame at most. */
+/** Redraw everything, at most once per frame. */
 function show() {
   if (isDue) return;
   isDue = true;
@@ -195,7 +195,7 @@ function showHeads(stage, block, looks) {
   });
 }
 
-/** Return the box, (top, bottom, left, right) in pixels, of what can have influenced the token after a block. */
+/** Return the receptive field of the token after a block, (top, bottom, left, right) in pixels. */
 function reachAfter(stage, block) {
   const [row, column] = tokenAt(stage);
   return [...block.rows[row], ...block.columns[column]];
@@ -373,13 +373,13 @@ function fillPresets() {
   showCost();
 }
 
-/** Choose the pixel at a place of the map of the chosen stage, within the photograph. */
+/** Choose the pixel at a position of the map of the chosen stage, clipped to the photograph. */
 function moveTo(y, x) {
   state.pixel = [y, x].map((at, axis) => Math.min(Math.max(Math.floor(at), 0), facts.size[axis] - 1));
   show();
 }
 
-/** Return where a pointer is on a canvas that shows so many pixels of the photograph. */
+/** Return the position of a pointer on a canvas, in pixels of the photograph. */
 function placeOn(canvas, event, [height, width]) {
   const box = canvas.getBoundingClientRect();
   return [((event.clientY - box.top) / box.height) * height, ((event.clientX - box.left) / box.width) * width];
@@ -391,7 +391,7 @@ function followPointer(canvas, placeOf) {
     if (!state.isHeld && event.pointerType === 'mouse') follow(event);
   });
   canvas.addEventListener('click', (event) => {
-    // A finger does not hover: where it taps, the token stays.
+    // Touch has no hover that would move the token, so a tap need not fix it.
     state.isHeld = event.pointerType !== 'touch' && !state.isHeld;
     follow(event);
   });
@@ -424,7 +424,7 @@ function followKeys(event) {
 
 let announcement;
 
-/** Tell screen readers, once the keys rest, where the token is and what is seen there. */
+/** Announce the token and its view to screen readers, once no key has been pressed for a moment. */
 function announce() {
   clearTimeout(announcement);
   announcement = setTimeout(() => {
@@ -441,7 +441,7 @@ function announce() {
 
 let rolling;
 
-/** Roll the map to where it is not, in a second or, where motion is not wanted, at once. */
+/** Roll the map forward or back, in one second, or at once if the user prefers reduced motion. */
 function roll() {
   cancelAnimationFrame(rolling);
   const [from, to] = [state.roll, state.roll < 0.5 ? 1 : 0];
@@ -497,7 +497,7 @@ function addLevels() {
   });
 }
 
-// For the console: where a token looks, all counted from 0.
+// For the browser's console: the attention of a token; all indices count from 0.
 globalThis.swinExplorer = {
   attention: async (stage, block, row, column) => {
     const before = facts.stages.slice(0, stage).reduce((sum, { blocks }) => sum + blocks.length, 0);

@@ -1,11 +1,11 @@
-"""Window attention as one Triton kernel forward and one or two backward: for CUDA.
+"""Window attention in Triton for CUDA: one kernel in the forward pass and one or two in the backward pass.
 
-It takes qkv as one linear layer leaves it and returns what the next one takes; the scores never leave the chip. The
-backward pass computes them again from qkv and one number per query, and adds nothing up in an order left to chance, so
-the same input gives the same bits. See ``docs/decisions/triton-kernel.md``.
+The kernels read the output of the qkv layer and write the input of the projection layer without any rearrangement, and
+never write the scores to memory. The backward pass recomputes them from qkv and one number per query. All sums have a
+fixed order, so the results are deterministic. See ``docs/decisions/triton-kernel.md``.
 
-The kernels stand in :mod:`swin_dense.ops.triton.attention_kernels`. To torch they are two operators, opaque to
-``torch.compile``.
+The kernels are in :mod:`swin_dense.ops.triton.attention_kernels`. They are registered as two torch operators, which
+``torch.compile`` treats as opaque.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from swin_dense.ops.triton import gpu
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, window_grid
 from swin_dense.utils import compat
 
-with contextlib.suppress(Exception):  # the reason is known to :mod:`swin_dense.ops.triton.gpu`
+with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
     from swin_dense.ops.triton import attention_kernels as kernels
 
 HEAD_DIMS = (16, 32, 64)
 MAX_TOKENS = 256
 
-# Enough programs to balance the load, few enough that the bias which each reads serves many windows and that the
-# bias gradients which each writes stay small.
+# Enough programs to balance the load, but few enough that each reuses its bias tile for many windows, and that the bias
+# gradients, one copy per strip of programs, stay small.
 _PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
@@ -43,7 +43,7 @@ def unsupported_reason(qkv: Tensor, spec: WindowSpec) -> str | None:
     if spec.tokens > MAX_TOKENS:
         return f'a window has {spec.window[0]} x {spec.window[1]} tokens, more than {MAX_TOKENS}'
     if spec.dropout > 0:
-        return 'the attention weights, which dropout acts on, are never stored'
+        return 'dropout of attention weights is not supported, because they are never stored'
     return None
 
 
@@ -55,7 +55,7 @@ def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor |
     if pad_kv is None:
         pad_kv = qkv.new_zeros(2 * channels)
     if relative_bias.shape != bias_shape or pad_kv.shape != (2 * channels,):
-        raise ValueError(  # a kernel would read beyond them
+        raise ValueError(  # otherwise a kernel would read out of bounds
             f'relative_bias and pad_kv must have the shapes {bias_shape} and {(2 * channels,)}, '
             f'got {tuple(relative_bias.shape)} and {tuple(pad_kv.shape)}'
         )
@@ -79,7 +79,7 @@ def _forward(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output and, for the backward pass, the log-sum-exp of every query's scores."""
+    """Return the output and, for the backward pass, the log-sum-exp of the scores of each query."""
     launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
     qkv, pad_kv, relative_bias = qkv.contiguous(), pad_kv.contiguous(), launch.prepare(relative_bias)
     out, lse = _forward_fake(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale)
@@ -122,14 +122,14 @@ def _backward(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of qkv, and in float32 those of relative_bias, (A, T, T), and of pad_kv for each tile."""
+    """Return the gradient of qkv, and one float32 vector: the gradients of relative_bias and, per tile, of pad_kv."""
     launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
     grad_qkv, grads = _backward_fake(
         grad_out, qkv, relative_bias, pad_kv, out, lse, num_heads, window_size, shift, scale
     )
     grad_out, qkv, pad_kv = grad_out.contiguous(), qkv.contiguous(), pad_kv.contiguous()
     bias = launch.prepare(relative_bias)
-    new = qkv.new_empty if launch.tiles == 1 else qkv.new_zeros  # several tiles add to what is there
+    new = qkv.new_empty if launch.tiles == 1 else qkv.new_zeros  # with several tiles, the kernel accumulates into it
     partials = new(launch.strips, len(grads), dtype=torch.float32)
     delta = torch.empty_like(lse)
     if launch.tiles > 1:
@@ -176,11 +176,11 @@ _forward.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
 class _Launch:
-    """How kernels are cut into programs for one input.
+    """The launch grid and the arguments of the kernels for one input.
 
     Attributes:
-        tiles: into how many tiles the queries, and the keys, of a window are cut.
-        strips: how many programs share the windows of one head and tile.
+        tiles: number of tiles into which the queries, and the keys, of a window are divided.
+        strips: number of programs that share the windows of one head and tile.
     """
 
     def __init__(
@@ -221,12 +221,12 @@ class _Launch:
 
     @classmethod
     def of(cls, qkv: Tensor, num_heads: int, window_size: Sequence[int], shift: Sequence[int], scale: float) -> _Launch:
-        """Return the launch for an input; it is worked out once."""
+        """Return the launch for an input, which is cached by its shape, dtype and device."""
         window, by = (window_size[0], window_size[1]), (shift[0], shift[1])
         return _launch(tuple(qkv.shape), qkv.dtype, qkv.device, num_heads, window, by, scale)
 
     def prepare(self, bias: Tensor) -> Tensor:
-        """Return the bias as the kernels read it: where a window has several tiles, over and over."""
+        """Return the bias in the layout that the kernels read: contiguous if a window has several tiles."""
         return bias if self.tiles == 1 else bias.contiguous()
 
     def __call__(self, kernel: Any, *tensors: Tensor, bias: Tensor) -> None:
@@ -241,12 +241,12 @@ _launch = functools.lru_cache(maxsize=1024)(_Launch)
 
 
 def tiles(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Return into how many tiles the queries, and the keys, of a window of so many tokens are cut."""
+    """Return the number of tiles into which the queries, and the keys, of a window are divided."""
     return -(-tokens // parameters(tokens, head_dim, dtype)['BLOCK'])
 
 
 def parameters(tokens: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the launch parameters of the kernels for windows of so many tokens: tile, warps and stages."""
+    """Return the launch parameters of the kernels for a window size: tile size, warps and stages."""
     block = _block(tokens, head_dim, dtype)
     is_heavy = dtype == torch.float32 or head_dim == 64
     return {
@@ -257,10 +257,10 @@ def parameters(tokens: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]
 
 
 def _block(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Return the side of the square tiles of scores, a power of two."""
+    """Return the side of the square tiles of scores, which is a power of two."""
     if tokens <= 32:
         return 16 if tokens <= 16 else 32
     if dtype == torch.float32 and head_dim == 64:
-        return 32  # a tile of 64 does not fit into the registers
+        return 32  # a tile of side 64 does not fit into registers
     padded = {block: -(-tokens // block) * block for block in (64, 32)}
     return min(padded, key=padded.__getitem__)

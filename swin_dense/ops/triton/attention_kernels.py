@@ -1,11 +1,13 @@
 """The Triton kernels of shifted-window attention; :mod:`swin_dense.ops.triton.attention` launches them.
 
-A program serves one head, one tile of queries or keys, and every ``strips``-th window. A window of up to 64 tokens is
-one tile, so its bias is read once and stays in registers. Padding, roll and partition are index arithmetic.
+Each program handles one head, one tile of queries or keys, and every ``strips``-th window. If a window fits into one
+tile (64 tokens, or 32 for float32 with a head dimension of 64), the program reads the bias once and keeps it in
+registers. Padding, roll and partition are index arithmetic.
 
-Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, pad_kv (2C,). The bias (A, T, T) has
-strides where a window is one tile. The log-sum-exp of a query's scores, and ``delta``, are (windows, A, T) in float32.
-Scores are in units of log 2, because ``exp2`` is what the hardware has. Offsets into maps have 64 bits.
+Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, pad_kv (2C,). The bias (A, T, T) may
+have any strides if a window is one tile. The log-sum-exp of the scores of each query and ``delta`` are (windows, A, T)
+in float32. Scores are in units of log 2, because the hardware has an instruction for ``exp2``. Offsets into maps are
+64-bit.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from swin_dense.ops.triton.interpreter import cast, dot
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
-# What varies with the size of the image or from stage to stage must not make triton compile a kernel again.
+# Triton must not recompile a kernel for other values of these arguments, which vary with image size and stage.
 _VARYING = ['windows', 'height', 'width', 'shift_y', 'shift_x', 'heads', 'strips']
 _VARYING += ['bias_head', 'bias_query', 'bias_key']
 
 
 @triton.jit
 def _place(window, canvas, WINDOW: tl.constexpr):
-    """Return which image a window lies in, its row and column of windows, and how many of those an image has.
+    """Return the image of a window, its row and column in the grid of windows, and the size of the grid.
 
     ``canvas`` is (height, width, vertical shift, horizontal shift) of the map in tokens.
     """
@@ -34,9 +36,9 @@ def _place(window, canvas, WINDOW: tl.constexpr):
 
 @triton.jit
 def _locate(window, slot, canvas, WINDOW: tl.constexpr):
-    """Return the token, in raster order, at each slot of a window, and whether there is one.
+    """Return the raster index of the token at each slot of a window, and whether the slot holds a token.
 
-    A slot without a token is padding, or lies beyond the window where ``slot >= T``.
+    A slot without a token is padding, or is outside of the window if ``slot >= T``.
     """
     image, row, column, rows, columns = _place(window, canvas, WINDOW)
     height, width, shift_y, shift_x = canvas
@@ -58,20 +60,20 @@ def _has_padding(window, canvas, WINDOW: tl.constexpr):
 
 @triton.jit
 def _region(slot, wrapped_y, wrapped_x, WINDOW: tl.constexpr):
-    """Return a code that two slots of a window share where they were neighbours before the roll.
+    """Return the region of each slot of a window; slots in the same region were neighbours before the roll.
 
-    ``wrapped_y`` and ``wrapped_x`` are how many last rows and columns of the window come from the opposite edge.
+    The last ``wrapped_y`` rows and ``wrapped_x`` columns of the window come from the opposite edge of the map.
     """
     is_wrapped_y = slot >= (WINDOW[0] - wrapped_y) * WINDOW[1]
-    # This compares the column with WINDOW[1] - wrapped_x. A column number as such is the same in all windows, so the
-    # compiler would keep it in registers throughout, and few windows need it.
+    # Equivalent to comparing the column with WINDOW[1] - wrapped_x. The column is the same for all windows, so the
+    # compiler would hoist it out of the loop and keep it in registers, although few windows need it.
     is_wrapped_x = (slot + wrapped_x) % WINDOW[1] < wrapped_x
     return 2 * is_wrapped_y.to(tl.int32) + is_wrapped_x.to(tl.int32)
 
 
 @triton.jit
 def _load(pointer, token, is_real, stride, channel):
-    """Return the rows of the tokens, zeros where there is none."""
+    """Load the rows of the tokens, with zeros for slots without a token."""
     return tl.load(pointer + token[:, None] * stride + channel[None, :], mask=is_real[:, None], other=0.0)
 
 
@@ -83,7 +85,7 @@ def _store(pointer, token, is_real, stride, channel, value):
 
 @triton.jit
 def _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW: tl.constexpr):
-    """Return k and v of a tile of keys, zeros beyond the window."""
+    """Load k and v of a tile of keys, with zeros outside of the window."""
     token, is_real = _locate(window, key, canvas, WINDOW)
     k = _load(qkv + channels, token, is_real, 3 * channels, channel)
     v = _load(qkv + 2 * channels, token, is_real, 3 * channels, channel)
@@ -96,7 +98,7 @@ def _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW: tl.c
 
 @triton.jit
 def _load_bias(bias, strides, head, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the bias of a tile in units of log 2, minus infinity for keys beyond the window."""
+    """Load the bias of a tile in units of log 2, with minus infinity for keys outside of the window."""
     query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
     in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
     address = bias + head * strides[0] + query[:, None] * strides[1] + key[None, :] * strides[2]
@@ -106,10 +108,11 @@ def _load_bias(bias, strides, head, q_start, k_start, TOKENS: tl.constexpr, BLOC
 
 @triton.jit
 def _put_tile(matrix, tile, q_start, k_start, ADDS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write a tile of a (T, T) matrix, or add to it; no other program may touch it there.
+    """Write a tile of a (T, T) matrix, or add to it; no other program may access this tile.
 
-    An addition is an atomic one although no program competes: a load and a store of the same numbers may belong to
-    different threads, and nothing would order them. Every number has one writer, so the order of additions is fixed.
+    Additions are atomic even though only one program writes: the loads and stores of an element in different iterations
+    may belong to different threads, without any ordering. Each element has one writing program, so the order of
+    additions is fixed.
     """
     query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
     in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
@@ -122,7 +125,7 @@ def _put_tile(matrix, tile, q_start, k_start, ADDS: tl.constexpr, TOKENS: tl.con
 
 @triton.jit
 def _scores(q, k, bias, scale, window, query, key, canvas, WINDOW: tl.constexpr, PENALTY: tl.constexpr):
-    """Return the scores of a tile of queries and keys, in units of log 2."""
+    """Return the scores of a tile of queries and keys in units of log 2."""
     scores = dot(q, tl.trans(k)) * (scale * _LOG2E) + bias
     _, row, column, rows, columns = _place(window, canvas, WINDOW)
     wrapped_y, wrapped_x = tl.where(row == rows - 1, canvas[2], 0), tl.where(column == columns - 1, canvas[3], 0)
@@ -161,7 +164,7 @@ def forward(
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
     strides = (bias_head, bias_query, bias_key)
-    if TILES > 1:  # read anew for every window, so it comes contiguous
+    if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
     head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
@@ -220,7 +223,7 @@ def backward_queries(
     PENALTY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write q's gradient and ``delta`` of one tile of queries, for windows of several tiles.
+    """Write the gradient of q and ``delta`` for one tile of queries; only for windows of several tiles.
 
     ``delta`` is the sum over all keys of the attention weight times its gradient. Grid: strips * tiles * heads.
     """
@@ -228,7 +231,7 @@ def backward_queries(
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
     strides = (bias_head, bias_query, bias_key)
-    if TILES > 1:  # read anew for every window, so it comes contiguous
+    if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
     head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
@@ -284,17 +287,18 @@ def backward_keys(
     PENALTY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write k's and v's gradients of one tile of keys, q's too where it is the only tile, and add up the others'.
+    """Write the gradients of k and v for one tile of keys, and partial gradients of bias and padding.
 
-    ``partials`` are float32, a row per strip, zeros at first where there are several tiles. A row holds (A, T, T) for
-    the bias and then (tiles, 2C) for the padding; the sums over the rows are the gradients. No two programs write to
-    the same number. Grid: strips * tiles * heads.
+    If the window is one tile, also write the gradient of q. ``partials`` is float32 with one row per strip, which must
+    be zero initially if there are several tiles. A row contains (A, T, T) for the bias, followed by (tiles, 2C) for the
+    padding; the sums over the rows are the gradients. No two programs write to the same element.
+    Grid: strips * tiles * heads.
     """
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
     strides = (bias_head, bias_query, bias_key)
-    if TILES > 1:  # read anew for every window, so it comes contiguous
+    if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
     head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
@@ -322,7 +326,7 @@ def backward_keys(
             token, is_real = _locate(window, query, canvas, WINDOW)
             q = _load(qkv, token, is_real, 3 * channels, channel)
             d_out = _load(grad_out, token, is_real, channels, channel)
-            # Infinity makes the weights of queries that are padding, whose output is not kept, zero.
+            # Infinity gives zero weights to padding queries, because their output is discarded.
             q_lse = tl.load(lse + first + query, mask=is_real, other=float('inf'))
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             weights = tl.exp2(scores - q_lse[:, None])

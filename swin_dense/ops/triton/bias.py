@@ -1,8 +1,8 @@
-"""The relative position bias of all pairs of tokens of a window, in one launch each way.
+"""Expand a relative position bias table with one kernel launch in the forward and one in the backward pass.
 
-torch expands the table by a sliding view, a flip and a copy, and gathers its gradient by as many launches again. Here
-the place of a pair in the table is index arithmetic, and every number of the table's gradient adds up its pairs in a
-fixed order.
+torch expands the table with a sliding view, a flip and a copy, and needs as many launches for the gradient. The kernels
+compute the index of a pair of tokens in the table. In the backward pass, each element of the table's gradient is the
+sum over its pairs in a fixed order.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor
 
 from swin_dense.utils import compat
 
-with contextlib.suppress(Exception):  # the reason is known to :mod:`swin_dense.ops.triton.gpu`
+with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
     from swin_dense.ops.triton import bias_kernels as kernels
 
 
-_BLOCK = 128  # numbers of the result per program
+_BLOCK = 128  # elements of the result per program
 
 
 def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
     """Expand a bias table as :func:`swin_dense.ops.windows.relative_position_bias` does.
 
     Raises:
-        ValueError: the table is not one of this window.
+        ValueError: the shape of the table does not match the window.
     """
     places = (2 * window[0] - 1) * (2 * window[1] - 1)
-    if table.ndim != 2 or len(table) != places:  # a kernel would read beyond it
+    if table.ndim != 2 or len(table) != places:  # otherwise a kernel would read out of bounds
         raise ValueError(
             f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({places}, heads), '
             f'got {tuple(table.shape)}'

@@ -1,7 +1,7 @@
 """The Triton kernels of the relative position bias; :mod:`swin_dense.ops.triton.bias` launches them.
 
-A pair of tokens, q and k, has the place ((qy - ky + HEIGHT - 1) * (2 * WIDTH - 1) + qx - kx + WIDTH - 1) in the table.
-The table is (places, A), the bias (A, T, T), both contiguous.
+The row of the table for a pair of tokens q and k is (qy - ky + HEIGHT - 1) * (2 * WIDTH - 1) + qx - kx + WIDTH - 1. The
+table, (rows, A), and the bias, (A, T, T), are contiguous.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swin_dense.ops.triton.interpreter import cast
 
 @triton.jit(do_not_specialize=['numbers', 'heads'])
 def forward(table, bias, numbers, heads, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the bias, ``BLOCK`` of its numbers per program."""
+    """Write the bias, ``BLOCK`` elements per program."""
     TOKENS: tl.constexpr = HEIGHT * WIDTH
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head, query, key = number // (TOKENS * TOKENS), number // TOKENS % TOKENS, number % TOKENS
@@ -25,7 +25,7 @@ def forward(table, bias, numbers, heads, HEIGHT: tl.constexpr, WIDTH: tl.constex
 
 @triton.jit(do_not_specialize=['numbers', 'heads'])
 def backward(grad, grad_table, numbers, heads, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the table's gradient: every number adds up its pairs, key by key."""
+    """Write the gradient of the table; each element is the sum over its pairs, key by key."""
     TOKENS: tl.constexpr = HEIGHT * WIDTH
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place, head = number // heads, number % heads

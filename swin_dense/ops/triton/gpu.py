@@ -1,4 +1,4 @@
-"""What the GPU under a tensor offers to the Triton kernels."""
+"""Whether Triton kernels can run on the device of a tensor, and properties of this device."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ try:
     import triton
 
     if TorchVersion(triton.__version__) < '3.6':
-        _unusable = f'triton {triton.__version__} is older than 3.6, the first to take all that the kernels use'
+        _unusable = f'triton {triton.__version__} is older than 3.6, the first version that supports the kernels'
 
     @triton.jit
     def _nothing(x):
         pass
 
-    # Whether TRITON_INTERPRET was set when triton decorated the kernels: it asks only then.
+    # Triton reads TRITON_INTERPRET only while decorating kernels, so check the result instead of the variable.
     IS_INTERPRETED = not isinstance(_nothing, triton.JITFunction)
-except Exception as error:  # an installed triton may fail in any way; nothing but the kernels needs it
+except Exception as error:  # a broken triton may raise any exception, and only the kernels need it
     _unusable = f'triton cannot be imported ({error})'
 
 
@@ -39,7 +39,7 @@ def unsupported_reason(x: Tensor) -> str | None:
 def unsupported_device_reason(device: torch.device) -> str | None:
     """Return why Triton kernels cannot run on a device, or None."""
     if torch.version.hip is not None and device.type == 'cuda':
-        return 'the kernels are for NVIDIA GPUs, and this torch is for AMD GPUs (ROCm)'
+        return 'the kernels are for NVIDIA GPUs, but this torch is for AMD GPUs (ROCm)'
     if _unusable is not None:
         return _unusable
     if not (device.type == 'cuda' or IS_INTERPRETED):
@@ -52,17 +52,17 @@ def unsupported_device_reason(device: torch.device) -> str | None:
 
 
 def is_gpu(x: Tensor) -> bool:
-    """Return whether kernels are what ``x`` would be computed with by default; triton's interpreter is for tests."""
+    """Return whether kernels may be used by default for ``x``, which excludes triton's interpreter (for tests only)."""
     return x.is_cuda
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors the device has, 1 for triton's interpreter."""
+    """Return the number of multiprocessors of the device, or 1 for triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype that autocast gives the next matrix product of ``x`` on a GPU, or None without autocast."""
+    """Return the dtype of matrix products of ``x`` under autocast on a GPU, or None without autocast."""
     if not x.is_cuda or not compat.is_autocast_enabled('cuda'):
         return None
     return compat.get_autocast_dtype('cuda')

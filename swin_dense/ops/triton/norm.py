@@ -1,12 +1,12 @@
-"""LayerNorm in one Triton kernel forward and one backward, straight into the dtype and the layout that come next.
+"""LayerNorm in one Triton kernel per pass, which writes the dtype and layout that the next operation needs.
 
-Under autocast torch computes LayerNorm in float32, and the next matrix product casts the result: twice the bytes and
-one more launch. Here the result is rounded on its way to memory, to the same numbers. Reading 2x2 neighbours in place
-(patch merging) and writing maps in place of tokens (the backbone's outputs) are further passes over the map that the
-same kernel saves. For the backward pass the input alone is kept.
+Under autocast torch computes LayerNorm in float32 and the next matrix product casts the result, which doubles the bytes
+written and needs another launch. The kernel rounds the result before writing it, which gives the same numbers. It can
+also read 2x2 neighbours in place (patch merging), or write maps instead of tokens (outputs of the backbone), which
+saves further passes over the map. Only the input and the weight are saved for the backward pass.
 
-The kernels are in :mod:`swin_dense.ops.triton.norm_kernels`. To torch they are two operators, opaque to
-``torch.compile``.
+The kernels are in :mod:`swin_dense.ops.triton.norm_kernels`. They are registered as two torch operators, which
+``torch.compile`` treats as opaque.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from swin_dense.ops.triton import gpu
 from swin_dense.utils import compat
 
-with contextlib.suppress(Exception):  # the reason is known to :mod:`swin_dense.ops.triton.gpu`
+with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
     from swin_dense.ops.triton import norm_kernels as kernels
 
 MAX_CHANNELS = 8192
@@ -29,7 +29,7 @@ _PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
 def unsupported_reason(x: Tensor, channels: int) -> str | None:
-    """Return why these kernels cannot normalise ``x`` over so many channels, or None."""
+    """Return why these kernels cannot normalise ``x`` over ``channels`` channels, or None."""
     reason = gpu.unsupported_reason(x)
     if reason is not None:
         return reason
@@ -39,14 +39,14 @@ def unsupported_reason(x: Tensor, channels: int) -> str | None:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Normalise over the last axis, in float32, into ``dtype``.
+    """Normalise over the last axis, in float32, and convert to ``dtype``.
 
     Args:
-        x: (..., C), float32 or low precision.
-        weight: (C,), in any of these dtypes whatever that of x is.
-        bias: (C,).
-        eps: added to the variance.
-        dtype: of the result.
+        x: (..., C), float32, float16 or bfloat16.
+        weight: (C,), in any of these dtypes, independent of that of x.
+        bias: (C,), like ``weight``.
+        eps: constant added to the variance.
+        dtype: dtype of the result.
 
     Returns:
         (..., C).
@@ -62,13 +62,13 @@ def layer_norm_to_maps(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtyp
 def merge_and_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """Join 2x2 neighbours of x, (B, H, W, C), and normalise: (B, ceil(H / 2), ceil(W / 2), 4C).
 
-    For each channel the neighbours lie side by side, row by row, as ``nn.Unfold`` has them. Where the map ends there
-    are zeros. ``weight`` and ``bias`` are (4C,); otherwise as :func:`layer_norm`.
+    The last axis is ordered by channel and then by neighbour, row by row, as in ``nn.Unfold``, with zeros outside of
+    the map. ``weight`` and ``bias`` are (4C,); otherwise as :func:`layer_norm`.
     """
     return _forward(x, weight, bias, eps, dtype, 'merged')
 
 
-# By the name of the layout that they leave.
+# Functions by the layout of their result.
 LAYOUTS = {'tokens': layer_norm, 'merged': merge_and_layer_norm, 'maps': layer_norm_to_maps}
 
 
@@ -93,7 +93,7 @@ def _forward_fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: to
         'maps': (batch, channels, height, width),
     }[layout]
     normed = (4 if layout == 'merged' else 1) * channels
-    if weight.shape != (normed,) or bias.shape != (normed,):  # a kernel would read beyond them
+    if weight.shape != (normed,) or bias.shape != (normed,):  # otherwise a kernel would read out of bounds
         raise ValueError(
             f'weight and bias must have the shape ({normed},) for {channels} channels in the layout {layout!r}, '
             f'got {tuple(weight.shape)} and {tuple(bias.shape)}'
@@ -107,7 +107,7 @@ def _forward_fake(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: to
     schema='(Tensor grad, Tensor x, Tensor weight, float eps, str layout) -> (Tensor, Tensor)',
 )
 def _backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, layout: str) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, and those of weight and bias as (2, C)."""
+    """Return the gradient of x, and the gradients of weight and bias as (2, C)."""
     launch = _Launch(x, layout)
     grad_x, _ = _backward_fake(grad, x, weight, eps, layout)
     partials = x.new_empty(launch.programs, 2, len(weight), dtype=torch.float32)
@@ -135,11 +135,11 @@ _forward.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
 class _Launch:
-    """How the kernels are cut into programs for one input.
+    """The launch grid and the arguments of the kernels for one input.
 
     Attributes:
-        tiles: how many programs the forward kernel has.
-        programs: how many the backward kernel has.
+        tiles: number of programs of the forward kernel.
+        programs: number of programs of the backward kernel.
     """
 
     def __init__(self, x: Tensor, layout: str) -> None:
@@ -172,8 +172,8 @@ class _Launch:
 
 
 def parameters(block: int, layout: str) -> dict[str, int]:
-    """Return the launch parameters of the kernels for rows of ``block`` numbers: rows at a time, and warps."""
-    # Several rows at a time keep threads busy where rows are short. In maps it is the tokens that lie side by side, so
-    # there several are wanted always, as far as registers go.
+    """Return the launch parameters of the kernels for rows of ``block`` elements: rows at a time, and warps."""
+    # Several rows at a time keep threads busy if rows are short. In maps, tokens are adjacent in memory, so use several
+    # rows always, as far as registers allow.
     rows = max(1, 2048 // block, min(8, 8192 // block) if layout == 'maps' else 1)
     return {'ROWS': rows, 'num_warps': 4 if rows * block <= 4096 else 8}

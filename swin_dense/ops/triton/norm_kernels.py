@@ -1,8 +1,8 @@
 """The Triton kernels of LayerNorm; :mod:`swin_dense.ops.triton.norm` launches them.
 
-A program normalises ``ROWS`` tokens of ``CHANNELS`` numbers at a time, all in float32. The tokens are rows in memory,
-except that with ``MERGES`` the input row of an output token is put together from its 2x2 neighbours, and that with
-``TO_MAPS`` the output is (B, C, H, W).
+A program normalises ``ROWS`` tokens of ``CHANNELS`` elements at a time, all in float32. Tokens are contiguous rows in
+memory, with two exceptions: with ``MERGES``, the input row of an output token is gathered from 2x2 neighbours, and with
+``TO_MAPS``, the output is (B, C, H, W).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import triton.language as tl
 
 from swin_dense.ops.triton.interpreter import cast
 
-# What varies with the size of the image must not make triton compile a kernel again.
+# Triton must not recompile a kernel for other values of these arguments, which vary with the image size.
 _VARYING = ['rows', 'height', 'width', 'in_height', 'in_width']
 
 
 @triton.jit
 def _input_address(row, channel, canvas, CHANNELS: tl.constexpr, MERGES: tl.constexpr):
-    """Return the offset of every channel of every row in x, and whether there is such a number.
+    """Return the offset in x of every channel of every row, and whether the element exists.
 
     ``canvas`` is (height, width) of the output and (height, width) of the input, in tokens.
     """
     height, width, in_height, in_width = canvas
     if MERGES:
-        # Neighbours lie side by side for each channel, row by row: the order of the parameters.
+        # Ordered by channel and then by neighbour, row by row, like the parameters.
         neighbour = channel % 4
         y = (row // width % height * 2)[:, None] + (neighbour // 2)[None, :]
         x = (row % width * 2)[:, None] + (neighbour % 2)[None, :]
@@ -45,7 +45,7 @@ def _output_address(row, channel, canvas, CHANNELS: tl.constexpr, TO_MAPS: tl.co
 
 @triton.jit
 def _normalise(values, is_inside, eps, CHANNELS: tl.constexpr):
-    """Return the rows with mean 0 and variance 1, and by what they were multiplied; zeros outside."""
+    """Normalise the rows to mean 0 and variance 1, with zeros outside; also return the inverse standard deviations."""
     mean = tl.sum(values, 1) / CHANNELS
     centred = tl.where(is_inside, values - mean[:, None], 0.0)
     variance = tl.sum(centred * centred, 1) / CHANNELS
@@ -105,7 +105,10 @@ def backward(
     MERGES: tl.constexpr,
     TO_MAPS: tl.constexpr,
 ):
-    """Write x's gradient, and into a row of ``partials``, (programs, 2 * CHANNELS), a part of weight's and bias's."""
+    """Write the gradient of x, and partial gradients of weight and bias to a row of ``partials``.
+
+    ``partials`` is (programs, 2 * CHANNELS); the sums over its rows are the gradients.
+    """
     canvas = (height, width, in_height, in_width)
     program, channel = tl.program_id(0), tl.arange(0, BLOCK)
     scale = tl.load(weight + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)

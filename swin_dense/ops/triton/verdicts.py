@@ -1,8 +1,9 @@
-"""What a check of this GPU found out about the Triton kernels: which agree with torch, and which are faster.
+"""Verdicts on the Triton kernels for this GPU: which kernels agree with torch, and which are faster.
 
-A kernel that faults takes the CUDA context with it, so none is tried where a model runs. ``swin-dense doctor`` proves
-and times them in processes of its own (:mod:`swin_dense.doctor.kernels`) and writes a verdict to the user's cache. Here
-it is read, once per process. A verdict holds for one GPU, driver, torch, triton and version of this package.
+A faulting kernel destroys the CUDA context, so kernels are never tried in the process of a model. ``swin-dense doctor``
+checks and times them in separate processes (:mod:`swin_dense.doctor.kernels`) and writes a verdict to the user's cache.
+This module reads it once per process. A verdict is valid for one GPU, driver, torch, triton and version of this
+package.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from swin_dense.ops.windows import Pair
 
 INFERENCE, TRAINING = 'inference', 'training'
 _logger = logging.getLogger('swin_dense.ops')
-_HOW = 'Run `swin-dense doctor` once to check them and enable those that are faster'
+_HOW = 'Run `swin-dense doctor` once to check the kernels and enable those that are faster'
 _DRIVER = Path('/proc/driver/nvidia/version')
 _Function = TypeVar('_Function', bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one kernel with one combination of dtypes.
+    """The result of the check of one kernel with one combination of dtypes.
 
     Attributes:
-        error: how it failed, or None where it agrees with torch.
-        channels: for a norm, the channels of the maps that it was proven with.
-        microseconds: by mode, ``INFERENCE`` or ``TRAINING``, and then by implementation: 'triton', 'plain', and for
-            attention 'sdpa'; each the sum over all shapes that were timed.
+        error: how the kernel failed, or None if it agrees with torch.
+        channels: for a norm, the numbers of channels that were checked.
+        microseconds: times by mode, ``INFERENCE`` or ``TRAINING``, and then by implementation: 'triton', 'plain', and
+            'sdpa' for attention; each is the sum over all timed shapes.
     """
 
     error: str | None
@@ -47,7 +48,7 @@ class Entry:
     microseconds: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def speed(self, mode: str) -> tuple[str, float]:
-        """Return what torch would compute instead of the kernel, and how many times as fast the kernel is."""
+        """Return the implementation that torch would use instead, and the speedup of the kernel over it."""
         times = self.microseconds[mode]
         other = 'sdpa' if 'sdpa' in times else 'plain'
         return other, times[other] / times['triton']
@@ -55,26 +56,26 @@ class Entry:
 
 @functools.cache
 def attention_name(head_dim: int, window: Pair, dtype: torch.dtype, *parameter_dtypes: torch.dtype) -> str:
-    """Return the name in a verdict of the kernels of attention.
+    """Return the name of the attention kernels in a verdict.
 
     Args:
-        head_dim: D.
+        head_dim: D, channels per head.
         window: (height, width) in tokens.
-        dtype: of queries, keys and values.
-        *parameter_dtypes: of the relative position bias, and of the padding's key and value.
+        dtype: dtype of queries, keys and values.
+        *parameter_dtypes: dtypes of the relative position bias and of ``pad_kv``.
     """
     return f'attention, window {window[0]}x{window[1]}, head dimension {head_dim}, {_dtypes(dtype, *parameter_dtypes)}'
 
 
 @functools.cache
 def norm_name(layout: str, x_dtype: torch.dtype, dtype: torch.dtype, parameter_dtype: torch.dtype) -> str:
-    """Return the name in a verdict of the kernels of LayerNorm from ``x_dtype`` to ``dtype``, in one of its layouts."""
+    """Return the name of the LayerNorm kernels from ``x_dtype`` to ``dtype``, in a layout, in a verdict."""
     return f'LayerNorm, {layout}, {_short(x_dtype)} to {_dtypes(dtype, parameter_dtype)}'
 
 
 @functools.cache
 def bias_name(window: Pair, dtype: torch.dtype) -> str:
-    """Return the name in a verdict of the kernels that expand a relative position bias."""
+    """Return the name of the kernels that expand a relative position bias in a verdict."""
     return f'relative position bias, window {window[0]}x{window[1]}, {_short(dtype)}'
 
 
@@ -87,10 +88,10 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _constant(function: _Function) -> _Function:
-    """Let compiled graphs take the result of a function for a constant.
+    """Mark a function so that compiled graphs treat its result as a constant.
 
-    torch.compiler.assume_constant_result does no more, in torch 2.1 to 2.15, but imports the compiler for it, which
-    takes longer than the rest of this package.
+    Does the same as torch.compiler.assume_constant_result in torch 2.1 to 2.15, which would import the compiler; that
+    takes longer than importing the rest of this package.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -106,7 +107,7 @@ def reason_against_attention(
     device: torch.device,
     is_training: bool,
 ) -> str | None:
-    """Return why 'auto' does not take the kernels of attention, or None; see :func:`attention_name`."""
+    """Return why 'auto' does not use the attention kernels, or None; see :func:`attention_name`."""
     return _reason_against(attention_name(head_dim, window, dtype, bias_dtype, pad_dtype), device, is_training)
 
 
@@ -120,13 +121,13 @@ def reason_against_norm(
     device: torch.device,
     is_training: bool,
 ) -> str | None:
-    """Return why 'auto' does not take the kernels of LayerNorm for maps of so many channels, or None."""
+    """Return why 'auto' does not use the LayerNorm kernels for maps of ``channels`` channels, or None."""
     return _reason_against(norm_name(layout, x_dtype, dtype, parameter_dtype), device, is_training, channels)
 
 
 @_constant
 def reason_against_bias(window: Pair, dtype: torch.dtype, device: torch.device, is_training: bool) -> str | None:
-    """Return why 'auto' does not take the kernels that expand a relative position bias, or None."""
+    """Return why 'auto' does not use the kernels that expand a relative position bias, or None."""
     return _reason_against(bias_name(window, dtype), device, is_training)
 
 
@@ -135,7 +136,7 @@ def _reason_against(name: str, device: torch.device, is_training: bool, channels
     if entries is None:
         return 'the kernels have not been checked on this GPU'
     if name not in entries or (channels is not None and channels not in entries[name].channels):
-        return f'`swin-dense doctor` has no check of {name}; attn_backend="triton" takes the kernels unchecked'
+        return f'`swin-dense doctor` did not check {name}; attn_backend="triton" uses the kernels unchecked'
     entry = entries[name]
     if entry.error is not None:
         return f'`swin-dense doctor` found that {name} failed: {entry.error}'
@@ -146,18 +147,18 @@ def _reason_against(name: str, device: torch.device, is_training: bool, channels
 
 @functools.cache
 def of_device(device: torch.device) -> dict[str, Entry] | None:
-    """Return the verdict on the GPU at hand by the name of the kernel, or None where there is none."""
+    """Return the entries of the verdict for a GPU by kernel name, or None if there is no verdict."""
     found = key(device)
     entries = read(found)
     if entries is None:
         _logger.warning(
-            'no verdict on the Triton kernels on this GPU (%s): torch computes instead. %s', found['gpu'], _HOW
+            'no verdict on the Triton kernels for this GPU (%s): using torch instead. %s', found['gpu'], _HOW
         )
     return entries
 
 
 def key(device: torch.device) -> dict[str, str]:
-    """Return what a verdict holds for."""
+    """Return the key of a verdict: GPU, driver and versions for which it is valid."""
     found = torch.cuda.get_device_properties(device)
     return {
         'gpu': f'{found.name}, {found.multi_processor_count} multiprocessors, capability {found.major}.{found.minor}',
@@ -171,12 +172,12 @@ def key(device: torch.device) -> dict[str, str]:
 def _driver() -> str:
     try:
         return re.findall(r'\d+\.\d+[.\d]*', _DRIVER.read_text())[0]
-    except (OSError, IndexError):  # not Linux, or a container that hides it
+    except (OSError, IndexError):  # not Linux, or a container that hides the file
         return f'for CUDA {torch._C._cuda_getDriverVersion()}'  # type: ignore[attr-defined]
 
 
 def _digest_of_sources() -> str:
-    """Return a digest of this package's operations, which change more often than its version."""
+    """Return a digest of the sources in ``swin_dense/ops``, which change more often than the version."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob('*.py')):
         digest.update(file.read_bytes())
@@ -187,7 +188,7 @@ def path(key: dict[str, str]) -> Path:
     """Return the file of a verdict in the user's cache.
 
     Raises:
-        RuntimeError: there is no home folder.
+        RuntimeError: the home folder cannot be determined.
     """
     cache = os.environ.get('XDG_CACHE_HOME')
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
@@ -195,7 +196,7 @@ def path(key: dict[str, str]) -> Path:
 
 
 def read(key: dict[str, str]) -> dict[str, Entry] | None:
-    """Return the verdict that holds for ``key``, or None where there is none that can be read."""
+    """Return the entries of the verdict for ``key``, or None if there is no readable verdict."""
     try:
         content = json.loads(path(key).read_text())
         return _entries(content['kernels']) if content['key'] == key else None
