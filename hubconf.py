@@ -1,6 +1,6 @@
 """Entry points of torch.hub: ``torch.hub.load(repository, 'swin_t', checkpoint=..., out_indices=(1, 2, 3))``."""
 
-# torch.hub.list takes whatever can be called and has no underscore for an entry point.
+# torch.hub.list treats every callable without a leading underscore as an entry point.
 from functools import partial as _partial
 
 from swin_dense import create_backbone as _create_backbone
@@ -10,7 +10,7 @@ dependencies = ['torch', 'numpy', 'PIL', 'yaml', 'filelock']
 
 def _entry(name: str) -> _partial:
     build = _partial(_create_backbone, name)
-    build.__doc__ = f'Return {name} as swin_dense.create_backbone builds it; ``checkpoint`` and its other options hold.'
+    build.__doc__ = f'Return {name}. The options are those of swin_dense.create_backbone, such as ``checkpoint``.'
     return build
 
 

@@ -1,8 +1,8 @@
-"""Other stacks: the core's tests, and training where mm packages are, on torch and mm packages of other times.
+"""Run the core's tests, and training where mm packages are installed, with older and newer versions of torch and mm*.
 
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
-What follows ``--`` is for benchmarks/stacks.py, which notes the results in benchmarks/stacks.json.
+Arguments after ``--`` are passed to benchmarks/stacks.py, which records the results in benchmarks/stacks.json.
 """
 
 import sys
@@ -24,7 +24,7 @@ BUILD = ['wheel==0.48.0', 'ninja==1.13.2', 'psutil==7.2.2']
 
 @nox.session(python='3.10')
 def oldest(session: nox.Session) -> None:
-    """The oldest stack that is supported: what most prebuilt mmcv wheels are made for."""
+    """The oldest supported stack, for which most prebuilt mmcv wheels are made."""
     mm = ['mmengine==0.10.7', 'mmdet==3.3.0', 'mmsegmentation==1.2.2', 'opencv-python==4.11.0.86']
     files = ['scipy==1.15.3', 'tifffile==2025.5.10', 'imagecodecs==2025.3.30', 'zarr==2.18.3', 'Pillow==12.3.0']
     session.install('torch==2.1.2', 'numpy==1.26.4', 'setuptools==69.5.1', *BUILD)
@@ -34,7 +34,7 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(python='3.13')
 def newest(session: nox.Session) -> None:
-    """The newest torch that the core was tried with."""
+    """The newest torch that the core was tested with."""
     run(session, 'torch==2.15.0', 'numpy==2.5.5', 'opencv-python==5.0.0.93', *FILES)
 
 
@@ -57,7 +57,7 @@ FILES += ['hypothesis==6.170.15']
 
 
 def install_mmcv(session: nox.Session, requirement: str) -> None:
-    """Compile it against the torch of the session."""
+    """Compile mmcv against the torch of the session."""
     torch = session.run('python', '-c', 'import torch; print(torch.__version__)', silent=True).strip()
     key, variables = mmcv_build(torch, nvcc=None)
     session.install('--no-build-isolation', *key, requirement, env=variables)

@@ -1,4 +1,7 @@
-"""What pyproject.toml cannot say: a wheel carries configs, tools and model-index.yml where mim and mmengine look."""
+"""Add configs, tools and model-index.yml to wheels at the place where mim and mmengine expect them.
+
+pyproject.toml cannot express this.
+"""
 
 import shutil
 from pathlib import Path
@@ -10,14 +13,14 @@ ROOT = Path(__file__).parent
 
 
 class BuildWithRecipes(build_py):
-    """Copy them to ``swin_dense/.mim``; an editable install reads those of the clone."""
+    """Copy the files to ``swin_dense/.mim``, except in an editable install, which reads those of the clone."""
 
     def run(self) -> None:
         super().run()
         if self.editable_mode:
             return
         mim = Path(self.build_lib, 'swin_dense', '.mim')
-        shutil.rmtree(mim, ignore_errors=True)  # of an earlier build
+        shutil.rmtree(mim, ignore_errors=True)  # from an earlier build
         for folder in ('configs', 'tools'):
             shutil.copytree(ROOT / folder, mim / folder, ignore=shutil.ignore_patterns('__pycache__', '*.pyc'))
         shutil.copy(ROOT / 'model-index.yml', mim)

@@ -1,10 +1,10 @@
-"""Measure what running images together saves over running each alone.
+"""Measure how much CPU time a batch of images saves compared with running each image separately.
 
     python benchmarks/batching.py --arch swin_t --side 224 --images 8
 
-Images of different sizes could be packed into one batch as ragged lists of windows. That can save no more than a
-batch of equal sizes does, since it adds the packing; so this is the upper bound of its worth. Rounds alternate in one
-process, and the CPU time of a single thread is taken, which other load on the machine disturbs least.
+Images of different sizes could be packed into one batch as ragged lists of windows. Packing adds work, so it saves at
+most as much as a batch of equal sizes: the result is an upper bound. Rounds alternate in one process. The benchmark
+measures the CPU time of a single thread, which is least sensitive to other load.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from swin_dense.features.inference import Inference, run_batch
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--arch', default='swin_t')
-    parser.add_argument('--side', type=int, default=224, help='of an image in pixels')
+    parser.add_argument('--side', type=int, default=224, help='side of the square images in pixels')
     parser.add_argument('--images', type=int, default=8)
     parser.add_argument('--rounds', type=int, default=7)
     args = parser.parse_args()
@@ -37,7 +37,7 @@ def main() -> None:
         start = time.process_time()
         way()
         seconds[name].append(time.process_time() - start)
-    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}  # the first warms up
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}  # the first round is a warm-up
     print(
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""What Linux says of the machine and of this process."""
+"""Information on the machine and on this process, read from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return the name of the processor and how many of its cores may be used."""
+    """Return the name of the processor and the number of cores available to this process."""
     name = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())
     return f'{name[1] if name else "unknown"}, {len(os.sched_getaffinity(0))} cores'
 
 
 def held_mib(field: str = 'VmRSS') -> float:
-    """Return the MiB that this process holds, or held at most ('VmHWM'); that of getrusage may be its parent's.
+    """Return the current ('VmRSS') or peak ('VmHWM') resident memory of this process in MiB.
+
+    The peak of ``getrusage`` is not usable here, because it may be that of the parent process.
 
     Raises:
         ValueError: /proc/self/status has no such field.

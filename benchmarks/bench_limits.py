@@ -1,4 +1,4 @@
-"""What no implementation with the same matrix products can beat, measured on the machine."""
+"""Lower bounds on the time of any implementation with the same matrix products, measured on this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BACKWARD = 2  # the backward pass of a matrix product is two of the same size
 def matrix_products(
     ours: SwinBackbone, size: tuple[int, int], batch: int, mode: str, dtype: torch.dtype, device: str
 ) -> Callable[[], None]:
-    """Return a function that does the matrix products of a model's linear layers, into memory that is there already.
+    """Return a function that computes the matrix products of a model's linear layers, without allocations.
 
-    Attention's own products are not among them. In training every product is done three times, as in a step.
+    The products inside attention are not included. In training, each layer has three products, as in a training step.
     """
     operands = []
     for tokens, inputs, outputs, times in _products(ours, size, batch):
@@ -42,10 +42,10 @@ def matrix_products(
 def roofline(
     ours: SwinBackbone, size: tuple[int, int], batch: int, mode: str, dtype: torch.dtype, device: str
 ) -> dict[str, float]:
-    """Return the least time in seconds of a model of five kernels per block, from measured peak and bandwidth.
+    """Return the roofline time in seconds of a model with five kernels per block, from measured peak and bandwidth.
 
-    Per block of L real and Lp padded tokens: 24 C^2 L + 4 T C Lp FLOPs and s(22 C L + 12 C^2) bytes; per merging to L'
-    tokens: 16 C^2 L' FLOPs and s(C L + 2 C L' + 8 C^2) bytes. A training step is taken as three times a forward pass.
+    Per block with L tokens, Lp after padding: 24 C^2 L + 4 T C Lp FLOPs and s(22 C L + 12 C^2) bytes. Per merging to L'
+    tokens: 16 C^2 L' FLOPs and s(C L + 2 C L' + 8 C^2) bytes. A training step counts as three forward passes.
     """
     flops_per_s, bytes_per_s = _peak(dtype, device), _bandwidth(device)
     itemsize = torch.empty(0, dtype=dtype).element_size()
@@ -74,7 +74,7 @@ def roofline(
 
 
 def _products(ours: SwinBackbone, size: tuple[int, int], batch: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (tokens, inputs, outputs, times) of every linear layer."""
+    """Yield (tokens, inputs, outputs, count) for all linear layers."""
     height, width = -(-size[0] // ours.strides[0]), -(-size[1] // ours.strides[0])
     yield batch * height * width, ours.in_channels * ours.strides[0] ** 2, ours.arch.embed_dims, 1
     for stage, (c, depth) in enumerate(zip(ours.arch.channels, ours.arch.depths, strict=True)):
@@ -104,7 +104,7 @@ def _fastest(function: Callable[[], object], device: str, rounds: int = 7) -> fl
 
 
 def elapsed(function: Callable[[], object], device: str) -> float:
-    """Return the seconds that a call takes, with the work it leaves to the device."""
+    """Return the time of a call in seconds, including asynchronous work on the device."""
     if device == 'cuda':
         torch.cuda.synchronize()
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The models that ``benchmarks/benchmark.py`` compares: ours by backend, and every peer with our weights."""
+"""The models compared by ``benchmarks/benchmark.py``: our backends, and other libraries (peers) with our weights."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ DROP_PATH_RATE = 0.2
 
 
 def build_ours(arch: str, window: int, name: str) -> SwinBackbone:
-    """Build our backbone; ``name`` is a backend, with '+cp' behind it for recomputation in training."""
+    """Build our backbone. ``name`` is a backend, with the suffix '+cp' for gradient checkpointing."""
     backend, _, extra = name.partition('+')
     if backend not in BACKENDS or extra not in ('', 'cp'):
-        raise ValueError(f'--ours takes backends of {BACKENDS}, each with or without "+cp", got {name!r}')
+        raise ValueError(f'--ours must be a backend of {BACKENDS}, with or without "+cp", got {name!r}')
     torch.manual_seed(0)
     kind = BACKBONES[split_name(arch)[0] or 'swin']
     ours = kind(arch, window_size=window, drop_path_rate=DROP_PATH_RATE, attn_backend=backend, with_cp=extra == 'cp')
     for module in ours.modules():
-        if isinstance(module, SwinBlockV2):  # new ones do nothing, so all models would agree
+        if isinstance(module, SwinBlockV2):  # initial norms are 0: blocks would have no effect
             nn.init.ones_(module.norm1.weight)
             nn.init.ones_(module.norm2.weight)
     return ours
 
 
 class _Maps(nn.Module):
-    """A peer that returns its pyramid as ours does: a tuple of (B, C, H, W), normalised."""
+    """A peer with outputs like ours: a tuple of normalised maps (B, C, H, W)."""
 
     def __init__(self, model: nn.Module, run: Callable[[nn.Module, Tensor], Sequence[Tensor]]) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Maps(nn.Module):
 
 
 class _Normed(_Maps):
-    """A peer whose maps are (B, H, W, C) and without norms of outputs: it gets ours."""
+    """A peer with maps (B, H, W, C) and no output norms, to which our output norms are added."""
 
     def __init__(self, model: nn.Module, run: Callable, channels: Sequence[int]) -> None:
         super().__init__(model, run)
@@ -73,7 +73,7 @@ def build_peer(name: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Modul
 
 
 def must_agree(name: str, size: tuple[int, int], window: int) -> bool:
-    """Tell whether a peer computes the official function at this size; see the notes in benchmarks/README.md."""
+    """Return whether a peer computes the official function at this size; see the notes in benchmarks/README.md."""
     maps = [(-(-size[0] // stride), -(-size[1] // stride)) for stride in (4, 8, 16, 32)]
     is_regular = min(map(min, maps)) > window and not (size[0] % 32 or size[1] % 32)
     fits = all(side % window == 0 for pair in maps for side in pair)
@@ -191,7 +191,7 @@ PEERS = tuple(_BUILDERS)
 
 
 def _load(peer: nn.Module, ours: SwinBackbone, family: str) -> None:
-    """Load our weights; names that a peer lacks are norms of outputs, names that we lack its classifier."""
+    """Load our weights into a peer. Only its classifier may be missing; our output norms are ignored."""
     missing, _ = peer.load_state_dict(export_state_dict(ours, family), strict=False)
     unexplained = [name for name in missing if not {'norm', 'head', 'swin'} & {name.split('.')[0]}]
     if unexplained:
@@ -205,7 +205,7 @@ def _with_our_norms(peer: _Normed, ours: SwinBackbone) -> _Normed:
 
 
 def stand_in_for_torchvision_operators() -> None:
-    """Make torchvision importable beside a torch that its compiled operators do not fit; its Swin uses none."""
+    """Make torchvision importable if its compiled operators do not fit this torch. Its Swin does not use them."""
     spec = find_spec('torchvision')
     if spec is None or spec.origin is None or _STAND_INS:
         return
@@ -219,5 +219,5 @@ def stand_in_for_torchvision_operators() -> None:
         _STAND_INS.append(library)
 
 
-# An operator is forgotten with the library that defined it.
+# Keeps the library alive, because its operators are removed when it is deleted.
 _STAND_INS: list[torch.library.Library] = []

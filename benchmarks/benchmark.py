@@ -1,13 +1,13 @@
-"""Time our backbone against other people's Swins, side by side in one process, and against what the machine allows.
+"""Compare time and memory of our backbone with the Swins of other libraries and with the limits of the machine.
 
     python benchmarks/benchmark.py --arch t --size 800 1344 --mode infer --json benchmarks/infer.json
     python benchmarks/benchmark.py --size 512 512 --batch 2 --mode train --ours auto auto+cp --peers mmdet timm
     python benchmarks/benchmark.py --packages .venv-peers/lib/python3.11/site-packages  # all five peers in one process
     python benchmarks/benchmark.py --sweep --rounds 3 --peers --plot cost.png
 
-Every model gets the same weights and image. Models take turns, round by round, so that a busy machine slows all of
-them. Memory is the peak above what the process held after a pass over a small image, of one process per model.
-A training step is a forward and a backward pass; the optimizer's step is the same for all and left out.
+All models run in one process with the same weights and image. They alternate in each round, so that other load affects
+all of them. Memory is measured in a separate process per model: the peak above the memory after a pass over a small
+image. A training step is a forward and a backward pass, without the optimizer step, which is the same for all models.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from swin_dense.ops import BACKENDS
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 SMALL_SIDE = 64
-# Relative to the largest output; products of another order in float32, or of 8 bits.
+# Relative to the largest output, for another order of summation in float32, or for 8 bits of mantissa.
 TOLERANCE = {'float32': 1e-3, 'bfloat16': 1e-1, 'float16': 2e-2}
 
 
@@ -64,28 +64,28 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--batch', type=int, default=1)
     parser.add_argument('--window', type=int, default=7, help='side of a window in tokens')
     parser.add_argument('--mode', choices=('infer', 'train'), default='infer')
-    parser.add_argument('--dtype', choices=DTYPES, default='float32', help='other than float32 through autocast')
+    parser.add_argument('--dtype', choices=DTYPES, default='float32', help='types other than float32 use autocast')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
-    parser.add_argument('--compile', action='store_true', help='put every model through torch.compile')
-    parser.add_argument('--rounds', type=int, default=15, help='in each process (default: %(default)s)')
+    parser.add_argument('--compile', action='store_true', help='compile all models with torch.compile')
+    parser.add_argument('--rounds', type=int, default=15, help='rounds in each process (default: %(default)s)')
     parser.add_argument(
         '--processes',
         type=int,
         default=1,
-        help='fresh ones, one after the other: allocators treat large temporaries differently from one to the next',
+        help='number of new processes, run in sequence, because allocators treat large temporaries differently in each',
     )
-    parser.add_argument('--threads', type=int, help="of torch, in place of torch's own choice")
-    parser.add_argument('--ours', nargs='+', default=['auto'], help='backends; "+cp" behind one adds with_cp')
+    parser.add_argument('--threads', type=int, help="number of threads; default: torch's own choice")
+    parser.add_argument('--ours', nargs='+', default=['auto'], help='backends; the suffix "+cp" enables with_cp')
     parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS), metavar='PEER', help=' '.join(PEERS))
     parser.add_argument(
         '--packages',
         type=Path,
-        help='site-packages of another environment with the same torch, for the peers that this one lacks',
+        help='site-packages of another environment with the same torch, for peers that are not installed here',
     )
-    parser.add_argument('--no-memory', action='store_true', help='save the time of one more process per model')
-    parser.add_argument('--sweep', action='store_true', help='measure how the time grows with area, batch and window')
-    parser.add_argument('--json', type=Path, help='write the report into this file')
-    parser.add_argument('--plot', type=Path, help='draw the report into this file')
+    parser.add_argument('--no-memory', action='store_true', help='do not measure memory')
+    parser.add_argument('--sweep', action='store_true', help='time a range of image areas, batch sizes and windows')
+    parser.add_argument('--json', type=Path, help='write the report to this file')
+    parser.add_argument('--plot', type=Path, help='plot the report to this file')
     parser.add_argument('--memory-of', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if min(args.rounds, args.processes, args.batch, *args.size) < 1:
@@ -93,13 +93,13 @@ def parse_args() -> argparse.Namespace:
     unknown = {name.removesuffix('+cp') for name in args.ours} - set(BACKENDS)
     if unknown:
         parser.error(
-            f'--ours takes {", ".join(BACKENDS)}, each also with "+cp" behind it; got {", ".join(sorted(unknown))}'
+            f'--ours must be of {", ".join(BACKENDS)}, with or without "+cp"; got {", ".join(sorted(unknown))}'
         )
     if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('--device cuda: this torch sees no CUDA device')
+        parser.error('--device cuda: torch detects no CUDA device')
     if args.packages:
         sys.path.append(str(args.packages.resolve()))
-        # mmdet imports mmpretrain where there is one, and with it much that may not fit together.
+        # mmdet imports mmpretrain if it is installed, which may not be compatible with the other packages.
         sys.modules['mmpretrain'] = None  # type: ignore[assignment]
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -107,7 +107,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def build(name: str, args: argparse.Namespace) -> Any:
-    """Build the model of a row of the table, on its device and in its mode."""
+    """Build the model for a row of the table, on its device and in its mode."""
     if name in PEERS:
         ours = build_ours(args.arch, args.window, 'auto')
         model = build_peer(name, ours, tuple(args.size))
@@ -142,13 +142,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     for name in [*args.ours, *args.peers]:
         try:
             model = build(name, args)
-            if name not in PEERS:  # a backend says that it cannot run here when it is first used
+            if name not in PEERS:  # an unsupported backend raises an error on first use
                 with torch.no_grad():
                     model(make_image(args, (SMALL_SIDE, SMALL_SIDE)))
             models[name] = model
         except (ImportError, RuntimeError, AssertionError) as error:
             absent[name] = f'{type(error).__name__}: {str(error).splitlines()[0]}'
-            print(f'{name} is left out: {absent[name]}', file=sys.stderr)
+            print(f'{name} is skipped: {absent[name]}', file=sys.stderr)
     if not models:
         sys.exit('none of the models can run here')
     agreement = check_outputs(models, img, args)
@@ -183,7 +183,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_in_processes(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare in several fresh processes; times are medians over processes, ``ratios`` to our first row one of each."""
+    """Compare in several new processes. Times are medians over processes; ``ratios`` has one ratio per process."""
     reports = []
     for index in range(args.processes):
         with tempfile.TemporaryDirectory() as folder:
@@ -194,7 +194,7 @@ def compare_in_processes(args: argparse.Namespace) -> dict[str, Any]:
             reports.append(json.loads(report.read_text()))
         print(f'process {index + 1} of {args.processes} is done', file=sys.stderr)
     first = reports[0]
-    del first['command']  # the caller's is the one
+    del first['command']  # the caller adds its own command
     ours = next(iter(first['rows']))
     names = [name for name in first['rows'] if all(name in report['rows'] for report in reports)]
     rows, ratios = {}, {}
@@ -208,15 +208,15 @@ def compare_in_processes(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def written(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as a report holds them."""
+    """Return the options in a form that JSON can store."""
     return {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
 
 
 def check_outputs(models: dict[str, nn.Module], img: Tensor, args: argparse.Namespace) -> dict[str, float]:
-    """Return each model's largest difference from the first, relative to its largest output.
+    """Return the largest difference of each model from the first, relative to the largest output.
 
     Raises:
-        RuntimeError: a model differs that computes the same function at this size.
+        RuntimeError: a model differs although it should compute the same function at this size.
     """
     first, *_ = models
     differences = {}
@@ -238,21 +238,21 @@ def check_outputs(models: dict[str, nn.Module], img: Tensor, args: argparse.Name
 
 
 def memory_in_a_process(name: str) -> float | None:
-    """Return the peak memory in MiB of a model that has a process to itself, or None where that fails."""
+    """Return the peak memory in MiB of a model, measured in a separate process, or None if that fails."""
     command = [sys.executable, '-W', 'ignore', __file__, *sys.argv[1:], '--memory-of', name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f'it ended with status {done.returncode}']
-        print(f'memory of {name} is not known: {said[-1]}', file=sys.stderr)
+        lines = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
+        print(f'memory of {name} could not be measured: {lines[-1]}', file=sys.stderr)
         return None
     return json.loads(done.stdout.splitlines()[-1])['peak_mib']
 
 
 def peak_memory(args: argparse.Namespace) -> float:
-    """Return the peak in MiB of two steps above what was held before, libraries and weights included."""
+    """Return the peak memory in MiB of two steps, above the memory before them (libraries and weights)."""
     model = build(args.memory_of, args)
     img = make_image(args)
-    # timm accepts no other size than the one it is built for, so it has no small pass.
+    # timm accepts only the size that it was built for, so it has no small pass.
     if args.memory_of != 'timm':
         step(model, make_image(args, (SMALL_SIDE, SMALL_SIDE)), args)
         model.zero_grad(set_to_none=True)
@@ -281,7 +281,7 @@ def peak_memory(args: argparse.Namespace) -> float:
 
 
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
-    """Time our first backend and the peers as one of area, batch and window grows."""
+    """Time our first backend and the peers for increasing area, batch size and window, one at a time."""
     sides = (224, 320, 448, 640, 896, 1280, 2048)
     cases: list[dict[str, Any]] = [{'size': (side, side)} for side in sides]
     cases += [{'size': (224, 224), 'batch': batch} for batch in (1, 2, 4, 8)]
@@ -315,7 +315,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return the comparison as a Markdown table; ratios are how many times as long as our first row a row takes."""
+    """Return the comparison as a Markdown table. Ratios are relative to our first row."""
     rows, agreement = report['rows'], report['agreement']
     ours = next(iter(rows))
     head = ['model', 'median ms', 'p10', 'p90', 'images/s', f'time / {ours}', 'peak MiB', 'difference']
@@ -336,11 +336,11 @@ def table(report: dict[str, Any]) -> str:
         f'\nroofline {1e3 * limit["seconds"]:.1f} ms, {1e3 * limit["seconds"] / rows[ours]["median_ms"]:.2f} of {ours} '
         f'({limit["peak_gflops_per_s"]:.0f} GFLOP/s, {limit["bandwidth_gb_per_s"]:.0f} GB/s)'
     )
-    return '\n'.join([*lines, *(f'left out: {name}: {reason}' for name, reason in report['absent'].items())])
+    return '\n'.join([*lines, *(f'skipped: {name}: {reason}' for name, reason in report['absent'].items())])
 
 
 def ratio(report: dict[str, Any], name: str, ours: str) -> str:
-    """Return how many times as long as ``ours`` a row takes; of several processes the median and, in brackets, all."""
+    """Return the time of a row relative to ``ours``: with several processes, the median and the range in brackets."""
     if 'ratios' not in report:
         return f'{report["rows"][name]["median_ms"] / report["rows"][ours]["median_ms"]:.2f}'
     ratios = report['ratios'][name]

@@ -1,8 +1,8 @@
-"""Time `swin-dense explore` for Swin-T at 512 x 512 pixels, and in a browser what a move of the pointer costs.
+"""Time `swin-dense explore` for Swin-T at 512 x 512 pixels, and the drawing of its page after each pointer move.
 
     python benchmarks/explore.py
 
-The report replaces explore.json; tools/update_readme.py makes the table of docs/explore.md of it.
+The report replaces explore.json, from which tools/update_readme.py generates the tables in docs/explore.md.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from playwright.sync_api import sync_playwright
 from swin_dense import SwinBackbone
 
 RESULTS = Path(__file__).with_suffix('.json')
-# By how much the weights of queries and keys are multiplied.
+# Factors for the weights of queries and keys.
 SHARPENED = {'random': 1, 'sharp, x4': 4, 'very sharp, x8': 8}
 MOVES = 60
-# The callback registered before the page's own runs before it, the one after it after it, all in one frame.
+# Callbacks of one frame run in the order of registration: ours, that of the page's event handler, then ours again.
 MOVE = """async ([x, y]) => {
   const canvas = document.getElementById('photo');
   let start;
@@ -53,8 +53,8 @@ def main() -> None:
             weights = Path(folder, 'weights.pth')
             torch.save({'model': sharpened(factor)}, weights)
             page = Path(folder, f'{factor}.html')
-            pages[name] = made(photo, weights, page)
-        drawing = drawn(page)
+            pages[name] = run_command(photo, weights, page)
+        drawing = time_drawing(page)
     report = {
         'torch': torch.__version__,
         'cores': os.cpu_count(),
@@ -75,11 +75,11 @@ def sharpened(factor: float) -> dict[str, torch.Tensor]:
     return state
 
 
-def made(photo: Path, weights: Path, page: Path) -> dict[str, float]:
-    """Run the command, and return what it took and gave."""
+def run_command(photo: Path, weights: Path, page: Path) -> dict[str, float]:
+    """Run `swin-dense explore`, and return its time, the size of the page and its errors."""
     command = [sys.executable, '-m', 'swin_dense', 'explore', photo, '--checkpoint', weights, '--out', page]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    # Threads that wait for each other count as computing.
+    # With several threads, busy waiting would count as CPU time.
     subprocess.run(command, check=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
     seconds, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     facts = json.loads(page.read_text().partition('id="facts">')[2].partition('</script>')[0])
@@ -91,8 +91,8 @@ def made(photo: Path, weights: Path, page: Path) -> dict[str, float]:
     }
 
 
-def drawn(path: Path) -> dict[str, dict[str, float]]:
-    """Move the pointer over every view, and return how long the page then draws."""
+def time_drawing(path: Path) -> dict[str, dict[str, float]]:
+    """Move the pointer over each view, and return the drawing time of the page in ms."""
     times = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which('chromium'), args=['--no-sandbox'])
@@ -103,7 +103,7 @@ def drawn(path: Path) -> dict[str, dict[str, float]]:
             page.check(f'input[value={view}]')
             for stage in stages:
                 page.check(f'input[name=stages][value="{stage}"]')
-                page.wait_for_timeout(2000)  # for a block to be unpacked
+                page.wait_for_timeout(2000)  # the page unpacks a block
                 taken = sorted(page.evaluate(MOVE, [at / MOVES, at / MOVES]) for at in range(MOVES))
                 row = {'median_ms': statistics.median(taken), 'p95_ms': taken[int(0.95 * MOVES)]}
                 times[f'{view}, stage {stage + 1}'] = row

@@ -1,10 +1,10 @@
-"""Export a backbone in every way, count the nodes of its graphs, and time them in ONNX Runtime and OpenVINO.
+"""Export a backbone to all formats, count the nodes of its graphs, and time the files in ONNX Runtime and OpenVINO.
 
     python benchmarks/exports.py --out benchmarks/exports             # sizes of graphs and files, and their errors
-    python benchmarks/exports.py --out benchmarks/exports --speed     # the same, and times against eager
+    python benchmarks/exports.py --out benchmarks/exports --speed     # the same, and times compared with eager
 
-Writes ``OUT.json`` and the tables ``OUT.md``. Times are medians over rounds in which eager and every file take turns in
-one process, for each number of threads; they mean something on an idle machine alone.
+Writes ``OUT.json`` and the tables ``OUT.md``. For each number of threads, eager and all files alternate in one process,
+and times are medians over rounds. Run it with ``--speed`` only on an idle machine.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--arch', default='swin_t')
     parser.add_argument('--out', type=Path, required=True, help='path of the report without .json')
-    parser.add_argument('--speed', action='store_true', help='time the files too, on an idle machine')
+    parser.add_argument('--speed', action='store_true', help='also time the files; needs an idle machine')
     parser.add_argument('--rounds', type=int, default=15)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def write(report: dict[str, Any], out: Path) -> None:
 
 
 def times(backbone: SwinBackbone, folder: Path, height: int, width: int, rounds: int) -> dict[str, Any]:
-    """Return the median milliseconds of one image, by who computes it and the number of threads."""
+    """Return the median time of one image in ms, by implementation and number of threads."""
     free, fixed = folder / 'free.onnx', folder / 'fixed.onnx'
     export_model(backbone, free)
     export_model(backbone, fixed, dynamic=False, size=(height, width))
@@ -92,7 +92,7 @@ def times(backbone: SwinBackbone, folder: Path, height: int, width: int, rounds:
             start = time.perf_counter()
             way(img)
             seconds[name].append(time.perf_counter() - start)
-        for name, values in seconds.items():  # the first two rounds warm up
+        for name, values in seconds.items():  # the first two rounds are warm-ups
             result.setdefault(name, {})[str(threads)] = 1e3 * statistics.median(values[2:])
     return result
 
@@ -102,7 +102,7 @@ def tables(report: dict[str, Any]) -> str:
         '# Exported files',
         '',
         f'Written by `benchmarks/exports.py`: {report["arch"]}, random weights, torch {report["torch"]}. The error is',
-        'the largest of any output, relative to its largest value, at sizes or batches that were not recorded.',
+        'the largest of any output, relative to its largest value, at sizes or batches other than in the trace.',
         "TorchScript's nodes include one for every constant.",
         '',
         '| file | takes | nodes | MiB | error | CPU seconds to export and check |',
@@ -131,9 +131,9 @@ def whole_models(report: dict[str, Any]) -> str:
         '## Whole models',
         '',
         f'Written by `benchmarks/exports_whole.py` on {report["processor"]}:',
-        'milliseconds per picture, and MiB of memory where it was measured. Masks stay in their boxes.',
+        'milliseconds per image, and MiB of memory if it was measured. Masks are not pasted into the image.',
         '',
-        '| model | picture | threads | nodes | ' + ' | '.join(ways) + ' |',
+        '| model | image | threads | nodes | ' + ' | '.join(ways) + ' |',
         '| --- ' * (4 + len(ways)) + '|',
     ]
     for row in report['rows']:

@@ -1,11 +1,11 @@
-"""Time whole models in their files beside the frameworks, and measure the memory that each takes.
+"""Compare time and memory of exported whole models with those of the frameworks.
 
     python benchmarks/exports_whole.py --out benchmarks/exports_whole
 
-Swin-T with the heads of COCO and ADE20K, random weights, and thresholds under which there is something to find. Every
-model and way runs in a process of its own, on one picture that is resized already, to boxes or classes; masks stay in
-their boxes. Times are medians, memory is the peak of the process less what it held before the model was loaded. Writes
-``OUT.json``, which ``benchmarks/exports.py`` puts into its tables. It means something on an idle machine alone.
+The models have Swin-T, heads for COCO and ADE20K, random weights, and score thresholds low enough to find boxes. Each
+model and implementation runs in a separate process, from one resized image to boxes or classes; masks are not pasted
+into the image. Times are medians. Memory is the peak of the process minus its memory before the model was loaded.
+Writes ``OUT.json``, which ``benchmarks/exports.py`` adds to its tables. Run it only on an idle machine.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MODELS = {
     'UPerNet': ('swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512', (512, 683)),
 }
 WAYS = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
-CANDIDATES = 1000  # boxes above the threshold before the last suppression
+CANDIDATES = 1000  # boxes above the threshold before the final non-maximum suppression
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def prepare(recipe: str, size: tuple[int, int], folder: Path) -> int:
-    """Write config, weights, picture and file into a folder; return the nodes of the file."""
+    """Write the config, the weights, the image and the exported file to a folder; return the file's number of nodes."""
     import torch
     from mmengine.registry import MODELS as REGISTRY
     from mmengine.registry import init_default_scope
@@ -93,10 +93,10 @@ def prepare(recipe: str, size: tuple[int, int], folder: Path) -> int:
 
 
 def set_threshold(config: Any, model: Any, pixels: np.ndarray) -> None:
-    """Choose the score from which boxes count so that there are CANDIDATES of them."""
+    """Set the score threshold so that CANDIDATES boxes are above it."""
     import torch
 
-    from swin_dense.export.detectors import OneStageDetector, TwoStageDetector, flat, levels
+    from swin_dense.export.detectors import OneStageDetector, TwoStageDetector, dense_levels, flatten_map
 
     img = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None].float()
     with torch.no_grad():
@@ -106,14 +106,14 @@ def set_threshold(config: Any, model: Any, pixels: np.ndarray) -> None:
             scores = graph._classified(maps, graph._proposals(maps, img), img)[1].flatten()
             settings = config.model.test_cfg.rcnn
         else:
-            found = levels(model.bbox_head, OneStageDetector(model).maps(img))
-            scores = torch.cat([flat(logits).sigmoid().flatten() for logits, _, _ in found])
+            found = dense_levels(model.bbox_head, OneStageDetector(model).maps(img))
+            scores = torch.cat([flatten_map(logits).sigmoid().flatten() for logits, _, _ in found])
             settings = config.model.test_cfg
     settings.score_thr = scores.topk(CANDIDATES).values[-1].item()
 
 
 def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, float]:
-    """Return the milliseconds of a picture and the MiB of a way."""
+    """Return the time of one image in ms and the memory in MiB of one implementation."""
     run = prepared(way, folder, threads)
     before = held_mib()
     seconds = []
@@ -126,7 +126,7 @@ def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, flo
 
 
 def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], Any]]:
-    """Import what a way needs, and return what loads the model, which returns what predicts."""
+    """Import the libraries of an implementation, and return a function that loads the model and returns a predictor."""
     picture = folder / 'photo.png'
     pixels = np.asarray(Image.open(picture))[:, :, ::-1]
     img = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None], np.float32)
@@ -144,7 +144,7 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
 
         return in_torch
     if way == 'ONNX Runtime':
-        import onnxruntime  # noqa: F401  counted before
+        import onnxruntime  # noqa: F401  its memory must not be counted
 
         from swin_dense.runtime.sessions import OnnxRuntime
 
@@ -165,7 +165,7 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
 
 
 def without_pasting(model: Any, pixels: np.ndarray) -> Any:
-    """Return what mmdet or mmseg predicts; masks stay in their boxes, as in a file."""
+    """Return the predictions of mmdet or mmseg without pasting masks into the image, as in an exported file."""
     from unittest import mock
 
     from swin_dense.export.agreement import classes_of_framework, instances_of_framework

@@ -1,8 +1,9 @@
-"""Try examples of every kind that the tests fuzz, and count what came of them.
+"""Fuzz all kinds of inputs of the fuzz tests, and count the outcomes.
 
     python benchmarks/fuzz.py --count 100000 --out benchmarks/fuzz.json
 
-Every example is taken, or refused in the way that is documented. What is neither is listed, with the example.
+Each example must be accepted, or refused with a documented error. Any other outcome is a defect, and is printed with
+its example.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ ROUNDS = 50
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--count', type=int, default=100000, help='examples in all (default: %(default)s)')
-    parser.add_argument('--kinds', nargs='+', default=list(KINDS), help='only those whose name holds a word')
+    parser.add_argument('--count', type=int, default=100000, help='total number of examples (default: %(default)s)')
+    parser.add_argument('--kinds', nargs='+', default=list(KINDS), help='only kinds whose name contains one of these')
     parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--memory', type=int, default=12, help='limit of the process in GiB (default: %(default)s)')
+    parser.add_argument('--memory', type=int, default=12, help='memory limit in GiB (default: %(default)s)')
     parser.add_argument('--out', type=Path)
     parser.add_argument(
-        '--add', nargs='+', type=Path, default=[], metavar='JSON', help='runs with other seeds, to be counted in'
+        '--add', nargs='+', type=Path, default=[], metavar='JSON', help='reports of other seeds, whose counts are added'
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable()
-    # So that what asks for too much memory raises, and does not end the machine.
+    # An excessive allocation must raise an error instead of exhausting the machine.
     resource.setrlimit(resource.RLIMIT_AS, (args.memory << 30, resource.RLIM_INFINITY))
     kinds = [kind for kind in KINDS if any(word in kind for word in args.kinds)]
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     defects: dict[str, str] = {}
     start = time.perf_counter()
-    # Kind after kind, many times over, so that an interruption leaves figures of all.
+    # Alternate between kinds, so that an interrupted run has counts of all kinds.
     with contextlib.suppress(KeyboardInterrupt):
         for number in range(ROUNDS):
             for kind in kinds:
@@ -93,7 +94,7 @@ def try_examples(kind: str, count: int, number: int, counts: Counter[str], defec
 
 
 def count_one(kind: str, example: Any, counts: Counter[str], defects: dict[str, str]) -> None:
-    """Try one example, and keep the first defect of each place."""
+    """Try one example, and store the first defect of each source line."""
     try:
         counts[KINDS[kind].attempt(example)] += 1
     except Exception as error:

@@ -1,10 +1,10 @@
-"""Let atheris steer the examples of ``tests/fuzzing.py`` into code that no example has reached yet, and count.
+"""Coverage-guided fuzzing with atheris, with the examples of ``tests/fuzzing.py``.
 
-    pip install atheris==3.0.0        # Linux, Python 3.11 to 3.13; needed for this script alone
+    pip install atheris==3.0.0        # Linux, Python 3.11 to 3.13; only this script needs it
     PYTHONPATH=. python benchmarks/fuzz_guided.py --seconds 600 --json benchmarks/fuzz_guided.json
 
-Every kind gets the same time, in a process of its own. An edge is a step from one place of the package's code to
-another; those of the first input count what any input runs through.
+Each kind runs for the same time in a separate process. An edge is a transition between two code locations of the
+package. The edges of the first input are those that every input covers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WORDS = ('options of both', 'checkpoint files', 'state dicts', 'config files', '
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seconds', type=int, default=600, help='in all (default: %(default)s)')
-    parser.add_argument('--kinds', nargs='+', default=WORDS, help='those whose name holds a word')
-    parser.add_argument('--memory', type=int, default=12, help='limit of a process in GiB (default: %(default)s)')
+    parser.add_argument('--seconds', type=int, default=600, help='total time (default: %(default)s)')
+    parser.add_argument('--kinds', nargs='+', default=WORDS, help='only kinds whose name contains one of these')
+    parser.add_argument('--memory', type=int, default=12, help='memory limit in GiB (default: %(default)s)')
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--json', type=Path)
-    parser.add_argument('--worker', type=Path, help=argparse.SUPPRESS)  # where the figures of one kind go
+    parser.add_argument('--worker', type=Path, help=argparse.SUPPRESS)  # output file for the counts of one kind
     args = parser.parse_args()
     if args.worker is not None:
         fuzz(args.kinds[0], args)
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def in_a_process(word: str, args: argparse.Namespace) -> tuple[str, dict[str, int]]:
-    """Fuzz one kind for its part of the time; libFuzzer ends the process that it runs in."""
+    """Fuzz one kind for its share of the time, in a separate process, because libFuzzer ends its process."""
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder, 'counted.json')
         own = ['--kinds', word, '--seconds', str(args.seconds // len(args.kinds)), '--worker', str(counted)]
@@ -67,23 +67,23 @@ def in_a_process(word: str, args: argparse.Namespace) -> tuple[str, dict[str, in
         done = subprocess.run(
             [sys.executable, __file__, *own, *same], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
-        said = done.stderr.decode(errors='replace')
-        edges = [int(number) for number in re.findall(r'^#\d+\s.* cov: (\d+)', said, re.MULTILINE)]
+        log = done.stderr.decode(errors='replace')
+        edges = [int(number) for number in re.findall(r'^#\d+\s.* cov: (\d+)', log, re.MULTILINE)]
         if done.returncode != 0 or not edges:
-            raise RuntimeError(f'{word}: the fuzzer ended with {done.returncode}\n{said[-3000:]}')
+            raise RuntimeError(f'{word}: the fuzzer ended with {done.returncode}\n{log[-3000:]}')
         kind, counts, defects = json.loads(counted.read_text())
     print(*defects, sep='\n', file=sys.stderr)
     return kind, {**counts, 'edges_of_the_first': edges[0], 'edges': edges[-1]}
 
 
 def fuzz(word: str, args: argparse.Namespace) -> None:
-    """Fuzz the kind whose name holds a word, and keep what was counted up to date in a file."""
+    """Fuzz the kind whose name contains ``word``, and write the counts to a file after each example."""
     import atheris
 
     with atheris.instrument_imports(include=['swin_dense']):
         import swin_dense
 
-        for module in pkgutil.walk_packages(swin_dense.__path__, 'swin_dense.'):  # some are imported late
+        for module in pkgutil.walk_packages(swin_dense.__path__, 'swin_dense.'):  # also lazy imports
             importlib.import_module(module.name)
     import torch
     from hypothesis import HealthCheck, given, settings
@@ -104,7 +104,7 @@ def fuzz(word: str, args: argparse.Namespace) -> None:
         count_one(kind, example, counts, defects)
         args.worker.write_text(json.dumps([kind, counts, list(defects.values())]))
 
-    # What the fuzzer writes about an input that ends the process goes where the figures go.
+    # libFuzzer writes inputs that end the process next to the output file.
     options = [f'-max_total_time={args.seconds}', f'-seed={args.seed}', '-max_len=2048', '-len_control=0']
     atheris.Setup(
         [__file__, *options, f'-rss_limit_mb={args.memory << 10}', f'-artifact_prefix={args.worker}.'],

@@ -1,8 +1,8 @@
-"""One piece of what a machine with a GPU is asked; tools/gpu_check.sh runs them one after the other.
+"""Run one piece of the checks and benchmarks for a GPU. tools/gpu_check.sh runs all pieces in sequence.
 
 python benchmarks/gpu_check.py --list
 python benchmarks/gpu_check.py t-eager --out work_dirs/gpu_check
-python benchmarks/gpu_check.py t-eager --out work_dirs/rehearsal --rehearse      without a GPU, small
+python benchmarks/gpu_check.py t-eager --out work_dirs/rehearsal --rehearse      small sizes, without a GPU
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from swin_dense.doctor import kernel_cases, kernels
 from swin_dense.ops.windows import WindowSpec
 
 ROOT = Path(__file__).parent.parent
-# In the order in which they are prepared.
+# In order of preparation.
 MODELS = ('auto', 'timm', 'mmdet', 'torchvision', 'transformers', 'sdpa')
 SIZE, SMALL_SIZE = (800, 1344), (64, 96)
-# (batch, whether it is a training step)
+# (batch size, whether it is a training step)
 INFERENCE, TRAINING = ((1, False), (8, False)), ((2, True),)
 ROUNDS = 30
-# Seconds of a piece after which no further model is compiled, so that those which are can be timed.
+# Time limit in seconds for preparing the models of a piece, so that enough time remains for measurements.
 PREPARATION = 330
 
 
 class Report:
-    """A JSON file that is written anew whenever something is known."""
+    """A JSON file that is rewritten after each new result."""
 
     def __init__(self, path: Path, is_rehearsal: bool) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class Report:
 
 
 def check_kernels(report: Report, rehearse: bool) -> None:
-    """Prove and time every kernel, as `swin-dense doctor --again` does; 'auto' reads the verdict in later pieces."""
+    """Verify and time all kernels, as `swin-dense doctor --again` does. Later pieces use the verdict for 'auto'."""
     findings = kernels.examine(again=True)
     for finding in findings:
         print(f'{finding.status:7} {finding.name}: {finding.text}')
@@ -75,7 +75,7 @@ def check_kernels(report: Report, rehearse: bool) -> None:
 
 
 def run_tests(report: Report, rehearse: bool) -> None:
-    """Run the tests that need a GPU; without one they must at least be found, and say why they are skipped."""
+    """Run the tests that need a GPU. Without a GPU, they are collected and skipped."""
     folders = ['tests/ops', 'tests/doctor']
     command = [sys.executable, '-m', 'pytest', '-m', 'gpu', '-q', '-p', 'no:cacheprovider', *folders]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -86,7 +86,9 @@ def run_tests(report: Report, rehearse: bool) -> None:
 
 
 def sweep_attention(report: Report, rehearse: bool, window: int, stages: Sequence[int], blocks: Sequence[int]) -> None:
-    """Time attention over tiles, warps, stages, registers and programs; with Swin-T's heads, or B's for window 12."""
+    """Time attention for a range of tiles, warps, stages, registers and programs, with the heads of Swin-T (window 7)
+    or Swin-B (window 12).
+    """
     from swin_dense.ops.triton import attention as backend
 
     def variants() -> Iterator[dict[str, Any]]:
@@ -113,7 +115,7 @@ def sweep_attention(report: Report, rehearse: bool, window: int, stages: Sequenc
 
 
 def sweep_norm(report: Report, rehearse: bool) -> None:
-    """Time the kernels of LayerNorm over rows, warps and programs, in every layout, beside torch's own."""
+    """Time the LayerNorm kernels for a range of rows, warps and programs in all layouts, and torch's LayerNorm."""
     from swin_dense.ops.triton import norm
 
     def variants() -> Iterator[dict[str, Any]]:
@@ -142,14 +144,14 @@ def _sweep(
     call: Callable[[dict[str, Any]], tuple[Callable[..., Tensor], list[Tensor]]],
     rehearse: bool,
 ) -> None:
-    """Time every variant, forward alone and with its backward pass; one that fails is written down with the reason.
+    """Time the forward pass, and the forward and backward pass, of all variants. Failures are recorded.
 
     Args:
-        report: gets everything after every variant.
+        report: written after each variant.
         kernels: the module whose launch parameters vary.
-        variants: of which 'tuning' and 'programs' take the place of the module's own.
+        variants: dicts whose 'tuning' and 'programs' replace those of the module.
         call: returns a function and its arguments for a variant.
-        rehearse: the kernels of a few variants compile for an H100, and nothing runs.
+        rehearse: only compile the kernels of a few variants for an H100, without running them.
     """
     rows: list[dict[str, Any]] = []
     with _compiling_only() if rehearse else contextlib.nullcontext():
@@ -173,7 +175,7 @@ def _sweep(
 
 @contextlib.contextmanager
 def _compiling_only() -> Iterator[None]:
-    """Let launches of Triton kernels compile for an H100 and do no more."""
+    """Replace launches of Triton kernels by compilation for an H100."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -196,7 +198,7 @@ def _compiling_only() -> Iterator[None]:
 
 
 def _times(function: Callable[..., Tensor], leaves: list[Tensor]) -> dict[str, float]:
-    """Return the median microseconds of a forward pass without gradients, and of a forward and a backward pass."""
+    """Return the median time in microseconds of a forward pass without gradients, and of forward and backward."""
     device = torch.device(_device())
     leaves = [leaf.to(device).requires_grad_() for leaf in leaves]
     passes = kernel_cases.passes(function, leaves)
@@ -204,13 +206,13 @@ def _times(function: Callable[..., Tensor], leaves: list[Tensor]) -> dict[str, f
 
 
 def compare(report: Report, rehearse: bool, arch: str, cases: Sequence[tuple[int, bool]], way: str) -> None:
-    """Time models in turns, round by round, and the memory of a step of each, all in this process.
+    """Time all models, which alternate in each round, and measure the memory of one step, in this process.
 
     Args:
-        report: gets everything after every round.
-        rehearse: small, and a few rounds.
+        report: written after each round.
+        rehearse: use small images and few rounds.
         arch: 't' or 'b'.
-        cases: (batch, whether it is a training step).
+        cases: (batch size, whether it is a training step).
         way: 'eager', 'compiled' or 'graphs'.
     """
     size, rounds = (SMALL_SIZE, 2) if rehearse else (SIZE, ROUNDS)
@@ -224,12 +226,12 @@ def compare(report: Report, rehearse: bool, arch: str, cases: Sequence[tuple[int
         for name in MODELS:
             try:
                 if time.monotonic() - started > PREPARATION / len(cases):
-                    raise TimeoutError('no time was left to prepare it')
+                    raise TimeoutError('the time limit for preparation was reached')
                 steps[name], memory = _prepare(name, arch, img, is_training, way, rehearse)
                 result['models'][name] = {'peak_mib': memory, 'milliseconds': []}
-            except Exception as error:  # whatever is wrong with one model, the others are timed
+            except Exception as error:  # an error in one model must not prevent timing the others
                 result['left_out'][name] = _reason(error)
-                print(f'{name} is left out: {_reason(error)}', file=sys.stderr)
+                print(f'{name} is skipped: {_reason(error)}', file=sys.stderr)
             report.write(cases=results)
         for _ in range(rounds):
             for name, step in steps.items():
@@ -251,7 +253,7 @@ def compare(report: Report, rehearse: bool, arch: str, cases: Sequence[tuple[int
 def _prepare(
     name: str, arch: str, img: Tensor, is_training: bool, way: str, rehearse: bool
 ) -> tuple[Callable[[], Any], float | None]:
-    """Return a function that does one step of a model, warmed up, and the MiB that a step needs beyond the weights."""
+    """Return a function for one step of a model, after warm-up, and the peak memory of a step in MiB above weights."""
     _free()
     ours = build_ours(arch, 7, 'auto' if name in PEERS else name)
     model: nn.Module = build_peer(name, ours, (img.shape[2], img.shape[3])) if name in PEERS else ours
@@ -292,7 +294,10 @@ def _step(model: nn.Module, img: Tensor, is_training: bool, cache: bool = True) 
 
 
 def _captured(model: nn.Module, img: Tensor, is_training: bool) -> Callable[[], Any]:
-    """Return the replay of a CUDA graph of one step; autocast caches nothing, or its casts would outlive it."""
+    """Return a function that replays a CUDA graph of one step.
+
+    The cache of autocast is disabled, because cached casts would outlive the captured graph.
+    """
     if not torch.cuda.is_available():
         raise RuntimeError('CUDA graphs need a CUDA device')
     side = torch.cuda.Stream()
@@ -313,7 +318,7 @@ def _replay(graph: Any, kept: list[Tensor]) -> None:
 
 
 def profile(report: Report, rehearse: bool) -> None:
-    """Say where the time of Swin-T goes, kernel by kernel, in inference at batch 1 and in a training step at 2."""
+    """Profile the kernels of Swin-T in inference with batch size 1 and in a training step with batch size 2."""
     size = SMALL_SIZE if rehearse else SIZE
     activities = [torch.profiler.ProfilerActivity.CPU]
     activities += [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
@@ -360,7 +365,7 @@ def _reason(error: Exception) -> str:
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Return the medians of all comparisons in a folder of reports, as tools/update_readme.py takes them."""
+    """Return the medians of all comparisons in a folder of reports, in the format of tools/update_readme.py."""
     cases: list[dict[str, Any]] = []
     machine: dict[str, Any] = {}
     for name in COMPARISONS:
@@ -383,7 +388,7 @@ def _comparisons(way: str) -> dict[str, Callable[[Report, bool], None]]:
     if way != 'compiled':
         cases = INFERENCE + TRAINING
         return {f'{arch}-{way}': functools.partial(compare, arch=arch, cases=cases, way=way) for arch in 'tb'}
-    return {  # compilation takes long, so every case is a piece
+    return {  # compilation is slow, so each case is a separate piece
         f'{arch}-compiled-{"train" if case[1] else "infer"}-{case[0]}': functools.partial(
             compare, arch=arch, cases=(case,), way=way
         )
@@ -393,7 +398,7 @@ def _comparisons(way: str) -> dict[str, Callable[[Report, bool], None]]:
 
 
 COMPARISONS = {**_comparisons('eager'), **_comparisons('compiled'), **_comparisons('graphs')}
-# The most telling first.
+# The most important pieces come first.
 PIECES: dict[str, Callable[[Report, bool], None]] = {
     'kernels': check_kernels,
     'tests': run_tests,
@@ -408,17 +413,17 @@ PIECES: dict[str, Callable[[Report, bool], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('piece', nargs='?', choices=PIECES)
-    parser.add_argument('--list', action='store_true', help='print the pieces, the most telling first')
+    parser.add_argument('--list', action='store_true', help='print the pieces, the most important first')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/gpu_check'), help='folder of the reports')
-    parser.add_argument('--rehearse', action='store_true', help='small, and without a GPU')
+    parser.add_argument('--rehearse', action='store_true', help='use small sizes; works without a GPU')
     args = parser.parse_args()
     if args.list:
         print(*PIECES, sep='\n')
         return
     if args.piece is None:
-        parser.error('name a piece, or --list')
+        parser.error('give a piece, or --list')
     if not args.rehearse and not torch.cuda.is_available():
-        parser.error('this torch sees no CUDA device; --rehearse runs the same steps small and on the processor')
+        parser.error('torch detects no CUDA device; --rehearse runs the same steps with small sizes on the CPU')
     report = Report(args.out / f'{args.piece}.json', args.rehearse)
     report.write()
     PIECES[args.piece](report, args.rehearse)

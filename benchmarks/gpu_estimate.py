@@ -1,19 +1,18 @@
-"""What a Swin would launch, move and keep on a GPU, counted without one.
+"""Estimate the kernel launches, memory traffic, saved memory and time of a Swin on a GPU, without a GPU.
 
     python benchmarks/gpu_estimate.py mmdet ours:auto                          inference, 1 x 800 x 1344
     python benchmarks/gpu_estimate.py mmdet ours:auto --train --batch 2        a training step
     python benchmarks/gpu_estimate.py ours:auto --detail --json counts.json    operation by operation
 
-The model runs on torch's meta device, so nothing is computed. Every operation that would be a kernel counts with the
-bytes that it reads and writes and with its FLOPs, under the casting rules of CUDA autocast. torch's scaled dot-product
-attention counts as one kernel forward and two backward; an operator of this package as the launches and bytes of
-``operator_costs.py``, and one that is not there is an error. The estimated time is the sum over kernels of the largest
-of launch, bytes / bandwidth and FLOPs / peak. In training, the memory that the forward pass saves for the backward pass
-is weighed too.
+The model runs on torch's meta device, so nothing is computed. Each operation that would launch a kernel is counted with
+the bytes that it reads and writes and with its FLOPs, under the casting rules of CUDA autocast. torch's scaled
+dot-product attention counts as one kernel forward and two backward. Operators of this package have the costs given in
+``operator_costs.py``; a missing entry is an error. The estimated time is the sum over kernels of the maximum of launch
+time, bytes / bandwidth and FLOPs / peak. For training, the memory saved for backward is also counted.
 
-It compares two ways of doing the same work. It is no measurement.
+The result is for comparing two implementations of the same work. It is not a measurement.
 
-``ours:auto`` takes the path that it takes on a GPU where its kernels proved themselves; ``pretend_gpu`` arranges it.
+``ours:auto`` takes the path of a GPU on which all kernels were verified; see ``pretend_gpu``.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from torch.utils.flop_counter import flop_registry
 from swin_dense.ops import context
 from swin_dense.ops.triton import gpu
 
-# Achievable rather than data-sheet figures of an H100 SXM: bytes/s, FLOP/s, seconds from one launch to the next.
+# Achievable values of an H100 SXM, lower than its data sheet: bytes/s, FLOP/s, seconds between launches.
 BANDWIDTH, PEAK_LOW, PEAK_FLOAT32, LAUNCH = 2.8e12, 600e12, 50e12, 5e-6
 MULTIPROCESSORS = 132
 
 LOW_DTYPES = (torch.bfloat16, torch.float16)
-# torch's own operations that take more than one kernel.
+# torch's own operations with more than one kernel.
 LAUNCHES = {'aten::native_layer_norm_backward': 2, 'estimate::sdpa_backward': 2}
-# What autocast casts to low precision, and what to float32, of all that the models call;
-# tests/tools/test_gpu_estimate.py asks torch's own autocast about each.
+# Functions used by the models that autocast runs in low precision, and those that it runs in float32.
+# tests/tools/test_gpu_estimate.py compares them with torch's own autocast.
 TO_LOW = {
     F.linear,
     F.conv2d,
@@ -66,7 +65,7 @@ TO_FLOAT32 = {F.layer_norm, F.softmax, torch.softmax, torch.Tensor.softmax}
 
 
 class Autocast(TorchFunctionMode):
-    """The casting rules of CUDA autocast for tensors on the meta device; parameters are cast once per region."""
+    """The casting rules of CUDA autocast for tensors on the meta device. Casts of parameters are cached."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -99,7 +98,7 @@ class Autocast(TorchFunctionMode):
 
 @dataclass
 class Row:
-    """What one operation came to, all its calls together."""
+    """The total cost of all calls of one operation."""
 
     launches: int = 0
     bytes: int = 0
@@ -109,7 +108,7 @@ class Row:
 
 
 class Counter(TorchDispatchMode):
-    """Count what would be kernels, by operation, and remember which of them made which memory."""
+    """Count kernels by operation, and record which operation allocated which memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +123,7 @@ class Counter(TorchDispatchMode):
         made = _tensors(out)
         for tensors, is_new in ((given, False), (made, True)):
             for storage in (tensor.untyped_storage() for tensor in tensors):
-                # A weak reference keeps the address from being used again.
+                # The weak reference prevents reuse of the address.
                 if storage._cdata not in self._storages:
                     self._storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes() if is_new else 0, name
         if func.is_view or _is_free(name):
@@ -139,7 +138,7 @@ class Counter(TorchDispatchMode):
         return out
 
     def weigh(self, outs: tuple[Tensor, ...]) -> None:
-        """Write down the bytes that are still there, by the operation that made them, less those of the outputs."""
+        """Record the bytes that are still live, except those of the outputs, by the operation that allocated them."""
         free = {out.untyped_storage()._cdata for out in outs}
         for key, (storage, nbytes, name) in self._storages.items():
             if nbytes and key not in free and not storage.expired():
@@ -147,7 +146,7 @@ class Counter(TorchDispatchMode):
 
 
 def _is_free(name: str) -> bool:
-    """Return whether an operation that is no view costs nothing on a GPU all the same."""
+    """Return whether an operation that is not a view nevertheless costs nothing on a GPU."""
     words = ('prim::', 'detach', 'aten::empty', 'new_empty', 'empty_like', '_unsafe_view', 'alias')
     return any(word in name for word in words)
 
@@ -166,7 +165,7 @@ def _cost(func: Any, name: str, args: tuple, kwargs: dict, out: Any) -> Operator
 
 
 def _bytes(t: Tensor) -> int:
-    """Return the bytes of memory behind a tensor; what is expanded is there once."""
+    """Return the bytes of memory of a tensor. Expanded dimensions count once."""
     return math.prod(size for size, stride in zip(t.shape, t.stride(), strict=True) if stride) * t.element_size()
 
 
@@ -217,7 +216,7 @@ _sdpa.register_autograd(_gradients, setup_context=_save)
 
 @dataclass
 class Count:
-    """What one pass of a model comes to."""
+    """The cost of one pass of a model, by operation."""
 
     model: str
     rows: dict[str, Row] = field(default_factory=dict)
@@ -234,15 +233,15 @@ def count(
     name: str = '',
     counter: Counter | None = None,
 ) -> Count:
-    """Count one pass of a model that is on the meta device over an image of ``shape``, under autocast.
+    """Count one pass of a model on the meta device under autocast.
 
     Args:
-        model: returns its maps as a tuple or a list.
-        shape: (B, 3, H, W).
-        train: whether the backward pass is counted too, as far as the gradients of the parameters.
-        dtype: of autocast; torch.float32 for none.
-        name: what the result is to be called.
-        counter: what counts, where more than the result is asked for.
+        model: a model that returns its maps as a tuple or a list.
+        shape: shape of the image, (B, 3, H, W).
+        train: whether to include the backward pass for the gradients of the parameters.
+        dtype: dtype of autocast; torch.float32 disables it.
+        name: name of the model in the result.
+        counter: the counter to use, if the caller needs more than the result.
     """
     img = torch.empty(shape, device='meta')
     autocast = contextlib.nullcontext() if dtype == torch.float32 else Autocast(dtype)
@@ -262,10 +261,10 @@ def count(
             outs = tuple(model(img))
         if train:
             counter.weigh(outs)
-            with autocast:  # what a checkpoint computes again, it does under the autocast of the forward pass
-                trained = tuple(out for out in outs if out.requires_grad)  # not those of frozen stages
+            with autocast:  # gradient checkpointing recomputes under the autocast of the forward pass
+                trained = tuple(out for out in outs if out.requires_grad)  # excludes frozen stages
                 grads = tuple(torch.empty_like(out) for out in trained)
-                # Straight to the engine: torch.autograd.backward would turn the mode off.
+                # Call the engine directly, because torch.autograd.backward would disable the mode.
                 torch.autograd.Variable._execution_engine.run_backward(trained, grads, False, False, (), True, True)
             model.zero_grad(set_to_none=True)
     return Count(name, dict(counter.rows))
@@ -273,7 +272,7 @@ def count(
 
 @contextlib.contextmanager
 def pretend_gpu(dtype: torch.dtype) -> Iterator[None]:
-    """Let this package's model take the path on the meta device that it takes on a GPU whose kernels it may use."""
+    """Make this package's models take the path of a GPU with verified kernels on the meta device."""
     from swin_dense.ops import plan, sdpa
     from swin_dense.ops.triton import verdicts
 
@@ -303,7 +302,7 @@ def pretend_gpu(dtype: torch.dtype) -> Iterator[None]:
 
 
 def build(name: str, arch: str, size: tuple[int, int], **options: Any) -> nn.Module:
-    """Build a model on the meta device, without stochastic depth; ours with further options."""
+    """Build a model on the meta device, without stochastic depth. ``options`` are for our backbone only."""
     from swin_dense import SwinBackbone
     from swin_dense.models.archs import resolve_arch
 
@@ -322,11 +321,13 @@ def build(name: str, arch: str, size: tuple[int, int], **options: Any) -> nn.Mod
         full = {'t': 'tiny', 's': 'small', 'b': 'base', 'l': 'large'}[arch]
         options = {'features_only': True, 'img_size': size, 'drop_path_rate': 0.0}
         return timm.create_model(f'swin_{full}_patch4_window7_224', **options).to('meta')
-    raise SystemExit(f'unknown model {name!r}: mmdet, timm, ours:auto, ours:sdpa, ours:triton, ours:reference')
+    raise SystemExit(
+        f'models must be of mmdet, timm, ours:auto, ours:sdpa, ours:triton and ours:reference, got {name!r}'
+    )
 
 
 def line(done: Count, first: Count) -> str:
-    """Return a line about a model, compared with the first one."""
+    """Return one line with the totals of a model, compared with the first model."""
     launches, gb, gflops = done.total('launches'), done.total('bytes') / 1e9, done.total('flops') / 1e9
     kept, kept_by_first = done.total('kept_bytes'), first.total('kept_bytes')
     keeps = f'keeps {kept / 1e9:5.2f} GB ({kept / kept_by_first:.2f} of {first.model}), ' if kept_by_first else ''
@@ -347,20 +348,20 @@ def detail(done: Count, most: int = 25) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('models', nargs='+', help='mmdet, timm, or ours: and a backend')
+    parser.add_argument('models', nargs='+', help='mmdet, timm or ours:BACKEND')
     parser.add_argument('--arch', default='t', choices=('t', 's', 'b', 'l'))
     parser.add_argument('--batch', type=int, default=1)
     parser.add_argument('--size', type=int, nargs=2, default=[800, 1344], metavar=('HEIGHT', 'WIDTH'), help='in pixels')
-    parser.add_argument('--train', action='store_true', help='a training step in place of inference')
-    parser.add_argument('--dtype', default='bfloat16', choices=('bfloat16', 'float16', 'float32'), help='of autocast')
-    parser.add_argument('--detail', action='store_true', help='operation by operation')
-    parser.add_argument('--json', type=Path, help='write all counts into this file')
+    parser.add_argument('--train', action='store_true', help='count a training step instead of inference')
+    parser.add_argument('--dtype', default='bfloat16', choices=('bfloat16', 'float16', 'float32'), help='for autocast')
+    parser.add_argument('--detail', action='store_true', help='also print the counts by operation')
+    parser.add_argument('--json', type=Path, help='write all counts to this file')
     args = parser.parse_args()
     shape, dtype = (args.batch, 3, *args.size), getattr(torch, args.dtype)
     counts: list[Count] = []
     for name in args.models:
         model = build(name, args.arch, tuple(args.size))
-        for _ in range(2):  # the first pass also builds what is kept from pass to pass
+        for _ in range(2):  # the first pass also fills caches
             done = count(model, shape, args.train, dtype, name)
         counts.append(done)
         print(line(done, counts[0]))

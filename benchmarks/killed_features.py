@@ -1,10 +1,10 @@
-"""Kill `swin-dense features` at random moments, as two shards, until it is done, and count what is lost or doubled.
+"""Kill two shards of `swin-dense features` at random times, restart them, and count lost and duplicate rows.
 
     python benchmarks/killed_features.py --images 5000 --kills 20 --out benchmarks/killed_features.json
 
-The shards run at the same time on small generated images, some of them broken, with a tiny model. One of them, drawn by
-chance, is ended by SIGKILL after it has lived for a time drawn by chance, and started again. Then each runs to its end.
-Every vector is compared with that of a run which nothing disturbed.
+The shards run concurrently with a tiny model on small generated images, some of them broken. Repeatedly, a random shard
+is killed by SIGKILL after a random time and restarted. Finally both run to completion, and every vector is compared
+with that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BROKEN_EVERY = 100
 
 
 def write_images(folder: Path, count: int, side: int = 64) -> None:
-    """Write small images of noise, a thousand to a folder, of which some are no images."""
+    """Write small noise images, 1000 per folder. Some files are not valid images."""
     generator = np.random.default_rng(0)
     for index in range(count):
         path = folder / f'{index // 1000:04}' / f'{index:07}.jpg'
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument('--kills', type=int, default=20)
     parser.add_argument('--part-rows', type=int, default=50)
     parser.add_argument(
-        '--seconds', type=float, default=10, help='that a shard lives at most after it has begun to write'
+        '--seconds', type=float, default=10, help='longest time from the first output of a shard to its kill'
     )
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--out', type=Path)
@@ -84,7 +84,7 @@ def main() -> None:
         kills = []
         while len(kills) < args.kills:
             victim = chance.randrange(2)
-            # Imports take long, and a kill among them tries nothing: the time counts from the first sign of work.
+            # Imports are slow and a kill during them tests nothing, so wait until the shard begins to write.
             began = out / f'.partial-{victim:05}-of-00002'
             while running[victim].poll() is None and not began.exists():
                 time.sleep(0.01)

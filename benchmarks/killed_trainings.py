@@ -1,9 +1,9 @@
-"""Kill trainings by `swin-dense train` at random moments, resume them to their end, and compare with undisturbed ones.
+"""Kill `swin-dense train` at random times, resume it until completion, and compare with uninterrupted trainings.
 
     PYTHONPATH=. python benchmarks/killed_trainings.py --json benchmarks/killed_trainings.json
 
-A third of the kills wait for the next save and hit it in its midst. Every training draws drop path and augmentations,
-and its end is compared bit for bit: weights, optimiser, schedulers, and the state of the random generators.
+A third of the kills happen while a checkpoint is written. The trainings use stochastic depth and random augmentations.
+Their final states must be bitwise identical: weights, optimizer, schedulers and random generators.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tests.processes import cli, environment
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--trainings', type=int, default=4, help='of each case (default: %(default)s)')
-    parser.add_argument('--kills', type=int, default=5, help='of each training, at most (default: %(default)s)')
-    parser.add_argument('--seed', type=int, default=0, help='of the moments (default: %(default)s)')
+    parser.add_argument('--trainings', type=int, default=4, help='trainings per case (default: %(default)s)')
+    parser.add_argument('--kills', type=int, default=5, help='maximum kills per training (default: %(default)s)')
+    parser.add_argument('--seed', type=int, default=0, help='seed of the random times (default: %(default)s)')
     parser.add_argument('--json', type=Path)
     args = parser.parse_args()
     moments = random.Random(args.seed)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def run_case(folder: Path, lines: str, trainings: int, kills: int, moments: random.Random) -> dict[str, int]:
-    """Return what happened to the trainings of one config, and how many of them ended in another way."""
+    """Return the counts of all trainings of one config, including the number with another final state."""
     config = write_config(folder, lines)
     cli('train', config, '--work-dir', folder / 'undisturbed')
     counts: Counter[str] = Counter(trainings=trainings, differ=0)
@@ -59,17 +59,17 @@ def run_case(folder: Path, lines: str, trainings: int, kills: int, moments: rand
 
 
 def train_until_done(config: Path, run: Path, kills: int, span: float, moments: random.Random) -> dict[str, int]:
-    """Start a training, kill it with SIGKILL and resume it until it has been killed so often, and then let it end.
+    """Run a training, repeatedly kill it by SIGKILL and resume it, and finally let it complete.
 
     Args:
-        config: of the training.
+        config: config of the training.
         run: its work directory.
-        kills: how often, at most; a training that is at its end before is not killed any more.
-        span: seconds that it takes from its first iteration, from which moments are drawn.
-        moments: draws them.
+        kills: maximum number of kills. A training that completes earlier is not restarted.
+        span: duration of an uninterrupted training in seconds, for the range of random times.
+        moments: the random generator of these times.
 
     Returns:
-        How many kills there were, how many of them in the midst of a save, and after how many it went on.
+        The number of kills, of kills during a save, and of resumed runs.
     """
     counts = {'kills': 0, 'in a save': 0, 'resumed': 0}
     while True:
@@ -78,7 +78,7 @@ def train_until_done(config: Path, run: Path, kills: int, span: float, moments: 
             command = [sys.executable, '-m', 'swin_dense', 'train', str(config), '--work-dir', str(run), '--resume']
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment())
         if counts['kills'] < kills:
-            in_a_save = moments.random() < 1 / 3  # else they would be hit too seldom
+            in_a_save = moments.random() < 1 / 3  # random times would rarely hit a save
             while process.poll() is None and 'Checkpoints will be saved' not in log.read_text():
                 time.sleep(0.01)
             time.sleep(moments.uniform(0, 2 * span / (kills + 1)))
@@ -95,7 +95,7 @@ def train_until_done(config: Path, run: Path, kills: int, span: float, moments: 
 
 
 def span_of(run: Path) -> float:
-    """Return the seconds from the first line to the last of the log of a training that ended."""
+    """Return the time in seconds between the first and the last line in the log of a completed training."""
     (log,) = run.glob('*/*.log')
     first, *_, last = re.findall(r'\d+/\d+ (\d+):(\d+):(\d+) - ', log.read_text())
     first, last = ((int(hours) * 60 + int(minutes)) * 60 + int(seconds) for hours, minutes, seconds in (first, last))

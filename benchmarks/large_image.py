@@ -1,9 +1,9 @@
-"""Measure time and peak memory of a tiled pyramid, and fail where the memory exceeds a limit.
+"""Measure time and peak memory of a tiled pyramid, and fail if the memory exceeds a limit.
 
     python benchmarks/large_image.py --size 20000 20000 --arch swin_t --tile 1792 --overlap 224 --limit-gib 4
 
-Writes a TIFF of photographs that scikit-image ships, extracts its pyramid into memory-mapped files with random
-weights (the numbers do not matter here), and prints one JSON object. The files are removed afterwards.
+Writes a mosaic of scikit-image's photographs as TIFF, extracts its pyramid to memory-mapped files with random weights
+(the values do not matter here), and prints one JSON object. The files are removed afterwards.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
 def write_mosaic(path: Path, height: int, width: int, compression: str | None) -> None:
-    """Write a tiled TIFF of 512 x 512 photographs, one tile at a time so that it takes no memory."""
+    """Write a tiled TIFF of 512 x 512 photographs, one tile at a time to save memory."""
     photographs = [
         skimage.data.astronaut(),
         skimage.data.retina()[:512, :512],
@@ -45,15 +45,15 @@ def write_mosaic(path: Path, height: int, width: int, compression: str | None) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', type=int, nargs=2, default=(20000, 20000), metavar=('H', 'W'))
-    parser.add_argument('--arch', default='swin_t', help="swin_t, swin_s, swin_b, swin_l or 'tiny' for a toy")
+    parser.add_argument('--arch', default='swin_t', help='swin_t, swin_s, swin_b, swin_l or tiny (a test model)')
     parser.add_argument('--tile', type=int, default=1792)
-    parser.add_argument('--overlap', type=int, help='default: as many pixels as it takes to be exact')
-    parser.add_argument('--dtype', choices=('float16', 'float32'), default='float16', help='of the files')
-    parser.add_argument('--compression', help="of the TIFF, e.g. 'jpeg' or 'lzw' (default: none)")
-    parser.add_argument('--read-only', action='store_true', help='read the tiles and compute nothing')
+    parser.add_argument('--overlap', type=int, help='in pixels (default: the smallest overlap with exact results)')
+    parser.add_argument('--dtype', choices=('float16', 'float32'), default='float16', help='type of the output')
+    parser.add_argument('--compression', help="compression of the TIFF, e.g. 'jpeg' or 'lzw' (default: none)")
+    parser.add_argument('--read-only', action='store_true', help='only read the tiles')
     parser.add_argument('--threads', type=int, default=torch.get_num_threads())
     parser.add_argument('--limit-gib', type=float, default=4.0)
-    parser.add_argument('--folder', type=Path, help='where the files go for the time of the run')
+    parser.add_argument('--folder', type=Path, help='folder for temporary files')
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

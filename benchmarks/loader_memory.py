@@ -1,14 +1,14 @@
-"""Measure the memory that reading images ahead takes, and that a whole extraction takes from its start to its end.
+"""Measure the peak memory of prefetching images, and of a whole extraction.
 
     python benchmarks/loader_memory.py --out benchmarks/loader_memory.json
 
-*reading*: each size is read in a process of its own, by the threads of an extraction, from one JPEG under many names.
-The reader keeps ahead of a caller who takes 50 ms for an image and holds it for that time, as a model does.
+*reading*: for each image size, a separate process reads one JPEG many times with the threads of an extraction. The
+threads prefetch images for a consumer that holds each for 50 ms, as a model would.
 
-*run*: `swin-dense features` on photographs of 12 megapixels with its default options and a small model, as one command
-from a shell. What is counted is the resident memory of the command and all of its children together.
+*run*: `swin-dense features` with its default options and a small model on photographs of 12 megapixels. The memory is
+the total resident memory of the command and all its child processes.
 
-A part that is not measured anew (`--part`) stays in the file as it is.
+A part that is not selected by `--part` keeps its values in the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from swin_dense.features.sources import Item
 SIZES = ((224, 224), (3000, 4000), (6000, 8000), (9000, 12000), (13000, 13700))
 PHOTOGRAPH = (3000, 4000)
 DISTINCT = 4
-# Wide enough to be a Swin; its maps of 160 photographs take 7 GB of the disk.
+# A narrow model, because even its maps of 160 photographs need 7 GB of disk space.
 MODEL: dict[str, Any] = {'embed_dims': 8, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
@@ -52,7 +52,7 @@ def measure(path: Path, count: int, workers: int, queue: multiprocessing.Queue) 
 
 
 def measure_sizes(count: int, workers: int) -> dict[str, Any]:
-    """Return the peak of reading images of each size, above what the process held before, in GiB."""
+    """Return the peak memory in GiB of reading images of each size, above the memory before reading."""
     context = multiprocessing.get_context('fork')
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def measure_sizes(count: int, workers: int) -> dict[str, Any]:
 
 
 def measure_run(count: int, parent: Path | None) -> dict[str, Any]:
-    """Extract the maps of photographs by the command line, and return the peak from its start to its end, in GiB."""
+    """Extract the maps of photographs on the command line, and return the peak memory in GiB."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         photographs, out, checkpoint = (Path(folder, name) for name in ('photographs', 'out', 'model.pth'))
         photographs.mkdir()
@@ -87,7 +87,7 @@ def measure_run(count: int, parent: Path | None) -> dict[str, Any]:
             held = [resident_bytes(pid) for pid in [run.pid, *descendants(run.pid)]]
             most, processes = max(most, sum(held)), max(processes, len(held))
             time.sleep(0.05)
-        # What fell between two looks, of the largest process alone.
+        # The sampling may miss a short peak; ru_maxrss records it, but only for the largest process.
         most = max(most, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
         finished = sum(1 for _ in out.glob('features/*/*'))
         return {
@@ -103,12 +103,12 @@ def measure_run(count: int, parent: Path | None) -> dict[str, Any]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and theirs."""
+    """Return the ids of all descendants of a process."""
     parents: dict[int, list[int]] = {}
     for path in Path('/proc').glob('[0-9]*/stat'):
         try:
             parent = int(path.read_text().rpartition(')')[2].split()[1])
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         parents.setdefault(parent, []).append(int(path.parent.name))
     found, todo = [], [pid]
@@ -122,12 +122,12 @@ def descendants(pid: int) -> list[int]:
 def resident_bytes(pid: int) -> int:
     try:
         return int(Path(f'/proc/{pid}/statm').read_text().split()[1]) * os.sysconf('SC_PAGESIZE')
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
 
 
 def write_noise(path: Path, size: tuple[int, int]) -> None:
-    """Write a JPEG in a process of its own, so that its memory is not counted."""
+    """Write a JPEG in a separate process, so that its memory is not counted."""
 
     def write() -> None:
         Image.effect_noise(size, 50).convert('RGB').save(path, quality=30)
@@ -141,9 +141,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--part', choices=('reading', 'run', 'both'), default='both')
     parser.add_argument('--count', type=int, default=24, help='images of each size (default: %(default)s)')
-    parser.add_argument('--workers', type=int, default=2, help='that read each size (default: %(default)s)')
-    parser.add_argument('--photographs', type=int, default=160, help='of the whole run (default: %(default)s)')
-    parser.add_argument('--folder', type=Path, help='where the files of the whole run lie for its time')
+    parser.add_argument('--workers', type=int, default=2, help='reading threads (default: %(default)s)')
+    parser.add_argument('--photographs', type=int, default=160, help='images of the run (default: %(default)s)')
+    parser.add_argument('--folder', type=Path, help='folder for temporary files of the run')
     parser.add_argument('--out', type=Path)
     args = parser.parse_args()
     report = json.loads(args.out.read_text()) if args.out is not None and args.out.exists() else {}

@@ -1,10 +1,10 @@
-"""Pass images of random sizes through one tiny model, thousands of times, and see what stays behind in the process.
+"""Run thousands of images of random sizes through one tiny model, and record resources that the process retains.
 
     PYTHONPATH=. python benchmarks/long_run.py --passes 10000 --json benchmarks/long_run.json
 
-Memory is told apart: what the process holds in RAM, what of that was asked for and not given back (a leak would be
-here), and what the C library keeps of that which was given back. Handles and threads are counted by the system, tensors
-by the garbage collector. Each of the settings is run in a process of its own.
+Memory is split into resident memory, allocations that were not freed (these would grow with a leak), and freed memory
+that the C library caches. The number of file descriptors and threads is read from the system, that of tensors from the
+garbage collector. Each setting runs in a separate process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from swin_dense import SwinBackbone
 from swin_dense.ops import plan
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
-# Environment variables. With glibc, blocks from 64 KiB on are mapped one by one, so that each goes back to the system.
+# Environment variables. In 'mapped', glibc maps each block of at least 64 KiB separately and unmaps it when freed.
 SETTINGS = {
     'default': {},
     'mapped': {'MALLOC_MMAP_THRESHOLD_': '65536', 'MALLOC_TRIM_THRESHOLD_': '131072', 'MALLOC_MMAP_MAX_': '1000000'},
     'trimmed': {},
 }
-# Passes after which glibc is told to give back what it keeps: malloc_trim(3).
+# Number of passes between calls of malloc_trim(3), which returns cached memory to the system.
 TRIM_EVERY = {'trimmed': 100}
 
 
@@ -45,8 +45,8 @@ def main() -> None:
     args = parser.parse_args()
     runs = {}
     for name in args.settings:
-        # Spawned, as the C library reads its settings when a process starts.
-        with mock.patch.dict(os.environ, SETTINGS[name]), one_thread_elsewhere() as pool:
+        # Spawn a new process, because the C library reads its settings at startup.
+        with mock.patch.dict(os.environ, SETTINGS[name]), single_threaded_process() as pool:
             trim_every = TRIM_EVERY.get(name)
             held = pool.submit(run, args.passes, trim_every).result()
             runs[name] = {'environment': SETTINGS[name], 'trim_every': trim_every, 'held': held}
@@ -54,21 +54,21 @@ def main() -> None:
     if args.json is not None:
         report = {'torch': torch.__version__, 'passes': args.passes}
         before = json.loads(args.json.read_text()) if args.json.exists() else {}
-        # Runs of other settings stay where all else is the same.
+        # Keep runs of other settings if torch and the number of passes are the same.
         report['runs'] = {**before['runs'], **runs} if {**before, **report} == before else runs
         args.json.write_text(json.dumps(report, indent=2) + '\n')
 
 
-def one_thread_elsewhere() -> ProcessPoolExecutor:
+def single_threaded_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
         1, multiprocessing.get_context('spawn'), initializer=torch.set_num_threads, initargs=(1,)
     )
 
 
 def run(passes: int, trim_every: int | None = None) -> list[dict[str, Any]]:
-    """Return how many sizes there were, and what the process held after each tenth of the passes.
+    """Return the number of distinct sizes and the retained resources after each tenth of the passes.
 
-    Sizes are from 1 to 200 pixels a side. Every tenth pass is one of training, forward and backward.
+    Sides are 1 to 200 pixels. Every tenth pass is a training step, forward and backward.
     """
     draw = random.Random(0)
     model = SwinBackbone(**TINY).eval()
@@ -94,10 +94,10 @@ def run(passes: int, trim_every: int | None = None) -> list[dict[str, Any]]:
 
 
 def what_is_held() -> dict[str, float]:
-    """Return the memory in MiB, open handles, threads and living tensors of this process.
+    """Return the memory in MiB and the numbers of file descriptors, threads and live tensors of this process.
 
-    ``resident`` is in RAM; ``in_use`` is asked for and not given back, ``kept`` is given back and kept by the C library
-    for later; ``plans`` is how many sizes of maps the model keeps its tables for.
+    ``resident`` is the resident memory; ``in_use`` is allocated and not freed; ``kept`` is freed and cached by the C
+    library; ``plans`` is the number of map sizes with cached index tables.
     """
     gc.collect()
     pages = int(Path('/proc/self/statm').read_text().split()[1])
@@ -117,7 +117,7 @@ def what_is_held() -> dict[str, float]:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What glibc tells of its memory, from 2.33 on: mallinfo2(3)."""
+    """The result of mallinfo2(3), memory statistics of glibc 2.33 or later."""
 
     _names = 'arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost'
     _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]

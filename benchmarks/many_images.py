@@ -1,12 +1,11 @@
-"""Measure whether time per image and memory grow with the number of small images of one `swin-dense features --pool`.
+"""Measure whether time per image and memory of `swin-dense features --pool` grow with the number of images.
 
     python benchmarks/many_images.py --images 100000 --out benchmarks/many_images.json
 
-Images of 64 x 64 pixels are generated, and a tiny model pools them. Whenever a Parquet part appears, the CPU time and
-the resident memory of the process are noted: CPU time, since other work on the machine disturbs it least. A line
-through the memory, from the second part to the last but one, gives its growth per image. Then the same command runs
-once more, with nothing left to do but those that failed, and one on a tenth of the images, which shows what the list
-takes.
+A tiny model extracts pooled features of generated images of 64 x 64 pixels. After each Parquet part, the CPU time and
+the resident memory of the process are recorded; CPU time is least sensitive to other load. A linear fit through the
+memory, from the second part to the last but one, gives its growth per image. Then the same command runs again, which
+only retries failed images, and once on a tenth of the images, to measure the cost of the list of images.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PART_ROWS = 4096
 
 
 def watch(arguments: list[str], out: Path) -> dict[str, Any]:
-    """Run an extraction, and note (parts, CPU seconds, MiB) whenever there are more parts."""
+    """Run an extraction, and record (parts, CPU seconds, MiB) after each new part."""
     start = time.perf_counter()
     before = os.times()
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -39,7 +38,7 @@ def watch(arguments: list[str], out: Path) -> dict[str, Any]:
             try:
                 fields = Path(f'/proc/{process.pid}/stat').read_text().rpartition(')')[2].split()
                 pages = int(Path(f'/proc/{process.pid}/statm').read_text().split()[1])
-            except (OSError, IndexError):  # it has ended
+            except (OSError, IndexError):  # the process has ended
                 break
             notes.append((parts, (int(fields[11]) + int(fields[12])) / ticks, pages * page / 2**20))
         time.sleep(0.02)
@@ -50,8 +49,8 @@ def watch(arguments: list[str], out: Path) -> dict[str, Any]:
 
 
 def slopes(notes: list[tuple[int, float, float]]) -> dict[str, float]:
-    """Return what the lines through CPU time and memory say."""
-    images, cpu, memory = np.array(notes[1:-1]).T  # the first brings the imports, the last has fewer rows
+    """Return time and memory per image from the recorded values."""
+    images, cpu, memory = np.array(notes[1:-1]).T  # the first part includes imports, the last has fewer rows
     images = images * PART_ROWS
     half = len(images) // 2
     per_image = np.diff(cpu) / np.diff(images) * 1000
@@ -67,7 +66,7 @@ def slopes(notes: list[tuple[int, float, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--images', type=int, default=100_000)
-    parser.add_argument('--folder', type=Path, help='where the images lie for the time of the run')
+    parser.add_argument('--folder', type=Path, help='folder for temporary files')
     parser.add_argument('--out', type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:

@@ -1,11 +1,11 @@
-"""What a training of Swin-L takes of a GPU's memory, counted without one, rung by rung of what makes it less.
+"""Estimate the GPU memory of training Swin-L without a GPU, for a sequence of settings (rungs) that reduce it.
 
     python benchmarks/memory_ladder.py --json benchmarks/memory_ladder.json
 
-The backbone alone runs forward and backward on torch's meta device, with the operations that it runs on a GPU
-(``gpu_estimate.py``). The peak is that of all memory which the operations made and which was still there: what is kept
-for the backward pass, what a step of it makes, and gradients. Weights and the two states of AdamW, all in float32, are
-added. A caching allocator, workspaces of libraries and the context of CUDA come on top; it is no measurement.
+The backbone runs forward and backward on torch's meta device, with the operations of a GPU (``gpu_estimate.py``). The
+peak is that of all live memory allocated by operations: tensors saved for backward, temporaries of the backward pass,
+and gradients. Weights and the two states of AdamW, all in float32, are added. This is not a measurement: overheads of
+the caching allocator, workspaces of libraries and the CUDA context are not included.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 ARCH, WINDOW, SIZE = 'l', 12, (800, 1344)
 DETECTOR_STAGES = (False, False, True, False)
 ALL_STAGES = (True, True, True, True)
-# What each rung is called, and what of the training it changes from the one before.
+# The name of each rung, and the settings that it changes from the previous rung.
 RUNGS: list[tuple[str, dict[str, Any]]] = [
     ('2 images, float32', {}),
     ('1 image, gradients of 2 accumulated', {'batch': 1}),
@@ -35,20 +35,20 @@ RUNGS: list[tuple[str, dict[str, Any]]] = [
     ('`frozen_stages=2`', {'frozen_stages': 2}),
     ('`frozen_stages=3`', {'frozen_stages': 3}),
 ]
-_BYTES = 4  # of a weight, a gradient and each state of AdamW
+_BYTES = 4  # per weight, gradient and state of AdamW
 
 
 class PeakCounter(gpu_estimate.Counter):
-    """Watch how many bytes of what operations made are there at a time.
+    """Track the live bytes allocated by operations.
 
     Attributes:
-        peak: the most.
+        peak: the maximum number of live bytes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self._most = 0  # as many bytes may be there: those of what is gone are taken off when it matters
+        self._most = 0  # upper bound of live bytes; freed storages are subtracted only when it exceeds the peak
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self._given: dict[int, StorageWeakRef] = {}
 
@@ -73,17 +73,17 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 
 def count_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int] = SIZE) -> dict[str, Any]:
-    """Count the bytes and the products of one training step.
+    """Count the bytes and FLOPs of one training step.
 
     Args:
         settings: 'batch', 'dtype' of autocast, and options of the backbone.
-        arch: its size.
-        size: of the images, (H, W) in pixels.
+        arch: architecture of the backbone.
+        size: size of the images, (H, W) in pixels.
     """
     settings = dict(settings)
     batch, dtype = settings.pop('batch'), getattr(torch, settings.pop('dtype'))
     model = gpu_estimate.build('ours:sdpa', arch, size, window_size=WINDOW, **settings)
-    for _ in range(2):  # the first pass also builds what is kept from pass to pass
+    for _ in range(2):  # the first pass also fills caches
         counter = PeakCounter()
         done = gpu_estimate.count(model, (batch, 3, *size), True, dtype, counter=counter)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -99,7 +99,7 @@ def count_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int]
 
 
 def count_all() -> list[dict[str, Any]]:
-    """Count every rung, each with what the ones before it changed."""
+    """Count all rungs. The changes of settings are cumulative."""
     settings: dict[str, Any] = {'batch': 2, 'dtype': 'float32', 'with_cp': False, 'frozen_stages': -1}
     rungs = []
     for name, change in RUNGS:
@@ -110,7 +110,7 @@ def count_all() -> list[dict[str, Any]]:
 
 
 def table(rungs: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the page's table; products are per image, relative to the first rung."""
+    """Yield the lines of the table in the documentation. FLOPs are per image, relative to the first rung."""
     yield '| setting, cumulative | weights, AdamW | saved for backward | peak with gradients | total | FLOPs |'
     yield '| --- | --- | --- | --- | --- | --- |'
     first = rungs[0]['flops'] / rungs[0]['settings']['batch']
@@ -124,7 +124,7 @@ def table(rungs: list[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--json', type=Path, help='write all counts into this file')
+    parser.add_argument('--json', type=Path, help='write all counts to this file')
     args = parser.parse_args()
     rungs = count_all()
     print(*table(rungs), sep='\n')

@@ -1,8 +1,9 @@
-"""Read damaged image files of every format, and count what came of them.
+"""Read damaged image files of all formats, and count the outcomes.
 
     python benchmarks/mutated_images.py --count 12000 --out benchmarks/mutated_images.json
 
-Every file is read whole and by parts. What is neither an image nor an ImageError that names the file is listed.
+Each file is read as a whole and by regions. The result must be an image or an ImageError that contains the file name;
+other outcomes are printed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What one call of each operator of this package costs on a GPU.
+"""The cost on a GPU of one call of each custom operator of this package.
 
-To a torch mode an operator is one call, however many kernels it launches. ``tests/ops/test_costs.py`` holds these
-numbers to the launches that the operators make.
+A torch dispatch mode sees one call per operator, regardless of the number of kernels that it launches.
+``tests/ops/test_costs.py`` compares these numbers with the actual launches.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from swin_dense.ops.triton import attention, bias, norm
 
 
 class OperatorCost(NamedTuple):
-    """What one call costs.
+    """The cost of one call.
 
     Attributes:
-        launches: of kernels.
-        bytes: read and written, temporaries among them.
-        flops: two per multiply-add of the matrix products.
+        launches: number of kernel launches.
+        bytes: bytes read and written, including temporaries.
+        flops: FLOPs of the matrix products, two per multiply-add.
     """
 
     launches: int
@@ -52,11 +52,11 @@ def _attention_backward(
     copies = [*_strided(grad, qkv, pad_kv), *_gathered(launch, relative_bias)]
     partials = launch.strips * grads.nbytes
     read = _bytes(grad, qkv, relative_bias, pad_kv, lse)
-    # Partial sums are written, then read by the launch that adds them up.
+    # Partial sums are written, then read by the launch that reduces them.
     moved = read + qkv.nbytes + 2 * partials + grads.nbytes + 2 * _bytes(*copies)
     if launch.tiles == 1:
         return OperatorCost(2 + len(copies), moved, _flops(qkv, relative_bias, products=5))
-    # Zeros for the partial sums, and queries' gradients by a kernel of their own, which also leaves delta behind.
+    # The partial sums are zeroed first, and a separate kernel computes the gradients of queries and writes delta.
     moved += partials + read + _bytes(out, lse, lse)
     return OperatorCost(4 + len(copies), moved, _flops(qkv, relative_bias, products=7))
 
@@ -81,7 +81,7 @@ def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, layout: 
     moved = _bytes(grad, x, x, weight, *copies, *copies) + (2 * norm._Launch(x, layout).programs + 1) * sums
     if weight.dtype == torch.float32:
         return OperatorCost(2 + len(copies), moved)
-    return OperatorCost(3 + len(copies), moved + sums + _bytes(weight, weight))  # the sums are cast
+    return OperatorCost(3 + len(copies), moved + sums + _bytes(weight, weight))  # another launch casts the sums
 
 
 def _bias(source: Tensor, out: Tensor) -> OperatorCost:
@@ -90,7 +90,7 @@ def _bias(source: Tensor, out: Tensor) -> OperatorCost:
 
 
 def _strided(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors that an operator copies before it launches a kernel."""
+    """Return the tensors that an operator must make contiguous before it launches a kernel."""
     return [x for x in tensors if not x.is_contiguous()]
 
 
@@ -98,7 +98,7 @@ def _bytes(*tensors: Tensor) -> int:
     return sum(x.nbytes for x in tensors)
 
 
-# By qualified name; each takes the operator's arguments.
+# Maps qualified operator names to functions of the operator's arguments.
 COSTS: dict[str, Callable[..., OperatorCost]] = {
     'swin_dense::triton_window_attention': _attention,
     'swin_dense::triton_window_attention_backward': _attention_backward,

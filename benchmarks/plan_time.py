@@ -1,9 +1,9 @@
-"""Time the plans of windows that a new image size needs: eight of Swin, two per stage.
+"""Time the construction of window plans for a new image size: eight for a Swin, two per stage.
 
     python benchmarks/plan_time.py --json benchmarks/plan_time.json
 
-Sizes are drawn as multi-scale training draws them: the shorter side 480 to 800, the longer one 1333 at most. The time
-is the processor's, of one thread. On a GPU (--device cuda) it is the host's too, which waits for no copy.
+Sizes are random as in multi-scale training: the shorter side is 480 to 800, the longer side at most 1333. The result is
+the CPU time of one thread. With --device cuda it is also that of the host, without waiting for asynchronous copies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--device', default='cpu')
     parser.add_argument('--images', type=int, default=200)
-    parser.add_argument('--json', type=Path, help='write the report into this file')
+    parser.add_argument('--json', type=Path, help='write the report to this file')
     args = parser.parse_args()
     device, draw = torch.device(args.device), random.Random(0)
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def main() -> None:
             for shift in SHIFTS:
                 plan._build(-(-height // stride), -(-width // stride), WINDOW, shift, device)
         milliseconds.append(1e3 * (time.process_time() - start))
-    milliseconds = sorted(milliseconds[5:])  # the first ones also warm up
+    milliseconds = sorted(milliseconds[5:])  # the first ones are warm-ups
     report = {
         'device': args.device,
         'machine': platform.processor() or platform.machine(),

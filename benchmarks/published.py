@@ -1,10 +1,10 @@
-"""Set the published accuracies of the recipes beside the time and memory that their backbones take here.
+"""Plot the published accuracy of the recipes against the time and memory of their backbones, measured here.
 
     python benchmarks/published.py --measure      # on an idle machine: writes benchmarks/published.json
     python benchmarks/published.py                # draws docs/images/accuracy.png and speed.png from the raw results
 
-A backbone is timed at the size that its recipe tests with: 800 x 1344 pixels on COCO, the crop on ADE20K. The second
-picture shows our backbone beside its peers, from the reports of ``benchmarks/benchmark.py``.
+Each backbone is timed at the test size of its recipe: 800 x 1344 pixels on COCO, the crop size on ADE20K. The second
+plot compares our backbone with other libraries, from the reports of ``benchmarks/benchmark.py``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
 
 @dataclass(frozen=True)
 class Point:
-    """A recipe with a published accuracy, and the backbone that it needs at the size that it tests with."""
+    """A recipe with its published accuracy, its backbone and its test size."""
 
     head: str
     accuracy: float
@@ -47,7 +47,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Return the name of the measurement."""
+        """The name of the measurement."""
         return f'{self.backbone}, window {self.window}, {self.size[0]} x {self.size[1]}'
 
 
@@ -68,18 +68,18 @@ def main() -> None:
 
 
 def published(data: str) -> list[Point]:
-    """Return the recipes that were trained on one data set and published with the metric of its picture."""
+    """Return the recipes for one data set with a published value of the metric of its plot."""
     recipes = [recipe for folder in FOLDERS for recipe in read_zoo(ROOT, folder)]
     return [
         Point(recipe.head, recipe.metrics[PANELS[data]], recipe.backbone, recipe.window, size_of(recipe))
         for recipe in recipes
-        # Ablations, and an RTMDet with a fifth stage, have a remark behind the name of the backbone.
+        # Skip ablations and an RTMDet with a fifth stage, which have a remark after the name of the backbone.
         if recipe.data == data and PANELS[data] in recipe.metrics and ',' not in recipe.backbone
     ]
 
 
 def size_of(recipe: Recipe) -> tuple[int, int]:
-    """Return the size of the images that a recipe tests with, (height, width) in pixels."""
+    """Return the test image size of a recipe, (height, width) in pixels."""
     if recipe.data == 'COCO':
         return 800, 1344
     side = int(re.findall(r'(\d{3})x\1', recipe.config.stem)[-1])
@@ -87,7 +87,7 @@ def size_of(recipe: Recipe) -> tuple[int, int]:
 
 
 def measured(point: Point, rounds: int, processes: int) -> dict[str, float]:
-    """Return the median, p10 and p90 of the time in ms, medians over processes, and the peak of memory in MiB."""
+    """Return median, p10 and p90 of the time in ms, each a median over processes, and the peak memory in MiB."""
     arch = point.backbone.replace('-', '_').lower()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / 'report.json'
@@ -100,7 +100,7 @@ def measured(point: Point, rounds: int, processes: int) -> dict[str, float]:
 
 
 def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw published accuracy over measured time, a panel for each data set, areas by memory."""
+    """Plot published accuracy over measured time, one panel per data set. Marker areas are proportional to memory."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.6), layout='constrained')
@@ -135,7 +135,7 @@ def draw_accuracy(rows: dict[str, dict[str, float]], path: Path) -> None:
 
 
 def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw the time of every implementation relative to ours, with the range over processes."""
+    """Plot the time of each implementation relative to ours, with the range over processes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.2), layout='constrained')

@@ -1,11 +1,11 @@
-"""Measure what ``replace_swin`` saves in models of transformers, in time and memory.
+"""Measure the time and memory that ``replace_swin`` saves in models of transformers.
 
     .venv-peers/bin/python benchmarks/replace_swin.py --json benchmarks/replace_swin.json
 
-Each model has the sizes of the published one with Swin-T, and random weights. It stands twice in a process, as it is
-and with our stages, and both take turns on one random image. The time of its Swin alone is taken by hooks, in the same
-passes. A ratio is one of medians of a process; there are several, one after the other. Memory is the peak of two
-passes above what the process held before them, VmHWM of Linux, each in a process of its own.
+Each model has the architecture of the published model with Swin-T, and random weights. A process contains the original
+model and the one with our stages, which alternate on one random image. Hooks time the Swin in the same passes. A ratio
+is that of the medians in one process; several processes run in sequence. Memory is the peak of two passes above the
+memory before them (VmHWM of Linux), each in a separate process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import transformers as tf  # noqa: E402
 from swin_dense.integrations.transformers import replace_swin  # noqa: E402
 
 SWIN_T = {'embed_dim': 96, 'depths': [2, 2, 6, 2], 'num_heads': [3, 6, 12, 24], 'window_size': 7, 'image_size': 224}
-SMALL = (256, 256)  # of the pass that allocates what stays; transformers fails where a map is smaller than a window
+SMALL = (256, 256)  # size of the warm-up pass; transformers fails if a map is smaller than a window
 
 
 def swin(first_stage: int = 1) -> tf.SwinConfig:
@@ -68,8 +68,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     'OneFormer': oneformer,
     'GroundingDINO': grounding_dino,
 }
-# What a model takes beside the image: a task, and the tokens of 'a cat. a dog.' in the vocabulary of BERT.
-ALSO: dict[str, dict[str, Tensor]] = {
+# Further inputs of a model: a task, and the tokens of 'a cat. a dog.' in the vocabulary of BERT.
+EXTRA_INPUTS: dict[str, dict[str, Tensor]] = {
     'OneFormer': {'task_inputs': torch.ones(1, 77)},
     'GroundingDINO': {'input_ids': torch.tensor([[101, 1037, 4937, 1012, 1037, 3899, 1012, 102]])},
 }
@@ -81,12 +81,12 @@ WAYS = ('before', 'after')
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--cases', nargs='+', type=case, default=CASES, metavar='MODEL@HxW')
-    parser.add_argument('--rounds', type=int, default=5, help='in each process (default: %(default)s)')
-    parser.add_argument('--processes', type=int, default=3, help='one after the other (default: %(default)s)')
+    parser.add_argument('--rounds', type=int, default=5, help='rounds in each process (default: %(default)s)')
+    parser.add_argument('--processes', type=int, default=3, help='number of processes (default: %(default)s)')
     parser.add_argument(
         '--parts', nargs='+', choices=('memory', 'time'), default=('memory', 'time'), help='default: both'
     )
-    parser.add_argument('--json', type=Path, help='write the report into this file; a part that is not run stays')
+    parser.add_argument('--json', type=Path, help='write the report to this file; parts that are not run stay in it')
     args = parser.parse_args()
     report = json.loads(args.json.read_text()) if args.json and args.json.exists() else {'runs': {}, 'rows': {}}
     for part in args.parts:
@@ -110,10 +110,10 @@ def main() -> None:
 
 
 def case(text: str) -> str:
-    """Return 'MODEL@HxW' if it is one."""
+    """Return ``text`` if it has the form 'MODEL@HxW', as a type for argparse."""
     match = re.fullmatch(r'(\w+)@\d+x\d+', text)
     if match is None or match[1] not in MODELS:
-        raise argparse.ArgumentTypeError(f'{text!r}: it must be MODEL@HxW, with a model of {", ".join(MODELS)}')
+        raise argparse.ArgumentTypeError(f'must be MODEL@HxW, where MODEL is one of {", ".join(MODELS)}; got {text!r}')
     return text
 
 
@@ -137,7 +137,7 @@ def in_a_process(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def build(name: str, way: str) -> tuple[nn.Module, nn.Module]:
-    """Return a model and the Swin in it."""
+    """Return a model and its Swin."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     swins = {path: module for path, module in model.named_modules() if type(module) is tf.SwinModel}
@@ -150,14 +150,14 @@ def build(name: str, way: str) -> tuple[nn.Module, nn.Module]:
 def run(name: str, model: nn.Module, size: tuple[int, int]) -> None:
     image = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        model(pixel_values=image, **ALSO.get(name, {}))
+        model(pixel_values=image, **EXTRA_INPUTS.get(name, {}))
 
 
 def timed(name: str, size: tuple[int, int], rounds: int) -> dict[str, Any]:
-    """Return the seconds of a model and of its Swin in every round, before and after.
+    """Return the times in seconds of a model and of its Swin in each round, before and after the replacement.
 
     Raises:
-        RuntimeError: the Swins compute different things.
+        RuntimeError: the outputs of the Swins differ.
     """
     seconds: dict[str, dict[str, list[float]]] = {way: {'model': [], 'swin': []} for way in WAYS}
     models, found = {}, {}
@@ -178,7 +178,7 @@ def timed(name: str, size: tuple[int, int], rounds: int) -> dict[str, Any]:
 
 
 def watch(module: nn.Module, seconds: list[float], take: Callable[[Any], None]) -> None:
-    """Let a module write down how long each of its calls takes, and hand on what it returns."""
+    """Register hooks that append the time of each call to ``seconds`` and pass its output to ``take``."""
     started = [0.0]
 
     def before(module: nn.Module, args: Any) -> None:
@@ -193,13 +193,13 @@ def watch(module: nn.Module, seconds: list[float], take: Callable[[Any], None]) 
 
 
 def peak(name: str, size: tuple[int, int], way: str) -> dict[str, float]:
-    """Return the peak in MiB of a pass, of the model and of its Swin alone, above what was held before it."""
+    """Return the peak memory in MiB of two passes of the model, and of its Swin, above the memory before them."""
     model, inside = build(name, way)
     found = {}
     for part, module in (('swin', inside), ('model', model)):
         run(name if part == 'model' else '', module, SMALL)
         ctypes.CDLL(None).malloc_trim(0)
-        Path('/proc/self/clear_refs').write_text('5')  # VmHWM begins anew
+        Path('/proc/self/clear_refs').write_text('5')  # resets VmHWM
         before = held_mib()
         for _ in range(2):
             run(name if part == 'model' else '', module, size)
@@ -208,7 +208,7 @@ def peak(name: str, size: tuple[int, int], way: str) -> dict[str, float]:
 
 
 def figures_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of a table: medians over processes, of milliseconds and of their ratio, and MiB."""
+    """Return the values for a table: medians over processes of times in ms and of their ratio, and memory in MiB."""
     figures: dict[str, Any] = {}
     for part in ('swin', 'model'):
         medians = [

@@ -1,10 +1,10 @@
-"""Run the core's tests, but the slow ones, and ten training steps of each framework here, and note what came of it.
+"""Run the core tests, except slow ones, and ten training steps of each framework in this environment.
 
     make test-oldest
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
-The row of that name in stacks.json is written anew, or the named parts of it; tools/update_readme.py makes the README's
-table of all rows.
+The results replace the row with the given name in stacks.json, or the selected parts of it. tools/update_readme.py
+generates the table in the documentation.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ CORE = [
 STEPS = 10
 FRAMEWORKS = ('mmdet', 'mmseg')
 PARTS = ('core', 'numbers', 'training')
-LOG_HELP = "what pytest said of the core's tests, run before; and again, of those that had failed, after mending"
+LOG_HELP = 'output of pytest from an earlier run of the core tests, and optionally of a second run of the failed tests'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('name', help='of the row')
-    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='what to do (default: all)')
+    parser.add_argument('name', help='name of the row')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, help='parts to run (default: all)')
     parser.add_argument('--log', type=Path, nargs='+', help=LOG_HELP)
-    parser.add_argument('--train', choices=FRAMEWORKS, help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument('--train', choices=FRAMEWORKS, help=argparse.SUPPRESS)  # for the separate process
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     if args.train:
@@ -78,7 +78,7 @@ def packages() -> dict[str, str]:
 
 
 def core_tests() -> str:
-    """Return what pytest says of the core's tests."""
+    """Run the core tests, and return the output of pytest."""
     command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-m', 'not slow', *CORE]
     done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
     print(done.stdout, file=sys.stderr)
@@ -86,7 +86,7 @@ def core_tests() -> str:
 
 
 def outcome(log: str) -> dict[str, object]:
-    """Return how many tests passed, failed and were skipped, which failed, and why others were skipped."""
+    """Parse the output of pytest: numbers of tests by outcome, names of failed tests, and reasons of skipped ones."""
     counts = {what: int(n) for n, what in re.findall(r'(\d+) (passed|failed|error|skipped)', log.splitlines()[-1])}
     skips: collections.Counter[str] = collections.Counter()
     for number, reason in re.findall(r'^SKIPPED \[(\d+)\] \S+: (.*)', log, re.MULTILINE):
@@ -101,10 +101,10 @@ def outcome(log: str) -> dict[str, object]:
 
 
 def numbers() -> list[tuple[float, float]]:
-    """Return what every output and every gradient of a small float64 backbone is, the same everywhere.
+    """Return checksums of all outputs and gradients of a small float64 backbone, to compare environments.
 
     Returns:
-        of each, the norm and the product with random numbers, which sees signs and order.
+        For each tensor, its norm and its dot product with random numbers, which is sensitive to signs and order.
     """
     import numpy as np
     import torch
@@ -125,7 +125,7 @@ def numbers() -> list[tuple[float, float]]:
 
 
 def in_a_process(framework: str) -> dict[str, object]:
-    """Return what :func:`bases` and :func:`train` do, whatever they do to the process."""
+    """Return the results of :func:`bases` and :func:`train`, run in a separate process because it may crash."""
     if importlib.util.find_spec(framework) is None:
         return {'error': f'{framework} is not installed'}
     command = [sys.executable, '-W', 'ignore', __file__, 'unused', '--train', framework]
@@ -136,7 +136,7 @@ def in_a_process(framework: str) -> dict[str, object]:
 
 
 def train(framework: str) -> dict[str, object]:
-    """Train a demo model on rectangles for ten steps; return the first and the last loss, or why there are none."""
+    """Train a demo model on rectangles for ten steps; return the first and the last loss, or an error."""
     try:
         losses = losses_of(framework)
     except Exception as error:
@@ -174,7 +174,7 @@ def losses_of(framework: str) -> list[float]:
 
 
 def bases(framework: str) -> str:
-    """Tell what becomes of a config that starts from one of the framework's own."""
+    """Return whether a config can inherit from a config of the framework: 'resolve' or an error."""
     try:
         from mmengine.config import Config
 

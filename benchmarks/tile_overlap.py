@@ -1,10 +1,11 @@
-"""Measure how the error of a tiled pyramid falls as the tiles overlap more.
+"""Measure the error of a tiled pyramid as a function of the overlap of tiles.
 
     python benchmarks/tile_overlap.py --arch swin_t --side 1344 --tile 448
 
-Prints one JSON object: per image and overlap in pixels, per level the relative error (norm of the difference over
-norm of the map) against the whole image. Weights are random under a seed, drawn larger than an untrained network's
-so that attention is far from uniform; a trained network may differ in size, not in the overlap at which it is exact.
+Prints one JSON object: for each image, overlap in pixels and level, the relative error compared with the whole image
+(norm of the difference divided by the norm of the map). Weights are random with a fixed seed, and larger than usual
+initial weights, so that attention is far from uniform. With trained weights the errors may differ in size, but become
+zero at the same overlap.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from swin_dense.features.tiling import exact_overlap, tile_alignment
 
 
 def sharpen(backbone: torch.nn.Module) -> None:
-    """Give linear layers an output as large as their input, in place of a hundredth of it."""
+    """Initialise linear layers so that their outputs are as large as their inputs, instead of a hundredth of that."""
     for module in backbone.modules():
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -30,7 +31,7 @@ def sharpen(backbone: torch.nn.Module) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--arch', default='swin_t')
-    parser.add_argument('--side', type=int, default=1344, help='of the image in pixels')
+    parser.add_argument('--side', type=int, default=1344, help='side of the square image in pixels')
     parser.add_argument('--tile', type=int, default=448)
     args = parser.parse_args()
     torch.manual_seed(0)

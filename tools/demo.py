@@ -1,4 +1,4 @@
-"""Train and test a small Mask R-CNN and a small UPerNet on data made here, and show what came out."""
+"""Train and test a small Mask R-CNN and a small UPerNet on generated data, and print the results."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ console = Console()
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('out', type=Path, metavar='OUT', help='folder to write to; data that is there is used again')
-    parser.add_argument('--quick', action='store_true', help='a few images and iterations, to see that everything runs')
+    parser.add_argument('out', type=Path, metavar='OUT', help='output folder; an existing data set in it is reused')
+    parser.add_argument('--quick', action='store_true', help='use a few images and iterations, as a smoke test')
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
@@ -58,7 +58,7 @@ def main() -> None:
 
     data_folder = args.out / ('data-quick' if args.quick else 'data')
     if not data_folder.exists():
-        with timed('data', 'Making the data set', seconds):
+        with timed('data', 'Generating the data set', seconds):
             few = ['--train', '8', '--val', '4'] if args.quick else []
             run([str(ROOT / 'tools/make_demo_data.py')], [str(data_folder), *few], args.out / 'data.log')
     for key, (name, config) in MODELS.items():
@@ -76,7 +76,7 @@ def main() -> None:
             run(SWIN_DENSE, ['test', config, checkpoint, *show, *common], folder / 'test.log')
         summary.update(read_metrics(folder))
         contact_sheet(folder / 'shown', args.out / f'{key}.png')
-    with timed('pyramid', 'Feature pyramid of Swin-T over a photograph', seconds):
+    with timed('pyramid', 'Feature pyramid of a photograph with Swin-T', seconds):
         draw_photograph_pyramid(args.out / 'pyramid.png')
 
     summary['seconds'] = {name: round(value, 1) for name, value in seconds.items()}
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def data_options(key: str, data: Path) -> list[str]:
-    """Return the config overrides that point a demo config at its data."""
+    """Return the config overrides that set the data paths of a demo config."""
     options = [f'{split}_dataloader.dataset.data_root={data}' for split in ('train', 'val', 'test')]
     if key == 'mask_rcnn':
         annotations = data / 'annotations' / 'instances_val2017.json'
@@ -103,10 +103,10 @@ def timed(key: str, title: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def run(program: list[str], arguments: list[str], log: Path) -> None:
-    """Run a program of Python, with a line now and then to say how far it is; its output goes to ``log``."""
+    """Run a Python program, print its progress, and write its output to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-W', 'ignore', *program, *arguments]
-    # On a GPU the detector calls operators of mmcv, which a machine without nvcc has for CPUs alone.
+    # On a GPU the detector needs mmcv's CUDA operators, which exist only if mmcv was compiled with nvcc.
     on_cpu = {'CUDA_VISIBLE_DEVICES': ''} if get_compiling_cuda_version() == 'not available' else {}
     environment = {**os.environ, **on_cpu}
     with (
@@ -122,11 +122,11 @@ def run(program: list[str], arguments: list[str], log: Path) -> None:
                 console.print(f'  {progress}', highlight=False)
     if process.returncode:
         tail = '\n'.join(log.read_text().splitlines()[-15:])
-        sys.exit(f'{tail}\n\n{program[-1]} failed with exit status {process.returncode}; its whole output is in {log}')
+        sys.exit(f'{tail}\n\n{program[-1]} failed with exit status {process.returncode}; see {log} for its full output')
 
 
 def read_progress(line: str) -> str | None:
-    """Return in a few words how far a log line of mmengine says it is, if it does."""
+    """Return a short progress text from a log line of mmengine, or None if the line has no progress."""
     match = re.search(r'(Epoch|Iter)\((train|test)\)\s+(?:\[(\d+)\])?\[\s*(\d+)/(\d+)\].* eta: (\S+)', line)
     if match is None:
         return None
@@ -143,7 +143,7 @@ def read_metrics(folder: Path) -> dict[str, float]:
 
 
 def contact_sheet(shown: Path, target: Path) -> None:
-    """Put the first painted test images (ground truth left, prediction right) into one picture."""
+    """Combine the first drawn test images (ground truth left, prediction right) in one image."""
     painted = sorted(path for path in shown.rglob('*') if path.suffix in ('.jpg', '.png'))
     tiles = [Image.open(path).convert('RGB') for path in painted[:PICTURES]]
     width, height = max(tile.width for tile in tiles), max(tile.height for tile in tiles)
@@ -162,14 +162,14 @@ def draw_photograph_pyramid(target: Path) -> None:
 
 
 def print_summary(summary: dict, out: Path) -> None:
-    table = Table('metric', 'validation', title='What came out')
+    table = Table('metric', 'validation', title='Results')
     for name in METRICS:
         if name in summary:
             table.add_row(name, f'{summary[name]:.3f}')
     console.print(table)
-    console.print(f'{sum(summary["seconds"].values()):.0f} s in all. In {out}: summary.json, pictures of predictions')
-    console.print('beside the ground truth (mask_rcnn.png, upernet.png), and pyramid.png, four levels of a Swin-T with')
-    console.print('random weights.')
+    console.print(f'{sum(summary["seconds"].values()):.0f} s in total. {out} contains summary.json, images of ground')
+    console.print('truth and predictions (mask_rcnn.png, upernet.png), and pyramid.png, the four levels of a Swin-T')
+    console.print('with random weights.')
 
 
 if __name__ == '__main__':

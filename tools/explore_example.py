@@ -1,8 +1,8 @@
-"""Make the example page of `swin-dense explore`, and its picture with a Chromium that is there.
+"""Create the example page of `swin-dense explore`, and a screenshot of it with the installed Chromium.
 
     python tools/explore_example.py
 
-The weights are random; those of attention are made larger, as training does, for where tokens look to differ at all.
+The weights are random. Those of attention are scaled up, because otherwise all attention maps would look uniform.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def sharpened() -> SwinBackbone:
-    """Return a small backbone whose random weights let tokens tell each other apart."""
+    """Return a small backbone with random weights whose attention differs between tokens."""
     torch.manual_seed(0)
     backbone = SwinBackbone(embed_dims=48, depths=(2, 2, 2, 2), num_heads=(3, 6, 12, 24)).eval()
     with torch.no_grad():

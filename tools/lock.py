@@ -1,8 +1,9 @@
-"""Bring uv.lock up to date with pyproject.toml, and leave the addresses of the package index out of it.
+"""Update uv.lock from pyproject.toml, without the addresses of the package index.
 
     .venv/bin/python tools/lock.py [--check] [options of uv lock, such as --upgrade-package NAME]
 
-uv writes the index of the machine into every line. Installing needs names, versions and hashes, which is what is kept.
+uv writes the package index of this machine into every entry. An installation only needs names, versions and hashes, so
+the index is replaced by a placeholder.
 """
 
 import re
@@ -23,7 +24,7 @@ def without_index(text: str) -> str:
 
 
 def index_of_this_machine() -> str:
-    """Return the index that uv writes here."""
+    """Return the package index that uv uses on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         project = '[project]\nname = "a"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = ["wheel"]\n'
         Path(folder, 'pyproject.toml').write_text(project)
@@ -33,7 +34,7 @@ def index_of_this_machine() -> str:
 
 def main() -> int:
     committed = LOCK.read_text()
-    # With its index, the versions that are locked stay.
+    # uv keeps the locked versions only if the index in the file is the one that it uses.
     LOCK.write_text(committed.replace(f'{NO_INDEX}/simple', index_of_this_machine()))
     command = [str(UV), 'lock', '--project', str(ROOT), '--python', sys.executable, *sys.argv[1:]]
     try:

@@ -1,7 +1,7 @@
-"""Make a small data set in the formats of COCO and ADE20K: shapes pasted onto real photographs.
+"""Generate a small data set in the formats of COCO and ADE20K: shapes pasted onto photographs.
 
-The photographs ship inside scikit-image and matplotlib, so nothing is downloaded. Training and validation share no
-photograph. OUT/coco and OUT/ADEChallengeData2016 are laid out like the real data sets and show the same scenes.
+The photographs are part of scikit-image and matplotlib, so nothing is downloaded. Training and validation use different
+photographs. OUT/coco and OUT/ADEChallengeData2016 have the layout of the real data sets and contain the same scenes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PHOTOGRAPHS = {
     'train': ['astronaut.png', 'coffee.png', 'rocket.jpg', 'motorcycle_left.png', 'grass.png', 'camera.png', 'ihc.png'],
     'val': ['grace_hopper.jpg', 'chelsea.png', 'gravel.png', 'brick.png', 'coins.png'],
 }
-# Like COCO's, the ids have gaps.
+# The ids have gaps, as in COCO.
 CATEGORIES = {'disc': 1, 'ring': 2, 'square': 4, 'triangle': 7, 'star': 8}
-# ADE20K knows no shapes, so each takes the label of a class that looks like it: ball, clock, box, flag and light.
+# ADE20K has no classes for shapes. Each shape has the label of a similar class: ball, clock, box, flag and light.
 ADE_LABELS = {'disc': 120, 'ring': 149, 'square': 42, 'triangle': 150, 'star': 83}
 ADE_BACKGROUND = 1  # wall
 ADE_NOT_ANNOTATED = 0
-# The hues overlap, so colour alone does not decide.
+# The ranges of hues overlap, so that colour is not sufficient to classify a shape.
 HUES = {'disc': 0.0, 'ring': 0.2, 'square': 0.4, 'triangle': 0.6, 'star': 0.8}
 HUE_SPREAD = 0.13
 ADE_FOLDERS = {'train': 'training', 'val': 'validation'}
@@ -42,7 +42,7 @@ SUPERSAMPLING = 4
 
 @dataclass
 class Instance:
-    """One object, or one crowd of them, as it is seen in the finished image."""
+    """The visible part of one object, or of a crowd of objects."""
 
     category: str
     mask: np.ndarray
@@ -51,19 +51,19 @@ class Instance:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('out', type=Path, metavar='OUT', help='folder to write to')
+    parser.add_argument('out', type=Path, metavar='OUT', help='output folder')
     parser.add_argument('--train', type=int, default=240, help='training images (default: %(default)s)')
     parser.add_argument('--val', type=int, default=60, help='validation images (default: %(default)s)')
     parser.add_argument('--seed', type=int, default=0, help='the same seed makes the same files (default: %(default)s)')
-    parser.add_argument('--force', action='store_true', help='replace what is there')
+    parser.add_argument('--force', action='store_true', help='replace an existing output folder')
     args = parser.parse_args()
     if args.train < 1 or args.val < 1:
         parser.error(f'--train and --val must be at least 1, got {args.train} and {args.val}')
     if args.out.exists() and not args.force:
-        parser.error(f'{args.out} exists already; give another folder, or --force to replace it')
+        parser.error(f'{args.out} already exists; give another folder, or --force to replace it')
 
     args.out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    # Written beside the target and renamed at the end, so that a half-written data set is never taken for a whole one.
+    # Write to a temporary folder and rename it at the end, so that an incomplete data set is never used.
     unfinished = Path(tempfile.mkdtemp(prefix=f'.{args.out.name}-', dir=args.out.absolute().parent))
     try:
         for split, count in (('train', args.train), ('val', args.val)):
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def write_split(root: Path, split: str, count: int, seed: int) -> None:
-    """Write one split in both formats below ``root``."""
+    """Write one split in both formats to ``root``."""
     images = root / 'coco' / f'{split}2017'
     ade_images = root / 'ADEChallengeData2016' / 'images' / ADE_FOLDERS[split]
     ade_labels = root / 'ADEChallengeData2016' / 'annotations' / ADE_FOLDERS[split]
@@ -115,7 +115,7 @@ def load_photograph(name: str) -> np.ndarray:
 
 
 def make_scene(rng: np.random.Generator, photograph: np.ndarray) -> tuple[np.ndarray, list[Instance]]:
-    """Return an image and the instances seen in it, first the lowest."""
+    """Return an image and its visible instances, from the bottom to the top layer."""
     height, width = (int(side) for side in 16 * rng.integers(8, 13, 2))
     zoom = rng.uniform(1.0, min(2.0, photograph.shape[0] / height, photograph.shape[1] / width))
     crop_height, crop_width = int(height * zoom), int(width * zoom)
@@ -143,7 +143,7 @@ def make_scene(rng: np.random.Generator, photograph: np.ndarray) -> tuple[np.nda
 def paste(
     rng: np.random.Generator, image: np.ndarray, category: str, position: np.ndarray, radius: float
 ) -> np.ndarray:
-    """Paint one shape into ``image`` in place and return where it is, (H, W) bool."""
+    """Draw one shape into ``image`` in place and return its mask, (H, W) bool."""
     height, width = image.shape[:2]
     canvas = Image.new('L', (width * SUPERSAMPLING, height * SUPERSAMPLING))
     draw = ImageDraw.Draw(canvas)
@@ -171,7 +171,7 @@ def outline(rng: np.random.Generator, category: str, center: np.ndarray, radius:
 
 
 def visible(pasted: list[Instance]) -> Iterator[Instance]:
-    """Yield what later instances leave to be seen of earlier ones; what is nearly hidden is no instance."""
+    """Yield the instances without the parts covered by later ones. Nearly hidden instances are omitted."""
     for index, instance in enumerate(pasted):
         covered = np.zeros_like(instance.mask)
         for later in pasted[index + 1 :]:
@@ -182,7 +182,7 @@ def visible(pasted: list[Instance]) -> Iterator[Instance]:
 
 
 def annotation(instance: Instance, image_id: int, id_: int) -> dict:
-    """Return an instance in the COCO format."""
+    """Return an instance as an annotation in COCO format."""
     mask = instance.mask
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     has_hole = label(~np.pad(mask, 1), connectivity=1).max() > 1
@@ -193,13 +193,13 @@ def annotation(instance: Instance, image_id: int, id_: int) -> dict:
         'bbox': [int(v) for v in (columns[0], rows[0], np.ptp(columns) + 1, np.ptp(rows) + 1)],
         'area': int(mask.sum()),
         'iscrowd': int(instance.is_crowd),
-        # Polygons cannot have holes, and COCO describes crowds by run lengths.
+        # Polygons cannot have holes, and COCO encodes crowds as run lengths.
         'segmentation': run_lengths(mask) if instance.is_crowd or has_hole else polygons(mask),
     }
 
 
 def run_lengths(mask: np.ndarray) -> dict:
-    """Return COCO's uncompressed run-length encoding: runs of 0 and 1 in turn, column by column."""
+    """Return COCO's uncompressed run-length encoding: alternating runs of 0 and 1, column by column."""
     flat = mask.flatten(order='F')
     changes = np.flatnonzero(np.diff(flat)) + 1
     counts = np.diff([0, *changes, len(flat)]).tolist()
@@ -208,13 +208,13 @@ def run_lengths(mask: np.ndarray) -> dict:
 
 def polygons(mask: np.ndarray) -> list[list[float]]:
     """Return the outlines of a mask without holes, in COCO's order x1, y1, x2, y2, ..."""
-    # The contour runs between pixel centres at whole numbers; COCO counts from the corner of the first pixel.
+    # find_contours places pixel centres at integers; in COCO the origin is the corner of the first pixel.
     contours = [contour - 0.5 for contour in find_contours(np.pad(mask, 1).astype(float), 0.5)]
     return [contour[:-1, ::-1].round(2).flatten().tolist() for contour in contours]
 
 
 def label_map(instances: list[Instance], size: tuple[int, int]) -> np.ndarray:
-    """Return an ADE20K label map, in which crowds are not annotated."""
+    """Return an ADE20K label map. Crowds are labelled as not annotated."""
     labels = np.full(size, ADE_BACKGROUND, np.uint8)
     for instance in instances:
         labels[instance.mask] = ADE_NOT_ANNOTATED if instance.is_crowd else ADE_LABELS[instance.category]

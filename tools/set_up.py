@@ -1,8 +1,8 @@
-"""Set up an environment: what uv.lock has for some dependency groups, and a torch that is there or that pip would take.
+"""Create a virtual environment with torch and with the packages of some dependency groups in the versions of uv.lock.
 
     python tools/set_up.py .venv mm dev
 
-A torch that is in the folder is kept. What was interrupted goes on where it stopped.
+A torch that is already installed in the environment is kept. Run the command again to continue after an interruption.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ ROOT = Path(__file__).resolve().parents[1]
 UV = 'uv==0.13.9'
 OLDEST_PYTHON, NEWEST_TRIED = (3, 11), (3, 13)
 OLDEST_TORCH = (2, 1)
-# Room for the packages beside torch, and for a torch, in the environment and in uv's cache.
+# Disk space for torch and for all other packages, in the environment and in uv's cache.
 GIGABYTES = {'others': 4, 'torch for CPUs': 2, 'torch for CUDA': 7}
-# The settings of pip that uv has too, but does not read.
+# Maps settings of pip to the variables of uv, because uv does not read pip's configuration.
 SETTINGS = {
     'index-url': 'UV_DEFAULT_INDEX',
     'extra-index-url': 'UV_INDEX',
     'cert': 'SSL_CERT_FILE',
     'proxy': 'ALL_PROXY',
 }
-CONNECTION = 'HTTPS_PROXY names a proxy, PIP_INDEX_URL another index. The same command goes on where it stopped'
-BESIDE_TORCH = ['--prune', 'torch']  # what uv.lock has, but for torch and what only torch requires
+CONTINUE = 'run the same command again to continue'
+CONNECTION = f'If needed, set HTTPS_PROXY to a proxy or PIP_INDEX_URL to another package index, then {CONTINUE}'
+BESIDE_TORCH = ['--prune', 'torch']  # all locked packages except torch and those that only torch requires
 MMCV_BUILD = ROOT / 'tools/mmcv_build'
-MMCV_CPU_MINUTES = 8  # of gcc 12 with torch 2.13
+MMCV_CPU_MINUTES = 8  # CPU time of gcc 12 with torch 2.13
 ASK_TORCH = """
 import json, torch
 from torch.utils.cpp_extension import CUDA_HOME
@@ -48,8 +49,8 @@ print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('folder', type=Path, help='of the environment')
-    parser.add_argument('groups', nargs='+', help='of dependencies, as in pyproject.toml')
+    parser.add_argument('folder', type=Path, help='folder of the environment')
+    parser.add_argument('groups', nargs='+', help='dependency groups in pyproject.toml')
     args = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -58,7 +59,7 @@ def main() -> None:
     except subprocess.CalledProcessError:
         fail(f'uv failed, see above. {CONNECTION}')
     except KeyboardInterrupt:
-        fail('interrupted; the same command goes on where it stopped')
+        fail(f'interrupted; {CONTINUE}')
 
 
 def set_up(folder: Path, groups: list[str]) -> None:
@@ -70,16 +71,16 @@ def set_up(folder: Path, groups: list[str]) -> None:
     make_environment(folder)
     uv = Uv(folder / 'bin/python', groups)
     torch, release = install_torch(uv, folder, torch)
-    say(f'2/3 What goes with torch {torch}')
+    say(f'2/3 packages for torch {torch}')
     locked = BESIDE_TORCH
     if torch.split('+')[0] != release:
         locked = [*locked, '--no-emit-package', 'triton']
-        print(f'   Triton is left as it is, since uv.lock has the one for torch {release}')
+        print(f'   Triton is not changed, because uv.lock has the version for torch {release}')
     uv.install(uv.export(*locked, '--no-emit-package', 'mmcv'), '--no-deps', '--editable', ROOT)
     if 'mm' in groups:
         install_mmcv(uv, uv.export(*locked))
-    # yapf, which mmengine imports, writes its cache in place when it is first imported: of the processes of a first
-    # training, one would read what another has half written.
+    # mmengine imports yapf, whose first import writes its cache non-atomically. Import it now, so that the processes of
+    # a distributed training do not read a partly written cache.
     subprocess.run([uv.python, '-c', 'import yapf.yapflib.yapf_api'], stderr=subprocess.DEVNULL)
 
 
@@ -92,12 +93,12 @@ def fail(line: str) -> NoReturn:
 
 
 def run(*command: str | Path, give: str = '', **options: Any) -> subprocess.CompletedProcess:
-    """Run a command whose children, compilers among them, end with this process.
+    """Run a command. If this process is interrupted, also terminate the command's children, such as compilers.
 
     Args:
-        command: and its arguments
-        give: to its standard input
-        options: of Popen
+        command: the command and its arguments.
+        give: text for standard input.
+        options: options of Popen.
     """
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True, **options) as process:
         try:
@@ -108,17 +109,20 @@ def run(*command: str | Path, give: str = '', **options: Any) -> subprocess.Comp
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-# What a machine must have, looked at before anything is downloaded.
+# Requirements of the machine, checked before downloading anything.
 
 
 def check_python(folder: Path) -> None:
-    """Refuse a Python that is too old, and an environment of another Python, or of one that does not run."""
+    """Fail if this Python is too old, or if the environment has another Python or one that does not run."""
     here = sys.version_info[:2]
     name = 'python{}.{}'.format(*here)
     if here < OLDEST_PYTHON:
-        fail(f'{sys.executable} is {name}, 3.{OLDEST_PYTHON[1]} or newer needed: make PYTHON=python3.{NEWEST_TRIED[1]}')
+        fail(
+            f'{sys.executable} is {name}, but 3.{OLDEST_PYTHON[1]} or newer is needed: '
+            f'make PYTHON=python3.{NEWEST_TRIED[1]}'
+        )
     if here > NEWEST_TRIED:
-        print(f'{name} has not been tried, 3.{NEWEST_TRIED[1]} is the newest that was')
+        print(f'{name} is not tested; the newest tested version is 3.{NEWEST_TRIED[1]}')
     if not (folder / 'bin').exists():
         return
     command = [str(folder / 'bin/python'), '-c', 'import sys; print("python%d.%d" % sys.version_info[:2])']
@@ -128,15 +132,15 @@ def check_python(folder: Path) -> None:
     except (OSError, subprocess.CalledProcessError):
         fail(f'{folder} is damaged, its Python does not run: {remove}')
     if there != name:
-        fail(f'{folder} is of {there} and {sys.executable} is {name}: {remove}, or make PYTHON={there}')
+        fail(f'{folder} was created with {there}, but {sys.executable} is {name}: {remove}, or make PYTHON={there}')
 
 
 def check_compiler() -> None:
-    """Refuse a machine without a C++17 compiler, or without the headers of this Python."""
+    """Fail if there is no C++17 compiler, or if the headers of this Python are missing."""
     compiler = shlex.split(os.environ.get('CXX', 'c++'))
-    needed = f'mmcv is compiled here: apt install g++ python3.{sys.version_info[1]}-dev'
+    needed = f'mmcv needs it to compile: apt install g++ python3.{sys.version_info[1]}-dev'
     if shutil.which(compiler[0]) is None:
-        fail(f'there is no C++ compiler {compiler[0]!r}, and {needed}')
+        fail(f'the C++ compiler {compiler[0]!r} was not found, and {needed}')
     source = '#include <Python.h>\n#include <optional>\nstd::optional<int> number;\n'
     include = sysconfig.get_paths()['include']
     command = [*compiler, '-std=c++17', '-fsyntax-only', '-I', include, '-x', 'c++', '-']
@@ -147,32 +151,34 @@ def check_compiler() -> None:
 
 
 def check_space(folder: Path, gigabytes: int) -> None:
-    """Refuse a disk with too little room, for an environment or for uv's cache."""
+    """Fail if the disk of the environment or of uv's cache has too little free space."""
     cache = Path(os.environ.get('UV_CACHE_DIR') or os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
     for place in (folder, cache):
         there = next(path for path in (place, *place.resolve().parents) if path.exists())
         free = shutil.disk_usage(there).free / 1e9
         if free < gigabytes:
-            fail(f'{free:.1f} GB free on the disk of {there}, {gigabytes} needed: make room there')
+            fail(f'{free:.1f} GB free on the disk of {there}, but {gigabytes} GB are needed: free some space')
 
 
 def make_environment(folder: Path) -> None:
-    """Make the environment, or complete it, and put uv into it."""
+    """Create the environment, or complete a partial one, and install uv in it."""
     python = folder / 'bin/python'
     has_pip = python.exists() and not subprocess.run([python, '-c', 'import pip'], stderr=subprocess.DEVNULL).returncode
     if not has_pip and run(sys.executable, '-m', 'venv', folder).returncode:
         name = 'python{}.{}'.format(*sys.version_info[:2])
-        fail(f'{sys.executable} could not make the environment {folder}, see above; on Debian: apt install {name}-venv')
+        fail(
+            f'{sys.executable} could not create the environment {folder}, see above; on Debian: apt install {name}-venv'
+        )
     if run(python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', UV).returncode:
         fail(f'pip could not install {UV}, see above. {CONNECTION}')
 
 
 class Uv:
-    """The uv of one environment, for some groups of dependencies.
+    """Runs uv in one environment, for some dependency groups.
 
     Attributes:
-        python: of the environment
-        env: its variables, pip's settings among them, which uv does not read
+        python: the Python of the environment.
+        env: environment variables for uv, including the settings of pip.
     """
 
     def __init__(self, python: Path, groups: list[str]) -> None:
@@ -185,18 +191,18 @@ class Uv:
         return run(self.python.parent / 'uv', *arguments, '--python', self.python, env={**self.env, **env}, **options)
 
     def export(self, *options: str) -> str:
-        """Return what uv.lock has for the groups, as requirements."""
+        """Return the locked packages of the groups in the format of a requirements file."""
         options = ('--frozen', '--quiet', '--no-header', '--no-annotate', '--no-emit-project', *options)
         done = self.run('export', '--project', ROOT, *self.groups, *options, stdout=subprocess.PIPE)
         if done.returncode:
-            fail('uv.lock lacks a group, see above: tools/lock.py')
+            fail('uv.lock lacks a group, see above: update it with tools/lock.py')
         return done.stdout
 
     def install(self, requirements: str, *options: str | Path, env: Mapping[str, str] = {}) -> None:
-        """Install requirements, from uv's cache alone where it has all of them.
+        """Install requirements, without network access if uv's cache contains all of them.
 
         Raises:
-            CalledProcessError: uv, or a compiler that it ran, failed, and has said why.
+            CalledProcessError: uv or a compiler failed. The cause was printed.
         """
         command = ('pip', 'install', *options, '--requirements', '-')
         done = self.run(*command, '--offline', env=env, give=requirements, stderr=subprocess.PIPE)
@@ -208,43 +214,46 @@ class Uv:
 
 
 def settings(listed: str) -> dict[str, str]:
-    """Return variables for uv that are to it what its settings are to pip.
+    """Return environment variables for uv that are equivalent to pip's settings.
 
     Args:
-        listed: what ``pip config list`` says
+        listed: output of ``pip config list``.
     """
     found = {}
-    for section in ('global', 'install', ':env:'):  # the last counts
+    for section in ('global', 'install', ':env:'):  # later sections take precedence
         for name, value in re.findall(rf'^{section}\.(\S+)=(.*)$', listed, re.M):
             words = ast.literal_eval(value).split()
-            if name == 'find-links':  # uv fails where a folder is missing, which pip passes over
+            if name == 'find-links':  # unlike pip, uv fails if a folder is missing
                 found['UV_FIND_LINKS'] = ','.join(word for word in words if '://' in word or Path(word).exists())
             elif name in SETTINGS:
                 found[SETTINGS[name]] = ' '.join(words)
-    if 'UV_INDEX' in found:  # pip takes the best of all its indexes
+    if 'UV_INDEX' in found:  # pip selects the best match from all indexes
         found['UV_INDEX_STRATEGY'] = 'unsafe-best-match'
     return found
 
 
 def installed_torch(folder: Path) -> str | None:
-    """Return the version of the torch that is there, installed to the end."""
+    """Return the version of torch in the environment, or None if it is missing or its installation is incomplete."""
     found = next(folder.glob('lib/python*/site-packages/torch-*.dist-info/INSTALLER'), None)
     if found is None:
         return None
     version = found.parent.name.removeprefix('torch-').removesuffix('.dist-info')
     if tuple(map(int, version.split('.')[:2])) < OLDEST_TORCH:
         oldest = '.'.join(map(str, OLDEST_TORCH))
-        fail(f'torch {version} in {folder} is older than {oldest}: {folder}/bin/pip uninstall torch, for another')
+        fail(
+            f'torch {version} in {folder} is older than {oldest}: to replace it, run {folder}/bin/pip uninstall torch '
+            'and set up again'
+        )
     return version
 
 
 def install_torch(uv: Uv, folder: Path, there: str | None) -> tuple[str, str]:
-    """Keep the torch that is there, or install the build that pip would take, and what it requires.
+    """Keep an installed torch, or install the build that pip would select, and install its dependencies.
 
     Returns:
-        its version, and the release that uv.lock has
+        The version of torch, and the release in uv.lock.
     """
-    locked = uv.export('--no-hashes')  # the build may be another than the published one
+    locked = uv.export('--no-hashes')  # the index may have another build with another hash
     release = re.findall(r'^torch==(\S+)', locked, re.M)[0]
     torch = there or release
     say(f'1/3 torch {torch} in {folder}')
@@ -259,55 +268,56 @@ def install_torch(uv: Uv, folder: Path, there: str | None) -> tuple[str, str]:
         print(f'   {build}', flush=True)
         check_space(folder, GIGABYTES['others'] + GIGABYTES[build])
     uv.install(f'torch=={torch}', *command)
-    return installed_torch(folder) or fail(f'there is no torch in {folder} now'), release
+    return installed_torch(folder) or fail(f'torch was not installed in {folder}'), release
 
 
-# mmcv, which has no wheel for this torch, and is compiled against the one that is there.
+# mmcv has no wheels for recent versions of torch, so it is compiled for the installed one.
 
 
 def install_mmcv(uv: Uv, requirements: str) -> None:
-    """Install it from uv's cache, or compile it; for GPUs too where that is possible."""
+    """Install mmcv from uv's cache, or compile it, with GPU operators if possible."""
     if run(uv.python, '-c', 'import mmcv.ops', stderr=subprocess.DEVNULL).returncode:
-        uv.run('pip', 'uninstall', '--quiet', 'mmcv', stderr=subprocess.DEVNULL)  # one for another torch, perhaps
+        uv.run('pip', 'uninstall', '--quiet', 'mmcv', stderr=subprocess.DEVNULL)  # it may be built for another torch
     done = run(uv.python, '-c', ASK_TORCH, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     torch, cuda, sees_gpu, cuda_home = json.loads(done.stdout)
     nvcc, reason = nvcc_for(cuda, sees_gpu, cuda_home)
     minutes = MMCV_CPU_MINUTES / min(compile_jobs(), os.cpu_count() or 1)
-    say(f'3/3 mmcv for torch {torch}: compiled once, {minutes:.0f} minutes if the machine has nothing else to do')
+    say(f'3/3 mmcv for torch {torch}: compiled once, about {minutes:.0f} minutes on an idle machine')
     for compiler in (nvcc, None) if nvcc else (None,):
-        print(f'   {"with" if compiler else "without"} operators for GPUs: {reason}', flush=True)
+        print(f'   {"with" if compiler else "without"} GPU operators: {reason}', flush=True)
         key, env = mmcv_build(torch, compiler)
         try:
             uv.install(requirements, '--no-deps', *key, env=env)
             return
         except subprocess.CalledProcessError:
-            reason = 'they do not compile, see above'
+            reason = 'they could not be compiled, see above'
     fail('mmcv could not be installed, see above')
 
 
 def nvcc_for(cuda: str | None, sees_gpu: bool, cuda_home: str | None) -> tuple[str | None, str]:
-    """Return the version of the nvcc to compile operators for GPUs with, or None, and why.
+    """Return the version of nvcc for compiling GPU operators, or None, and the reason.
 
     Args:
-        cuda: the version that torch was built with, None for a build for CPUs
-        sees_gpu: whether torch does
-        cuda_home: where torch finds nvcc
+        cuda: CUDA version of the torch build; None for a CPU build.
+        sees_gpu: whether torch detects a GPU.
+        cuda_home: CUDA folder that torch found; None without one.
     """
     if cuda is None or not (sees_gpu or os.environ.get('FORCE_CUDA') == '1'):
-        return None, 'torch sees no GPU'
+        return None, 'torch detects no GPU'
     if cuda_home is None:
-        return None, f'there is no nvcc: install CUDA {cuda}, then rm -r .venv and set up again'
-    said = run(f'{cuda_home}/bin/nvcc', '--version', stdout=subprocess.PIPE).stdout
-    nvcc = re.findall(r'release (\d+\.\d+)', said)[0]
+        return None, f'nvcc was not found: install CUDA {cuda}, then rm -r .venv and set up again'
+    output = run(f'{cuda_home}/bin/nvcc', '--version', stdout=subprocess.PIPE).stdout
+    nvcc = re.findall(r'release (\d+\.\d+)', output)[0]
     if nvcc.split('.')[0] != cuda.split('.')[0]:
-        return None, f'nvcc is {nvcc}, and torch is for CUDA {cuda}: install that, then rm -r .venv and set up again'
+        return None, f'nvcc is {nvcc}, but torch is for CUDA {cuda}: install that, then rm -r .venv and set up again'
     return nvcc, f'nvcc {nvcc}, torch for CUDA {cuda}'
 
 
 def mmcv_build(torch: str, nvcc: str | None) -> tuple[list[str], dict[str, str]]:
-    """Return options for uv, and variables, to compile mmcv with.
+    """Return options and environment variables for uv to compile mmcv.
 
-    The options make uv keep one for each torch, and the variables let the compiler tell what it made for which.
+    The options give each combination of torch and nvcc its own cache entry in uv. The variables give it its own
+    compiler flags, so that compiler caches do not mix builds.
     """
     made_for = f'{torch}-{nvcc or "cpu"}'
     variables = {
@@ -320,14 +330,14 @@ def mmcv_build(torch: str, nvcc: str | None) -> tuple[list[str], dict[str, str]]
         'MAX_JOBS': str(compile_jobs()),
         'FORCE_CUDA': '1' if nvcc else '0',
     }
-    # mmcv looks for nvcc wherever torch sees a GPU.
+    # mmcv would use nvcc whenever torch detects a GPU, so hide the GPUs for a CPU build.
     return ['--config-settings-package', f'mmcv:made-for={made_for}'], variables | (
         {} if nvcc else {'CUDA_VISIBLE_DEVICES': ''}
     )
 
 
 def compile_jobs() -> int:
-    """Return how many files to compile at a time: ``MAX_JOBS``, or one per core and 3 GB of memory."""
+    """Return the number of parallel compiler jobs: ``MAX_JOBS``, or one per core and 3 GB of memory."""
     gigabytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9
     return int(os.environ.get('MAX_JOBS') or max(1, min(os.cpu_count() or 1, gigabytes // 3)))
 

@@ -1,4 +1,4 @@
-"""``swin-dense test`` as a file, which launchers start."""
+"""``swin-dense test`` as a script, for launchers that start a file."""
 
 import sys
 

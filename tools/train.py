@@ -1,4 +1,4 @@
-"""``swin-dense train`` as a file, which launchers start."""
+"""``swin-dense train`` as a script, for launchers that start a file."""
 
 import sys
 

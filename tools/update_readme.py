@@ -1,4 +1,4 @@
-"""Write the tables of the README and the pages from the raw results under benchmarks/, so that none is typed in."""
+"""Generate the tables in the README and the documentation from the raw results under benchmarks/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.append(str(ROOT / 'benchmarks'))
 
 from benchmark import ratio  # noqa: E402
 
-# What mmdet and mmseg call a metric, and what the table says.
+# Maps metric names of mmdet and mmseg to row titles.
 DEMO_METRICS = {
     'coco/bbox_mAP': 'Mask R-CNN, box AP',
     'coco/bbox_mAP_50': 'Mask R-CNN, box AP at IoU 0.5',
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def with_tables(text: str, in_chinese: bool = False) -> str:
-    """Return a page with every table in it as the raw results have it."""
+    """Return a page with all its tables regenerated from the raw results."""
     for name, (sources, table) in TABLES.items():
         if f'<!-- {name} -->' not in text:
             continue
@@ -47,7 +47,7 @@ def with_tables(text: str, in_chinese: bool = False) -> str:
 
 
 def replace_block(text: str, name: str, block: str) -> str:
-    """Replace what stands between the line ``<!-- name -->`` and the next ``<!-- end -->``.
+    """Replace the text between the line ``<!-- name -->`` and the next ``<!-- end -->``.
 
     Raises:
         ValueError: a marker is missing.
@@ -61,14 +61,14 @@ def replace_block(text: str, name: str, block: str) -> str:
 
 
 def demo_table(summary: dict[str, Any]) -> str:
-    """Return what ``make demo`` wrote into its summary.json as a table."""
+    """Return a table of the results in the summary.json of ``make demo``."""
     rows = [f'| {label} | {summary[name]:.3f} |' for name, label in DEMO_METRICS.items()]
     minutes = sum(summary['seconds'].values()) / 60
     return '\n'.join(['| validation images | |', '| --- | --- |', *rows, f'| minutes in all | {minutes:.1f} |', ''])
 
 
 def tile_overlap_table(report: dict[str, Any]) -> str:
-    """Return what benchmarks/tile_overlap.py measured on a photograph, as a table."""
+    """Return a table of the errors on a photograph measured by benchmarks/tile_overlap.py."""
     errors = report['errors']['photograph']
     strides = list(next(iter(errors.values())))
     rows = [
@@ -80,7 +80,7 @@ def tile_overlap_table(report: dict[str, Any]) -> str:
 
 
 def speed_table(*reports: dict[str, Any]) -> str:
-    """Return what benchmarks/benchmark.py measured, case by case: our time, and how many times as long others took."""
+    """Return a table of results of benchmarks/benchmark.py: our time, and the times of others relative to ours."""
     lines = ['| Swin-T, float32, CPU | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
     lines.append('|' + ' --- |' * (len(SPEED_COLUMNS) + 2))
     for report in reports:
@@ -91,7 +91,7 @@ def speed_table(*reports: dict[str, Any]) -> str:
 
 
 def short_speed_table(*reports: dict[str, Any]) -> str:
-    """Return the medians alone of the times and of the memory that others take, ours being 1."""
+    """Return a table of the median time and the memory of others, relative to ours, without ranges."""
     lines = ['| Swin-T, float32, CPU | ' + ' | '.join(PEERS) + ' |', '|' + ' --- |' * (len(PEERS) + 1)]
     for report in reports:
         times = [ratio(report, name, 'auto').partition(' ')[0] for name in PEERS]
@@ -103,10 +103,10 @@ def short_speed_table(*reports: dict[str, Any]) -> str:
 
 
 def gpu_table(report: dict[str, Any]) -> str:
-    """Return what tools/gpu_check.sh measured, case by case: our time, and how many times as long others took.
+    """Return a table of results of tools/gpu_check.sh: our time, and the times of others relative to ours.
 
     Raises:
-        ValueError: it was a rehearsal, on a processor.
+        ValueError: the results are from a rehearsal on a CPU.
     """
     if report['is_rehearsal']:
         raise ValueError('benchmarks/gpu.json is from a rehearsal without a GPU: run tools/gpu_check.sh on one')
@@ -126,7 +126,7 @@ def gpu_table(report: dict[str, Any]) -> str:
 
 
 def memory_table(report: dict[str, Any]) -> str:
-    """Return the peak memory of a training step, in MiB above start."""
+    """Return a table of the peak memory of a training step, in MiB above the memory before it."""
     named = {name: row['peak_mib'] for name, row in report['rows'].items() if row.get('peak_mib')}
     lines = [f'| {_case(report)} | ' + ' | '.join(MEMORY_NAMES.get(name, name) for name in named) + ' |']
     lines.append('|' + ' --- |' * (len(named) + 1))
@@ -135,7 +135,7 @@ def memory_table(report: dict[str, Any]) -> str:
 
 
 def stacks_table(report: dict[str, Any]) -> str:
-    """Return what benchmarks/stacks.py saw in each environment."""
+    """Return a table of the results of benchmarks/stacks.py in each environment."""
     lines = ['| stack | Python | torch | numpy | mmcv, mmdet, mmseg | tests of the core | Mask R-CNN | UPerNet |']
     lines.append('|' + ' --- |' * 8)
     for name, row in report.items():
@@ -149,7 +149,7 @@ def stacks_table(report: dict[str, Any]) -> str:
 
 
 def explore_table(report: dict[str, Any]) -> str:
-    """Return what benchmarks/explore.py measured of pages."""
+    """Return tables of the results of benchmarks/explore.py."""
     lines = ['| weights | page, MB | error of 99.9 % of the weights, points | of all | time, s | CPU time, s |']
     lines.append('|' + ' --- |' * 6)
     for name, row in report['pages'].items():
@@ -163,7 +163,7 @@ def explore_table(report: dict[str, Any]) -> str:
 
 
 def replace_swin_table(report: dict[str, Any]) -> str:
-    """Return what benchmarks/replace_swin.py measured: before and after, of the Swin alone and of the whole model."""
+    """Return a table of benchmarks/replace_swin.py: time and memory of the Swin and of the model, before and after."""
     processor = report['runs']['time']['machine']['processor']
     heads = [f'Swin-T in, on {processor}', 'pixels', 'its Swin: ms', 'MiB', 'the whole model: ms', 'MiB']
     lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
@@ -218,7 +218,7 @@ PAGES = (
     'docs/install.md',
     'docs/speed.md',
 )
-# What the tables of the README say, for that in Chinese.
+# Chinese translations of the texts in the tables of the README.
 CHINESE = {
     'inference, ': '推理，',
     'training step, ': '训练一步，',
@@ -235,7 +235,7 @@ CHINESE = {
     ' skipped': ' 跳过',
 }
 CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512')
-# Per marker in a page, the files below benchmarks/ and what makes a table of them.
+# Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
     'speed in short': ([f'cpu_{case}.json' for case in CPU_CASES], short_speed_table),

@@ -1,6 +1,7 @@
-"""Read the metafiles of mmdet and mmseg, count every model of the zoo, and rewrite what is made of that under configs/.
+"""Regenerate the model zoo under configs/ from the metafiles of mmdet and mmseg.
 
-These are the metafiles in configs/mmdet and configs/mmseg, complexity.json and the tables of the READMEs.
+This writes the metafiles in configs/mmdet and configs/mmseg, complexity.json with the parameters and FLOPs of each
+model, and the tables of the READMEs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> None:
 
 
 def update(repository: Path) -> None:
-    """Do so below a folder."""
+    """Write these files in a copy of the repository."""
     for package in FRAMEWORKS:
         metafile = repository / 'configs' / package / 'metafile.yml'
         metafile.write_text(_HEAD + yaml.safe_dump(framework_metafile(package), sort_keys=False, width=1000))
@@ -46,17 +47,17 @@ def update(repository: Path) -> None:
 
 
 def zoo_configs(repository: Path) -> dict[str, str]:
-    """Return the configs of the zoo as the metafiles call them, sorted, with what :func:`load_recipe` reads them by."""
+    """Map the config names in the metafiles, sorted, to arguments of :func:`load_recipe`."""
     files = [path for folder in FOLDERS for path in (repository / 'configs' / folder).glob('*.py')]
     own = {str(path.relative_to(repository)): str(path) for path in files}
     return dict(sorted({**own, **{place: name for name, place in framework_configs(repository).items()}}.items()))
 
 
 def count_config(name: str) -> dict[str, Any] | None:
-    """Count the model of one config at the size that published figures are for.
+    """Count parameters and FLOPs of the model of one config, at the image size of published figures.
 
     Returns:
-        None where the model has a text encoder, whose parts another package and the network have.
+        None if the model has a text encoder, which needs other packages and downloads.
     """
     config = load_recipe(name)
     if needed_packages(config.model):
@@ -73,19 +74,19 @@ def count_config(name: str) -> dict[str, Any] | None:
     return {'shape': list(shape), 'parameters': parameters, 'flops': flops, 'computed_flops': computed}
 
 
-_HEAD = """# Written by tools/update_zoo.py. Every figure under Results and every address of weights stands in the
-# metafile that is named beside it; where the framework has none, there is none here. This project measured none.
+_HEAD = """# Written by tools/update_zoo.py. Every figure under Results and every address of weights is copied from the
+# framework's metafile given as Source. This project did not measure any of them.
 """
 _SOURCES = {
     'mmdet': 'https://github.com/open-mmlab/mmdetection/blob/v{}/configs/',
     'mmseg': 'https://github.com/open-mmlab/mmsegmentation/blob/v{}/configs/',
 }
-_TASKS = {  # by the evaluator of the validation
+_TASKS = {  # by type of the validation evaluator
     'CocoPanopticMetric': 'panoptic segmentation',
     'YouTubeVISMetric': 'video instance segmentation',
     'IoUMetric': 'semantic segmentation',
 }
-_DATA = {  # by the folder that a data set lies in
+_DATA = {  # by folder of the data set
     'coco': 'COCO',
     'ADEChallengeData2016': 'ADE20K',
     'cityscapes': 'Cityscapes',
@@ -100,14 +101,14 @@ _DATA = {  # by the folder that a data set lies in
 }
 
 
-# With what mmdet 3.3.0 cannot build itself: an FPN with an option that it does not have.
+# mmdet 3.3.0 cannot build this config: it passes an unknown option to FPN.
 _BROKEN = ('fcos_swinb_fpn_8x4_sample1e-3_mstrain_v3det_2x',)
-# Converted from the authors' own files: the config has the data of its evaluation, the metafile those of the training.
+# Weights converted from the authors' files: the config contains the evaluation data, the metafile the training data.
 _PRETRAINED_ELSEWHERE = ('glip', 'grounding_dino')
 
 
 def framework_metafile(package: str) -> dict[str, list]:
-    """Return the entries of all configs of a framework that train a Swin and are not among our own files."""
+    """Return a metafile with all configs of a framework that train a Swin and have no counterpart in configs/."""
     module = importlib.import_module(package)
     root = Path(module.__path__[0], '.mim', 'configs')
     source = _SOURCES[package].format(module.__version__)
@@ -119,7 +120,7 @@ def framework_metafile(package: str) -> dict[str, list]:
             continue
         config = Config.fromfile(path)
         backbone = config.get('model', {}).get('backbone', {})
-        # A config that only evaluates what another one trained says nothing of its own about the training.
+        # Skip configs that only evaluate a model of another config: their training settings are the same.
         model = {key: value for key, value in config.get('model', {}).items() if key != 'test_cfg'}
         training = [config.get(key) for key in ('train_dataloader', 'optim_wrapper', 'train_cfg', 'load_from')]
         what = str([model, *training])
@@ -153,7 +154,7 @@ def framework_metafile(package: str) -> dict[str, list]:
 
 
 def _published(root: Path) -> tuple[dict[str, dict], dict[str, str]]:
-    """Return what the metafiles of a framework say of each config, by its name, and the collection of each folder."""
+    """Return the entry of each config in the metafiles of a framework by name, and the collection of each folder."""
     entries, collections = {}, {}
     for metafile in sorted(root.glob('*/metafile.y*ml')):
         content = yaml.safe_load(metafile.read_text())
@@ -168,7 +169,7 @@ def _published(root: Path) -> tuple[dict[str, dict], dict[str, str]]:
 
 
 def _named(config: Config) -> str:
-    """Return a name of words for the type of a model, such as 'Cascade RCNN'."""
+    """Return the type of a model with spaces between words, such as 'Cascade RCNN'."""
     return re.sub(r'(?<=[a-z])(?=[A-Z])', ' ', config.model.type)
 
 
@@ -227,7 +228,7 @@ def _pretraining(config: Config) -> str:
 
 
 def replace_table(text: str, table: str) -> str:
-    """Replace what stands between the two markers of a README.
+    """Replace the text between the two markers in a README.
 
     Raises:
         ValueError: a marker is missing.

@@ -1,4 +1,4 @@
-# What both demo configs share: a Swin small enough to be trained from scratch on a CPU in minutes.
+# Shared by the demo configs: a Swin small enough to be trained from scratch on a CPU in minutes.
 custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)
 
 swin = dict(

@@ -35,7 +35,7 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='Resize', scale_factor=1.0, keep_ratio=True),  # the mask head reads the scale
+    dict(type='Resize', scale_factor=1.0, keep_ratio=True),  # sets scale_factor, which the mask head needs
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor')),
 ]

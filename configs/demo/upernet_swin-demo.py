@@ -7,7 +7,7 @@ _base_ = [
     'mmseg::_base_/default_runtime.py',
 ]
 data_root = 'work_dirs/demo/data/ADEChallengeData2016'
-# The classes of ADE20K that stand for the background and the shapes; mmseg ignores all others.
+# Classes of ADE20K used for the background and the shapes; mmseg ignores all others.
 metainfo = dict(
     classes=('wall', 'ball', 'clock', 'box', 'flag', 'light'),
     palette=[(90, 90, 90), (220, 20, 60), (250, 170, 30), (60, 179, 113), (30, 144, 255), (199, 21, 133)],

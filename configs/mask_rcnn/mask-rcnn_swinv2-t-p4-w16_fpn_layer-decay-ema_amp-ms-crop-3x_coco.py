@@ -1,4 +1,4 @@
-# Rates that fall by a factor from layer to layer, gradients of two steps together, and running averages of the weights.
+# Layer-wise learning rate decay, gradients accumulated over two steps, and a moving average of the weights (EMA).
 _base_ = './mask-rcnn_swinv2-t-p4-w16_fpn_amp-ms-crop-3x_coco.py'
 
 optim_wrapper = dict(

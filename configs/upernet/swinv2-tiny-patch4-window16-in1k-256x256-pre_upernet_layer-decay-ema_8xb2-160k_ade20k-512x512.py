@@ -1,4 +1,4 @@
-# Rates that fall by a factor from layer to layer, gradients of two steps together, and running averages of the weights.
+# Layer-wise learning rate decay, gradients accumulated over two steps, and a moving average of the weights (EMA).
 _base_ = './swinv2-tiny-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512.py'
 
 optim_wrapper = dict(

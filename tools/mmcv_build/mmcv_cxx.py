@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The C++ compiler for mmcv, with the header that all its files begin with compiled once: it is most of their work.
+"""A wrapper of the C++ compiler for mmcv, which precompiles the header that all source files include.
 
-It stands for the compiler while mmcv is built: ``CXX`` names it, and ``MMCV_CXX`` the compiler itself. gcc takes
-``HEADER.gch`` in place of the header where both are compiled with the very same flags; other compilers ignore it.
+The header takes most of the compile time. During the build of mmcv, ``CXX`` is this script and ``MMCV_CXX`` the actual
+compiler. gcc uses ``HEADER.gch`` instead of the header if both are compiled with the same flags; other compilers ignore
+it.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ def main() -> None:
     common = next((flag[2:] for flag in arguments if flag.startswith('-I') and flag.endswith(COMMON)), None)
     if common:
         precompile([*compiler, *flags(arguments)], Path(common))
-        compiler += ['-include', HEADER]  # some files include others before it
-    elif '-o' in arguments:  # linking, in the folder of the source: all files are compiled
+        compiler += ['-include', HEADER]  # it must come first to be used, but some files include others before it
+    elif '-o' in arguments:  # linking, after all files were compiled; the working directory is that of the source
         shutil.rmtree(Path(COMMON, PRECOMPILED), ignore_errors=True)
     os.execvp(compiler[0], [*compiler, *arguments])
 
 
 def flags(arguments: list[str]) -> list[str]:
-    """Return the arguments that do not name the file to compile, nor what to write."""
+    """Return the arguments without those for input and output files."""
     without = [a for before, a in zip(['', *arguments], arguments, strict=False) if before not in ('-o', '-MF')]
     return [a for a in without if a not in ('-c', '-o', '-MF', '-MMD') and not a.endswith('.cpp')]
 
 
 def precompile(command: list[str], common: Path) -> None:
-    """Compile the header unless that was done, or tried, with these flags, or is being done."""
+    """Precompile the header, unless this was already done or failed with the same flags, or is in progress."""
     folder = common / PRECOMPILED
     folder.mkdir(exist_ok=True)
     compiled = folder / hashlib.sha256(shlex.join(command).encode()).hexdigest()
@@ -54,7 +55,7 @@ def precompile(command: list[str], common: Path) -> None:
         arguments = ['-x', 'c++-header', str(common / HEADER), '-o', str(partial)]
         done = subprocess.run([*command, *arguments], stderr=subprocess.DEVNULL)
         if done.returncode:
-            partial.write_text('')  # compilers pass over an empty one
+            partial.write_text('')  # compilers ignore an empty file
         partial.replace(compiled)
 
 

@@ -1,7 +1,7 @@
-# Swin-T, ImageNet-1K. A config that lists this file takes `_base_.swin` as its backbone and `_base_.channels`
-# for whatever reads the four maps. The addresses of the weights here and beside are those that the README of
-# https://github.com/microsoft/Swin-Transformer gives. After # stands the hash of the file where one is published: that
-# of this one in Intel's Open Model Zoo, models/public/swin-tiny-patch4-window7-224/model.yml; for the others none is.
+# Swin-T, ImageNet-1K. Configs with this file in `_base_` use `_base_.swin` as their backbone and `_base_.channels` as
+# the input channels of the neck or head. The addresses of the weights in this folder come from the README of
+# https://github.com/microsoft/Swin-Transformer. Only this file of weights has a published hash, given after #, in
+# Intel's Open Model Zoo, models/public/swin-tiny-patch4-window7-224/model.yml.
 custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)
 
 pretrained = (

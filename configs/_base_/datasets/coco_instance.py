@@ -1,6 +1,6 @@
 _base_ = 'mmdet::_base_/datasets/coco_instance.py'
 
-# Where COCO lies: the environment variable COCO_ROOT, or data/coco below the working directory.
+# Location of COCO: the environment variable COCO_ROOT, or data/coco in the working directory.
 data_root = '{{$COCO_ROOT:data/coco}}/'
 train_dataloader = dict(dataset=dict(data_root=data_root))
 val_dataloader = dict(dataset=dict(data_root=data_root))

@@ -1,4 +1,4 @@
-# Training images at 480 to 800 pixels, half of them after a random crop, as in DETR and Sparse R-CNN.
+# Training images are resized to 480 to 800 pixels, half of them after a random crop, as in DETR and Sparse R-CNN.
 _base_ = './coco_instance.py'
 
 scales = [(side, 1333) for side in range(480, 801, 32)]

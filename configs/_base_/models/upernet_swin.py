@@ -1,4 +1,4 @@
-# UPerNet for the 150 classes of ADE20K; every published recipe uses this drop path.
+# UPerNet for the 150 classes of ADE20K; all published recipes use this drop path rate.
 _base_ = 'mmseg::_base_/models/upernet_swin.py'
 
 model = dict(

@@ -1,4 +1,4 @@
-# The authors' recipe on ADE20K: the decay to 0 runs from the first iteration on, also below the warm-up.
+# The authors' recipe on ADE20K: the decay to 0 starts at the first iteration, during the warm-up.
 _base_ = './ade20k_160k.py'
 
 param_scheduler = [

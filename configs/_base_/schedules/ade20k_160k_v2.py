@@ -1,4 +1,4 @@
-# mmseg's recipe of V1 on ADE20K for Swin V2, whose position networks and scales are not decayed either.
+# mmseg's recipe for Swin V1 on ADE20K, for V2: no weight decay for position networks and logit scales either.
 _base_ = './ade20k_160k.py'
 
 optim_wrapper = dict(

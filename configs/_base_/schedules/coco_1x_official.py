@@ -1,4 +1,4 @@
-# The authors' recipe on COCO: half precision, and a warm-up of 500 iterations where mmdet takes 1000.
+# The authors' recipe on COCO: half precision, and a warm-up of 500 iterations instead of mmdet's 1000.
 _base_ = './coco_1x.py'
 
 optim_wrapper = dict(type='AmpOptimWrapper')

@@ -1,4 +1,4 @@
-# The authors' recipe of V1 on COCO for Swin V2, whose position networks and scales are not decayed either.
+# The authors' recipe for Swin V1 on COCO, for V2: no weight decay for position networks and logit scales either.
 _base_ = './coco_3x_official.py'
 
 optim_wrapper = dict(
