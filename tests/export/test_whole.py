@@ -138,6 +138,17 @@ def test_a_picture_in_which_nothing_is(trained, name, runtime_name):
         assert all(mask.shape[0] == len(scores) for mask in masks)
 
 
+def on_training_images(config):
+    """Return a config that validates on the training images: so short a training finds few objects in any others."""
+    config = copy.deepcopy(config)
+    training, validation = config.train_dataloader.dataset, config.val_dataloader.dataset
+    validation.data_prefix = training.data_prefix
+    if 'ann_file' in training:
+        validation.ann_file = training.ann_file
+        config.val_evaluator.ann_file = f'{training.data_root}{training.ann_file}'
+    return config
+
+
 @torch.no_grad()
 def metrics(config, model, files):
     """Return the metrics of a model, and of each file in its runtime, on the validation images."""
@@ -177,11 +188,11 @@ def test_ap_and_miou_are_those_of_the_framework(trained, name):
     config, weights, path = trained(name)
     model = Predictor(config, str(weights), 'cpu').model
     files = [runtime.load(path, runtime=each, score=0.0) for each in RUNTIMES]
+    config = on_training_images(config)
     if name == 'retinanet':
-        config = copy.deepcopy(config)
         config.val_evaluator.metric = 'bbox'
     expected, *found = metrics(config, model, files)
-    assert expected['mIoU' if name == 'upernet' else 'coco/bbox_mAP'] > 0.01
+    assert expected['mIoU'] > 10 if name == 'upernet' else expected['coco/bbox_mAP'] > 0.1
     for each in found:
         assert each == pytest.approx(expected, abs=1e-3 if name != 'upernet' else 0.02)
 
