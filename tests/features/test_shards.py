@@ -62,9 +62,7 @@ def record(folder, shard=ALL, settings=None, names=('a.jpg', 'b.jpg')):
 def test_settings(tmp_path):
     record(tmp_path).begin()
     record(tmp_path).begin()
-    record(
-        tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2}
-    ).begin()  # batch_size does not change the features
+    record(tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2}).begin()  # does not matter
     before = (tmp_path / '_shard-00000-of-00001.json').read_bytes()
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
         record(tmp_path, settings={'arch': 'swin_s', 'levels': (4, 8)}).begin()
