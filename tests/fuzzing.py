@@ -94,7 +94,7 @@ def refused(error: Exception) -> str:
 
 
 def some_of(likely: dict[str, Any], odd: Any) -> Any:
-    """Draw at most four of the entries, three quarters of them with likely values."""
+    """Draw at most four of the entries, each with a likely or an odd value."""
     return st.lists(st.sampled_from(sorted(likely)), max_size=4, unique=True).flatmap(
         lambda names: st.fixed_dictionaries(
             {name: st.one_of(likely[name], likely[name], likely[name], odd) for name in names}
@@ -425,7 +425,7 @@ def _arguments_of(parser: argparse.ArgumentParser) -> Any:
     named = [_occurrence(action) for action in actions if action.option_strings]
     needed = [_occurrence(action) for action in actions if action.option_strings and action.required]
     positional = [_occurrence(action) for action in actions if not action.option_strings]
-    # Usually all required arguments are present, because a missing one ends the run before other errors are reached.
+    # Usually each required argument is present, because a missing one ends the run before other errors are reached.
     parts = [st.one_of(part, part, part, part, st.just([])) for part in (*positional, *needed)]
     more = st.lists(st.one_of(named), max_size=4) if named else st.just([])
     return st.tuples(st.tuples(*parts), more).map(lambda found: [word for words in chain(*found) for word in words])

@@ -1,4 +1,4 @@
-"""Import rules: only `mm` imports mm* packages at module level, and no package imports from its layer or above."""
+"""Import rules: only `mm` imports mm* packages at module level, and packages import only lower layers."""
 
 import ast
 from pathlib import Path

@@ -61,9 +61,7 @@ def load(path):
     if path.suffix == '.safetensors':
         with safetensors.safe_open(path, 'pt') as file:
             size = tuple(json.loads(file.metadata()['image_size']))
-        return {
-            int(name): level.clone() for name, level in safetensors.load_file(path).items()
-        }, size  # no mmap
+        return {int(name): level.clone() for name, level in safetensors.load_file(path).items()}, size  # no mmap
     group = zarr.open_group(path, mode='r')
     return {int(name): torch.from_numpy(array[:]) for name, array in group.arrays()}, tuple(group.attrs['image_size'])
 

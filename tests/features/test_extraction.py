@@ -234,7 +234,7 @@ def test_an_unreadable_image_does_not_end_a_tiled_run(run, tmp_path, monkeypatch
     assert '2 of 3 images' in capsys.readouterr().err
 
 
-def test_a_repaired_image_leaves_the_failures(run, tmp_path):
+def test_a_repaired_image_is_no_longer_a_failure(run, tmp_path):
     make_images(tmp_path / 'photos', 1)
     assert run(tmp_path / 'photos') == 1
     for name in ('empty.jpg', 'text.png'):

@@ -158,7 +158,7 @@ def test_a_different_batch_size_continues_in_the_same_folder(run, tmp_path):
 
 @pytest.mark.parametrize(('spare', 'status'), [(270, 0), (110, 1)])
 def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
-    """torch reports lack of CPU memory only under RLIMIT_AS; 270 MiB suffice for some of the images, 110 for none."""
+    """torch reports lack of CPU memory only under RLIMIT_AS; 270 MiB suffice for smaller batches, 110 for no image."""
     (tmp_path / 'photos').mkdir()
     image = photograph(1024, 1024)
     for index in range(8):

@@ -105,7 +105,7 @@ class TestMaps:
             save(folder_of(tmp_path / name, file_format), '/x.jpg')
         assert tree(tmp_path / 'one') == tree(tmp_path / 'two')
 
-    def test_a_failure_leaves_nothing_behind(self, tmp_path, file_format):
+    def test_a_failed_write_leaves_no_files(self, tmp_path, file_format):
         folder = folder_of(tmp_path, file_format)
 
         def write_half():
@@ -278,7 +278,7 @@ def test_any_image_name_has_a_file_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
-def test_pruning_keeps_to_its_shard(tmp_path, file_format):
+def test_pruning_removes_only_images_of_its_shard(tmp_path, file_format):
     names = [f'/{index}.jpg' for index in range(8)] + ['/a.tar/1.jpg', '/b.tar/1.jpg']
     folders = [folder_of(tmp_path, file_format, shard=Shard(index, 2)) for index in range(2)]
     shards = [[name for name in names if Shard(i, 2).owns(Path(folders[0].path_of(name)).stem[-16:])] for i in range(2)]

@@ -119,7 +119,7 @@ def test_any_number_of_axes(device):
 
 @device
 @pytest.mark.parametrize('layout', norm.LAYOUTS)
-def test_operators_keep_the_rules_of_torch(layout, device):
+def test_operators_pass_opcheck(layout, device):
     leaves = inputs((1, 3, 4, 16), layout, device)
     torch.library.opcheck(norm._forward, (*leaves, EPS, torch.bfloat16, layout))
     x, weight, bias = (t.detach() for t in leaves)

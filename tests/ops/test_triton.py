@@ -98,7 +98,7 @@ def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad,
 
 
 @device
-def test_regions_are_penalised_not_cut_apart(device):
+def test_regions_are_penalised_instead_of_masked(device):
     """If scores exceed the penalty, tokens of other regions are attended to, as in the official code."""
     case = Case((7, 7), (7, 7), (3, 3))
     tensors, _ = inputs(case, torch.float32, device, magnitude=8.0)
@@ -198,7 +198,7 @@ def test_the_same_input_gives_the_same_bits(device):
 
 @device
 @pytest.mark.parametrize('window', [(7, 7), (9, 9)])
-def test_operators_keep_the_rules_of_torch(window, device):
+def test_operators_pass_opcheck(window, device):
     case = Case((8, 9), window, (3, 3))
     tensors, grad = inputs(case, device=device)
     settings = (case.heads, window, case.shift, 0.25)

@@ -14,7 +14,7 @@ from .cuda_stubs import load_operators
 def leave_multimodal_out() -> None:
     """Hide pycocotools from mmpretrain, which looks it up with importlib_metadata.
 
-        If pycocotools and transformers are installed, mmpretrain imports its multimodal models, which do not support
+    If pycocotools and transformers are installed, mmpretrain imports its multimodal models, which do not support
     transformers 5.
     """
     metadata = import_module('importlib_metadata')

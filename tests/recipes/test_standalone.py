@@ -125,7 +125,7 @@ train_dataloader = dict(dataset=dict(_delete_=True, type='RepeatDataset', times=
 
 
 def test_nested_data_set_wrappers(tmp_path):
-    """The data set has the 4 images twice, the second time class-balanced without a rare class, repeated three times."""
+    """The data set holds the 4 images twice, once class-balanced without a rare class, and repeats them three times."""
     (tmp_path / 'wrapped.py').write_text(WRAPPED.format(root=ROOT, name=DETECTOR))
     root = make_coco(tmp_path / 'fruit')
     config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=tmp_path / 'wrapped.py')
