@@ -1,4 +1,4 @@
-"""Fixtures and helpers that the tests share."""
+"""Shared fixtures and helpers."""
 
 import contextlib
 import functools
@@ -23,30 +23,30 @@ if not torch.cuda.is_available():
 
 ROOT = Path(__file__).parent.parent
 
-# How long an example takes depends on what else the machine does.
+# The duration of an example depends on the load of the machine.
 settings.register_profile('default', deadline=None)
 settings.load_profile('default')
 
-# The suite runs one process per core; more threads than cores would wait for each other.
+# The suite runs one process per core; more threads than cores would compete for them.
 torch.set_num_threads(1)
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
 def some(values: Iterable[Any], every: int) -> list[Any]:
-    """Return parameters of a test of which only every n-th is tried by `make test`, and all by `make test-all`."""
+    """Return test parameters of which `make test` runs only every n-th; `make test-all` runs all of them."""
     return [
         pytest.param(value, marks=[pytest.mark.long] if index % every else []) for index, value in enumerate(values)
     ]
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    """Mark a test that uses a package which the core is tested without, by way of what it tests."""
+    """Skip a test whose code under test needs an optional package, if the package is not installed."""
     return pytest.mark.skipif(find_spec(package) is None, reason=f'needs {package}')
 
 
 def _computes_half() -> bool:
-    """Tell whether torch computes in float16 on a CPU."""
+    """Return whether torch supports float16 convolutions and linear layers on a CPU."""
     try:
         with torch.autocast('cpu', torch.float16):
             torch.nn.functional.conv2d(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1))
@@ -56,7 +56,7 @@ def _computes_half() -> bool:
     return True
 
 
-# What torch 2.1 lacks.
+# torch 2.1 supports neither.
 needs_half = pytest.mark.skipif(
     not _computes_half(), reason=f'torch {torch.__version__} does not compute in float16 on a CPU'
 )
@@ -67,19 +67,19 @@ FLOAT16 = pytest.param(torch.float16, marks=needs_half)
 
 
 class IfInstalled:
-    """A package that the core is tested without: where it is absent, a test that uses it is skipped."""
+    """An optional package; a test that uses it is skipped if it is not installed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith('_'):  # asked for by pytest while it looks for tests
+        if attribute.startswith('_'):  # pytest reads such attributes during collection
             raise AttributeError(attribute)
         return getattr(pytest.importorskip(self._name), attribute)
 
 
 def photograph(height: int, width: int) -> np.ndarray:
-    """Return (height, width, 3) pixels that look like nothing, with shades, edges and noise as a photograph has."""
+    """Return synthetic uint8 pixels (height, width, 3) with gradients, edges and noise, as in a photograph."""
     rows, columns = np.mgrid[:height, :width] / 60
     shades = np.stack([np.sin(rows + columns), np.cos(2 * rows), np.sin(columns**2 / 3)], -1)
     edges = ((rows.astype(int) + columns.astype(int)) % 2)[:, :, None] * 0.6
@@ -88,7 +88,7 @@ def photograph(height: int, width: int) -> np.ndarray:
 
 
 def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """Give every parameter a random value, so that none hides behind an initial 0 or 1."""
+    """Set every parameter to random values, because an initial 0 or 1 could hide an error."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -99,7 +99,7 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """Make a folder a file system of its own, of a size such as '600k', where the user may mount one."""
+    """Mount a tmpfs of a size such as '600k' on a folder, or skip the test if mounting is not permitted."""
     command = ['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', str(folder)]
     if not shutil.which('mount') or subprocess.run(command, capture_output=True).returncode:
         pytest.skip('mounting a tmpfs is not permitted here')
@@ -110,12 +110,12 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let one process write the cache of yapf, which mmengine imports, before the workers start.
+    """Let one process write the cache of yapf, which mmengine imports, before the xdist workers start.
 
-    yapf writes it in place when it is first imported: of two processes, the second may read half a file.
+    yapf writes the cache in place on its first import, so that a second process could read half a file.
     """
     if not hasattr(config, 'workerinput'):
-        with contextlib.suppress(ImportError):  # the core is tested without it
+        with contextlib.suppress(ImportError):  # an optional package
             import_module('yapf.yapflib.yapf_api')
 
 
@@ -126,10 +126,10 @@ def _seed():
 
 @pytest.fixture(autouse=True, scope='session')
 def _parse_metafiles_once():
-    """mmengine parses all metafiles of mmdet or mmseg for every base that a config takes from there."""
+    """Cache the parsed metafiles: mmengine parses all of mmdet's or mmseg's for each base config from there."""
     try:
         from mmengine.config import utils as config_utils
-    except ImportError:  # the core is tested without it
+    except ImportError:  # an optional package
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +139,7 @@ def _parse_metafiles_once():
 
 @pytest.fixture(scope='session')
 def demo_data(tmp_path_factory):
-    """A few images of the demo data set, in a folder with a space in its name."""
+    """Create a small demo data set in a folder whose path contains spaces."""
     out = tmp_path_factory.mktemp('demo data') / 'small set'
     command = [sys.executable, ROOT / 'tools' / 'make_demo_data.py', out, '--train', '8', '--val', '4', '--seed', '3']
     subprocess.run(command, check=True, capture_output=True)

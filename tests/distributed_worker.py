@@ -1,4 +1,4 @@
-"""Two processes over gloo: their losses under DDP, FSDP2 and mmengine's FSDP are those of one with the whole batch."""
+"""Train with DDP, FSDP2 and mmengine's FSDP over gloo, and compare the losses with those of one process."""
 
 import gc
 import itertools
@@ -26,7 +26,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 class Losses(nn.Module):
-    """A backbone whose output is its loss: the mean square of its maps, which is a mean over the images too."""
+    """A backbone that returns its loss: the sum over the maps of a mean square, which is a mean over the images too."""
 
     def __init__(self, options: dict) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class Losses(nn.Module):
 
 
 def make(options: dict, dtype: torch.dtype) -> Losses:
-    """Return the same model in every process."""
+    """Build a model with the same weights in every process."""
     return randomize(Losses(options).to(dtype))
 
 
 def train(model: nn.Module, parts: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-    """Return the losses of three steps, each the mean over parts of a batch that have, for drop path, a seed each."""
+    """Return the losses of three steps, each the mean over the parts of a batch; the keys are seeds for drop path."""
     states = {seed: torch.Generator().manual_seed(seed).get_state() for seed in parts}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     losses = []
@@ -60,7 +60,7 @@ def train(model: nn.Module, parts: dict[int, torch.Tensor]) -> list[torch.Tensor
 
 
 def train_together(model: nn.Module, images: torch.Tensor) -> list[torch.Tensor]:
-    """Return the means over the processes, each of which has its part of the images."""
+    """Return the losses averaged over the processes, each of which trains on its part of the images."""
     rank = dist.get_rank()
     losses = train(model, {rank: images.chunk(dist.get_world_size())[rank]})
     for loss in losses:
@@ -69,12 +69,12 @@ def train_together(model: nn.Module, images: torch.Tensor) -> list[torch.Tensor]
 
 
 def train_alone(model: nn.Module, images: torch.Tensor, *, by_parts: bool) -> list[torch.Tensor]:
-    """Return the losses with the whole batch in one pass, or the parts of the processes one after the other."""
+    """Return the losses of one process: the whole batch in one pass, or the parts of all processes in sequence."""
     return train(model, dict(enumerate(images.chunk(dist.get_world_size()))) if by_parts else {0: images})
 
 
 def shard(model: Losses) -> Losses:
-    """Shard every block, and then the whole."""
+    """Apply fully_shard to each block, then to the model."""
     for stage in model.backbone.stages:
         for block in stage.blocks:
             fsdp.fully_shard(block)
@@ -83,7 +83,7 @@ def shard(model: Losses) -> Losses:
 
 
 def shard_by_mmengine(model: Losses) -> nn.Module:
-    """Shard every block, and then the whole, as mmengine's FSDPStrategy does with our policy."""
+    """Shard each block, then the model, as mmengine's FSDPStrategy does with swin_auto_wrap_policy."""
     from mmengine.registry import MODEL_WRAPPERS
 
     wrapper = {'type': 'MMFullyShardedDataParallel', 'auto_wrap_policy': 'swin_auto_wrap_policy', 'device_id': 'cpu'}
@@ -94,30 +94,30 @@ def shard_by_mmengine(model: Losses) -> nn.Module:
 
 
 def count(model: nn.Module, kind: type) -> int:
-    """Return how many parts of a model are of a type."""
+    """Count the modules of a type."""
     return sum(isinstance(module, kind) for module in model.modules())
 
 
-WAYS = {'DDP': DistributedDataParallel}
+WRAPPERS = {'DDP': DistributedDataParallel}
 if torch.__version__ >= '2.6':
-    WAYS['FSDP2'] = shard
-if find_spec('mmengine') and '__init__' in vars(torch.cpu.Stream):  # without it FSDP does not run on a CPU: torch 2.1
-    WAYS['FSDP of mmengine'] = shard_by_mmengine
+    WRAPPERS['FSDP2'] = shard
+if find_spec('mmengine') and '__init__' in vars(torch.cpu.Stream):  # FSDP on a CPU needs it; torch 2.1 lacks it
+    WRAPPERS['FSDP of mmengine'] = shard_by_mmengine
 
 
 def main() -> None:
-    """Run every case and say which are well."""
+    """Run every case and print a line for each one that passes."""
     torch.set_num_threads(1)
     dist.init_process_group('gloo')
     for (name, options), (dtype, tolerance) in itertools.product(CASES.items(), TOLERANCES.items()):
         images = torch.randn(4, 3, 40, 56, generator=torch.Generator().manual_seed(0)).to(dtype)
         expected = train_alone(make(options, dtype), images, by_parts='drop_path_rate' in options)
-        for way, wrap in WAYS.items():
+        for wrapper, wrap in WRAPPERS.items():
             found = train_together(wrap(make(options, dtype)), images)
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
             if dist.get_rank() == 0:
-                print(f'{way}, {name}, {dtype}: well', flush=True)
-    gc.collect()  # models in cycles keep what gloo runs in threads, which must end before Python does
+                print(f'{wrapper}, {name}, {dtype}: passed', flush=True)
+    gc.collect()  # reference cycles keep models alive, and with them gloo's threads, which must end before Python does
     dist.destroy_process_group()
 
 

@@ -1,8 +1,9 @@
-"""What is fuzzed, by kind: a strategy, and a function that tries one example and returns what came of it.
+"""Kinds of fuzzed inputs: each has a strategy, and a function that tries one example and returns the outcome.
 
-Shared by ``test_fuzz.py``, which tries a few of each kind, and ``benchmarks/fuzz.py``, which tries many and counts. An
-attempt returns 'taken' or 'refused'; anything that it raises is a defect. Refused is what a ``raise`` of this package
-refuses: an error of the same type from within Python or a library is a check that is missing.
+Shared by ``test_fuzz.py``, which tries a few examples of each kind, and ``benchmarks/fuzz.py``, which tries many and
+counts the outcomes. An attempt returns 'taken' or 'refused'; any exception is a defect. An input is refused if a
+``raise`` statement of this package rejects it, or memory runs out. An error of the same type from Python or a library
+means that a check is missing.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ LIKELY = {
 
 
 def refused(error: Exception) -> str:
-    """Return REFUSED where a ``raise`` of this package made an error, and raise it again where another place did."""
+    """Return REFUSED if a ``raise`` of this package, or lack of memory, caused the error; raise it again otherwise."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     if is_out_of_memory(error) or (last.filename.startswith(PACKAGE) and (last.line or '').startswith('raise ')):
         return REFUSED
@@ -93,7 +94,7 @@ def refused(error: Exception) -> str:
 
 
 def some_of(likely: dict[str, Any], odd: Any) -> Any:
-    """Draw a few of the entries, most of them of the likely values."""
+    """Draw at most four of the entries, each with a likely or an odd value."""
     return st.lists(st.sampled_from(sorted(likely)), max_size=4, unique=True).flatmap(
         lambda names: st.fixed_dictionaries(
             {name: st.one_of(likely[name], likely[name], likely[name], odd) for name in names}
@@ -169,7 +170,7 @@ def try_arrays(example: Any) -> str:
         warnings.simplefilter('ignore')  # casts of NaN and infinity to integers
         image: Any = np.full(shape, value).astype(dtype)
     if as_tensor:
-        with contextlib.suppress(TypeError, ValueError):  # torch does not know every type of NumPy
+        with contextlib.suppress(TypeError, ValueError):  # torch does not support every dtype of NumPy
             image = torch.from_numpy(image)
     try:
         pyramid = extract_pyramid(toy(), image, **options)
@@ -193,7 +194,7 @@ def try_settings(example: list[str]) -> str:
 
 @functools.cache
 def playground() -> Path:
-    """Return a folder for files that are tried, which the end of the process removes."""
+    """Return a temporary folder that is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix='fuzz ')
     playground.folder = folder  # type: ignore[attr-defined]
     return Path(folder.name)
@@ -201,7 +202,7 @@ def playground() -> Path:
 
 @functools.cache
 def checkpoints() -> dict[str, bytes]:
-    """Return small checkpoint files by what they are called: containers, families and both versions."""
+    """Return the contents of small checkpoint files by file name: containers, families and both versions."""
     import safetensors.torch
 
     state = toy().state_dict()
@@ -261,7 +262,7 @@ def _try_to_load(receiver: str, source: Any, options: dict[str, Any]) -> str:
             warnings.simplefilter('ignore')
             load_checkpoint(backbone, source, log=None, **options)
     except (ValueError, TypeError) as error:
-        if not options and not isinstance(error, CheckpointError):  # which is what is wrong with a file
+        if not options and not isinstance(error, CheckpointError):  # without options, only the file can be wrong
             raise
         return refused(error)
     assert all(parameter.isfinite().all() for parameter in backbone.parameters())
@@ -378,7 +379,7 @@ def try_config(example: Any) -> str:
         return run_command(['config', 'config.py', *(part for option in options for part in option)])
 
 
-# `config` has its own kind, with files to read.
+# `config` has a kind of its own, with config files.
 COMMANDS = tuple(sorted({*command_names()} - {'config'}))
 NUMBERS = st.sampled_from(['0', '1', '2', '3', '7', '-1', '8', '32', '56', '224', '1e3', 'x', '', '9' * 30])
 WORDS = st.one_of(
@@ -402,7 +403,7 @@ RIGHT = {
 
 
 def command_lines() -> Any:
-    """Draw a command, what it needs and some of its options, with values of their types and others."""
+    """Draw a command, its required arguments and some options, with values of the right and of wrong types."""
     return st.sampled_from(COMMANDS).flatmap(
         lambda name: _arguments_of(_parser_of(name)).map(lambda found: [name, *found])
     )
@@ -424,7 +425,7 @@ def _arguments_of(parser: argparse.ArgumentParser) -> Any:
     named = [_occurrence(action) for action in actions if action.option_strings]
     needed = [_occurrence(action) for action in actions if action.option_strings and action.required]
     positional = [_occurrence(action) for action in actions if not action.option_strings]
-    # Each is there most often, so that the wrong ones among them are reached.
+    # Usually each required argument is present, because a missing one ends the run before other errors are reached.
     parts = [st.one_of(part, part, part, part, st.just([])) for part in (*positional, *needed)]
     more = st.lists(st.one_of(named), max_size=4) if named else st.just([])
     return st.tuples(st.tuples(*parts), more).map(lambda found: [word for words in chain(*found) for word in words])
@@ -467,7 +468,7 @@ def try_command_line(example: list[str]) -> str:
 
 @contextlib.contextmanager
 def _in_moments() -> Iterator[None]:
-    """Have `doctor` find something without looking, and `export` write a file without recording and comparing."""
+    """Make commands quick: `doctor` returns fixed findings, and `export` writes an empty file and compares nothing."""
     found = [Finding('check', status, status, 'text', 'cure') for status in ('ok', 'broken')]
     with (
         mock.patch('swin_dense.commands.doctor.examine', return_value=found),
@@ -483,17 +484,17 @@ def _write_nothing(model: torch.nn.Module, img: torch.Tensor, free: Any, opset: 
 
 
 def _in_small(*args: Any, **options: Any) -> SwinBackbone:
-    """Refuse what the backbone refuses, and give a small one in place of a large one."""
+    """Build a backbone on 'meta' to check its options; if it is large, return a small one instead."""
     with torch.device('meta'):
-        asked = SwinBackbone(*args, **options)
-    if sum(parameter.numel() for parameter in asked.parameters()) > 10**5:
-        return SwinBackbone(**TINY, window_size=asked.window_size, in_channels=asked.in_channels)
+        requested = SwinBackbone(*args, **options)
+    if sum(parameter.numel() for parameter in requested.parameters()) > 10**5:
+        return SwinBackbone(**TINY, window_size=requested.window_size, in_channels=requested.in_channels)
     return SwinBackbone(*args, **options)
 
 
 @contextlib.contextmanager
 def in_playground() -> Iterator[Path]:
-    """Make an empty folder the current one."""
+    """Create an empty folder and make it the working directory."""
     folder = playground() / 'current'
     folder.mkdir()
     before = os.getcwd()
@@ -507,12 +508,12 @@ def in_playground() -> Iterator[Path]:
 
 
 def run_command(arguments: list[str]) -> str:
-    """Run ``swin-dense`` in this process: what is not done is refused by argparse or by a ``raise`` of ours."""
-    printed, said = io.StringIO(), io.StringIO()
+    """Run ``swin-dense`` in this process; argparse or a ``raise`` of this package must reject invalid arguments."""
+    printed, errors = io.StringIO(), io.StringIO()
     limit = Image.MAX_IMAGE_PIXELS
     with (
         contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(errors),
         warnings.catch_warnings(),
         mock.patch.dict(os.environ, {TRACEBACK: '1'}),
     ):
@@ -526,22 +527,22 @@ def run_command(arguments: list[str]) -> str:
         finally:
             Image.MAX_IMAGE_PIXELS = limit
     assert status in (0, 1, 2), status
-    assert 'Traceback' not in said.getvalue()
+    assert 'Traceback' not in errors.getvalue()
     if status == 2:
-        assert 'error: ' in said.getvalue()
+        assert 'error: ' in errors.getvalue()
         return REFUSED
     return TAKEN
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is fuzzed in one way.
+    """A kind of fuzzed input.
 
     Attributes:
-        strategy: of the examples.
-        attempt: tries one.
-        share: how many percent of all examples are of this kind, fewer where one takes long.
-        needs: packages that the core is used without.
+        strategy: strategy that generates the examples.
+        attempt: function that tries one example.
+        share: percentage of all examples that are of this kind; smaller if an example takes long.
+        needs: optional packages that the kind needs.
     """
 
     strategy: Any

@@ -1,4 +1,4 @@
-"""`swin-dense` in processes of their own, which have all imported already, and so begin at once."""
+"""Run `swin-dense` in forked processes whose imports are preloaded, so that they start at once."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ _CONTEXT.set_forkserver_preload(['swin_dense.__main__', 'swin_dense.mm.training'
 
 
 def cli(*arguments, check=True, cwd=ROOT):
-    """Run the command line, and return its status and what it says."""
+    """Run the command line; return its exit status, stdout and stderr."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder, name) for name in ('out', 'err'))
         process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd))
@@ -39,5 +39,5 @@ def _main(arguments, out, err, cwd):
 
 
 def environment():
-    """Return what a program needs to find this package and the tests' modules, and to share the machine."""
+    """Return environment variables with which a program can import this package and the tests, on one thread."""
     return {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}

@@ -1,4 +1,4 @@
-"""Inputs of all kinds: what is wrong is refused as documented, and what is taken works."""
+"""Fuzzed inputs: an invalid input raises the documented error, and any other input works."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from swin_dense import SwinBackbone
 from tests.fuzzing import KINDS, refused
 
-# In all, of every kind its share, and the same each time; benchmarks/fuzz.py tries more, and others.
+# Total over all kinds, divided by their shares and the same in each run; benchmarks/fuzz.py tries more and others.
 EXAMPLES = 1500
 
 
@@ -24,7 +24,7 @@ def test_whatever_is_given_is_refused_or_works(name):
     attempt()
 
 
-def test_only_a_raise_of_ours_counts_as_refused():
+def test_only_raise_statements_of_this_package_count_as_refused():
     def error_of(function, *arguments):
         with pytest.raises((ValueError, TypeError)) as caught:
             function(*arguments)

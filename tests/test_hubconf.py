@@ -1,4 +1,4 @@
-"""``torch.hub`` lists, explains and builds what hubconf.py offers."""
+"""``torch.hub`` lists, documents and builds the entry points of hubconf.py."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ def load(name, **options):
     return torch.hub.load(str(ROOT), name, source='local', **options)
 
 
-def test_the_entry_points_are_the_published_sizes_and_nothing_else(tmp_path, monkeypatch):
-    """Of a repository that torch.hub has in its cache, as list and help know no local folder."""
+def test_entry_points_are_exactly_the_published_sizes(tmp_path, monkeypatch):
+    """Use a repository in the cache of torch.hub, because torch.hub.list and help accept no local folder."""
     monkeypatch.setenv('TORCH_HOME', str(tmp_path))
     (tmp_path / 'hub').mkdir()
     (tmp_path / 'hub' / 'me_swin_dense_main').symlink_to(ROOT)
@@ -32,7 +32,7 @@ def test_every_entry_point_builds_its_size(name):
     assert not backbone.training
 
 
-def test_a_checkpoint_of_a_path_is_loaded(tmp_path):
+def test_a_checkpoint_is_loaded_from_a_path(tmp_path):
     weights = randomize(SwinBackbone('t', **TINY))
     torch.save({'model': weights.state_dict()}, tmp_path / 'swin.pth')
     backbone = load('swin_t', checkpoint=tmp_path / 'swin.pth', **TINY)

@@ -1,4 +1,4 @@
-"""The core without mmengine, and beside one that is installed and broken."""
+"""Import of the core without mmengine, with a broken mmengine, and with a broken triton."""
 
 import os
 import subprocess
@@ -38,8 +38,8 @@ def test_without_mmengine():
     assert run(absent + CORE).count('pip install mmengine') == 2
 
 
-def test_torchs_compiler_is_not_imported():
-    """It takes as long as all the rest; `import torch` of the oldest versions brings it."""
+def test_torch_dynamo_is_not_imported():
+    """Importing torch._dynamo takes as long as all the rest; the oldest versions import it in `import torch`."""
     code = "import sys, torch\nbefore = '{0}' in sys.modules\n{1}assert before or '{0}' not in sys.modules"
     absent = "sys.modules.update(dict.fromkeys(['mmengine', 'mmcv', 'mmdet', 'mmseg']))\nimport swin_dense\n"
     run(code.format('torch._dynamo', absent))
@@ -72,7 +72,7 @@ def test_an_mmengine_that_cannot_be_imported(tmp_path, file, line, reason):
 
 @pytest.mark.parametrize('source', ['raise RuntimeError("0 active drivers")', '', '__version__ = "3.6"'])
 def test_a_triton_that_cannot_be_used(tmp_path, source):
-    """It raises, is an empty folder that an uninstallation left, or has no compiler."""
+    """Its import raises, it is an empty package left by an uninstallation, or it has no compiler."""
     (tmp_path / 'triton').mkdir()
     (tmp_path / 'triton' / '__init__.py').write_text(source)
     run(

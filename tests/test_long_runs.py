@@ -1,4 +1,4 @@
-"""What a process that lives long relies on: nothing is left behind, threads do not mix, and results repeat."""
+"""Long-running processes: no leaks, thread safety, and deterministic results."""
 
 import functools
 import sys
@@ -14,9 +14,9 @@ from tests.conftest import TINY
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != 'linux', reason='counts what a process holds under /proc')
-def test_many_sizes_leave_nothing_behind(monkeypatch):
-    """Plans are kept up to a number, here so small that it is reached soon; what oneDNN keeps is left out."""
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads the handles and threads of the process from /proc')
+def test_many_image_sizes_leak_nothing(monkeypatch):
+    """The cache of window plans is small enough to fill up; oneDNN, which has caches of its own, is disabled."""
     monkeypatch.setattr(plan, '_cached', functools.lru_cache(8)(plan._cached.__wrapped__))
     monkeypatch.setattr(torch.backends.mkldnn, 'enabled', False)
     early, *_, late = long_run.run(200)[3:]
@@ -51,7 +51,7 @@ def test_eight_threads_on_one_model_equal_serial_results(attn_backend):
 
 @pytest.mark.parametrize('options', [{}, {'with_cp': True}, {'attn_backend': 'sdpa'}], ids=str)
 def test_deterministic_algorithms(options):
-    """Under torch.use_deterministic_algorithms nothing is refused, and training and inference repeat bit for bit."""
+    """Under torch.use_deterministic_algorithms no operation raises, and results repeat bit for bit."""
 
     def run() -> list[torch.Tensor]:
         torch.manual_seed(0)

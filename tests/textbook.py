@@ -1,4 +1,4 @@
-"""Shifted-window attention step by step, as the official code does it: pad, roll, reshape. The oracle of all others."""
+"""Shifted-window attention step by step as in the official code (pad, roll, reshape): the reference for the tests."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ def window_grid(height, width, window):
 
 
 def partition(x, window, shift=(0, 0)):
-    """Cut (B, H, W, C) into (B, N, T, C), with zeros beyond the map."""
+    """Cut (B, H, W, C) into windows (B, N, T, C), with zeros as padding."""
     batch, height, width, channels = x.shape
     rows, columns = window_grid(height, width, window)
     x = F.pad(x, (0, 0, 0, columns * window[1] - width, 0, rows * window[0] - height))
@@ -63,7 +63,7 @@ def window_attention(qkv, relative_bias, pad_kv, spec):
 
 
 def neighbours(x, stride):
-    """Join 2x2 neighbours in the official order, with zeros beyond the map: (B, H', W', 4C)."""
+    """Concatenate 2x2 neighbours in the official order, with zeros as padding: (B, H', W', 4C)."""
     rows, columns = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
     x = F.pad(x, (0, 0, 0, (columns - 1) * stride + 2 - x.shape[2], 0, (rows - 1) * stride + 2 - x.shape[1]))
     last_row, last_column = (rows - 1) * stride + 1, (columns - 1) * stride + 1

@@ -1,4 +1,4 @@
-"""The command line with a toy backbone, as a program of its own that prints the name of every image when it is done."""
+"""Run the command line with a tiny backbone in a separate program that prints the name of each finished image."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What tests of folders of features share: small photographs, toys, and readers by other packages than ours."""
+"""Helpers for tests of feature folders: small images, tiny backbones, and readers that do not use swin_dense."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PHOTOGRAPH = photograph(300, 451)
 
 
 def in_format(file_format, *values, marks=()):
-    """Return a case of a parametrised test, which is skipped where the format cannot be written."""
+    """Return a case of a parametrised test; it is skipped if the package of the format is not installed."""
     if find_spec(file_format) is None:
         return pytest.param(file_format, *values, marks=pytest.mark.skip(f'needs {file_format}'))
     return pytest.param(file_format, *values, marks=marks)
@@ -33,14 +33,14 @@ EVERY_FORMAT = [in_format('safetensors'), in_format('zarr')]
 
 
 def command_line(monkeypatch, out, *always):
-    """Return what runs the command line in this process with a toy backbone, and the toy."""
+    """Return a function that runs the command line in this process with a tiny backbone, and the backbone."""
     toy = randomize(SwinBackbone(**TINY)).eval()
     monkeypatch.setattr('swin_dense.commands._extract.build_backbone', lambda args: toy)
     return lambda *args: main(['features', *map(str, args), '--out', str(out), *always]), toy
 
 
 def make_images(folder, count, broken=True):
-    """Write small photographs of a few sizes into nested folders, and two files that are no images."""
+    """Write small images of a few sizes into nested folders, and optionally two files that are not images."""
     generator = random.Random(0)
     paths = []
     for index in range(count):
@@ -57,17 +57,17 @@ def make_images(folder, count, broken=True):
 
 
 def load(path):
-    """Read a feature file with the package that its format belongs to: (maps, image size)."""
+    """Read a feature file with the package of its format; return the maps and the image size."""
     if path.suffix == '.safetensors':
         with safetensors.safe_open(path, 'pt') as file:
             size = tuple(json.loads(file.metadata()['image_size']))
-        return {int(name): level.clone() for name, level in safetensors.load_file(path).items()}, size  # not mapped
+        return {int(name): level.clone() for name, level in safetensors.load_file(path).items()}, size  # no mmap
     group = zarr.open_group(path, mode='r')
     return {int(name): torch.from_numpy(array[:]) for name, array in group.arrays()}, tuple(group.attrs['image_size'])
 
 
 def rows_of(out):
-    """Return the rows of all parts by path, none of which may be there twice."""
+    """Return the rows of all parts by path; fail if a path occurs twice."""
     rows = [row for part in sorted(out.glob('part-*.parquet')) for row in parquet.ParquetFile(part).read().to_pylist()]
     found = {row['path']: row for row in rows}
     assert len(found) == len(rows), 'an image has two rows'
@@ -83,22 +83,22 @@ def failures_in(out):
 
 
 def maps_of(out, image):
-    """Return the maps and the size of an image in a folder."""
+    """Return the maps and the image size that a feature folder holds for an image."""
     return load(out / rows_of(out)[str(image)]['file'])
 
 
 def tree(folder):
-    """Return every file below a folder with its bytes."""
+    """Return the content of every file below a folder, by relative path."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob('*')) if p.is_file()}
 
 
 def features_in(out):
-    """Return the files of maps with their bytes."""
+    """Return the content of the map files, by relative path."""
     return {name: content for name, content in tree(out).items() if name.startswith('features')}
 
 
 def start(*args, launcher=(), **environment):
-    """Start the command line with a toy as a program of its own, which prints every image that it has done."""
+    """Start a process with the command line and a tiny backbone; it prints the name of each finished image."""
     path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
     return subprocess.Popen(
         [sys.executable, *launcher, str(WORKER), *map(str, args)],
@@ -111,5 +111,5 @@ def start(*args, launcher=(), **environment):
 
 
 def wait_for_images(process, count):
-    """Wait until a program of :func:`start` has done so many images, or has ended."""
+    """Wait until a process of :func:`start` has finished ``count`` images or has ended; return the printed lines."""
     return [line for _, line in zip(range(count), process.stdout, strict=False)]

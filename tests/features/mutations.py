@@ -1,4 +1,4 @@
-"""Image files of every format, damaged in the ways that disks, networks and people damage them."""
+"""Image files of every format, and random damage to them."""
 
 import io
 import random
@@ -54,7 +54,7 @@ if '.avif' not in Image.registered_extensions():  # an older Pillow
 
 
 def mutate(content: bytes, chance: random.Random) -> bytes:
-    """Damage the bytes of a file: cut it, or change, repeat, drop or blank a part, most often in the header."""
+    """Damage the content of a file: truncate it, or change, repeat, drop or overwrite a part, mostly in the header."""
     damaged = bytearray(content)
     for _ in range(chance.choice([1, 1, 1, 2, 4])):
         end = len(damaged) if chance.random() < 0.5 else min(len(damaged), 200)

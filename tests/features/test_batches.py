@@ -1,4 +1,4 @@
-"""Extractor: columns in, columns out, equal to extract_pyramid; broken images are rows with their error."""
+"""Extractor maps columns to columns, equals extract_pyramid, and returns a row with an error for a broken image."""
 
 import io
 import logging
@@ -46,7 +46,7 @@ def expected(backbone, pool, stride, **options):
 
 @pytest.mark.parametrize('pool', ['avg', 'gem'])
 @pytest.mark.parametrize('form', ['bytes', 'bytes in numpy', 'path', 'image', 'PIL', 'tensor'])
-def test_it_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, pool):
+def test_extractor_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, pool):
     for index, image in enumerate(IMAGES):
         Image.fromarray(image).save(tmp_path / f'{index}.png')
     column, values = {
@@ -77,7 +77,7 @@ def test_arrays_of_equal_size(backbone, checkpoint):
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_a_broken_image_is_a_row_with_its_error(backbone, checkpoint, workers):
+def test_a_broken_image_gives_a_row_with_an_error(backbone, checkpoint, workers):
     contents = [b'', png(IMAGES[0]), png(IMAGES[1])[:300], None, png(IMAGES[3])]
     rows = Extractor(checkpoint, [32], device='cpu', workers=workers)({'bytes': contents, 'path': list('abcde')})
     assert rows['path'] == list('abcde')
@@ -110,12 +110,12 @@ def test_options(backbone, checkpoint):
         ({'max_side': 0}, 'max_side must be at least 1'),
     ],
 )
-def test_wrong_options_are_refused_at_once(checkpoint, options, message):
+def test_invalid_options_raise_in_the_constructor(checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
         Extractor(checkpoint, **options)
 
 
-def test_a_column_of_images_is_asked_for(checkpoint):
+def test_a_missing_image_column_is_an_error(checkpoint):
     with pytest.raises(ValueError, match=r"one of the columns \['bytes', 'image', 'path'\] .*got \['img'\]"):
         Extractor(checkpoint, device='cpu')({'img': []})
 
@@ -126,7 +126,7 @@ def test_no_rows(checkpoint):
     assert len(rows['error']) == 0
 
 
-def test_it_pickles(checkpoint):
+def test_a_pickled_extractor_gives_the_same_features(checkpoint):
     extractor = Extractor(checkpoint, [32], pool='gem', device='cpu', dtype='float16')
     content = pickle.dumps(extractor)
     assert len(content) < 2000
@@ -134,13 +134,13 @@ def test_it_pickles(checkpoint):
     assert np.array_equal(again({'image': IMAGES})['level_32'], extractor({'image': IMAGES})['level_32'])
 
 
-def test_it_imports_no_engine():
+def test_importing_features_imports_no_data_engine():
     code = 'import sys\nimport swin_dense.features\nprint(sorted({name.partition(".")[0] for name in sys.modules}))'
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {'ray', 'datasets', 'pyspark', 'daft', 'pyarrow', 'pandas'} & set(eval(done.stdout))
 
 
-def test_it_halves_its_work_when_memory_is_short(checkpoint, monkeypatch, caplog):
+def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplog):
     extractor = Extractor(checkpoint, [32], device='cpu', batch_size=4)
     really_run = extraction.run_batch
     sizes = []

@@ -1,4 +1,4 @@
-"""`swin-dense features`: what it writes, what it survives, and how shards share the work."""
+"""`swin-dense features`: output, recovery from failures and signals, and shards."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ def backbone(command):
 
 
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
-def test_features_are_those_of_the_images(run, backbone, tmp_path, file_format):
+def test_maps_equal_extract_pyramid(run, backbone, tmp_path, file_format):
     paths = make_images(tmp_path / 'photos', 5)
     assert run(tmp_path / 'photos', '--format', file_format, '--batch-size', 2) == 1
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
@@ -74,7 +74,7 @@ def test_features_are_those_of_the_images(run, backbone, tmp_path, file_format):
 
 @pytest.mark.parametrize('dtype', ['float16', 'float32'])
 @pytest.mark.parametrize('pool', ['avg', 'gem'])
-def test_pooled_vectors_are_those_of_the_images(run, backbone, tmp_path, pool, dtype):
+def test_pooled_vectors_equal_the_pooled_pyramid(run, backbone, tmp_path, pool, dtype):
     paths = make_images(tmp_path / 'photos', 5)
     assert run(tmp_path / 'photos', '--levels', 32, 16, '--pool', pool, '--dtype', dtype, '--part-rows', 2) == 1
     rows = rows_of(tmp_path / 'out')
@@ -129,7 +129,7 @@ def test_tiles(run, backbone, tmp_path, pool):
             torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_second_run_does_only_what_is_missing(run, backbone, tmp_path):
+def test_a_second_run_computes_only_missing_images(run, backbone, tmp_path):
     paths = make_images(tmp_path / 'photos', 6, broken=False)
     assert run(tmp_path / 'photos') == 0
     before = features_in(tmp_path / 'out')
@@ -219,7 +219,7 @@ def test_a_local_object_store(run, backbone, tmp_path, monkeypatch):
         torch.testing.assert_close(torch.tensor(rows[f's3://bucket/{name}']['level_32']), vector, rtol=1e-5, atol=1e-5)
 
 
-def test_an_image_that_cannot_be_read_does_not_end_a_tiled_run(run, tmp_path, monkeypatch, capsys):
+def test_an_unreadable_image_does_not_end_a_tiled_run(run, tmp_path, monkeypatch, capsys):
     paths = make_images(tmp_path / 'photos', 3, broken=False)
     really_open = Path.open
 
@@ -234,7 +234,7 @@ def test_an_image_that_cannot_be_read_does_not_end_a_tiled_run(run, tmp_path, mo
     assert '2 of 3 images' in capsys.readouterr().err
 
 
-def test_a_repaired_image_leaves_the_failures(run, tmp_path):
+def test_a_repaired_image_is_no_longer_a_failure(run, tmp_path):
     make_images(tmp_path / 'photos', 1)
     assert run(tmp_path / 'photos') == 1
     for name in ('empty.jpg', 'text.png'):
@@ -276,7 +276,7 @@ def test_wrong_usage(run, tmp_path, capsys, args, message):
     assert message in capsys.readouterr().err
 
 
-def test_what_is_missing_is_said_at_once_and_whole(run, monkeypatch, capsys):
+def test_all_missing_packages_are_named_in_one_error(run, monkeypatch, capsys):
     monkeypatch.setattr('swin_dense.commands._options.find_spec', lambda name: None)
     for options, packages, extras in (
         ((), 'tqdm, pyarrow, safetensors', 'features'),
@@ -284,11 +284,11 @@ def test_what_is_missing_is_said_at_once_and_whole(run, monkeypatch, capsys):
         (('--pool', 'avg'), 'tqdm, pyarrow', 'features'),
     ):
         assert run('photos', *options) == 2
-        said = capsys.readouterr().err
-        assert f"needs {packages}, which are not installed: pip install 'swin-dense[{extras}]'" in said
+        message = capsys.readouterr().err
+        assert f"needs {packages}, which are not installed: pip install 'swin-dense[{extras}]'" in message
 
 
-def test_an_output_folder_that_cannot_be(run, tmp_path, capsys):
+def test_an_output_folder_that_cannot_be_created(run, tmp_path, capsys):
     (path,) = make_images(tmp_path / 'photos', 1, broken=False)
     (tmp_path / 'out').write_text('a file is in the way')
     assert run(path) == 1
@@ -297,7 +297,7 @@ def test_an_output_folder_that_cannot_be(run, tmp_path, capsys):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 600 KiB, where the user may mount one."""
+    """Mount a file system of 600 KiB, or skip the test if mounting is not permitted."""
     disk = tmp_path / 'out'
     disk.mkdir()
     mount = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=600k', 'tmpfs', str(disk)], capture_output=True)
@@ -311,8 +311,8 @@ def small_disk(tmp_path):
     ('file_format', 'options'),
     [in_format('safetensors', ()), in_format('zarr', ()), in_format('safetensors', ('--tile', '224'))],
 )
-def test_a_full_disk_ends_the_run_and_loses_nothing(run, small_disk, tmp_path, capsys, file_format, options):
-    # A small pyramid of the toy takes about 20 KiB, one of 225 x 225 pixels about 420 KiB.
+def test_a_full_disk_ends_the_run_without_losing_results(run, small_disk, tmp_path, capsys, file_format, options):
+    # The pyramid of a small image takes about 20 KiB, that of 225 x 225 pixels about 420 KiB.
     if options:
         for index in range(2):
             Image.fromarray(PHOTOGRAPH[index : 225 + index, :225]).save(tmp_path / f'{index}.png')
@@ -331,8 +331,8 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(run, small_disk, tmp_path, c
     assert {path: path.stat().st_mtime_ns for path in finished} == before
 
 
-def test_a_full_disk_leaves_whole_parts(run, small_disk, tmp_path, capsys):
-    """A part of a row takes about 7 KiB."""
+def test_a_full_disk_leaves_only_complete_parts(run, small_disk, tmp_path, capsys):
+    """A part with one row takes about 7 KiB."""
     sources = make_images(tmp_path / 'photos', 100, broken=False)
     assert run(*sources, '--pool', 'avg', '--part-rows', 1) == 1
     assert 'No space left' in capsys.readouterr().err
@@ -342,7 +342,7 @@ def test_a_full_disk_leaves_whole_parts(run, small_disk, tmp_path, capsys):
     assert finished_in(small_disk) == set(map(str, sources))
 
 
-def test_digest_tells_weights_apart(backbone):
+def test_different_weights_have_different_digests(backbone):
     other = randomize(SwinBackbone(**TINY)).eval()
     assert weights_digest(other) == weights_digest(backbone)
     other.norm0.bias.data[3] += 1e-6
@@ -350,7 +350,7 @@ def test_digest_tells_weights_apart(backbone):
 
 
 class TestShards:
-    def test_each_does_its_own_and_nothing_twice(self, run, tmp_path):
+    def test_each_shard_writes_its_own_images_once(self, run, tmp_path):
         paths = make_images(tmp_path / 'photos', 30)
         for index in (1, 0, 2):
             assert run(tmp_path / 'photos', '--pool', 'avg', '--shard', f'{index}/3') in (0, 1)
@@ -358,7 +358,7 @@ class TestShards:
         assert finished_in(tmp_path / 'out') == set(map(str, paths))
         assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
 
-    def test_the_list_of_another_is_told(self, run, tmp_path, capsys):
+    def test_a_different_list_in_another_shard_is_reported(self, run, tmp_path, capsys):
         make_images(tmp_path / 'photos', 4, broken=False)
         assert run(tmp_path / 'photos', '--shard', '0/2') == 0
         Image.fromarray(PHOTOGRAPH[:40, :40]).save(tmp_path / 'photos' / 'new.png')
@@ -367,13 +367,13 @@ class TestShards:
         assert run(tmp_path / 'photos', '--shard', '0/2') == 0
         assert len(finished_in(tmp_path / 'out')) == 5
 
-    def test_another_division_is_refused(self, run, tmp_path, capsys):
+    def test_a_different_number_of_shards_is_refused(self, run, tmp_path, capsys):
         make_images(tmp_path / 'photos', 4, broken=False)
         assert run(tmp_path / 'photos', '--shard', '0/2') == 0
         assert run(tmp_path / 'photos') == 2
         assert 'was written with another number of shards' in capsys.readouterr().err
 
-    def test_slurm_tells_the_shard(self, run, tmp_path, monkeypatch, capsys):
+    def test_the_shard_is_read_from_slurm(self, run, tmp_path, monkeypatch, capsys):
         paths = make_images(tmp_path / 'photos', 6, broken=False)
         for name, value in {'COUNT': '2', 'MIN': '1', 'MAX': '2', 'ID': '1'}.items():
             monkeypatch.setenv(f'SLURM_ARRAY_TASK_{name}', value)
@@ -384,7 +384,7 @@ class TestShards:
         assert finished_in(tmp_path / 'out') == set(map(str, paths))
 
 
-# --- as programs of their own -----------------------------------------------------------------------------------------
+# --- in separate processes --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -399,7 +399,7 @@ def test_killed_at_random_moments(tmp_path, options):
         wait_for_images(process, moments.randrange(1, 30))
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        rows_of(tmp_path / 'out')  # each part is whole, and no image is there twice
+        rows_of(tmp_path / 'out')  # every part is readable, and no image occurs twice
     final = start(*args)
     _, errors = final.communicate()
     assert final.returncode == 1, errors
@@ -418,7 +418,7 @@ def test_signals_stop_cleanly(tmp_path, number):
     process = start(tmp_path / 'photos', '--out', out, '--pool', 'avg', '--batch-size', 2, '--workers', 1)
     done = wait_for_images(process, 5)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    more = process.stdout.read()  # communicate would lose the lines that were read ahead
+    more = process.stdout.read()  # communicate would lose the buffered lines
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
     assert 'Traceback' not in errors
@@ -428,7 +428,7 @@ def test_signals_stop_cleanly(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_two_ranks_and_one_that_dies(tmp_path):
+def test_two_ranks_recover_after_one_is_killed(tmp_path):
     paths = make_images(tmp_path / 'photos', 60)
     args = (tmp_path / 'photos', '--batch-size', 3, '--workers', 0, '--out', tmp_path / 'out')
     process = start(*args, launcher=TORCHRUN)
@@ -440,7 +440,7 @@ def test_two_ranks_and_one_that_dies(tmp_path):
     assert process.returncode != 0
     again = start(*args, launcher=TORCHRUN)
     _, errors = again.communicate(timeout=120)
-    # A rank with failed images ends with 0, as torchrun would end the other for it.
+    # A rank exits with 0 although images failed, because torchrun would otherwise kill the other rank.
     assert again.returncode == 0, errors
     assert finished_in(tmp_path / 'out') == set(map(str, paths))
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']

@@ -1,4 +1,4 @@
-"""What extraction survives: replaced and damaged files, too little memory, a second run at once, a second signal."""
+"""Extraction with replaced or damaged files, too little memory, a concurrent run, or a second signal."""
 
 import contextlib
 import multiprocessing
@@ -39,13 +39,13 @@ for package in ('tqdm', 'pyarrow', 'safetensors'):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Run the command line in this process with a toy backbone; returns the exit status."""
+    """Return a function that runs the command line in this process with a tiny backbone and returns the exit status."""
     return command_line(monkeypatch, tmp_path / 'out')[0]
 
 
 @contextlib.contextmanager
 def process(function):
-    """Run a function, whose value becomes the exit status, in a process of its own during the block."""
+    """Run a function in a forked process during the block; its return value becomes the exit status."""
     started = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))
     started.start()
     try:
@@ -61,7 +61,7 @@ def in_a_process(function):
         return started.exitcode
 
 
-# In a fresh process, as memory that an earlier test left free in the heap would be no limit.
+# In a fresh process, because heap memory freed by an earlier test would not count towards the limit.
 WITH_LITTLE_MEMORY = """
 import logging, resource, sys
 from pathlib import Path
@@ -73,7 +73,7 @@ from tests.conftest import TINY, randomize
 small, photos, out, spare = sys.argv[1:]
 toy = randomize(SwinBackbone(**TINY)).eval()
 _extract.build_backbone = lambda args: toy
-main(['features', small, '--pool', 'avg', '--workers', '0', '--out', out + '_before'])  # imports what it needs
+main(['features', small, '--pool', 'avg', '--workers', '0', '--out', out + '_before'])  # imports all modules in advance
 records = []
 logging.getLogger('swin_dense.features').addHandler(handler := logging.Handler())
 handler.emit = lambda record: records.append(record.getMessage())
@@ -85,7 +85,7 @@ sys.exit(found if any('too little memory for 8 images of 1024 x 1024' in record 
 
 
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
-def test_what_is_not_whole_or_out_of_date_is_done_again(run, tmp_path, file_format):
+def test_incomplete_and_outdated_maps_are_recomputed(run, tmp_path, file_format):
     paths = make_images(tmp_path / 'photos', 5, broken=False)
     args = (tmp_path / 'photos', '--format', file_format)
     assert run(*args) == 0
@@ -107,7 +107,7 @@ def test_what_is_not_whole_or_out_of_date_is_done_again(run, tmp_path, file_form
     assert {'/'.join(Path(name).parts[:3]) for name in changed} == done_again
 
 
-def test_a_replaced_image_has_one_row_of_its_new_self(run, tmp_path):
+def test_a_replaced_image_has_one_row_with_its_new_size(run, tmp_path):
     paths = make_images(tmp_path / 'photos', 5, broken=False)
     args = (tmp_path / 'photos', '--pool', 'avg', '--part-rows', 2)
     assert run(*args) == 0
@@ -120,8 +120,8 @@ def test_a_replaced_image_has_one_row_of_its_new_self(run, tmp_path):
 
 
 @pytest.mark.filterwarnings('ignore')
-def test_damaged_images_cost_themselves_alone(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1 << 16)  # damaged headers may promise much
+def test_damaged_images_do_not_affect_the_others(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1 << 16)  # damaged headers may declare huge sizes
     chance = random.Random(0)
     (tmp_path / 'photos').mkdir()
     for index in range(60):
@@ -135,7 +135,7 @@ def test_damaged_images_cost_themselves_alone(run, tmp_path, monkeypatch):
     assert failed
 
 
-def test_tables_tell_of_all_calls_and_pruning_forgets(run, tmp_path):
+def test_tables_hold_the_rows_of_all_runs_until_pruned(run, tmp_path):
     photos = tmp_path / 'photos'
     make_images(photos, 6)
     folders = sorted(path for path in photos.iterdir() if path.is_dir())
@@ -150,7 +150,7 @@ def test_tables_tell_of_all_calls_and_pruning_forgets(run, tmp_path):
     assert len(list(tmp_path.glob('out/features/*/*'))) == 2
 
 
-def test_another_batch_size_goes_on_in_the_same_folder(run, tmp_path):
+def test_a_different_batch_size_continues_in_the_same_folder(run, tmp_path):
     make_images(tmp_path / 'photos', 3, broken=False)
     assert run(tmp_path / 'photos', '--batch-size', 2) == 0
     assert run(tmp_path / 'photos', '--batch-size', 1) == 0
@@ -158,7 +158,7 @@ def test_another_batch_size_goes_on_in_the_same_folder(run, tmp_path):
 
 @pytest.mark.parametrize(('spare', 'status'), [(270, 0), (110, 1)])
 def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
-    """On a CPU torch says so only under such a limit; 270 MiB are for some of eight images at once, 110 for none."""
+    """torch reports lack of CPU memory only under RLIMIT_AS; 270 MiB suffice for smaller batches, 110 for no image."""
     (tmp_path / 'photos').mkdir()
     image = photograph(1024, 1024)
     for index in range(8):
@@ -167,18 +167,18 @@ def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
     Image.fromarray(image[:64, :64]).save(tmp_path / 'small.bmp')
     paths = [tmp_path / name for name in ('small.bmp', 'photos', 'out')]
     command = [sys.executable, '-c', WITH_LITTLE_MEMORY, *paths, str(spare)]
-    # An arena for each thread would reserve 64 MiB, in some runs and not in others.
+    # Without it, malloc reserves 64 MiB for an arena per thread, but not in every run.
     environment = {**os.environ, 'MALLOC_ARENA_MAX': '1'}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == status, done.stderr
     assert len(finished_in(tmp_path / 'out')) == (8 if status == 0 else 0)
     if status:
-        said = [row['error'] for row in rows_of(tmp_path / 'out').values()]
-        assert all('use tile= (--tile) or max_side= (--max-side)' in error for error in said)
-        assert run(tmp_path / 'photos', '--pool', 'avg') == 0  # once there is memory
+        errors = [row['error'] for row in rows_of(tmp_path / 'out').values()]
+        assert all('use tile= (--tile) or max_side= (--max-side)' in error for error in errors)
+        assert run(tmp_path / 'photos', '--pool', 'avg') == 0  # with enough memory
 
 
-def test_two_runs_at_once(run, tmp_path, capsys):
+def test_a_concurrent_run_of_the_same_shard_is_refused(run, tmp_path, capsys):
     make_images(tmp_path / 'photos', 40)
     args = (tmp_path / 'photos', '--batch-size', 1)
     first = start(*args, '--out', tmp_path / 'out')
@@ -195,9 +195,9 @@ def test_two_runs_at_once(run, tmp_path, capsys):
     assert failures_in(tmp_path / 'out') == ['empty.jpg', 'text.png']
 
 
-def test_the_second_signal_ends_what_the_first_has_asked_to_end():
+def test_the_second_signal_interrupts_at_once():
     def twice():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
         with stop_signals() as received:
             os.kill(os.getpid(), signal.SIGINT)
             if received != [signal.SIGINT]:
@@ -221,8 +221,8 @@ def test_max_side_and_page(run, tmp_path):
 
 
 class TestNames:
-    def test_a_folder_that_cannot_be_read_is_a_failure(self, run):
-        """Others are done. Of root nothing is hidden, so it is another user who looks."""
+    def test_an_unreadable_folder_is_a_failure(self, run):
+        """The other folders are processed. root could read all of them, so the extraction runs as another user."""
         with tempfile.TemporaryDirectory() as folder:
             tmp_path = Path(folder)
             tmp_path.chmod(0o777)
@@ -232,12 +232,12 @@ class TestNames:
             closed = sorted((tmp_path / 'photos').iterdir())[0]
             closed.chmod(0)
 
-            def as_nobody():
+            def as_another_user():
                 if os.getuid() == 0:
                     os.setuid(65534)
                 return main(['features', str(tmp_path / 'photos'), '--out', str(tmp_path / 'out'), '--pool', 'avg'])
 
-            assert in_a_process(as_nobody) == 1
+            assert in_a_process(as_another_user) == 1
             closed.chmod(stat.S_IRWXU)
             assert len(finished_in(tmp_path / 'out')) == 2
 

@@ -1,4 +1,4 @@
-"""Folders of features: files readable by their own packages, whole or not there; one row per image, whole parts."""
+"""Feature folders: complete files that the package of their format reads, and one row per image in complete parts."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SIZE = (37, 50)
 
 
 def blocks_of(maps, tile):
-    """Cut maps into blocks as a tiled extraction yields them."""
+    """Yield blocks of the maps as a tiled extraction does."""
     for top in range(0, SIZE[0], tile):
         for left in range(0, SIZE[1], tile):
             bottom, right = min(top + tile, SIZE[0]), min(left + tile, SIZE[1])
@@ -65,7 +65,7 @@ class TestSinks:
         ],
     )
     @pytest.mark.parametrize('tile', [16, 64])
-    def test_what_is_written_in_tiles_is_read(self, tmp_path, file_format, dtype, tile):
+    def test_maps_written_in_tiles_are_read_back(self, tmp_path, file_format, dtype, tile):
         maps = {stride: level.to(dtype) for stride, level in MAPS.items()}
         path = tmp_path / f'x.{file_format}'
         sink, memory = map_sink(path, SIZE, {'image_size': SIZE}, (tile, tile)), MapSink(SIZE, in_memory)
@@ -77,7 +77,7 @@ class TestSinks:
         assert_equal(found, maps)
         assert size == SIZE
 
-    def test_a_tile_fills_a_chunk(self, tmp_path):
+    def test_chunks_have_the_size_of_a_tile(self, tmp_path):
         sink = map_sink(tmp_path / 'x.zarr', SIZE, {}, (16, 16))
         for blocks in blocks_of(MAPS, 16):
             sink.write(blocks)
@@ -99,13 +99,13 @@ class TestSinks:
 
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
 class TestMaps:
-    def test_bytes_depend_on_the_features_alone(self, tmp_path, file_format, monkeypatch):
+    def test_file_contents_do_not_depend_on_the_time(self, tmp_path, file_format, monkeypatch):
         for name, clock in (('one', 1e9), ('two', 1.7e9)):
             monkeypatch.setattr('time.time', lambda clock=clock: clock)
             save(folder_of(tmp_path / name, file_format), '/x.jpg')
         assert tree(tmp_path / 'one') == tree(tmp_path / 'two')
 
-    def test_a_failure_leaves_nothing_behind(self, tmp_path, file_format):
+    def test_a_failed_write_leaves_no_files(self, tmp_path, file_format):
         folder = folder_of(tmp_path, file_format)
 
         def write_half():
@@ -118,7 +118,7 @@ class TestMaps:
             write_half()
         assert tree(tmp_path) == {}
 
-    def test_a_failing_rename_keeps_what_was_there(self, tmp_path, file_format, monkeypatch):
+    def test_a_failing_rename_keeps_existing_files(self, tmp_path, file_format, monkeypatch):
         folder = folder_of(tmp_path, file_format)
         save(folder, 'first.jpg')
         before = tree(tmp_path)
@@ -132,12 +132,12 @@ class TestMaps:
         assert tree(tmp_path) == before
 
     @pytest.mark.parametrize('damage', ['empty', 'half', 'gone'])
-    def test_what_is_not_whole_is_not_finished(self, tmp_path, file_format, damage):
+    def test_damaged_maps_are_not_finished(self, tmp_path, file_format, damage):
         folder = folder_of(tmp_path, file_format)
         for image in ('a.jpg', 'b.jpg'):
             save(folder, image)
         path = folder.path_of('a.jpg')
-        if file_format == 'zarr':  # of its files, the one of a chunk
+        if file_format == 'zarr':  # damage the file of a chunk
             path = next(child for child in path.rglob('*') if child.is_file() and child.parent.name == '0')
         content = path.read_bytes()
         path.unlink()
@@ -149,8 +149,8 @@ class TestMaps:
         assert folder.is_finished('a.jpg', '1-1')
         assert_equal(load(folder.path_of('a.jpg'))[0], MAPS)
 
-    def test_a_run_that_was_killed_between_a_file_and_its_row(self, tmp_path, file_format):
-        save(folder_of(tmp_path, file_format), 'a.jpg')  # whose row is not written
+    def test_a_map_file_without_a_row_gets_one_row(self, tmp_path, file_format):
+        save(folder_of(tmp_path, file_format), 'a.jpg')  # does not write the row
         folder = folder_of(tmp_path, file_format)
         assert folder.is_finished('a.jpg', '1-1')
         folder.confirm('a.jpg', '1-1')
@@ -164,7 +164,7 @@ class TestMaps:
 
 
 @pytest.mark.parametrize('pool', ['none', 'avg'])
-def test_a_replaced_image_is_not_finished_and_one_that_is_gone_stays(tmp_path, pool):
+def test_a_replaced_image_is_not_finished_and_a_deleted_one_is(tmp_path, pool):
     image = tmp_path / 'a.jpg'
     image.write_bytes(b'12')
     root, name = tmp_path / 'out', str(image)
@@ -192,7 +192,7 @@ def test_a_replaced_image_is_not_finished_and_one_that_is_gone_stays(tmp_path, p
 
 
 class TestParts:
-    def test_they_are_read_by_pandas_as_one_table(self, tmp_path):
+    def test_pandas_reads_all_parts_as_one_table(self, tmp_path):
         folder = folder_of(tmp_path, pool='avg', rows_per_part=2, dtype=torch.float16)
         for index in range(5):
             save(folder, f'{index}.jpg')
@@ -207,7 +207,7 @@ class TestParts:
         assert table['error'][5] == 'it is\nbroken'
         assert table['level_8'][5] is None
 
-    def test_a_row_takes_the_place_of_the_one_before(self, tmp_path):
+    def test_a_new_row_replaces_the_previous_one(self, tmp_path):
         names = [f'{index}.jpg' for index in range(6)]
         for version in ('1-1', '2-2'):
             folder = folder_of(tmp_path, pool='avg', rows_per_part=4)
@@ -220,7 +220,7 @@ class TestParts:
         found = {name: (row['version'], row['error']) for name, row in rows_of(tmp_path).items()}
         assert found == {name: ('2-2' if name in (*names[1:3], *names[4:]) else '1-1', None) for name in names}
 
-    def test_a_part_is_whole_or_not_there(self, tmp_path, monkeypatch):
+    def test_parts_are_written_atomically(self, tmp_path, monkeypatch):
         folder = folder_of(tmp_path, pool='avg', rows_per_part=2)
         save(folder, 'a.jpg')
         with monkeypatch.context() as patch:
@@ -228,7 +228,7 @@ class TestParts:
             with pytest.raises(OSError, match='No space'):
                 save(folder, 'b.jpg')
         assert tree(tmp_path) == {}
-        folder.close()  # there is space again
+        folder.close()  # writes it, as os.replace works again
         assert finished_in(tmp_path) == {'a.jpg', 'b.jpg'}
 
     @pytest.mark.parametrize('length', [0, 10, 200])
@@ -241,7 +241,7 @@ class TestParts:
         with pytest.raises(ValueError, match=f'{part.name} is damaged .*remove it'):
             folder_of(tmp_path, pool='avg')
 
-    def test_shards_write_their_own_parts_and_read_no_others(self, tmp_path):
+    def test_shards_write_and_read_only_their_own_parts(self, tmp_path):
         for index in range(2):
             folder = folder_of(tmp_path, pool='avg', shard=Shard(index, 2))
             assert not folder.is_finished(f'{1 - index}.jpg', '1-1')
@@ -254,7 +254,7 @@ class TestParts:
         assert finished_in(tmp_path) == {'0.jpg', '1.jpg'}
 
 
-def test_names_do_not_collide_and_can_be_written(tmp_path):
+def test_any_image_name_has_a_file_of_its_own(tmp_path):
     folder = folder_of(tmp_path)
     images = [
         '/a/x.jpg',
@@ -278,7 +278,7 @@ def test_names_do_not_collide_and_can_be_written(tmp_path):
 
 
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
-def test_pruning_keeps_to_its_shard(tmp_path, file_format):
+def test_pruning_removes_only_images_of_its_shard(tmp_path, file_format):
     names = [f'/{index}.jpg' for index in range(8)] + ['/a.tar/1.jpg', '/b.tar/1.jpg']
     folders = [folder_of(tmp_path, file_format, shard=Shard(index, 2)) for index in range(2)]
     shards = [[name for name in names if Shard(i, 2).owns(Path(folders[0].path_of(name)).stem[-16:])] for i in range(2)]
@@ -293,7 +293,7 @@ def test_pruning_keeps_to_its_shard(tmp_path, file_format):
     assert len(list(tmp_path.glob('features/*/*'))) == len(names) - len(gone)
 
 
-def test_what_a_killed_run_had_half_written_is_removed(tmp_path):
+def test_partial_files_of_a_killed_run_are_removed(tmp_path):
     folder_of(tmp_path, shard=Shard(0, 2))
     for shard in range(2):
         (tmp_path / f'.partial-0000{shard}-of-00002' / 'x.zarr').mkdir(parents=True, exist_ok=True)
@@ -302,7 +302,7 @@ def test_what_a_killed_run_had_half_written_is_removed(tmp_path):
     shutil.rmtree(tmp_path / '.partial-00001-of-00002')
 
 
-def test_formats_are_refused_at_once(tmp_path, monkeypatch):
+def test_unsupported_formats_are_refused_at_once(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="did you mean 'safetensors'"):
         folder_of(tmp_path / 'out', 'safetensor')
     assert not (tmp_path / 'out').exists()
@@ -311,17 +311,17 @@ def test_formats_are_refused_at_once(tmp_path, monkeypatch):
         check_format('zarr')
 
 
-def test_errors_are_told_with_the_image(tmp_path):
+def test_rows_of_failed_images_hold_the_error(tmp_path):
     folder = folder_of(tmp_path)
     folder.fail('/b, "c".jpg', '1-1', 'it is\nbroken')
     folder.fail(os.fsdecode(b'/\xff.jpg'), None, os.fsdecode(b'\xff is missing'))
     folder.close()
     assert failures_in(tmp_path) == ['\\xff.jpg', 'b, "c".jpg']
     assert rows_of(tmp_path)['/\\xff.jpg']['error'] == '\\xff is missing'
-    assert not folder_of(tmp_path).is_finished('/b, "c".jpg', '1-1')  # it is tried again
+    assert not folder_of(tmp_path).is_finished('/b, "c".jpg', '1-1')  # the next run tries it again
 
 
-def test_the_settings_of_a_map_file_are_json(tmp_path):
+def test_metadata_of_a_map_file_is_json(tmp_path):
     folder = folder_of(tmp_path)
     save(folder, 'a.jpg')
     header = folder.path_of('a.jpg').read_bytes()

@@ -1,4 +1,4 @@
-"""Every form of an image gives the pixels that it was made of, and what is no image is refused with a reason."""
+"""read_image: every supported source gives the original pixels, and anything else raises a specific error."""
 
 import io
 import struct
@@ -64,7 +64,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize('form', FORMS)
-def test_every_form_gives_the_same_pixels(form):
+def test_every_source_gives_the_same_pixels(form):
     image = read_image(FORMS[form]())
     assert image.dtype == torch.float32
     assert image.is_contiguous()
@@ -94,7 +94,7 @@ GREYS = {
 
 
 @pytest.mark.parametrize('form', GREYS)
-def test_grey_is_repeated_for_three_channels_and_kept_for_one(form):
+def test_grey_images_are_repeated_for_three_channels_and_kept_for_one(form):
     expected = torch.from_numpy(GREY / np.float32(255))
     torch.testing.assert_close(read_image(GREYS[form]()), expected.expand(3, -1, -1), rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(read_image(GREYS[form](), channels=1), expected[None], rtol=1e-7, atol=1e-7)
@@ -110,7 +110,7 @@ def test_full_depth_of_16_bits_is_kept():
 
 
 @pytest.mark.parametrize('mode', ['P', 'CMYK', '1', 'YCbCr'])
-def test_other_modes_are_what_pil_shows(mode):
+def test_other_modes_equal_pils_conversion_to_rgb(mode):
     image = Image.fromarray(RGB).convert(mode)
     expected = torch.from_numpy(np.array(image.convert('RGB')).transpose(2, 0, 1) / np.float32(255))
     assert torch.equal(read_image(image), expected)
@@ -124,7 +124,7 @@ def test_palette_file_with_transparency():
 
 @pytest.mark.parametrize('orientation', range(1, 9))
 @pytest.mark.parametrize('file_format', ['jpeg', 'png', 'tiff', '16-bit tiff', '16-bit png'])
-def test_orientation_is_honoured(file_format, orientation):
+def test_exif_orientation_is_applied(file_format, orientation):
     exif = Image.Exif()
     exif[274] = orientation
     if file_format == '16-bit tiff':
@@ -158,11 +158,11 @@ def test_bgr_arrays(tmp_path):
     assert torch.equal(read_image(bgr, bgr=True), EXPECTED)
     assert torch.equal(read_image(torch.from_numpy(bgr).permute(2, 0, 1), bgr=True), EXPECTED)
     assert torch.equal(read_image(cv2.cvtColor(bgr, cv2.COLOR_BGR2BGRA), bgr=True), EXPECTED)
-    assert torch.equal(read_image(path, bgr=True), EXPECTED)  # a file knows its own order
+    assert torch.equal(read_image(path, bgr=True), EXPECTED)  # files define their channel order
     assert torch.equal(read_image(GREY, bgr=True), read_image(GREY))
 
 
-def test_many_channels_for_a_backbone_that_takes_them():
+def test_arrays_of_many_channels():
     pixels = np.random.default_rng(0).random((5, 6, 7)).astype(np.float32)
     assert torch.equal(read_image(pixels, channels=7), torch.from_numpy(pixels.transpose(2, 0, 1)))
 
@@ -216,7 +216,7 @@ def test_pages(form):
         read_image(content, channels, page=3)
 
 
-def test_a_volume_is_no_image():
+def test_volumes_are_refused():
     volume = np.zeros((7, 32, 48), np.uint8)
     for content in (
         encode_tiff(volume, volumetric=True, tile=(1, 16, 16)),
@@ -246,7 +246,7 @@ def test_a_volume_is_no_image():
         (Image.fromarray(np.full((4, 5), 70000, np.int32)), 'exceed 16 bits'),
     ],
 )
-def test_what_is_no_image_is_refused(source, message):
+def test_invalid_images_are_refused(source, message):
     with pytest.raises(ImageError, match=message):
         read_image(source)
 
@@ -264,7 +264,7 @@ def test_wrong_types_and_paths(tmp_path):
 
 
 @pytest.mark.parametrize('error', [ZeroDivisionError, MemoryError, TypeError, KeyError, struct.error, EOFError])
-def test_whatever_a_decoder_raises_is_an_error_of_the_image(tmp_path, monkeypatch, error):
+def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch, error):
     def fail(*args, **options):
         raise error('as a decoder does')
 
@@ -274,13 +274,13 @@ def test_whatever_a_decoder_raises_is_an_error_of_the_image(tmp_path, monkeypatc
         read_image(tmp_path / 'x.png')
 
 
-def test_decompression_bomb_says_what_to_do(monkeypatch):
+def test_the_error_for_a_decompression_bomb_names_the_limit(monkeypatch):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)
     with pytest.raises(ImageError, match='MAX_IMAGE_PIXELS'):
         read_image(encode(RGB, 'png'))
 
 
-def test_the_limit_holds_for_tiffs_that_pil_does_not_know(monkeypatch):
+def test_the_limit_also_applies_to_tiffs_that_pil_cannot_read(monkeypatch):
     content = encode_tiff(np.zeros((40, 50, 5), np.uint8), photometric='minisblack', planarconfig='contig')
     assert read_image(content, channels=5).shape == (5, 40, 50)
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
@@ -289,7 +289,7 @@ def test_the_limit_holds_for_tiffs_that_pil_does_not_know(monkeypatch):
 
 
 @pytest.mark.parametrize('package', ['imagecodecs', 'tifffile'])
-def test_depth_is_not_lost_where_a_package_is_missing(package, monkeypatch):
+def test_a_missing_package_is_named_instead_of_losing_bit_depth(package, monkeypatch):
     deep = RGB.astype(np.uint16) * 257
     content = (
         cv2.imencode('.png', deep)[1].tobytes() if package == 'imagecodecs' else encode_tiff(deep, photometric='rgb')
@@ -308,7 +308,7 @@ def test_byte_order_does_not_matter(dtype):
 
 
 @pytest.mark.parametrize('size', [(1, 1), (1, 10000), (3, 1)])
-def test_extreme_sizes_are_images(size):
+def test_extreme_sizes(size):
     assert read_image(np.zeros((*size, 3), np.uint8)).shape == (3, *size)
 
 
@@ -323,7 +323,7 @@ def test_normalize():
 
 
 @pytest.mark.parametrize('mean', ['imagenet', ['a', 'b', 'c'], object()])
-def test_normalize_refuses_what_is_no_number(mean):
+def test_normalize_refuses_values_that_are_not_numbers(mean):
     with pytest.raises(TypeError, match='mean must be one number per channel'):
         normalize(torch.zeros(3, 2, 2), mean, 1.0)
 
@@ -339,6 +339,6 @@ def test_normalize_refuses_what_is_no_number(mean):
         (float('nan'), 1, 'scale 0 to 1'),
     ],
 )
-def test_normalize_refuses(mean, std, message):
+def test_normalize_refuses_invalid_statistics(mean, std, message):
     with pytest.raises(ValueError, match=message):
         normalize(torch.zeros(3, 2, 2), mean, std)

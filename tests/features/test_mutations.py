@@ -1,4 +1,4 @@
-"""Damaged image files: each is an image or an ImageError that names it, whatever its decoder raises."""
+"""A damaged image file is read, or raises an ImageError that contains its name, whatever its decoder raises."""
 
 import random
 from collections import Counter
@@ -15,12 +15,12 @@ from tests.features.mutations import ORIGINALS, RGB, mutate
 
 @pytest.fixture(autouse=True)
 def _small_images_only(monkeypatch):
-    """Headers that promise huge images are refused, as they are in use, but for less."""
+    """Lower the pixel limit, so that a damaged header that declares a huge image is refused early."""
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1 << 20)
 
 
 def outcome(path, channels, by_parts):
-    """Read a file whole or by parts: 'read', 'refused', or whatever else it raises."""
+    """Read a file, whole or by regions; return 'read', 'refused', or a text if the error lacks the file's name."""
     try:
         if by_parts:
             with open_large_image(path) as image:

@@ -1,4 +1,4 @@
-"""OME-Zarr: what is written is valid to a reader of its own, and images that others write are read plane by plane."""
+"""OME-Zarr: ome_zarr_models validates the written files, and images of other writers are read plane by plane."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ TYPES = {'t': 'time', 'c': 'channel', 'z': 'space', 'y': 'space', 'x': 'space'}
 
 
 def write_image(path, version, axes='tczyx'):
-    """Write two levels of an image of the given axes, of those of PIXELS the first of any other."""
+    """Write an image of two levels with the given axes; of any other axis of PIXELS it takes index 0."""
     pixels = PIXELS[tuple(slice(None) if axis in axes else 0 for axis in 'tczyx')]
     image, axis, arrays = (v04, axes04, v2_arrays) if version == '0.4' else (v05, axes05, v3_arrays)
     names = {} if version == '0.4' else {'dimension_names': tuple(axes)}
@@ -40,7 +40,7 @@ def write_image(path, version, axes='tczyx'):
 
 
 def centres_are_right(image, name, stride):
-    """Compare the place that the metadata give to cells with the mean place of the pixels that they start from."""
+    """Return whether the metadata place each cell at the mean position of the pixels that it covers."""
     dataset = next(dataset for dataset in image.datasets[0] if dataset.path == name)
     scale, translation = dataset.coordinateTransformations
     pixels = np.arange(10 * stride).reshape(10, stride).mean(1)
@@ -50,7 +50,7 @@ def centres_are_right(image, name, stride):
 
 
 @pytest.mark.parametrize('options', [[], ['--tile', '224', '--overlap', '0'], ['--levels', '8', '32']])
-def test_features_are_an_image_of_ome_zarr(tmp_path, monkeypatch, options):
+def test_features_are_a_valid_ome_zarr_image(tmp_path, monkeypatch, options):
     path = tmp_path / 'photo.png'
     Image.fromarray(photograph(230, 250)).save(path)
     run, _ = command_line(monkeypatch, tmp_path / 'out')
@@ -68,7 +68,7 @@ def test_features_are_an_image_of_ome_zarr(tmp_path, monkeypatch, options):
 
 @pytest.mark.parametrize('version', ['0.4', '0.5'])
 @pytest.mark.parametrize('axes', ['yx', 'cyx', 'zyx', 'czyx', 'tczyx'])
-def test_every_plane_of_every_kind_of_image(tmp_path, axes, version):
+def test_every_plane_with_any_axes(tmp_path, axes, version):
     path = write_image(tmp_path / 'x.zarr', version, axes)
     times, depths = (2 if 't' in axes else 1), (4 if 'z' in axes else 1)
     for page in range(times * depths):
@@ -82,7 +82,7 @@ def test_every_plane_of_every_kind_of_image(tmp_path, axes, version):
         pass
 
 
-def test_only_the_chunks_of_a_region_are_read(tmp_path):
+def test_a_region_reads_only_its_chunks(tmp_path):
     path = write_image(tmp_path / 'x.zarr', '0.5', 'cyx')
     large = zarr.create_array(path / 'full', shape=(3, 64, 64), chunks=(3, 32, 32), dtype='uint8', overwrite=True)
     large[:] = 7
@@ -93,7 +93,7 @@ def test_only_the_chunks_of_a_region_are_read(tmp_path):
             image.read(0, 0, 33, 64)
 
 
-def test_features_of_an_image_are_those_of_its_pixels(tmp_path):
+def test_features_of_an_ome_zarr_image_equal_those_of_its_array(tmp_path):
     photo = photograph(300, 260)
     path = write_image(tmp_path / 'x.zarr', '0.4', 'cyx')
     zarr.create_array(path / 'full', data=np.moveaxis(photo, 2, 0).copy(), zarr_format=2, overwrite=True)
@@ -102,7 +102,7 @@ def test_features_of_an_image_are_those_of_its_pixels(tmp_path):
     assert all(torch.equal(found[stride], expected[stride]) for stride in expected)
 
 
-def test_what_bioformats2raw_writes(tmp_path):
+def test_layout_of_bioformats2raw(tmp_path):
     zarr.create_group(tmp_path / 'x.zarr', zarr_format=2, attributes={'bioformats2raw.layout': 3})
     write_image(tmp_path / 'x.zarr' / '0', '0.4')
     with open_large_image(tmp_path / 'x.zarr', page=5) as image:

@@ -1,4 +1,4 @@
-"""The pyramid of an image is what the backbone gives for it alone, in any company, from any thread."""
+"""The pyramid of an image equals the backbone's output for that image alone, in any batch and from any thread."""
 
 import threading
 
@@ -24,7 +24,7 @@ def backbone():
 
 
 def alone(backbone, image):
-    """The definition: normalise by hand, run the backbone on one image."""
+    """Return the expected pyramid: normalise explicitly and run the backbone on one image."""
     x = (torch.from_numpy(image.copy()).permute(2, 0, 1) / 255 - torch.tensor(IMAGENET_MEAN)[:, None, None]) / (
         torch.tensor(IMAGENET_STD)[:, None, None]
     )
@@ -81,7 +81,7 @@ def test_equal_sizes_run_as_one_batch(backbone):
     assert sorted(sizes) == [(1, 3, 32, 32), (1, 3, 40, 32), (2, 3, 32, 32)]
 
 
-def test_ways_to_give_many_images(backbone):
+def test_containers_of_several_images(backbone):
     batch = torch.from_numpy(np.stack([PHOTOGRAPH[:32, :32], PHOTOGRAPH[32:64, 32:64]])).permute(0, 3, 1, 2)
     expected = [alone(backbone, PHOTOGRAPH[:32, :32]), alone(backbone, PHOTOGRAPH[32:64, 32:64])]
     for images in (batch, list(batch), tuple(batch), iter(batch)):
@@ -113,7 +113,7 @@ def test_more_channels():
         extract_pyramid(backbone, image)
 
 
-def test_maps_are_ordinary_tensors_of_their_own(backbone):
+def test_maps_are_ordinary_tensors_with_separate_storage(backbone):
     first, second = extract_pyramid(backbone, [PHOTOGRAPH[:32, :32], PHOTOGRAPH[32:64, :32]])
     level = first[32]
     assert not level.requires_grad
@@ -147,18 +147,18 @@ def test_dtype_and_autocast(backbone):
     mixed = extract_pyramid(backbone, PHOTOGRAPH, autocast=torch.bfloat16, dtype=torch.float32)
     for stride, level in mixed.items():
         error = ((level - expected[stride]).norm() / expected[stride].norm()).item()
-        assert 0 < error < 0.1  # other numbers than float32, but near
+        assert 0 < error < 0.1  # close to float32, but not equal
     double = extract_pyramid(randomize(SwinBackbone(**TINY)).double(), PHOTOGRAPH)
     assert double[4].dtype == torch.float64
 
 
 @pytest.mark.parametrize('dtype', ['float16', torch.float16, np.float16, np.dtype('float16')])
-def test_types_of_numbers_by_any_name(backbone, dtype):
+def test_dtype_as_text_or_object(backbone, dtype):
     assert extract_pyramid(backbone, PHOTOGRAPH[:32, :32], dtype=dtype)[32].dtype == torch.float16
 
 
 @pytest.mark.parametrize('options', [{'dtype': torch.int8}, {'dtype': 'half'}, {'autocast': 'float32'}, {'dtype': 16}])
-def test_other_types_of_numbers(backbone, options):
+def test_unsupported_dtypes_are_refused(backbone, options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} must be one of .*'bfloat16'"):
         extract_pyramid(backbone, PHOTOGRAPH, **options)
@@ -195,7 +195,7 @@ def test_images_of_equal_size_and_different_types(backbone):
 
 
 @pytest.mark.parametrize('image', [PHOTOGRAPH, PHOTOGRAPH.astype(np.uint16) * 257, PHOTOGRAPH / 255])
-def test_max_side_shrinks_what_is_larger(backbone, image):
+def test_max_side_shrinks_larger_images(backbone, image):
     pyramid = extract_pyramid(backbone, image, max_side=66)
     assert pyramid.image_size == (round(97 * 66 / 131), 66)
     small = np.array(Image.fromarray(PHOTOGRAPH).resize((66, 49), Image.Resampling.BILINEAR))
@@ -217,14 +217,14 @@ def test_page(backbone, tmp_path):
 
 
 @pytest.mark.parametrize(('value', 'message'), [(255.0, 'between 0 and 1'), (float('nan'), 'NaN')])
-def test_gradients_need_images_in_range_too(backbone, value, message):
+def test_images_with_gradients_are_checked_for_range(backbone, value, message):
     image = torch.rand(3, 40, 40)
     image[1, 2, 3] = value
     with pytest.raises(ValueError, match=message):
         extract_pyramid(backbone, image.requires_grad_(), gradients=True)
 
 
-def test_training_mode_is_set_aside_and_restored():
+def test_training_mode_is_disabled_and_restored():
     backbone = randomize(SwinBackbone(**TINY, drop_path_rate=0.9, frozen_stages=1)).train()
     modes = [module.training for module in backbone.modules()]
     assert any(modes)
@@ -296,8 +296,8 @@ def test_cells_and_pixels(backbone):
     assert '4: (16, 25, 33)' in repr(pyramid)
 
 
-def test_a_cell_starts_from_its_pixels():
-    """Without attention across cells, only the pixels of its box move a cell."""
+def test_a_cell_depends_on_the_pixels_of_its_box():
+    """Without attention across cells, a cell depends only on the pixels of its box."""
     backbone = randomize(SwinBackbone(**TINY, window_size=1)).double().eval()
     image = torch.rand(3, 38, 34)
     pyramid = extract_pyramid(backbone, image)
@@ -309,7 +309,7 @@ def test_a_cell_starts_from_its_pixels():
         assert moved.nonzero().tolist() == [[row, column]]
 
 
-def test_equal_strides_cannot_name_a_map():
+def test_maps_of_equal_stride_are_refused():
     backbone = SwinBackbone(**TINY, strides=(4, 2, 2, 1))
     with pytest.raises(ValueError, match='2 of the maps have stride 16'):
         extract_pyramid(backbone, PHOTOGRAPH)
@@ -324,7 +324,7 @@ def test_equal_strides_cannot_name_a_map():
         ({'batch_size': 0}, 'batch_size must be at least 1'),
     ],
 )
-def test_options_that_contradict(backbone, options, message):
+def test_contradictory_options(backbone, options, message):
     with pytest.raises(ValueError, match=message):
         extract_pyramid(backbone, PHOTOGRAPH, **options)
 
@@ -337,13 +337,13 @@ def test_device(backbone):
 
 
 @pytest.mark.parametrize('device', ['nothing', 'cuda:4096', torch.device('cuda', 4096)])
-def test_a_device_that_is_not_there(device):
+def test_an_unavailable_device(device):
     with pytest.raises(ValueError, match=r'device=.* cannot be used'):
         extract_pyramid(SwinBackbone(**TINY), torch.rand(3, 32, 32), device=device)
 
 
 @pytest.mark.parametrize('device', [0.5, torch.float64])
-def test_what_is_no_device_leaves_the_type_of_the_backbone(backbone, device):
+def test_an_invalid_device_does_not_change_the_dtype_of_the_backbone(backbone, device):
     with pytest.raises(TypeError):
         extract_pyramid(backbone, PHOTOGRAPH, device=device)
     assert next(backbone.parameters()).dtype == torch.float32

@@ -1,6 +1,7 @@
-"""examples/features_ray.py: equal to extract_pyramid; killed, it goes on; a node that dies costs nothing.
+"""examples/features_ray.py equals extract_pyramid, resumes after a kill, and survives the loss of a node.
 
-Ray listens on all interfaces, so each run has a network of its own where the system permits it. `make test-ray`.
+Ray listens on all interfaces, so each run has a network namespace of its own if the system permits it. Run them with
+`make test-ray`.
 """
 
 import functools
@@ -25,9 +26,9 @@ dataset = IfInstalled('pyarrow.dataset')
 pytestmark = pytest.mark.long
 
 IMAGES = 40
-# Ray makes a token only for a node that it starts by itself, and then in the home directory.
+# Ray generates a token only for a node that it starts itself, and stores it in the home directory.
 AUTHENTICATION = {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': secrets.token_hex(32)}
-# Two nodes on one machine, each with enough CPUs for the run. The second is killed when the first rows are there.
+# Two nodes on one machine, each with enough CPUs for the run. The second is killed when the first rows exist.
 TWO_NODES = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -37,15 +38,15 @@ second = cluster.add_node(num_cpus=4)
 run = subprocess.Popen(sys.argv[2:], env={**os.environ, 'RAY_ADDRESS': cluster.address})
 while run.poll() is None and not list(Path(sys.argv[1]).glob('rows/*')):
     time.sleep(0.05)
-assert run.poll() is None, 'it ended before a node was killed'
+assert run.poll() is None, 'the run ended before a node was killed'
 cluster.remove_node(second, allow_graceful=False)
 sys.exit(run.wait())
 """
 
 
 @functools.cache
-def network_of_its_own():
-    """Return the beginning of a command that runs with the loopback interface alone, if that is permitted."""
+def isolated_network():
+    """Return a command prefix that leaves a program only the loopback interface, or nothing if not permitted."""
     command = ['unshare', '--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh']
     permitted = shutil.which('unshare') and subprocess.run([*command, 'true'], capture_output=True).returncode == 0
     return command if permitted else []
@@ -58,7 +59,7 @@ def backbone():
 
 @pytest.fixture
 def work(tmp_path, backbone):
-    """Return the arguments of a run on 40 photographs and a broken one."""
+    """Return the command of a run on 40 images and a broken one."""
     torch.save(backbone.state_dict(), tmp_path / 'tiny.pth')
     (tmp_path / 'photos').mkdir()
     for index in range(IMAGES):
@@ -71,7 +72,7 @@ def work(tmp_path, backbone):
 def start(command):
     path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
     return subprocess.Popen(
-        [*network_of_its_own(), *map(str, command)],
+        [*isolated_network(), *map(str, command)],
         env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', **AUTHENTICATION},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -82,11 +83,11 @@ def start(command):
 
 def finish(process):
     try:
-        said, _ = process.communicate(timeout=500)
-    except subprocess.TimeoutExpired:  # Ray waits for ever where it is short of anything
+        output, _ = process.communicate(timeout=500)
+    except subprocess.TimeoutExpired:  # Ray waits forever if a resource is missing
         os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-    return process.returncode, said
+        output, _ = process.communicate()
+    return process.returncode, output
 
 
 def rows_of(out):
@@ -96,7 +97,7 @@ def rows_of(out):
 
 def assert_complete(out, photos, backbone):
     rows, count = rows_of(out)
-    assert count == len(rows) == IMAGES + 1  # nothing is lost, nothing doubled
+    assert count == len(rows) == IMAGES + 1  # no row is lost or duplicated
     assert 'not an image' in rows.pop('broken.jpg')['error']
     for name, row in rows.items():
         assert row['error'] == ''
@@ -104,45 +105,47 @@ def assert_complete(out, photos, backbone):
         np.testing.assert_allclose(row['level_32'], vector, rtol=1e-4, atol=1e-5)
 
 
-def test_equal_and_the_broken_row(work, tmp_path, backbone):
-    status, said = finish(start(work))
-    assert status == 1, said
-    assert '41 rows, 1 with an error' in said
+def test_features_equal_extract_pyramid_and_a_broken_image_has_an_error(work, tmp_path, backbone):
+    status, output = finish(start(work))
+    assert status == 1, output
+    assert '41 rows, 1 with an error' in output
     assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
-    status, said = finish(start([*work, '--pool', 'gem']))
+    status, output = finish(start([*work, '--pool', 'gem']))
     assert status == 2
-    assert 'rows of other settings' in said
+    assert 'rows of other settings' in output
 
 
-def test_too_few_cpus_are_an_error_and_no_silence(work):
-    status, said = finish(start([*work, '--actors', '1000']))
+def test_too_few_cpus_are_an_error(work):
+    status, output = finish(start([*work, '--actors', '1000']))
     assert status == 2
-    assert '1000 actors and the reading need 1002 CPUs' in said
+    assert '1000 actors and the reading need 1002 CPUs' in output
 
 
-def test_the_driver_killed_and_started_again(work, tmp_path, backbone):
+def test_a_killed_driver_resumes(work, tmp_path, backbone):
     process = start(work)
     while process.poll() is None and len(list((tmp_path / 'out' / 'rows').glob('*'))) < 2:
         time.sleep(0.05)
-    assert process.poll() is None, 'it ended before it was killed'
+    assert process.poll() is None, 'the run ended before it was killed'
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     kept = {path.name: path.read_bytes() for path in (tmp_path / 'out' / 'rows').glob('*')}
-    status, said = finish(start(work))
-    assert status == 1, said
+    status, output = finish(start(work))
+    assert status == 1, output
     assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
-    still = {path.name for path in (tmp_path / 'out' / 'rows').glob('*') if kept.get(path.name) == path.read_bytes()}
-    assert still
+    unchanged = {
+        path.name for path in (tmp_path / 'out' / 'rows').glob('*') if kept.get(path.name) == path.read_bytes()
+    }
+    assert unchanged
 
 
-def test_two_nodes_of_which_one_is_killed(work, tmp_path, backbone):
-    status, said = finish(start([sys.executable, '-c', TWO_NODES, tmp_path / 'out', *work, '--actors', '2']))
-    assert status == 1, said
+def test_the_run_survives_a_killed_node(work, tmp_path, backbone):
+    status, output = finish(start([sys.executable, '-c', TWO_NODES, tmp_path / 'out', *work, '--actors', '2']))
+    assert status == 1, output
     assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
 
 
 def test_object_storage(work, tmp_path, backbone):
-    """A store on the loopback interface of the network in which the example runs."""
+    """Serve a store on the loopback interface of the network namespace in which the example runs."""
     pytest.importorskip('moto')
     code = """
 import os, subprocess, sys
@@ -158,11 +161,11 @@ system.create_dir('bucket')
 fs.copy_files(str(root / 'photos'), 'bucket/photos', destination_filesystem=system)
 example, photos, out, folder, *rest = sys.argv[2:]
 command = [sys.executable, example, 'bucket/photos', '--out', 'bucket/out', *rest, '--filesystem', address]
-statuses = [subprocess.run(command).returncode for _ in range(2)]  # the second finds all done
+statuses = [subprocess.run(command).returncode for _ in range(2)]  # the second finds all rows
 assert statuses == [1, 1], statuses
 fs.copy_files('bucket/out/rows', str(root / 'out' / 'rows'), source_filesystem=system)
 """
     (tmp_path / 'out' / 'rows').mkdir(parents=True)
-    status, said = finish(start([sys.executable, '-c', code, tmp_path, *work[1:]]))
-    assert status == 0, said
+    status, output = finish(start([sys.executable, '-c', code, tmp_path, *work[1:]]))
+    assert status == 0, output
     assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)

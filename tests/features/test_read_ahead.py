@@ -1,4 +1,4 @@
-"""Image files read ahead: all of them, in order, within a limit of memory; and those of equal size put together."""
+"""Reading ahead yields all images in order within a memory limit, and batches hold images of equal size."""
 
 import multiprocessing
 import resource
@@ -20,7 +20,7 @@ from swin_dense.features.sources import Item, iterate
 
 @pytest.fixture
 def paths(tmp_path):
-    """Seven images of three sizes and two that cannot be read."""
+    """Create seven images of three sizes, a broken file, and the path of a missing one."""
     generator = np.random.default_rng(0)
     files = []
     for index, size in enumerate([(8, 9), (12, 9), (8, 9), (8, 9), (12, 9), (5, 5), (8, 9)]):
@@ -39,7 +39,7 @@ def read(item):
 
 
 @pytest.mark.parametrize('workers', [0, 1, 3])
-def test_in_order_and_as_stored(paths, workers):
+def test_images_are_yielded_in_order_and_as_stored(paths, workers):
     samples = list(read_ahead(items_of(paths), read, workers))
     assert [item.name for item, _ in samples] == paths
     for item, image in samples:
@@ -50,8 +50,8 @@ def test_in_order_and_as_stored(paths, workers):
             assert torch.equal(image, read_pixels(item.name, 3))
 
 
-def test_no_more_at_once_than_the_limit_allows(monkeypatch):
-    """Each reader waits until the caller has all the limit lets in, so that what is held at once is known."""
+def test_images_read_ahead_fit_into_the_limit(monkeypatch):
+    """For each image, the images begun by then and not yet consumed fit into the limit, or are a single image."""
     limit = extraction._AHEAD_BYTES
     costs = dict(zip('abcdefg', [limit * tenths // 10 for tenths in (5, 3, 3, 30, 4, 4, 2)], strict=True))
     monkeypatch.setattr(extraction, 'decoded_bytes', costs.get)
@@ -71,20 +71,20 @@ def test_no_more_at_once_than_the_limit_allows(monkeypatch):
 
 
 def peak_of_photographs(path, limit):
-    """Return the MiB that 24 photographs of 36 MB each take when eight threads read them."""
+    """Return by how many MiB the peak memory grows when eight threads read 24 images of 36 MB each."""
     extraction._AHEAD_BYTES = limit
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     samples = read_ahead(items_of([path] * 24), read, workers=8)
     next(samples)
     for future in list(samples.gi_frame.f_locals['images']):
-        future.result()  # as a slow caller, let the readers read all that they may
+        future.result()  # simulate a slow caller: let the readers read as far ahead as they can
     for _ in samples:
         pass
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 
 
 @pytest.mark.slow
-def test_photographs_take_what_the_limit_says(tmp_path):
+def test_peak_memory_follows_the_limit(tmp_path):
     path = str(tmp_path / 'photo.jpg')
     Image.effect_noise((4000, 3000), 50).convert('RGB').save(path, quality=30)
     fork = multiprocessing.get_context('fork')
@@ -95,7 +95,7 @@ def test_photographs_take_what_the_limit_says(tmp_path):
     assert peaks[0] < 400 < peaks[1]
 
 
-def test_left_in_the_middle(paths):
+def test_closing_the_generator_ends_its_threads(paths):
     before = set(threading.enumerate())
     reader = read_ahead(items_of(paths), read, workers=2)
     next(reader)
@@ -103,7 +103,7 @@ def test_left_in_the_middle(paths):
     assert not set(threading.enumerate()) - before
 
 
-def test_an_error_in_the_list_reaches_the_caller(paths):
+def test_an_error_of_the_item_iterator_reaches_the_caller(paths):
     def items():
         yield from items_of(paths[:1])
         raise RuntimeError('a defect')
@@ -113,7 +113,7 @@ def test_an_error_in_the_list_reaches_the_caller(paths):
 
 
 @given(st.lists(st.one_of(st.tuples(st.integers(1, 3), st.integers(1, 2)), st.none())), st.integers(1, 4))
-def test_every_image_is_in_one_batch_with_its_equals(sizes, batch_size):
+def test_every_image_is_in_one_batch_with_images_of_equal_size(sizes, batch_size):
     samples = [(i, 'broken' if size is None else torch.full((3, *size), i)) for i, size in enumerate(sizes)]
     seen = []
     for members, images in batches(samples, batch_size):
@@ -126,7 +126,7 @@ def test_every_image_is_in_one_batch_with_its_equals(sizes, batch_size):
     assert sorted(seen) == list(range(len(sizes)))
 
 
-def test_images_of_no_equals_do_not_wait_for_ever(monkeypatch):
+def test_images_of_unique_size_do_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(extraction, '_WAITING_BYTES', 100)
     samples = iter((i, torch.zeros(3, 2, i, dtype=torch.uint8)) for i in range(1, 100))
     next(batches(samples, 8))

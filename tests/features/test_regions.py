@@ -1,4 +1,4 @@
-"""A region of a large image is that part of the image, whatever holds it."""
+"""A region read from any supported source equals that part of the whole image."""
 
 import errno
 from pathlib import Path
@@ -45,7 +45,7 @@ def save_with_pil(path, mode='RGB', **options):
 
 
 def save_four_bit_tiff(path):
-    """A grey TIFF whose pixels, two to a byte, reach from 0 to 15."""
+    """Write a grey TIFF with 4 bits per pixel, two pixels per byte."""
     packed = np.ascontiguousarray(RGB[:, :130, 0])
     with tifffile.TiffFile(save_tiff(path, packed, 'minisblack'), mode='r+') as file:
         tags = file.pages[0].tags
@@ -115,7 +115,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize('form', UNUSUAL)
-def test_regions_are_of_what_is_read_as_a_whole(form, tmp_path):
+def test_regions_of_unusual_files_equal_the_whole_image(form, tmp_path):
     path = UNUSUAL[form](tmp_path)
     whole = read_image(path)
     with open_large_image(path) as image:
@@ -124,7 +124,7 @@ def test_regions_are_of_what_is_read_as_a_whole(form, tmp_path):
 
 
 @pytest.mark.parametrize('orientation', range(1, 9))
-def test_regions_are_upright_however_the_camera_was_held(orientation, tmp_path):
+def test_regions_follow_the_exif_orientation(orientation, tmp_path):
     exif = Image.Exif()
     exif[274] = orientation
     path = save_with_pil(tmp_path / 'x.png', exif=exif)
@@ -146,7 +146,7 @@ def test_without_tifffile(tmp_path, monkeypatch):
         assert torch.equal(to_tensor(image.read(3, 4, 50, 60), 3, ''), read_image(RGB)[:, 3:50, 4:60])
 
 
-def test_what_is_no_image(tmp_path):
+def test_invalid_sources_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match='missing'), open_large_image(tmp_path / 'missing.tif'):
         pass
     for name, content in (('text.png', b'text'), ('empty.png', b''), ('cut.tif', b'II*\0cut')):
@@ -162,7 +162,7 @@ def test_what_is_no_image(tmp_path):
 
 
 @pytest.mark.parametrize('number', [errno.EIO, errno.EACCES])
-def test_what_the_file_system_refuses_is_an_error_of_the_image(tmp_path, monkeypatch, number):
+def test_errors_of_the_file_system_become_image_errors(tmp_path, monkeypatch, number):
     path = save_with_pil(tmp_path / 'x.png')
 
     def fail(*args, **options):
@@ -183,7 +183,7 @@ def test_a_damaged_zarr_array_names_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize('compression', ['jpeg', 'lzw', 'zstd', 'jpeg2000'])
-def test_compressed_slides_are_read_by_parts(tmp_path, compression, monkeypatch):
+def test_compressed_slides_are_read_by_regions(tmp_path, compression, monkeypatch):
     path = save_slide(tmp_path / 'x.tif', compression)
     whole = read_image(path)
     monkeypatch.setattr(regions, 'decode_file', None)
@@ -191,7 +191,7 @@ def test_compressed_slides_are_read_by_parts(tmp_path, compression, monkeypatch)
     with open_large_image(path) as image:
         assert image.size == RGB.shape[:2]
         part = to_tensor(image.read(20, 70, 150, 131), 3, 'part')
-    # Decoders of JPEG may differ by rounding.
+    # JPEG decoders may differ by rounding.
     torch.testing.assert_close(part, whole[:, 20:150, 70:131], rtol=0, atol=0.02)
     torch.testing.assert_close(
         part, torch.from_numpy(RGB[20:150, 70:131] / 255).float().movedim(2, 0), rtol=0, atol=0.3
@@ -202,12 +202,12 @@ def save_slide(path, compression):
     return save_tiff(path, tile=(64, 64), compression=compression)
 
 
-def test_a_slide_is_ycbcr_as_scanners_write_it(tmp_path):
+def test_the_jpeg_slide_is_ycbcr_as_from_scanners(tmp_path):
     with tifffile.TiffFile(save_slide(tmp_path / 'x.tif', 'jpeg')) as file:
         assert file.pages[0].photometric == tifffile.PHOTOMETRIC.YCBCR
 
 
-def test_without_imagecodecs_it_is_said_that_all_is_decoded(tmp_path, monkeypatch, caplog):
+def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, caplog):
     path = save_slide(tmp_path / 'x.tif', 'jpeg')
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {})
     with open_large_image(path) as image:
@@ -225,14 +225,14 @@ def test_pages_of_a_tiff(tmp_path):
             pass
 
 
-def test_a_volume_is_no_image(tmp_path):
+def test_volumes_are_refused(tmp_path):
     volume = np.zeros((7, 32, 48), np.uint8)
     tifffile.imwrite(tmp_path / 'x.tif', volume, volumetric=True, tile=(1, 16, 16))
     with pytest.raises(ImageError, match='volume'), open_large_image(tmp_path / 'x.tif'):
         pass
 
 
-def test_beyond_the_limit_of_pil(tmp_path, monkeypatch):
+def test_images_beyond_pils_limit_are_refused(tmp_path, monkeypatch):
     path = save_with_pil(tmp_path / 'x.png')
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
     with pytest.raises(ImageError, match='install tifffile, zarr and imagecodecs') as error, open_large_image(path):

@@ -1,4 +1,4 @@
-"""Shares of a list: every image in exactly one, whoever lists what else; and what shards put on record."""
+"""Each image belongs to exactly one shard, independent of the rest of the list; shards record settings and lists."""
 
 import json
 
@@ -10,12 +10,12 @@ from swin_dense.features.shards import ALL, Record, Shard, digest_of, lock_shard
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=['Cs'])), unique=True), st.integers(1, 9))
-def test_every_image_is_of_exactly_one_shard(names, count):
+def test_every_image_belongs_to_exactly_one_shard(names, count):
     shards = [Shard(index, count) for index in range(count)]
     assert all(sum(shard.owns(digest_of(name)) for shard in shards) == 1 for name in names)
 
 
-def test_shares_are_even_and_do_not_depend_on_the_list():
+def test_shards_are_of_similar_size():
     names = [f'photos/{index}.jpg' for index in range(8000)]
     shares = [sum(Shard(index, 8).owns(digest_of(name)) for name in names) for index in range(8)]
     assert min(shares) > 900
@@ -23,7 +23,7 @@ def test_shares_are_even_and_do_not_depend_on_the_list():
 
 
 @pytest.mark.parametrize('text', ['8/8', '-1/8', '1', '1/', '/8', '1.0/8', 'a/b', '0/0', '1/2/3'])
-def test_what_is_no_shard(text):
+def test_parse_shard(text):
     with pytest.raises(ValueError, match=r'--shard must be I/N'):
         parse_shard(text)
     assert parse_shard('3/8') == Shard(3, 8)
@@ -62,14 +62,14 @@ def record(folder, shard=ALL, settings=None, names=('a.jpg', 'b.jpg')):
 def test_settings(tmp_path):
     record(tmp_path).begin()
     record(tmp_path).begin()
-    record(tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2}).begin()  # of no consequence
+    record(tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2}).begin()  # does not matter
     before = (tmp_path / '_shard-00000-of-00001.json').read_bytes()
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
         record(tmp_path, settings={'arch': 'swin_s', 'levels': (4, 8)}).begin()
     assert (tmp_path / '_shard-00000-of-00001.json').read_bytes() == before
 
 
-def test_settings_of_other_shards_and_of_another_division(tmp_path):
+def test_settings_and_number_of_shards_must_match_other_shards(tmp_path):
     record(tmp_path, Shard(0, 2)).begin()
     record(tmp_path, Shard(1, 2)).begin()
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
@@ -78,14 +78,14 @@ def test_settings_of_other_shards_and_of_another_division(tmp_path):
         record(tmp_path).begin()
 
 
-def test_shards_of_different_lists_are_told(tmp_path):
+def test_different_lists_of_other_shards_are_reported(tmp_path):
     first, second = record(tmp_path, Shard(0, 2)), record(tmp_path, Shard(1, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
     first.begin()
-    assert first.other_lists() == []  # the other has not begun
+    assert first.other_lists() == []  # the other shard has no record yet
     second.begin()
     for one, other in ((first, '1-of-00002.json has another list: 3'), (second, '0-of-00002.json has another list')):
-        (said,) = one.other_lists()
-        assert other in said
+        (message,) = one.other_lists()
+        assert other in message
     again = record(tmp_path, Shard(0, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
     again.begin()
     assert again.other_lists() == second.other_lists() == []
@@ -104,7 +104,7 @@ def test_a_folder_of_an_older_version(tmp_path):
         record(tmp_path).begin()
 
 
-def test_one_process_at_a_time_does_a_shard(tmp_path):
+def test_only_one_process_at_a_time_locks_a_shard(tmp_path):
     with (
         lock_shard(tmp_path, Shard(0, 2)),
         lock_shard(tmp_path, Shard(1, 2)),

@@ -1,4 +1,4 @@
-"""Which images a user means: in folders, lists, patterns and tar files, on a disk, on servers and in object storage."""
+"""Sources of images: folders, lists, patterns and tar files, on a disk, on a server and in object storage."""
 
 import io
 import os
@@ -21,7 +21,7 @@ fsspec = IfInstalled('fsspec')
 
 
 def write_tar(path, files, **options):
-    """Write a tar file of files, in order, given as names and bytes."""
+    """Write a tar file from (name, content) pairs, in order."""
     with tarfile.open(path, 'w', **options) as archive:
         for name, content in files:
             member = tarfile.TarInfo(name)
@@ -50,7 +50,7 @@ def test_names_are_absolute(tmp_path, monkeypatch):
     assert list_images(['photos']) == list_images([tmp_path / 'photos'])
 
 
-def test_nothing_is_passed_over_in_silence(tmp_path):
+def test_skipped_files_are_reported_with_a_reason(tmp_path):
     make_images(tmp_path / 'photos', 3, broken=False)
     for name in ('notes.md', 'no-suffix', 'new.avif'):
         (tmp_path / 'photos' / name).write_text('x')
@@ -72,7 +72,7 @@ def test_links_to_folders_are_followed_once(tmp_path):
     assert sorted(map(os.path.realpath, found)) == sorted(map(str, paths))
 
 
-def test_versions_tell_states_apart(tmp_path):
+def test_versions_differ_between_states_of_a_file(tmp_path):
     (tmp_path / 'a.jpg').write_bytes(b'12')
     os.utime(tmp_path / 'a.jpg', ns=(0, 10**18 + 1))
     first = version_of(str(tmp_path / 'a.jpg'))
@@ -99,12 +99,12 @@ class TestTar:
         assert {tar_of(item.name) for item in items} == {str(tar)}
         assert tar_of('/x.tarball/a.png') is tar_of('/a.tar') is None
 
-    def test_what_is_not_wanted_is_not_read(self, tmp_path, contents):
+    def test_unwanted_members_are_not_read(self, tmp_path, contents):
         tar = write_tar(tmp_path / 'a.tar', contents.items())
-        asked = []
-        items = iterate([(str(tar), None)], lambda name, version: asked.append((name, version)) or '1' in name[-5:])
+        queried = []
+        items = iterate([(str(tar), None)], lambda name, version: queried.append((name, version)) or '1' in name[-5:])
         assert [item.source is not None for item in items] == [False, True, False]
-        assert asked == [(f'{tar}/{name}', f'{len(content)}-1234') for name, content in contents.items()]
+        assert queried == [(f'{tar}/{name}', f'{len(content)}-1234') for name, content in contents.items()]
 
     def test_a_damaged_member_is_named(self, tmp_path, contents):
         tar = write_tar(tmp_path / 'a.tar', [('b.png', b'damaged'), *contents.items()])
@@ -113,7 +113,7 @@ class TestTar:
             read_image(item.source)
 
     @pytest.mark.parametrize('damage', ['cut off', 'no tar', 'empty', 'missing'])
-    def test_a_damaged_tar_file_is_named_after_what_can_be_read(self, tmp_path, contents, damage):
+    def test_a_damaged_tar_file_is_named_after_its_readable_members(self, tmp_path, contents, damage):
         tar = write_tar(tmp_path / 'a.tar', contents.items())
         content = {'cut off': tar.read_bytes()[:3000], 'no tar': b'no tar' * 1000, 'empty': b'', 'missing': None}[
             damage
@@ -127,13 +127,13 @@ class TestTar:
 
 
 class TestAddresses:
-    """The way of all addresses, by the file system in memory that fsspec brings."""
+    """Addresses, tested with the in-memory file system of fsspec."""
 
     @pytest.fixture
     def bucket(self, tmp_path):
         paths = make_images(tmp_path, 4, broken=False)
         system = fsspec.filesystem('memory')
-        system.store.clear()  # it is one for the whole process
+        system.store.clear()  # the whole process shares it
         for index, path in enumerate(paths):
             system.pipe_file(f'/bucket/photos/{index}.png', path.read_bytes())
         system.pipe_file('/bucket/photos/notes.md', b'x')
@@ -165,20 +165,20 @@ class TestAddresses:
         with pytest.raises(FileNotFoundError, match=r'memory://bucket/9\.png'):
             read_image('memory://bucket/9.png')
 
-    def test_versions_of_a_listing_are_those_of_the_objects(self, bucket):
+    def test_versions_in_a_listing_equal_version_of(self, bucket):
         for name, version in list_images(['memory://bucket/photos']).items():
             assert version == version_of(name)
             fsspec.filesystem('memory').pipe_file(name, read_bytes(name))
             assert version != version_of(name)
         assert version_of('memory://bucket/none.png') is None
 
-    def test_a_package_that_is_missing_is_named(self):
+    def test_a_missing_package_is_named(self):
         pytest.importorskip('fsspec')
         with pytest.raises(ImportError, match=r'hdfs|adlfs|gcsfs|s3fs|paramiko'):
             read_bytes('sftp://host/a.png')
 
 
-def test_a_server(tmp_path):
+def test_http_server(tmp_path):
     pytest.importorskip('aiohttp')
     (path,) = make_images(tmp_path / 'photos', 1, broken=False)
     write_tar(tmp_path / 'a.tar', [('in.png', path.read_bytes())])

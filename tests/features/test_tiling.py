@@ -1,4 +1,4 @@
-"""Tiles give what the whole image gives, if they overlap enough; how much is enough is checked by brute force."""
+"""Tiles with enough overlap give the features of the whole image; brute force checks how much is enough."""
 
 import multiprocessing
 import sys
@@ -15,7 +15,7 @@ from swin_dense.features.tiling import exact_overlap, level_size, plan_tiles, ti
 from tests.conftest import TINY, randomize, small_disk
 from tests.features.helpers import tree
 
-# Two stages of small windows: an alignment of 24 pixels and little to compute.
+# Two stages with small windows: an alignment of 24 pixels, and little computation.
 SMALL = {'embed_dims': 8, 'depths': (2, 3), 'num_heads': (1, 2), 'window_size': 3}
 
 
@@ -28,7 +28,7 @@ def small():
     return randomize(SwinBackbone(**SMALL)).double().eval()
 
 
-def test_default_overlap_of_the_published_sizes():
+def test_default_overlap_of_published_sizes():
     with torch.device('meta'):
         assert tile_alignment(SwinBackbone('t')) == (224, 224)
         assert tile_alignment(SwinBackbone('b', window_size=12)) == (384, 384)
@@ -82,8 +82,8 @@ def test_four_stages_with_window_seven():
     ids=str,
 )
 @pytest.mark.parametrize('axis', [0, 1])
-def test_the_overlap_is_the_smallest_that_is_exact(options, axis):
-    """Cut a long image in the middle and count how far from the cut the features differ."""
+def test_the_default_overlap_is_the_smallest_exact_one(options, axis):
+    """Cut a long image in the middle and measure how far from the cut the features differ."""
     backbone = randomize(SwinBackbone(**options)).double().eval()
     period = tile_alignment(backbone)[axis]
     long = 8 * period
@@ -106,7 +106,7 @@ def test_the_overlap_is_the_smallest_that_is_exact(options, axis):
     assert exact_overlap(backbone, backbone.out_strides)[axis] == -(-reach // period) * period
 
 
-def test_error_falls_with_the_overlap():
+def test_the_error_decreases_with_the_overlap():
     backbone = randomize(SwinBackbone(embed_dims=8, depths=(2, 6), num_heads=(1, 2), window_size=3)).double().eval()
     image = np.random.default_rng(0).random((240, 10, 3))
     whole = extract_pyramid(backbone, image)[8]
@@ -156,15 +156,15 @@ def test_written_to_memory_mapped_files(small, tmp_path, dtype):
 
 
 def in_a_process(function):
-    """Return the exit status of a function in a process of its own, which a signal may end."""
+    """Run a function in a forked process, which a signal may end; return the exit status."""
     process = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))
     process.start()
     process.join()
     return process.exitcode
 
 
-def test_a_full_disk_is_an_error_and_keeps_the_maps_before(small, tmp_path):
-    """Without the space reserved, writing to a mapped page ends the process by SIGBUS."""
+def test_a_full_disk_raises_and_keeps_the_previous_maps(small, tmp_path):
+    """If the space were not reserved, writing to a mapped page would kill the process with SIGBUS."""
     images = [np.random.default_rng(0).random((side, 240, 3)) for side in (48, 480)]
 
     def fill_the_disk():
@@ -178,7 +178,7 @@ def test_a_full_disk_is_an_error_and_keeps_the_maps_before(small, tmp_path):
         assert in_a_process(fill_the_disk) == 0
 
 
-def test_a_live_pyramid_outlasts_the_reuse_of_its_folder(small, tmp_path):
+def test_a_pyramid_stays_valid_when_its_folder_is_reused(small, tmp_path):
     large, little = (np.random.default_rng(0).random((side, side, 3)) for side in (480, 24))
 
     def reuse():
@@ -192,7 +192,7 @@ def test_a_live_pyramid_outlasts_the_reuse_of_its_folder(small, tmp_path):
     assert in_a_process(reuse) == 0
 
 
-def test_an_extraction_that_fails_leaves_the_folder_as_it_was(small, tmp_path):
+def test_a_failed_extraction_leaves_the_folder_unchanged(small, tmp_path):
     image = np.random.default_rng(0).random((100, 60, 3))
     extract_pyramid(small, image, tile=48, out=tmp_path)
     before = tree(tmp_path)
@@ -230,7 +230,7 @@ def test_several_images_and_float32(tmp_path):
         ({'tile': 24, 'overlap': -24}, 'at least 0'),
     ],
 )
-def test_refused(small, options, message):
+def test_invalid_tile_and_overlap(small, options, message):
     with pytest.raises(ValueError, match=message):
         extract_pyramid(small, np.zeros((30, 30, 3)), **options)
 
@@ -241,7 +241,7 @@ def test_absolute_position_cannot_be_tiled():
         extract_pyramid(backbone, np.zeros((30, 30, 3)), tile=24)
 
 
-def test_a_bad_value_in_one_tile_is_found(small):
+def test_an_invalid_value_in_one_tile_is_detected(small):
     image = np.zeros((60, 60, 3))
     image[50, 50] = np.nan
     with pytest.raises(ValueError, match='NaN'):

@@ -1,4 +1,4 @@
-"""What an integration says where its package is missing or of another version; nothing else here imports one."""
+"""Integrations report a missing or different version of their package, and no other module imports them."""
 
 import ast
 import os
@@ -25,12 +25,12 @@ PACKAGES = {
 }
 
 
-def test_every_integration_is_a_file():
+def test_every_integration_has_a_tested_package():
     assert {path.stem for path in FOLDER.glob('*.py')} - {'__init__'} == set(PACKAGES)
 
 
 @pytest.mark.parametrize('name', PACKAGES)
-def test_a_missing_package_is_named_with_what_to_install(name):
+def test_a_missing_package_is_named_with_a_pip_command(name):
     program = f'import sys; sys.modules[{PACKAGES[name]!r}] = None; import swin_dense.integrations.{name}'
     done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
@@ -39,8 +39,8 @@ def test_a_missing_package_is_named_with_what_to_install(name):
 
 
 @pytest.mark.parametrize('name', PACKAGES)
-def test_a_version_without_what_is_needed_is_told_from_the_tested_one(name, tmp_path):
-    """A version to come may have moved what an integration imports."""
+def test_an_incompatible_version_is_reported_with_the_tested_one(name, tmp_path):
+    """A future version may have moved the names that an integration imports."""
     package = PACKAGES[name]
     for path, text in {
         f'{package}/__init__.py': '',
@@ -48,7 +48,7 @@ def test_a_version_without_what_is_needed_is_told_from_the_tested_one(name, tmp_
     }.items():
         (tmp_path / path).parent.mkdir()
         (tmp_path / path).write_text(text)
-    # mmengine imports some of them too.
+    # mmengine also imports some of these packages.
     program = f'import sys; sys.modules["mmengine"] = None; import swin_dense.integrations.{name}'
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -58,7 +58,7 @@ def test_a_version_without_what_is_needed_is_told_from_the_tested_one(name, tmp_
     assert re.match(rf'(ImportError|ModuleNotFoundError): .*{package}', done.stderr.splitlines()[-1])
 
 
-def test_a_fault_inside_the_package_is_not_hidden(tmp_path, monkeypatch):
+def test_an_import_error_inside_the_package_is_not_hidden(tmp_path, monkeypatch):
     (tmp_path / 'halfway.py').write_text('import nothing_of_the_kind')
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match='nothing_of_the_kind'):
@@ -66,7 +66,7 @@ def test_a_fault_inside_the_package_is_not_hidden(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(('installed', 'warned'), [('1.2.7', False), ('1.3.0', True), (None, True)])
-def test_another_version_is_warned_of(installed, warned, monkeypatch):
+def test_a_different_version_gives_a_warning(installed, warned, monkeypatch):
     def version(name):
         if installed is None:
             raise PackageNotFoundError(name)
@@ -84,7 +84,7 @@ def test_another_version_is_warned_of(installed, warned, monkeypatch):
 
 
 @pytest.mark.parametrize('path', sorted((ROOT / 'swin_dense').rglob('*.py')), ids=lambda path: path.stem)
-def test_nothing_of_ours_imports_an_integration(path: Path):
+def test_no_module_of_the_package_imports_an_integration(path: Path):
     if FOLDER in path.parents:
         return
     for node in ast.walk(ast.parse(path.read_text())):

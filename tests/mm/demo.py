@@ -1,4 +1,4 @@
-"""The demo configs on a small data set."""
+"""The demo configs with a small data set."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.conftest import ROOT
 
 
 def demo_config(framework: str, data: Path) -> Config:
-    """Return the demo config of a framework, reading ``data``."""
+    """Return the demo config of a framework with the data set in ``data``."""
     name = {'mmdet': 'mask-rcnn_swin-demo_fpn.py', 'mmseg': 'upernet_swin-demo.py'}[framework]
     cfg = Config.fromfile(ROOT / 'configs' / 'demo' / name)
     root = f'{data}/coco/' if framework == 'mmdet' else f'{data}/ADEChallengeData2016'

@@ -1,4 +1,4 @@
-"""The recipes: equal to the frameworks' own and to what the authors trained with, and they run."""
+"""The recipes equal the frameworks' configs and the authors' settings, and they train and predict."""
 
 import ast
 import copy
@@ -43,7 +43,7 @@ LEAVES = sorted(
 ZOO = [path for path in LEAVES if path.parent.name != 'demo']
 PLACES = {'mmdet': MMDET, 'mmseg': MMSEG}
 FRAMEWORKS = framework_configs(CONFIGS.parent)
-# Every recipe that a framework has a config of the same name for.
+# The recipes for which a framework has a config of the same name.
 THEIRS = {path.stem: path for root in (MMDET, MMSEG) for path in root.rglob('*.py')}
 THEIRS.update((name, PLACES[place.partition('::')[0]] / place.partition('::')[2]) for name, place in FRAMEWORKS.items())
 COUNTERPARTS = {name: THEIRS[name] for name in recipe_names() if name in THEIRS}
@@ -53,7 +53,7 @@ BACKBONES = sorted((CONFIGS / '_base_/backbones').glob('*.py'))
 @functools.cache
 def load(path):
     is_ours = CONFIGS in path.parents
-    return Config.fromfile(path, import_custom_modules=is_ours)  # mmdet's ConvNeXt would import mmpretrain
+    return Config.fromfile(path, import_custom_modules=is_ours)  # mmdet's ConvNeXt config would import mmpretrain
 
 
 def leaf(name):
@@ -62,9 +62,9 @@ def leaf(name):
 
 
 def settings(config):
-    """Return a config as {'a.b[0].c': value}, without the scopes that ``mmdet::`` and ``mmseg::`` leave behind.
+    """Return a config as {'a.b[0].c': value}, without the scopes that ``mmdet::`` and ``mmseg::`` bases add.
 
-    What a backbone config leaves out is filled in with the defaults of mmdet's Swin.
+    Options that the backbone config omits have the defaults of mmdet's Swin.
     """
     config = copy.deepcopy(config.to_dict())
     signature = inspect.signature(SwinTransformer).parameters.values()
@@ -88,7 +88,7 @@ def settings(config):
 
 
 def differences(ours, theirs):
-    """Return {setting: (ours, theirs)}; None stands for a setting that is not there, or is None."""
+    """Return the differing settings as {setting: (ours, theirs)}; None means that a setting is missing or None."""
     ours, theirs = settings(ours), settings(theirs)
     return {
         name: (ours.get(name), theirs.get(name))
@@ -97,14 +97,14 @@ def differences(ours, theirs):
     }
 
 
-# Where our recipes and the frameworks' own differ on purpose, and why.
+# Intended differences between the recipes and the frameworks' configs, with reasons.
 ON_PURPOSE = {
-    r'model\.backbone\.type': 'the point of the exercise',
-    r'model\.backbone\.convert_weights': 'SwinDense recognises the layout of a checkpoint by itself',
-    r'model\.backbone\.init_cfg\.checkpoint': "mmseg's converted copy of the file that the authors released",
-    r'custom_imports\..*': 'makes mmengine import swin_dense, which registers SwinDense',
-    r'(swin\.|channels|pretrained|scales).*': 'variables of ours that other settings are made of',
-    r'(pretrained|checkpoint_file|max_epochs|data_preprocessor\.).*': 'variables of theirs, likewise',
+    r'model\.backbone\.type': 'the backbone under test',
+    r'model\.backbone\.convert_weights': 'SwinDense infers the layout of a checkpoint',
+    r'model\.backbone\.init_cfg\.checkpoint': "mmseg's converted copy of the authors' file",
+    r'custom_imports\..*': 'imports swin_dense, which registers SwinDense',
+    r'(swin\.|channels|pretrained|scales).*': 'variables of the recipes that other settings use',
+    r'(pretrained|checkpoint_file|max_epochs|data_preprocessor\.).*': "variables of the frameworks' configs, likewise",
 }
 
 MMDET_RECIPES = [
@@ -117,14 +117,14 @@ MMDET_RECIPES = [
 MMSEG_RECIPES = [path.stem for path in (MMSEG / 'swin').glob('*ade20k-512x512.py')]
 
 
-def test_all_recipes_of_the_frameworks_are_here():
+def test_all_swin_recipes_of_the_frameworks_exist():
     assert sorted(MMDET_RECIPES) == sorted(path.stem for path in (MMDET / 'swin').glob('*.py'))
     assert len(MMSEG_RECIPES) == 8
     assert {*MMDET_RECIPES, *MMSEG_RECIPES} < {path.stem for path in ZOO}
 
 
 @pytest.mark.parametrize('name', MMDET_RECIPES + MMSEG_RECIPES)
-def test_recipe_equals_the_frameworks_own(name):
+def test_recipe_equals_the_frameworks_config(name):
     own = leaf(name)
     other = load((MMDET if name in MMDET_RECIPES else MMSEG) / f'swin/{name}.py')
     found = differences(own, other)
@@ -136,7 +136,7 @@ def test_recipe_equals_the_frameworks_own(name):
 
 
 class TextEncoder(torch.nn.Module):
-    """Stands in for BERT, which neither config changes, and which transformers and the network have."""
+    """Replaces BERT, which is the same in both configs and needs transformers and a download."""
 
     def __init__(self, **options):
         super().__init__()
@@ -147,14 +147,14 @@ class TextEncoder(torch.nn.Module):
 
 @functools.cache
 def parameters_and_groups(model, optim_wrapper, scope):
-    """Return names and shapes of a model's parameters, and rate and decay of each as its optimiser has them.
+    """Return (name, shape) of all parameters, and (name, learning rate, weight decay) in the order of the optimiser.
 
     Args:
-        model: of the config, as text.
-        optim_wrapper: of the config, as text.
+        model: the entry of the config, as text.
+        optim_wrapper: the entry of the config, as text.
         scope: 'mmdet' or 'mmseg'.
     """
-    linspace = functools.partial(torch.linspace, device='cpu')  # mmdet's Swin reads its numbers
+    linspace = functools.partial(torch.linspace, device='cpu')  # mmdet's Swin needs the values
     with mock.patch('torch.linspace', linspace):
         built = build_on_meta(Config({'model': ast.literal_eval(model), 'default_scope': scope}))
     settings = {
@@ -168,7 +168,7 @@ def parameters_and_groups(model, optim_wrapper, scope):
 
 @pytest.fixture
 def text_encoder(monkeypatch):
-    """Stand in for BERT, for its layers in the head of GLIP, and for what saves memory in Grounding DINO."""
+    """Replace BERT, its layers in the head of GLIP, and the checkpoint wrapper of Grounding DINO."""
     monkeypatch.setattr(flop_counter, 'find_spec', lambda name: name)
     monkeypatch.setitem(DETECTORS.module_dict, 'BertModel', TextEncoder)
     config = SimpleNamespace(from_pretrained=lambda name: SimpleNamespace(hidden_size=768))
@@ -179,7 +179,7 @@ def text_encoder(monkeypatch):
 
 @pytest.mark.usefixtures('text_encoder')
 @pytest.mark.parametrize('name', some(COUNTERPARTS, every=4))
-def test_a_recipe_trains_the_parameters_of_the_frameworks_own_in_the_same_way(name):
+def test_recipe_has_the_parameters_and_optimiser_settings_of_the_frameworks_config(name):
     ours, theirs = load_recipe(name), Config.fromfile(COUNTERPARTS[name])
     if name in FRAMEWORKS:
         changed = {key.partition('[')[0]: pair for key, pair in differences(ours, theirs).items()}
@@ -195,7 +195,7 @@ def test_a_recipe_trains_the_parameters_of_the_frameworks_own_in_the_same_way(na
 
 
 @pytest.mark.parametrize('command', ['flops', 'train'])
-def test_a_text_encoder_without_its_package_is_one_line(command, monkeypatch, capsys, tmp_path):
+def test_a_missing_package_of_the_text_encoder_is_a_one_line_error(command, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(flop_counter, 'find_spec', lambda name: None)
     name = next(name for name in FRAMEWORKS if name.startswith('glip'))
@@ -204,8 +204,8 @@ def test_a_text_encoder_without_its_package_is_one_line(command, monkeypatch, ca
     assert error.endswith('the text encoder of this model needs transformers: pip install transformers')
 
 
-def test_cascade_heads_are_those_of_convnext_in_mmdet():
-    """mmdet's ConvNeXt took its cascade from the authors of Swin: the same heads, data and schedule."""
+def test_cascade_heads_equal_those_of_convnext_in_mmdet():
+    """mmdet's ConvNeXt config has the cascade of Swin's authors: the same heads, data and schedule."""
     other = load(MMDET / 'convnext/cascade-mask-rcnn_convnext-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco.py')
     found = differences(leaf('cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco'), other)
     of_convnext = r'(model\.backbone|optim_wrapper|custom_imports|checkpoint_file|max_epochs)\b.*'
@@ -214,7 +214,7 @@ def test_cascade_heads_are_those_of_convnext_in_mmdet():
     assert unexpected == {'param_scheduler[0].end': (500, 1000)}
 
 
-# Drop path, iterations of warm-up, epochs, half precision, multi-scale crops: as the authors and mmdet trained.
+# Settings of the authors and of mmdet: drop path, warm-up iterations, epochs, half precision, multi-scale crops.
 COCO_RECIPES = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco': (0.2, 1000, 12, False, False),
     'faster-rcnn_swin-t-p4-w7_fpn_1x_coco': (0.2, 1000, 12, False, False),
@@ -271,12 +271,12 @@ def test_ade20k_recipe(path):
 
 
 @pytest.mark.parametrize('path', BACKBONES, ids=lambda path: path.stem)
-def test_backbone_file_is_what_its_name_says(path):
+def test_backbone_file_matches_its_name(path):
     config = load(path)
     family, size = path.stem.split('_')[:2]
     window = 12 if 'w12' in path.stem else 7
     pretrain_size = {7: 224, 12: 384}[window]
-    if family == 'swinv2':  # trained with another window than it is used with
+    if family == 'swinv2':  # pretrained with a different window
         assert (config.swin.type, config.swin.window_size) == ('SwinDenseV2', 16)
         window, pretrain_size = config.swin.pretrained_window_size, 256
         assert window == 8
@@ -303,7 +303,7 @@ def test_every_config_builds_its_whole_model(path):
     if path.parent.name != 'demo':
         assert set(re.findall(r'window(\d+)|-w(\d+)_', path.stem)[0]) - {''} == {str(model.backbone.window_size[0])}
         if path.parent.name == 'ablations':
-            assert config.model.backbone.init_cfg is None  # no weights of a row were published
+            assert config.model.backbone.init_cfg is None  # there are no published weights
         else:
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
 
@@ -318,7 +318,7 @@ def test_every_config_builds_its_whole_model(path):
         ('swin-base-patch4-window7-in22k-pre_upernet_official-8xb2-160k_ade20k-640x640', 'ADE20K_ROOT', ''),
     ],
 )
-def test_one_variable_says_where_the_data_lie(name, variable, suffix, monkeypatch):
+def test_an_environment_variable_sets_the_data_root(name, variable, suffix, monkeypatch):
     monkeypatch.setenv(variable, '/somewhere else/data')
     config = Config.fromfile(leaf(name).filename)
     for split in ('train', 'val', 'test'):
@@ -338,7 +338,7 @@ SMALL = {
 
 
 def small(family):
-    """Return the family's recipe with the channels of everything cut, in single precision, as half needs a GPU."""
+    """Return the recipe of a family with fewer channels everywhere, in float32 because float16 needs a GPU."""
     config = copy.deepcopy(leaf(SMALL[family]))
     model = config.model
     model.backbone.update(TINY, init_cfg=None)
@@ -417,8 +417,8 @@ def test_norms_and_position_biases_are_not_decayed(family, weight_decay):
     groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups
     decay = {id(parameter): group['weight_decay'] for group in groups for parameter in group['params']}
     for name, parameter in model.backbone.named_parameters():
-        spared = 'norm' in name or 'relative_position_bias_table' in name
-        assert decay[id(parameter)] == (0 if spared else weight_decay), name
+        exempt = 'norm' in name or 'relative_position_bias_table' in name
+        assert decay[id(parameter)] == (0 if exempt else weight_decay), name
 
 
 class OnlyBackbone(torch.nn.Module):
@@ -429,7 +429,7 @@ class OnlyBackbone(torch.nn.Module):
 
 
 @pytest.mark.parametrize('path', [path for path in ZOO if 'swinv2' in path.stem], ids=lambda path: path.stem)
-def test_what_swin_v2_is_not_decayed_in(path):
+def test_exempt_parameters_of_swin_v2_are_not_decayed(path):
     config = copy.deepcopy(load(path))
     assert config.model.backbone.type == 'SwinDenseV2'
     config.optim_wrapper.type = 'OptimWrapper'
@@ -440,11 +440,11 @@ def test_what_swin_v2_is_not_decayed_in(path):
     )
     has_layer_decay = 'layer-decay' in path.stem
     for name, parameter in model.named_parameters():
-        spared = any(key in name for key in ('norm', 'absolute_pos_embed', 'cpb_mlp', 'logit_scale'))
-        spared |= has_layer_decay and parameter.ndim == 1
-        assert decay[id(parameter)] == (0 if spared else config.optim_wrapper.optimizer.weight_decay), name
+        exempt = any(key in name for key in ('norm', 'absolute_pos_embed', 'cpb_mlp', 'logit_scale'))
+        exempt |= has_layer_decay and parameter.ndim == 1
+        assert decay[id(parameter)] == (0 if exempt else config.optim_wrapper.optimizer.weight_decay), name
     rates = [rate[id(p)] for p in (model.backbone.patch_embed.projection.weight, model.head.weight)]
-    # Tiny has 8 blocks, so the embedding lies 9 layers below the head.
+    # TINY has 8 blocks, so the patch embedding is 9 layers below the head.
     assert rates[0] == pytest.approx(rates[1] * (0.95**9 if has_layer_decay else 1))
     assert rates[1] == config.optim_wrapper.optimizer.lr
     if has_layer_decay:
@@ -453,7 +453,7 @@ def test_what_swin_v2_is_not_decayed_in(path):
         assert wrapper._accumulative_counts == 2
 
 
-# Of the paper's table 4: what each row takes away from, or adds to, the full recipe.
+# The rows of the paper's table 4: options that differ from the full recipe.
 ABLATIONS = {
     'no-shift': {'use_shift': False},
     'no-position': {'use_rel_pos_bias': False},
@@ -464,7 +464,7 @@ ABLATIONS = {
 
 
 @pytest.mark.parametrize('path', [path for path in ZOO if path.parent.name == 'ablations'], ids=lambda path: path.stem)
-def test_an_ablation_changes_its_options_alone(path):
+def test_an_ablation_changes_only_its_options(path):
     row = path.stem.split('_')[2 if path.stem.startswith('cascade') else 1]
     full = leaf(
         'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco'
@@ -478,7 +478,7 @@ def test_an_ablation_changes_its_options_alone(path):
 
 @pytest.mark.parametrize('family', SMALL)
 def test_a_dumped_config_is_the_same_config(family, tmp_path):
-    """What a runner writes into its work_dir can be used in place of the recipe."""
+    """The config that a runner writes to its work_dir can replace the recipe."""
     config = leaf(SMALL[family])
     config.dump(tmp_path / 'dumped.py')
     assert Config.fromfile(tmp_path / 'dumped.py').to_dict() == config.to_dict()

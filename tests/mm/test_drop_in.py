@@ -1,4 +1,4 @@
-"""Every Swin config in the wheels of mmdet and mmseg trains the same with nothing but the backbone's type changed."""
+"""Every Swin config in the wheels of mmdet and mmseg trains the same parameters if only the backbone's type changes."""
 
 import ast
 import functools
@@ -24,7 +24,7 @@ PEERS = {
 
 
 def swin_configs():
-    """Find the configs whose model has a Swin among all that are named so, or name something so."""
+    """Yield the configs whose path or content contains 'swin'."""
     for package in PEERS:
         root = Path(str(files(package))) / '.mim' / 'configs'
         for path in sorted(root.rglob('*.py')):
@@ -33,7 +33,7 @@ def swin_configs():
 
 
 def backbones(node):
-    """Yield every backbone config with a Swin in a resolved config."""
+    """Yield the backbone configs of a resolved config whose type is a SwinTransformer."""
     if isinstance(node, dict):
         if str(node.get('type', '')).endswith('SwinTransformer'):
             yield node
@@ -46,13 +46,13 @@ def backbones(node):
 
 @functools.lru_cache(maxsize=16)
 def built(kind, options):
-    """Build a backbone of ``str(options)``, without drawing its weights."""
+    """Build a backbone from ``str(options)``, with most of its random initialisation skipped."""
     with mock.patch('torch.nn.init.kaiming_uniform_'), mock.patch('torch.nn.init.trunc_normal_'):
         return kind(**ast.literal_eval(options))
 
 
 def optimized(config, backbone):
-    """Return name, shape, learning rate and weight decay of each parameter, in the order in which mmengine has them."""
+    """Return name, shape, learning rate and weight decay of each parameter, in the order of mmengine's optimiser."""
     model = nn.Module()
     model.backbone = backbone
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -72,7 +72,7 @@ def optimized(config, backbone):
 
 
 @pytest.mark.parametrize(('package', 'path'), list(swin_configs()))
-def test_a_config_trains_the_same_parameters_in_the_same_way(package, path):
+def test_a_config_has_the_same_parameters_and_optimiser_settings(package, path):
     config = Config.fromfile(path)
     found = list(backbones(config.get('model', {})))
     if not found:
@@ -86,12 +86,12 @@ def test_a_config_trains_the_same_parameters_in_the_same_way(package, path):
         assert len(ours.out_indices) == len(theirs.out_indices)
         shapes = ({name: tuple(value.shape) for name, value in model.named_parameters()} for model in (ours, theirs))
         assert list(next(shapes).items()) == list(next(shapes).items())
-        # A config that only evaluates may have no optimizer; mmdet's default is that of its schedules.
+        # A config that only evaluates may have no optimizer.
         if 'optim_wrapper' in config:
             assert optimized(config, ours) == optimized(config, theirs)
 
 
-def test_mmsegs_own_test_of_its_swin_with_the_class_exchanged():
+def test_mmsegs_own_swin_test_passes_with_swin_dense():
     path = next(
         (path for path in files_of_distribution('mmsegmentation') if path.match('test_backbones/test_swin.py')), None
     )

@@ -1,4 +1,4 @@
-"""A whole Mask R-CNN and a whole UPerNet, once with the framework's own Swin and once with ours."""
+"""A whole Mask R-CNN and a whole UPerNet, with the framework's own Swin and with SwinDense."""
 
 import copy
 import itertools
@@ -32,7 +32,7 @@ def build(cfg, backbone):
 
 
 def in_float64(data):
-    """In float32 a rounding error now and then moves a proposal across a threshold, and the losses part."""
+    """Convert a batch: in float32 a rounding error may move a proposal across a threshold, and the losses diverge."""
     data['inputs'] = data['inputs'].double()
     for sample in data['data_samples']:
         if 'gt_instances' in sample:
@@ -49,7 +49,7 @@ def framework(request):
 
 @pytest.fixture(autouse=True)
 def _nms_takes_float64(monkeypatch):
-    """mmcv's NMS on a CPU knows float32 alone."""
+    """Convert the input of mmcv's NMS, which supports only float32 on a CPU."""
     module = sys.modules['mmcv.ops.nms'].ext_module  # mmcv.ops.nms itself is the function
     nms = module.nms
     in_float32 = lambda boxes, scores, **options: nms(boxes.float(), scores.float(), **options)  # noqa: E731
@@ -70,7 +70,7 @@ def test_losses_of_five_steps_and_predictions_are_the_same(framework, demo_data)
         batch = next(batches)
         losses = []
         for model, optimizer in zip(models, optimizers, strict=True):
-            torch.manual_seed(step)  # both samplers of proposals draw the same
+            torch.manual_seed(step)  # the samplers of proposals draw the same
             data = in_float64(model.data_preprocessor(batch, training=True))
             loss, values = model.parse_losses(model(**data, mode='loss'))
             optimizer.zero_grad()
@@ -104,8 +104,8 @@ def step(model, optimizer, batch, seed):
 
 
 @pytest.mark.parametrize(('before', 'after'), [(PEER, OURS), (OURS, PEER)], ids=['theirs to ours', 'ours to theirs'])
-def test_a_training_goes_on_in_the_other_class(framework, demo_data, before, after):
-    """Weights and the moments of AdamW, which a checkpoint holds by the order of parameters."""
+def test_a_training_continues_with_the_other_class(framework, demo_data, before, after):
+    """Transfer the weights and the moments of AdamW, which a checkpoint stores in the order of the parameters."""
     cfg = demo_config(framework, demo_data)
     batches = list(itertools.islice(Runner.build_dataloader(cfg.train_dataloader, seed=0), 2)) * 2
     models = [build(cfg, backbone) for backbone in (before, after)]
@@ -125,7 +125,7 @@ def test_a_training_goes_on_in_the_other_class(framework, demo_data, before, aft
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_compiled_backbone_trains_as_the_eager_one(framework, demo_data):
+def test_a_compiled_backbone_trains_like_the_eager_one(framework, demo_data):
     cfg = demo_config(framework, demo_data)
     small = {**OURS, 'depths': (1, 1, 1, 1)}
     eager = build(cfg, small)
@@ -133,7 +133,7 @@ def test_a_compiled_backbone_trains_as_the_eager_one(framework, demo_data):
     compiled.load_state_dict(eager.state_dict())
     batches = itertools.cycle(Runner.build_dataloader(cfg.train_dataloader, seed=0))
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (eager, compiled)]
-    torch._dynamo.reset()  # or what another test compiled would serve
+    torch._dynamo.reset()  # drop the code that other tests compiled
     torch._dynamo.utils.counters.clear()
     for step in range(10):
         batch, losses = next(batches), []
@@ -150,6 +150,6 @@ def test_a_compiled_backbone_trains_as_the_eager_one(framework, demo_data):
     assert not torch._dynamo.utils.counters['graph_break']
 
 
-def test_compile_is_true_or_options():
+def test_compile_must_be_a_bool_or_a_dict():
     with pytest.raises(TypeError, match='compile must be True, False or a dict'):
         SwinDense('t', compile='inductor')

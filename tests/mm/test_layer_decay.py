@@ -1,4 +1,4 @@
-"""Layer-wise decay: rates per parameter against tables written by hand."""
+"""Layer-wise decay: compare the rate of each parameter with a table written by hand."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from swin_dense import SwinDense, SwinDenseV2
 from tests.conftest import TINY
 
 DEPTHS = (2, 2, 6, 2)
-# For depths 2, 2, 6, 2: beginning of the name, layer, stage.
+# For depths 2, 2, 6, 2: prefix of the name, layer, stage.
 TABLE = [
     ('backbone.patch_embed.', 0, 0),
     ('backbone.absolute_pos_embed', 13, 5),
@@ -29,7 +29,7 @@ TABLE = [
     ('backbone.norm3.', 13, 5),
     ('head.', 13, 5),
 ]
-SPARED = ('absolute_pos_embed', 'relative_position_bias_table', 'logit_scale', 'cpb_mlp')
+EXEMPT = ('absolute_pos_embed', 'relative_position_bias_table', 'logit_scale', 'cpb_mlp')
 
 
 class Model(nn.Module):
@@ -53,7 +53,7 @@ def settings_of(model, **paramwise):
 
 @pytest.mark.parametrize(('decay_type', 'column', 'last'), [('layer_wise', 1, 13), ('stage_wise', 2, 5)])
 @pytest.mark.parametrize('kind', [SwinDense, SwinDenseV2])
-def test_rates_are_those_of_the_table(kind, decay_type, column, last):
+def test_rates_equal_the_table(kind, decay_type, column, last):
     model = Model(kind, use_abs_pos_embed=True)
     found = settings_of(model, decay_rate=0.5, decay_type=decay_type)
     assert found.keys() == dict(model.named_parameters()).keys()
@@ -66,11 +66,11 @@ def test_rates_are_those_of_the_table(kind, decay_type, column, last):
             assert found[name][0] == 0.5 ** (last - row[column]), name
     assert {name.split('blocks.')[-1][0] for name in found.keys() - seen if 'blocks' in name} <= set('1234')
     for name, (_, weight_decay) in found.items():
-        spared = dict(model.named_parameters())[name].ndim == 1 or any(key in name for key in SPARED)
-        assert weight_decay == (0 if spared else 0.05), name
+        exempt = dict(model.named_parameters())[name].ndim == 1 or any(key in name for key in EXEMPT)
+        assert weight_decay == (0 if exempt else 0.05), name
 
 
-def test_keys_of_mmengine_hold_beside_it():
+def test_custom_keys_of_mmengine_also_apply():
     found = settings_of(Model(), decay_rate=0.5, num_layers=12, custom_keys={'head': {'lr_mult': 10, 'decay_mult': 2}})
     assert found['head.weight'] == (10, 0.1)
     assert found['backbone.patch_embed.projection.weight'] == (0.5**13, 0.05)
@@ -96,12 +96,12 @@ def test_wrong_settings_say_what_is_allowed(paramwise, error, words):
         settings_of(Model(), **paramwise)
 
 
-def test_another_backbone_is_refused():
+def test_a_model_without_a_swin_is_refused():
     with pytest.raises(ValueError, match='no Swin of swin_dense in Linear'):
         settings_of(nn.Linear(2, 2), decay_rate=0.5)
 
 
-def test_a_step_moves_layers_by_their_rates():
+def test_a_step_changes_layers_by_their_rates():
     model = MODELS.build({'type': 'SwinDense', **TINY})
     config = {
         'constructor': 'SwinLayerDecayConstructor',

@@ -1,4 +1,4 @@
-"""Checkpoints in a project that exists already: into it, out of it, and into models with more than the file holds."""
+"""Load checkpoints of mmdet and mmseg models, save for them, and load into models with additional modules."""
 
 import copy
 
@@ -30,14 +30,14 @@ def detector(kind, seed, **options):
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    """A file with a detector of ours."""
+    """Save a detector with SwinDense and return the path."""
     path = tmp_path_factory.mktemp('detector') / 'epoch_1.pth'
     torch.save({'state_dict': detector('SwinDense', 1).state_dict()}, path)
     return str(path)
 
 
 class SwinWithAdapter(SwinDense):
-    """A backbone as users extend it: a module of its own, and one around a layer."""
+    """A backbone extended by a user: one additional module, and one module that wraps a layer."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -51,7 +51,7 @@ def backbone_of(path):
 
 
 def with_queries(name, kind, seed):
-    """Return a recipe's Mask2Former or DINO with a small Swin of a kind."""
+    """Build the Mask2Former or DINO of a recipe with a tiny Swin of type ``kind``."""
     config = load_recipe(name)
     init_default_scope(config.default_scope)
     model = config.model
@@ -71,8 +71,8 @@ def with_queries(name, kind, seed):
         'dino-5scale_swin-l_8xb2-12e_coco',
     ],
 )
-def test_a_published_model_with_queries_loads_whole_by_load_from(name, tmp_path):
-    """The file is that of a training with the framework's own Swin, heads, history and optimiser in it."""
+def test_load_from_loads_all_weights_of_a_published_query_based_model(name, tmp_path):
+    """The file is a training checkpoint with the framework's Swin, including heads, message hub and optimiser."""
     theirs, ours = with_queries(name, 'SwinTransformer', 1), with_queries(name, 'SwinDense', 2)
     hub = MessageHub.get_instance('published')
     hub.update_scalar('train/loss', 1.0)
@@ -91,7 +91,7 @@ def test_a_published_model_with_queries_loads_whole_by_load_from(name, tmp_path)
 
 
 @torch.no_grad()
-def test_a_detector_of_ours_loads_whole_into_mmdets(saved):
+def test_a_detector_with_swin_dense_loads_into_mmdets(saved):
     theirs, ours = detector('SwinTransformer', 2), detector('SwinDense', 1)
     missing, unexpected = theirs.load_state_dict(torch.load(saved)['state_dict'], strict=False)
     assert all(name.endswith('.relative_position_index') for name in missing)
@@ -102,7 +102,7 @@ def test_a_detector_of_ours_loads_whole_into_mmdets(saved):
 
 
 @pytest.mark.parametrize('from_a_classifier', [True, False])
-def test_init_cfg_into_a_backbone_with_more(saved, tmp_path, monkeypatch, from_a_classifier):
+def test_init_cfg_loads_into_a_backbone_with_additional_modules(saved, tmp_path, monkeypatch, from_a_classifier):
     reports = []
     monkeypatch.setattr(SwinDense, 'log_load', lambda self, report: reports.append(report))
     state = backbone_of(saved)
@@ -121,8 +121,8 @@ def test_init_cfg_into_a_backbone_with_more(saved, tmp_path, monkeypatch, from_a
     assert sorted(reports[0].new) == sorted(['adapter.weight', 'adapter.bias', *norms])
 
 
-def test_load_from_into_a_backbone_with_more_outputs_and_an_adapter(saved, tmp_path):
-    """A RetinaNet's file, without the norm of the first stage, into a Mask R-CNN."""
+def test_load_from_loads_into_a_backbone_with_more_outputs_and_an_adapter(saved, tmp_path):
+    """Load a file without the norm of the first stage, like that of a RetinaNet, into a Mask R-CNN."""
     state = {name: x for name, x in torch.load(saved)['state_dict'].items() if 'backbone.norm0' not in name}
     torch.save({'state_dict': state}, tmp_path / 'retinanet.pth')
     model = detector('SwinDense', 2)
@@ -143,7 +143,7 @@ def test_load_from_into_a_backbone_with_more_outputs_and_an_adapter(saved, tmp_p
     ],
     ids=['heads alone', 'a stage missing', 'a layer missing'],
 )
-def test_a_switch_in_the_config_takes_parts(saved, tmp_path, part):
+def test_allow_partial_in_the_config_accepts_parts(saved, tmp_path, part):
     state = {name: x for name, x in torch.load(saved)['state_dict'].items() if part(name)}
     torch.save({'state_dict': state}, tmp_path / 'part.pth')
     with pytest.raises(CheckpointError, match='allow_partial=True as an option of the backbone'):
@@ -154,7 +154,7 @@ def test_a_switch_in_the_config_takes_parts(saved, tmp_path, part):
     assert all(torch.equal(x, state.get(name, before[name])) for name, x in model.state_dict().items())
 
 
-def test_the_switch_serves_init_cfg_too(saved, tmp_path):
+def test_allow_partial_also_applies_to_init_cfg(saved, tmp_path):
     state = {name: x for name, x in backbone_of(saved).items() if 'stages.3' not in name}
     torch.save(state, tmp_path / 'part.pth')
     init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'part.pth')}

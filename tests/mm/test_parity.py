@@ -1,4 +1,4 @@
-"""SwinDense against the Swin of mmdet and of mmseg: same weights, same outputs, same gradients, in float64."""
+"""With the same weights, outputs and gradients equal those of mmdet's and mmseg's Swin in float64."""
 
 import mmdet.models.backbones
 import mmseg.models.backbones
@@ -21,7 +21,7 @@ TOLERANCE = 1e-9
 
 
 def pair(peer, backend, **options):
-    """Return a peer with random weights and our backbone with the same, both in float64 and evaluation mode."""
+    """Return a peer with random weights and a SwinBackbone with the same weights, in float64 and evaluation mode."""
     theirs = randomize(PEERS[peer](**TINY, **options)).double()
     theirs.eval()  # returns None in both frameworks
     ours = SwinBackbone(**TINY, attn_backend=backend, **options).double().eval()
@@ -30,7 +30,7 @@ def pair(peer, backend, **options):
 
 
 def gradients_in_our_names(theirs, ours):
-    """Bring the peer's gradients into our names and layout: renaming and reordering are linear, so they apply."""
+    """Convert the peer's gradients like a checkpoint, which is valid because renaming and reordering are linear."""
     carrier = SwinBackbone(ours.arch, window_size=ours.window_size).double()
     state = {name: value.clone() for name, value in theirs.state_dict().items()}
     state.update({name: parameter.grad for name, parameter in theirs.named_parameters()})
@@ -89,22 +89,22 @@ def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backe
     ],
     ids=str,
 )
-def test_options_mean_the_same(options):
+def test_options_have_the_same_meaning(options):
     theirs, ours = pair('mmdet', 'auto', **options)
     img = torch.randn(2, 3, 75, 61, dtype=torch.float64)
     for out, exact in zip(ours(img), theirs(img), strict=True):
         assert (out - exact).abs().max() < TOLERANCE
 
 
-def test_absolute_position_embedding_means_the_same_at_the_pretraining_size():
+def test_absolute_position_embedding_is_equal_at_the_pretraining_size():
     theirs, ours = pair('mmdet', 'auto', use_abs_pos_embed=True, pretrain_img_size=64)
     img = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     for out, exact in zip(ours(img), theirs(img), strict=True):
         assert (out - exact).abs().max() < TOLERANCE
 
 
-def test_drop_path_and_dropout_draw_as_many_and_as_likely():
-    """Random draws differ between implementations; their rates must not."""
+def test_drop_path_and_dropout_have_the_same_rates():
+    """Compare the rates, because the random draws differ between implementations."""
     theirs = PEERS['mmdet'](**TINY, drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.3)
     ours = SwinDense(**TINY, drop_rate=0.1, attn_drop_rate=0.2, drop_path_rate=0.3)
     exact = [

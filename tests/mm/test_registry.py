@@ -21,7 +21,7 @@ from tests.conftest import TINY
 
 @pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
 @pytest.mark.parametrize('name', ['SwinDense', 'swin_dense.SwinDense'])
-def test_every_registry_builds_it(registry, name):
+def test_every_registry_builds_swin_dense(registry, name):
     backbone = registry.build({'type': name, **TINY})
     assert type(backbone) is SwinDense
     assert isinstance(backbone, SwinBackbone)
@@ -29,14 +29,14 @@ def test_every_registry_builds_it(registry, name):
 
 
 @pytest.mark.parametrize('registry', [mmdet.registry.MODELS, mmseg.registry.MODELS])
-def test_its_name_is_in_the_root_alone_so_that_nothing_shadows_it(registry):
+def test_the_name_is_registered_only_in_the_root_registry(registry):
     assert MODELS.module_dict['SwinDense'] is SwinDense
     assert 'SwinDense' not in registry.module_dict
     assert registry.get('SwinDense') is SwinDense
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
-def test_custom_imports_of_a_config_register_it(scope, tmp_path):
+def test_custom_imports_of_a_config_register_swin_dense(scope, tmp_path):
     config = tmp_path / 'config.py'
     config.write_text(
         "custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)\n"
@@ -68,7 +68,7 @@ def test_swin_v2(registry):
         SwinDenseV2(pretrained='a.pth', init_cfg={'type': 'Pretrained', 'checkpoint': 'b.pth'})
 
 
-def test_windows_per_stage_of_mmpretrain_are_those_that_clamping_makes():
+def test_windows_per_stage_of_mmpretrain_equal_clamping():
     with torch.device('meta'):
         backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
         assert (backbone.window_size, backbone.pretrained_window_size) == ((16, 16), (12, 12, 12, 6))
@@ -81,7 +81,7 @@ def test_windows_per_stage_of_mmpretrain_are_those_that_clamping_makes():
             SwinDenseV2(pretrained_window_sizes=[8, 8, 8, 8], pretrained_window_size=8)
 
 
-def test_pretrained_is_the_old_way_to_say_init_cfg():
+def test_pretrained_is_converted_to_init_cfg():
     assert SwinDense(pretrained='a.pth').init_cfg == {'type': 'Pretrained', 'checkpoint': 'a.pth'}
     with pytest.raises(ValueError, match='only init_cfg'):
         SwinDense(pretrained='a.pth', init_cfg={'type': 'Pretrained', 'checkpoint': 'b.pth'})
@@ -92,12 +92,12 @@ def test_pretrained_is_the_old_way_to_say_init_cfg():
 @pytest.mark.parametrize(
     'init_cfg', ['a.pth', {'checkpoint': 'a.pth'}, [{'type': 'Pretrained'}], [{'type': 'Normal'}, 'a']]
 )
-def test_init_cfg_of_another_form_is_refused(init_cfg):
+def test_an_invalid_init_cfg_is_refused(init_cfg):
     with pytest.raises(TypeError, match=r"got .*type='Pretrained', checkpoint"):
         SwinDense(**TINY, init_cfg=init_cfg)
 
 
-def test_other_initialisers_work_from_a_plain_dict():
+def test_other_initialisers_of_mmengine_work():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Constant', 'layer': 'Linear', 'val': 0.5, 'bias': 2.0})
     backbone.init_weights()
     assert backbone.is_init
@@ -106,7 +106,7 @@ def test_other_initialisers_work_from_a_plain_dict():
 
 
 @pytest.mark.parametrize('wrap', [lambda cfg: cfg, lambda cfg: [cfg], lambda cfg: Config({'init_cfg': cfg}).init_cfg])
-def test_pretrained_weights_arrive_or_it_raises(wrap, tmp_path):
+def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
     source = SwinBackbone(TINY)
     torch.save({'model': source.state_dict()}, tmp_path / 'good.pth')
     backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'good.pth')}))
@@ -119,11 +119,11 @@ def test_pretrained_weights_arrive_or_it_raises(wrap, tmp_path):
         backbone.init_weights()
 
 
-def test_models_pickled_whole_by_the_first_version_load():
+def test_the_class_path_of_the_first_version_unpickles():
     assert pickle.loads(b'cswin_dense.backbone\nSwinDense\n.') is SwinDense
 
 
-def test_what_a_load_did_stands_in_the_log_of_the_run(tmp_path):
+def test_loads_are_reported_in_the_log_of_the_run(tmp_path):
     name = tmp_path.name
     MMLogger.get_instance(name, log_file=str(tmp_path / 'run.log'))
     source, backbone = SwinBackbone(**TINY), SwinDense(**TINY)
@@ -133,7 +133,7 @@ def test_what_a_load_did_stands_in_the_log_of_the_run(tmp_path):
     assert (tmp_path / 'run.log').read_text().count('Loaded ') == 2
 
 
-def test_init_cfg_takes_the_options_of_loading(tmp_path):
+def test_init_cfg_accepts_loading_options(tmp_path):
     source = SwinBackbone(**TINY)
     weights = source.state_dict()
     ema = {f'ema.{name}': value + 1 for name, value in weights.items()}
@@ -153,13 +153,13 @@ def test_init_cfg_takes_the_options_of_loading(tmp_path):
     assert torch.equal(backbone.patch_embed.projection.weight, source.patch_embed.projection.weight)
 
 
-@pytest.mark.parametrize(('key', 'meant'), [('alow_partial', 'allow_partial'), ('strict', None)])
-def test_a_key_of_init_cfg_that_nothing_reads_is_refused(key, meant):
-    with pytest.raises(TypeError, match=f"no key '{key}'.*{f'mean {meant!r}' if meant else ''}.*keys are"):
+@pytest.mark.parametrize(('key', 'suggestion'), [('alow_partial', 'allow_partial'), ('strict', None)])
+def test_an_unknown_key_of_init_cfg_is_refused(key, suggestion):
+    with pytest.raises(TypeError, match=f"no key '{key}'.*{f'mean {suggestion!r}' if suggestion else ''}.*keys are"):
         SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'a.pth', key: True})
 
 
-def test_a_zoo_whose_addresses_are_not_read_gets_no_riddle():
+def test_an_unsupported_address_scheme_is_named():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'torchvision://swin_t'})
     with pytest.raises(
         swin_dense.CheckpointError,
@@ -169,7 +169,7 @@ def test_a_zoo_whose_addresses_are_not_read_gets_no_riddle():
 
 
 class Doubled(nn.Module):
-    """A norm over the last axis and an activation that users might register."""
+    """A module that serves as a norm over the last axis and as an activation, as users might register them."""
 
     def __init__(self, channels=None, eps=1e-5):
         super().__init__()
@@ -189,8 +189,8 @@ def registered():
 
 
 @pytest.mark.parametrize('scope', ['mmengine', 'mmdet'])
-def test_activations_and_norms_of_users_are_built_as_mmdet_builds_them(registered, scope):
-    """Both have the same parameters; the norms have their channels, the activation is its own module."""
+def test_registered_activations_and_norms_work_as_in_mmdet(registered, scope):
+    """The parameters and outputs equal those of mmdet's Swin."""
     options = {**TINY, 'act_cfg': {'type': f'Doubled_{scope}'}, 'norm_cfg': {'type': f'Doubled_{scope}'}}
     with DefaultScope.overwrite_default_scope('mmdet'):
         ours, theirs = (MODELS.build({'type': kind, **options}) for kind in ('SwinDense', 'mmdet.SwinTransformer'))
@@ -203,6 +203,6 @@ def test_activations_and_norms_of_users_are_built_as_mmdet_builds_them(registere
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
-def test_an_activation_that_nothing_knows_is_refused():
+def test_an_unregistered_activation_is_refused():
     with pytest.raises(ValueError, match='act_cfg'):
         SwinDense(**TINY, act_cfg={'type': 'Unheard'})

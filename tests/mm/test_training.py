@@ -1,4 +1,4 @@
-"""Trainings that are killed, find their checkpoints damaged, run out of disk, or meet another: nothing is lost."""
+"""Training after a kill, with damaged checkpoints, on a full disk, or with a concurrent training: nothing is lost."""
 
 import multiprocessing
 import random
@@ -28,7 +28,7 @@ def train(config, work_dir, *arguments, **options):
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
-    """Return the folder of a training of twelve iterations that nothing happened to."""
+    """Return the work directory of an uninterrupted training of twelve iterations."""
     folder = tmp_path_factory.mktemp('undisturbed run')
     train(write_config(folder), folder / 'run')
     return folder / 'run'
@@ -36,7 +36,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def work_dir(undisturbed, tmp_path):
-    """Return a copy of it, with last_checkpoint naming the file in the copy."""
+    """Return a copy of ``undisturbed`` whose last_checkpoint names the file in the copy."""
     shutil.copytree(undisturbed, tmp_path / 'run')
     (tmp_path / 'run' / 'last_checkpoint').write_text(str(tmp_path / 'run' / 'iter_12.pth'))
     return tmp_path / 'run'
@@ -47,7 +47,7 @@ def cut(path):
 
 
 def flip(path):
-    """Change a byte of a weight."""
+    """Flip the bits of one byte of the largest tensor."""
     with zipfile.ZipFile(path) as archive:
         largest = max(archive.infolist(), key=lambda info: info.file_size)
     content = bytearray(path.read_bytes())
@@ -55,7 +55,7 @@ def flip(path):
     path.write_bytes(content)
 
 
-def test_weights_that_cannot_be_fetched_end_it_with_a_message(tmp_path):
+def test_weights_that_cannot_be_fetched_are_an_error_without_a_traceback(tmp_path):
     weights = "model['backbone']['init_cfg'] = dict(type='Pretrained', checkpoint='http://127.0.0.1:1/swin.pth')\n"
     done = train(write_config(tmp_path, weights), tmp_path / 'run', check=False)
     assert done.returncode == 1
@@ -65,7 +65,7 @@ def test_weights_that_cannot_be_fetched_end_it_with_a_message(tmp_path):
 
 
 @pytest.mark.parametrize(('limit', 'is_at_its_end'), [(12, True), (13, False)])
-def test_resuming_a_training_that_has_ended_says_so(work_dir, tmp_path, capsys, limit, is_at_its_end):
+def test_resuming_a_finished_training_tells_how_to_train_longer(work_dir, tmp_path, capsys, limit, is_at_its_end):
     config = Config.fromfile(write_config(tmp_path))
     config.merge_from_dict({'work_dir': str(work_dir), 'launcher': 'none', 'train_cfg.max_iters': limit})
     with training.held_alone(config, 'auto') as resumed:
@@ -74,7 +74,7 @@ def test_resuming_a_training_that_has_ended_says_so(work_dir, tmp_path, capsys, 
 
 
 @pytest.mark.parametrize('damage', [cut, flip, lambda path: path.write_bytes(b'')], ids=['cut', 'flipped', 'emptied'])
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(work_dir, damage):
+def test_a_damaged_newest_checkpoint_is_named_and_the_previous_one_is_used(work_dir, damage):
     assert newest_checkpoint(work_dir) == (work_dir / 'iter_12.pth', [])
     damage(work_dir / 'iter_12.pth')
     found, (message,) = newest_checkpoint(work_dir)
@@ -84,7 +84,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(work_di
         check_training_checkpoint(work_dir / 'iter_12.pth')
 
 
-def test_last_checkpoint_may_be_empty_or_name_what_is_gone(work_dir):
+def test_last_checkpoint_may_be_empty_or_outdated(work_dir):
     (work_dir / 'last_checkpoint').write_text('')
     assert newest_checkpoint(work_dir) == (work_dir / 'iter_12.pth', [f'{work_dir / "last_checkpoint"} is empty'])
     (work_dir / 'last_checkpoint').write_text('/nowhere/iter_8.pth')
@@ -95,7 +95,7 @@ def test_last_checkpoint_may_be_empty_or_name_what_is_gone(work_dir):
     assert 'names /nowhere/iter_8.pth, which does not exist' in message
 
 
-def test_where_no_checkpoint_is_whole_nothing_starts_anew(work_dir):
+def test_without_a_complete_checkpoint_resuming_is_an_error(work_dir):
     for path in work_dir.glob('*.pth'):
         cut(path)
     with pytest.raises(CheckpointError, match=r'no checkpoint in .* is complete'):
@@ -106,7 +106,7 @@ def test_where_no_checkpoint_is_whole_nothing_starts_anew(work_dir):
         check_training_checkpoint(work_dir / 'weights.pth')
 
 
-def test_a_training_that_was_killed_in_its_first_save_starts_anew(tmp_path):
+def test_a_training_killed_in_its_first_save_starts_from_the_beginning(tmp_path):
     assert newest_checkpoint(tmp_path / 'nowhere') == (None, [])
     (tmp_path / '.unfinished-iter_2.pth').write_bytes(b'half')
     (tmp_path / 'weights.pth').write_bytes(b'of somebody')
@@ -116,14 +116,14 @@ def test_a_training_that_was_killed_in_its_first_save_starts_anew(tmp_path):
 KILLED = "custom_hooks = [dict(type='Killed', at=10**6)]\n"
 
 
-def test_killed_anywhere_it_ends_as_if_undisturbed(undisturbed, tmp_path):
-    """Killed also while a checkpoint is written, with one checkpoint kept, a training loses nothing."""
+def test_killed_at_chosen_moments_a_training_ends_as_if_undisturbed(undisturbed, tmp_path):
+    """Kill the training also while it writes a checkpoint, with max_keep_ckpts=1."""
     config = write_config(tmp_path, KILLED + "default_hooks['checkpoint']['max_keep_ckpts'] = 1\n")
     run = tmp_path / 'run'
     for at, where, begun, left in (
         (1, 'half', 0, ['iter_2.pth']),
         (1, 'unnamed', 2, ['iter_4.pth']),
-        (2, 'named', 4, ['iter_8.pth', 'iter_10.pth']),  # the note of the last one is yet to be written
+        (2, 'named', 4, ['iter_8.pth', 'iter_10.pth']),  # last_checkpoint is not yet updated
         (2, 'iteration', 8, ['iter_10.pth']),
     ):
         hook = [f'custom_hooks.0.at={at}', f'custom_hooks.0.where={where}']
@@ -142,10 +142,10 @@ def test_killed_anywhere_it_ends_as_if_undisturbed(undisturbed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('case', CASES)
-def test_killed_at_random_it_ends_as_if_undisturbed(case, tmp_path):
-    """With drop path, augmentations and validations, which all draw. From outside: benchmarks/killed_trainings.py."""
+def test_killed_at_random_moments_a_training_ends_as_if_undisturbed(case, tmp_path):
+    """Drop path, augmentations and validations are random. benchmarks/killed_trainings.py kills from outside."""
     moments = [random.randrange(30) for _ in range(3)]
-    print('killed at', moments)  # shown where the test fails
+    print('killed at', moments)  # pytest shows it if the test fails
     config = write_config(tmp_path, CASES[case] + KILLED)
     train(config, tmp_path / 'undisturbed')
     for moment in moments:
@@ -155,7 +155,7 @@ def test_killed_at_random_it_ends_as_if_undisturbed(case, tmp_path):
     assert differences(tmp_path / 'undisturbed', tmp_path / 'run') == []
 
 
-def test_a_full_disk_ends_it_with_a_message_and_the_last_checkpoint(undisturbed, tmp_path):
+def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(undisturbed, tmp_path):
     size = (undisturbed / 'iter_2.pth').stat().st_size
     disk = tmp_path / 'disk'
     disk.mkdir()
@@ -169,7 +169,7 @@ def test_a_full_disk_ends_it_with_a_message_and_the_last_checkpoint(undisturbed,
         assert not list((disk / 'run').glob('.unfinished-*'))
 
 
-def test_a_second_training_is_refused_before_it_looks_for_a_checkpoint(work_dir):
+def test_a_concurrent_training_is_refused_before_checkpoints_are_read(work_dir):
     for path in work_dir.glob('*.pth'):
         cut(path)
     with FileLock(work_dir / '.training.lock'):
@@ -181,8 +181,8 @@ def test_a_second_training_is_refused_before_it_looks_for_a_checkpoint(work_dir)
     assert re.search(r'no checkpoint in .* is complete', done.stderr)
 
 
-def test_a_work_dir_is_given_back(tmp_path):
-    """Also to the same process, in which a notebook trains one model after another."""
+def test_the_lock_of_a_work_dir_is_released(tmp_path):
+    """The same process can lock it again, as in a notebook that trains several models."""
     config = Config({'work_dir': str(tmp_path / 'run')})
     for _ in range(2):
         with training.held_alone(config, None) as held:
@@ -193,7 +193,7 @@ def test_a_work_dir_is_given_back(tmp_path):
         pass
 
 
-def test_a_damaged_file_given_by_name_is_refused(work_dir):
+def test_an_explicitly_given_damaged_checkpoint_is_refused(work_dir):
     cut(work_dir / 'iter_10.pth')
     config = write_config(work_dir.parent)
     resumed = train(config, work_dir, '--resume', work_dir / 'iter_10.pth', check=False)
@@ -202,8 +202,8 @@ def test_a_damaged_file_given_by_name_is_refused(work_dir):
 
 
 @pytest.mark.parametrize('has_checkpoint', [True, False])
-def test_the_first_process_finds_what_all_resume_from(work_dir, has_checkpoint):
-    """The second one's folder has no checkpoint; where the first is refused, so is the second."""
+def test_rank_0_chooses_the_checkpoint_for_all_ranks(work_dir, has_checkpoint):
+    """Rank 1 has a work directory without a checkpoint; if rank 0 fails, rank 1 raises the same error."""
     if not has_checkpoint:
         for path in work_dir.glob('*.pth'):
             cut(path)
@@ -225,24 +225,24 @@ def _hold(rank, here, work_dir):
     torch.distributed.init_process_group('gloo', init_method=f'file://{here}/store', rank=rank, world_size=2)
     try:
         with training.held_alone(Config({'work_dir': str(work_dir), 'randomness': {}}), 'auto') as config:
-            told = f'{config.resume}, {config.load_from}, seed {config.randomness.seed}'
+            outcome = f'{config.resume}, {config.load_from}, seed {config.randomness.seed}'
     except CheckpointError as error:
-        told = str(error)
-    (here / f'{rank}.txt').write_text(told)
+        outcome = str(error)
+    (here / f'{rank}.txt').write_text(outcome)
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(
     ('launcher', 'variables', 'is_first'),
     [
-        ('none', {'LOCAL_RANK': '1'}, True),  # of a launcher that is not in charge here
+        ('none', {'LOCAL_RANK': '1'}, True),  # set by a different launcher
         ('pytorch', {'LOCAL_RANK': '0', 'RANK': '8'}, True),
         ('pytorch', {'LOCAL_RANK': '1'}, False),
         ('slurm', {'LOCAL_RANK': '0', 'SLURM_LOCALID': '1'}, False),
         ('mpi', {'LOCAL_RANK': '0', 'OMPI_COMM_WORLD_LOCAL_RANK': '1'}, False),
     ],
 )
-def test_one_process_of_a_machine_checks_the_kernels_before_any_joins(
+def test_one_process_per_machine_checks_the_kernels_before_the_process_group(
     launcher, variables, is_first, tmp_path, monkeypatch
 ):
     calls = []
@@ -262,12 +262,12 @@ def test_one_process_of_a_machine_checks_the_kernels_before_any_joins(
     with pytest.raises(Joined):
         main(command)
     assert calls == (['check', 'join'] if is_first else ['join'])
-    with pytest.raises(Joined):  # nothing of ours is trained
+    with pytest.raises(Joined):  # no SwinDense is trained
         main([*command, '--set', 'model.backbone.type=ResNet'])
     assert calls.count('check') == is_first
 
 
-def test_runner_type_and_strategy_are_heard(tmp_path):
+def test_runner_type_and_strategy_are_used(tmp_path):
     strategy = (
         "runner_type = 'FlexibleRunner'\nstrategy = dict(type='SingleDeviceStrategy')\ntrain_cfg['max_iters'] = 2\n"
     )
@@ -283,14 +283,14 @@ def test_runner_type_and_strategy_are_heard(tmp_path):
         ("runner_type = 'Walker'\n", "unknown runner_type 'Walker'"),
     ],
 )
-def test_a_runner_that_there_is_not_is_refused(tmp_path, lines, words):
+def test_invalid_runner_settings_are_refused(tmp_path, lines, words):
     done = train(write_config(tmp_path, lines), tmp_path / 'run', check=False)
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_what_ends_a_training_in_its_midst_is_shown_whole(tmp_path):
-    """A ValueError of a library, hours after the start, is no wrong usage."""
+def test_an_error_during_training_shows_its_traceback(tmp_path):
+    """A ValueError of a library during training is not reported as wrong usage."""
     config = write_config(tmp_path, "train_dataloader['dataset']['type'] = 'BrokenImages'\n")
     done = train(config, tmp_path / 'run', check=False)
     assert done.returncode == 1

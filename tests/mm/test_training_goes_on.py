@@ -1,4 +1,4 @@
-"""Training goes on with SwinDense where it stopped with the framework's own Swin."""
+"""A training with the framework's own Swin is resumed with SwinDense."""
 
 import mmcv.ops  # noqa: F401
 import pytest
@@ -13,7 +13,7 @@ ENDING = {'mmdet': 'epoch_1.pth', 'mmseg': 'iter_2.pth'}
 
 
 def build_runner(framework, data, work_dir, backbone, end, **options):
-    """Build the demo with tiny models; ``end`` counts epochs for mmdet and iterations for mmseg."""
+    """Build a runner of the demo with a tiny backbone; ``end`` is in epochs for mmdet and in iterations for mmseg."""
     cfg = demo_config(framework, data)
     cfg.work_dir = str(work_dir)
     cfg.update(options)
@@ -43,7 +43,7 @@ def predictions(runner):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('framework', ['mmseg', pytest.param('mmdet', marks=pytest.mark.long)])
-def test_a_run_of_the_frameworks_own_backbone_resumes(framework, demo_data, tmp_path):
+def test_a_run_with_the_frameworks_backbone_is_resumed(framework, demo_data, tmp_path):
     with DefaultScope.overwrite_default_scope(None):
         started = build_runner(
             framework, demo_data, tmp_path / 'theirs', 'SwinTransformer', end={'mmdet': 1}.get(framework, 2)
@@ -68,7 +68,7 @@ def test_a_run_of_the_frameworks_own_backbone_resumes(framework, demo_data, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize('framework', ENDING)
-def test_load_from_takes_the_frameworks_checkpoint_and_refuses_a_bare_backbone(framework, demo_data, tmp_path):
+def test_load_from_accepts_a_whole_model_and_refuses_a_bare_backbone(framework, demo_data, tmp_path):
     with DefaultScope.overwrite_default_scope(None):
         theirs = build_runner(framework, demo_data, tmp_path / 'theirs', 'SwinTransformer', end=1)
         torch.save({'state_dict': theirs.model.state_dict()}, tmp_path / 'model.pth')

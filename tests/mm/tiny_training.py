@@ -1,4 +1,4 @@
-"""A training of a few seconds with mmengine alone: what its config takes from here, and the config."""
+"""A training of a few seconds with mmengine alone: the config, and the classes that it uses."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 from torch import nn
 from torch.utils.data import Dataset
 
-import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints of mmengine
+import swin_dense  # noqa: F401  lets torch.load read the checkpoints of mmengine
 from swin_dense.mm import checkpoints
 from tests.conftest import TINY
 
@@ -38,7 +38,7 @@ randomness = dict(seed=0, deterministic=True)
 env_cfg = dict(dist_cfg=dict(backend='gloo'))
 """
 
-# Random in every way: drop path, augmentations by all three generators, and a validation that draws as well.
+# All sources of randomness: drop path, augmentations with three generators, and a validation that uses them too.
 RANDOM = """
 model['backbone']['drop_path_rate'] = 0.3
 train_dataloader['dataset'] = dict(type='AugmentedImages')
@@ -56,7 +56,7 @@ train_dataloader['sampler'] = dict(type='DefaultSampler', shuffle=True)
 default_hooks['checkpoint']['by_epoch'] = True
 log_processor['by_epoch'] = True
 """
-# What is random, how it is read, and in which kind of loop.
+# Config lines of each kind of loop and data loading.
 CASES = {
     'iterations, read by the process itself': RANDOM,
     'iterations, read by two workers': RANDOM + 'train_dataloader.update(num_workers=2, persistent_workers=True)\n',
@@ -66,7 +66,7 @@ CASES = {
 
 @DATASETS.register_module()
 class RandomImages(Dataset):
-    """Images of noise, each always the same, with a number to guess."""
+    """Fixed noise images, each with a number to predict."""
 
     def __len__(self) -> int:
         return 16
@@ -78,7 +78,7 @@ class RandomImages(Dataset):
 
 @DATASETS.register_module()
 class AugmentedImages(RandomImages):
-    """The same images, with a contrast, a brightness and a noise of their own each time."""
+    """The same images, with random contrast, brightness and noise."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         item = super().__getitem__(index)
@@ -88,7 +88,7 @@ class AugmentedImages(RandomImages):
 
 @DATASETS.register_module()
 class BrokenImages(RandomImages):
-    """Images that a library cannot read."""
+    """A data set whose images raise a ValueError."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         raise ValueError('an image that cannot be read')
@@ -96,10 +96,10 @@ class BrokenImages(RandomImages):
 
 @METRICS.register_module()
 class MeanGuess(BaseMetric):
-    """The mean of all guesses."""
+    """The mean of all predictions."""
 
     def process(self, data_batch: dict, data_samples: list[dict]) -> None:
-        """Collect the guesses of a batch."""
+        """Collect the predictions of a batch."""
         self.results.extend(sample['guess'] for sample in data_samples)
 
     def compute_metrics(self, results: list[float]) -> dict[str, float]:
@@ -117,7 +117,7 @@ class TinyRegressor(BaseModel):
         self.head = nn.Linear(self.backbone.out_channels[-1], 1)
 
     def forward(self, inputs: torch.Tensor, numbers: torch.Tensor, mode: str = 'loss') -> dict | list[dict]:
-        """Return the loss of the guesses, or to predict, the guesses."""
+        """Return the loss, or the predictions if ``mode`` is 'predict'."""
         guesses = self.head(self.backbone(inputs)[-1].mean((2, 3)))[:, 0]
         if mode == 'predict':
             return [{'guess': guess} for guess in guesses.tolist()]
@@ -126,21 +126,21 @@ class TinyRegressor(BaseModel):
 
 @HOOKS.register_module()
 class Killed(Hook):
-    """Ends its process with SIGKILL at one of the moments of a training.
+    """A hook that kills its process with SIGKILL at a chosen moment of the training.
 
-    An iteration and a validation are a moment each; a save has three: half the file is there, all of it but not yet
-    under its name, and under its name with the old one still there.
+    The moments are each iteration, each validation, and three of each save: the temporary file is half written, it is
+    complete but not yet renamed, and it is renamed while the previous checkpoint still exists.
 
     Args:
-        at: number of the moment.
-        where: only moments of this name count, those of all names where it is ''.
+        at: index of the moment, from 0.
+        where: count only moments of this name; '' counts all.
     """
 
     def __init__(self, at: int, where: str = '') -> None:
         self.left, self.where = at, where
 
     def before_train(self, runner: Any) -> None:
-        """Stand in for what gives checkpoints their names."""
+        """Wrap the function that renames checkpoints, to add the moments of a save."""
         put_in_place = checkpoints.put_in_place
 
         def watched(finished: Path, destination: Path) -> None:
@@ -155,15 +155,15 @@ class Killed(Hook):
         checkpoints.put_in_place = watched
 
     def after_train_iter(self, runner: Any, *_: Any, **__: Any) -> None:
-        """Meet a moment."""
+        """Count an iteration."""
         self.moment('iteration')
 
     def after_val(self, runner: Any) -> None:
-        """Meet a moment."""
+        """Count a validation."""
         self.moment('validation')
 
     def moment(self, name: str) -> None:
-        """End the process if this is the moment."""
+        """Count a moment, and kill the process at the chosen one."""
         if self.where in ('', name):
             self.left -= 1
             if self.left < 0:
@@ -171,7 +171,7 @@ class Killed(Hook):
 
 
 def differences(expected: Path, found: Path) -> list[str]:
-    """Return where the newest checkpoints of two work directories differ, in weights, optimiser or random states."""
+    """Return the differing entries of the newest checkpoints: weights, optimiser, schedulers and random states."""
     (theirs, _), (ours, _) = checkpoints.newest_checkpoint(expected), checkpoints.newest_checkpoint(found)
     if theirs.name != ours.name:
         return [f'{theirs.name} and {ours.name}']
@@ -186,7 +186,7 @@ def _compared(checkpoint: dict) -> list:
 
 
 def _flat(value: Any, name: str = '') -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested dictionaries and lists with their names."""
+    """Yield the leaves of nested dictionaries and lists with their dotted names."""
     if isinstance(value, dict | list | tuple):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _flat(child, f'{name}.{key}')
@@ -199,7 +199,7 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def write_config(folder: Path, extra: str = '') -> Path:
-    """Write the config into a folder, with lines of its own at the end."""
+    """Write the config into a folder, with additional lines at the end."""
     path = folder / 'tiny.py'
     path.write_text(CONFIG + extra)
     return path

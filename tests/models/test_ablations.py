@@ -1,4 +1,4 @@
-"""Each row of the paper's ablation takes away what it says, on every backend, and goes through checkpoints."""
+"""Each row of the paper's ablation removes its component, on every backend, and its checkpoints convert."""
 
 import pytest
 import torch
@@ -40,13 +40,13 @@ def test_every_backend_agrees_and_every_parameter_learns(options):
             )
             assert gradient.abs().max() > 0, f'{name} of {tuple(parameter.shape)}'
     for backend in ('auto', 'sdpa'):
-        for ours, wanted in zip(found[backend], found['reference'], strict=True):
-            torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
+        for ours, expected in zip(found[backend], found['reference'], strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize('family', ['official', 'mmdet', 'timm', 'torchvision', 'transformers'])
 @pytest.mark.parametrize('options', ROWS.values(), ids=ROWS)
-def test_checkpoints_come_back(options, family):
+def test_checkpoints_of_all_families_round_trip(options, family):
     first, second = make(1, **options), make(2, **options)
     load_checkpoint(second, export_state_dict(first, family), log=None)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
@@ -66,18 +66,18 @@ def test_without_position_a_permutation_within_windows_permutes_the_output(use_r
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(('use_shift', 'is_alone'), [(False, True), (True, False)])
-def test_without_shift_windows_never_meet_within_a_stage(use_shift, is_alone):
+@pytest.mark.parametrize(('use_shift', 'is_isolated'), [(False, True), (True, False)])
+def test_without_shift_windows_are_independent_within_a_stage(use_shift, is_isolated):
     model = make(use_shift=use_shift, out_indices=(0,)).eval()
     img = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     other = img.clone()
     other[..., 16:] = 0
-    left, changed = (model(image)[0][..., :4] for image in (img, other))  # the windows of the left half
-    assert torch.equal(left, changed) == is_alone
+    left, changed = (model(image)[0][..., :4] for image in (img, other))  # windows of the left half
+    assert torch.equal(left, changed) == is_isolated
 
 
 @torch.no_grad()
-def test_without_appearance_the_image_does_not_move_the_attention():
+def test_without_appearance_attention_is_linear_in_the_image():
     attn = randomize(ShiftedWindowAttention(WindowAttention(8, 2, (4, 4), qk_scale=0.0), (0, 0))).double()
     x, y = torch.randn(2, 1, 4, 4, 8, dtype=torch.float64)
     zero = attn(torch.zeros_like(x))
@@ -85,7 +85,7 @@ def test_without_appearance_the_image_does_not_move_the_attention():
 
 
 @torch.no_grad()
-def test_absolute_position_alone_tells_places_apart():
+def test_absolute_position_alone_distinguishes_positions():
     flat = torch.ones(1, 3, 32, 32, dtype=torch.float64)
     blind, seeing = (make(use_rel_pos_bias=False, use_abs_pos_embed=flag).eval()(flat)[0] for flag in (False, True))
     assert blind.flatten(2).std(2).max() < 1e-12
@@ -93,6 +93,6 @@ def test_absolute_position_alone_tells_places_apart():
 
 
 @pytest.mark.parametrize('row', ['no position', 'absolute', 'absolute and relative'])
-def test_weights_of_the_full_model_are_refused_where_they_have_no_place(row):
+def test_weights_of_the_full_model_are_refused_by_an_ablation(row):
     with pytest.raises(ValueError, match='build the model with use_'):
         load_checkpoint(make(**ROWS[row]), make().state_dict())

@@ -1,4 +1,4 @@
-"""What can be observed of a block does not depend on how it is computed: whole, in chunks, under a checkpoint."""
+"""The observable behaviour of a block is the same for whole maps, in chunks, and under activation checkpointing."""
 
 import contextlib
 import copy
@@ -38,11 +38,11 @@ def make(backend, kind=SwinBackbone, **options):
     model = kind(**{**OPTIONS, 'drop_path_rate': 0.0, **options}, attn_backend=backend).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    model.is_oracle = backend == 'reference'
+    model.is_reference = backend == 'reference'
     return model
 
 
-def an_image():
+def make_image():
     values = torch.linspace(-2, 2, 2 * 3 * 37 * 50, dtype=torch.float64).sin()
     return values.view(2, 3, 37, 50).requires_grad_()
 
@@ -52,9 +52,9 @@ def block_input(**options):
 
 
 def run(model, img):
-    """Return the maps, without and with gradients, and the gradients of the image and of all parameters with any."""
+    """Return the maps without and with gradients, and the gradients of the image and of all trainable parameters."""
     torch.manual_seed(1)
-    with torch.set_grad_enabled(model.is_oracle):  # with gradients, the whole map passes through a block
+    with torch.set_grad_enabled(model.is_reference):  # gradients make a block process the whole map at once
         alone = [out.detach() for out in model(img)]
     torch.manual_seed(1)
     outs = model(img)
@@ -70,7 +70,7 @@ def assert_same(ours, expected):
             torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9)
 
 
-# --- situations in which the whole map must pass through a block, or which chunks must keep --------------------------
+# --- changes after which a block must process the whole map, or that chunks must respect -----------------------------
 
 
 def monte_carlo_dropout(model):
@@ -81,7 +81,7 @@ def monte_carlo_dropout(model):
 
 
 def listen_to_all(model):
-    """Return after a global hook has doubled every GELU."""
+    """Register a global hook that doubles the output of every GELU; return a function that removes it."""
     handle = torch_module.register_module_forward_hook(
         lambda module, args, out: 2 * out if isinstance(module, nn.GELU) else None
     )
@@ -238,7 +238,7 @@ def replace_the_forward_of_torchs_linear(model):
 
 
 def replace_a_layer(model):
-    class Low(nn.Linear):  # as LoRA does
+    class Low(nn.Linear):  # similar to LoRA
         def forward(self, x):
             return super().forward(x) + x.sum(-1, keepdim=True)
 
@@ -271,7 +271,7 @@ def patch_a_forward(model):
 
 
 def narrow_the_heads(model):
-    """Prune attention to one head of two."""
+    """Prune one of two heads."""
     w_msa = model.stages[0].blocks[1].attn.w_msa
     qkv, proj = nn.Linear(CHANNELS, 3 * CHANNELS // 2).double(), nn.Linear(CHANNELS // 2, CHANNELS).double()
     with torch.no_grad():
@@ -283,7 +283,7 @@ def narrow_the_heads(model):
     w_msa.qkv, w_msa.proj, w_msa.num_heads, w_msa.relative_position_bias_table = qkv, proj, 1, table
 
 
-OF_ALL_MODELS = [
+GLOBAL_CHANGES = [
     listen_to_all,
     replace_a_method_of_a_class,
     replace_a_method_of_a_base_class,
@@ -293,7 +293,7 @@ OF_ALL_MODELS = [
 ]
 CHANGES = [
     monte_carlo_dropout,
-    *OF_ALL_MODELS,
+    *GLOBAL_CHANGES,
     listen_to_one,
     listen_to_the_merging,
     change_an_input,
@@ -315,7 +315,7 @@ CHANGES = [
 
 @contextlib.contextmanager
 def changed(change, *models):
-    is_for_all = change in OF_ALL_MODELS
+    is_for_all = change in GLOBAL_CHANGES
     undos = [change(model) for model in models[: 1 if is_for_all else None]]
     try:
         yield
@@ -328,13 +328,13 @@ def changed(change, *models):
 @pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('with_cp', [False, True])
 @pytest.mark.parametrize('change', CHANGES, ids=lambda change: change.__name__)
-def test_a_change_has_the_effect_that_it_has_on_the_modules(change, with_cp, version):
+def test_changes_have_the_same_effect_as_on_the_reference(change, with_cp, version):
     options = {'kind': version, 'with_cp': with_cp, 'drop_rate': 0.3 if change is monte_carlo_dropout else 0.0}
     ours, plain = make('auto', **options), make('reference', **options)
-    before = run(ours.eval() if change is monte_carlo_dropout else ours, an_image())
+    before = run(ours.eval() if change is monte_carlo_dropout else ours, make_image())
     with changed(change, ours, plain):
-        after = run(ours, an_image())
-        assert_same(after, run(plain, an_image()))
+        after = run(ours, make_image())
+        assert_same(after, run(plain, make_image()))
     assert not torch.allclose(before[0], after[0]) or not torch.allclose(before[1], after[1])
 
 
@@ -342,25 +342,25 @@ def test_pruned_heads():
     ours, plain = make('auto'), make('reference')
     for model in (ours, plain):
         narrow_the_heads(model)
-    assert_same(run(ours, an_image()), run(plain, an_image()))
+    assert_same(run(ours, make_image()), run(plain, make_image()))
 
 
-def test_attention_dropout_listens_to_its_own_module():
-    """As Monte-Carlo dropout wants it; the textbook drops the same weights, as both draw alike."""
+def test_attention_dropout_follows_the_mode_of_its_module():
+    """Monte-Carlo dropout puts only the dropout modules into training mode."""
     model = make('auto', attn_drop_rate=0.5).eval()
-    still = model(an_image())
+    still = model(make_image())
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.train()
-    assert not torch.allclose(model(an_image())[0], still[0])
+    assert not torch.allclose(model(make_image())[0], still[0])
     assert model.stages[0].blocks[0].attn.w_msa.attn_drop.p == 0.5
 
 
-def test_a_counter_by_global_hooks_sees_every_layer():
+def test_global_hooks_see_every_layer():
     names = []
     handle = torch_module.register_module_forward_hook(lambda module, args, out: names.append(type(module).__name__))
     try:
-        make('auto', depths=(2, 2, 2, 2), num_heads=(2, 2, 2, 2), strides=(4, 2, 2, 2))(an_image())
+        make('auto', depths=(2, 2, 2, 2), num_heads=(2, 2, 2, 2), strides=(4, 2, 2, 2))(make_image())
     finally:
         handle.remove()
     assert names.count('Linear') == 8 * 4 + 3
@@ -373,14 +373,12 @@ def test_a_flop_counter_sees_every_product(is_training, version):
     totals = []
     for backend in ('auto', 'reference'):
         model = make(backend, version)
-        # Before torch 2.4 it sees no modules but those that it was told of.
-        told = None if find_spec('torch.utils.module_tracker') else model
-        if told is not None and is_training and version is SwinV2Backbone:
-            pytest.skip(
-                'the counter of torch before 2.4 asserts an order of modules going backward that V2 does not keep'
-            )
-        with FlopCounterMode(told, display=False) as counter, torch.set_grad_enabled(is_training):
-            loss = sum(out.sum() for out in model(an_image()))
+        # Before torch 2.4 the counter sees only the modules that it is given.
+        tracked = None if find_spec('torch.utils.module_tracker') else model
+        if tracked is not None and is_training and version is SwinV2Backbone:
+            pytest.skip('the counter of torch before 2.4 asserts a backward order of modules that V2 does not follow')
+        with FlopCounterMode(tracked, display=False) as counter, torch.set_grad_enabled(is_training):
+            loss = sum(out.sum() for out in model(make_image()))
             if is_training:
                 loss.backward()
         totals.append({name: sum(count.values()) for name, count in counter.get_flop_counts().items()})
@@ -391,16 +389,16 @@ def test_a_flop_counter_sees_every_product(is_training, version):
 
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_a_hook_is_called_once_per_pass_of_its_module(with_cp):
-    """Once going forward; a checkpoint goes forward once more."""
+    """Each forward pass of a module calls it once; checkpointing runs a second forward pass."""
     model, calls = make('auto', with_cp=with_cp), {}
     for name, module in model.named_modules():
         if name and not name.endswith('.attn_drop'):
             module.register_forward_hook(lambda *_, name=name: calls.update({name: calls.get(name, 0) + 1}))
-    sum(out.sum() for out in model(an_image())).backward()
+    sum(out.sum() for out in model(make_image())).backward()
     for name, count in calls.items():
         is_inside = '.blocks.' in name and name.count('.') > 3
         times = 2 if name.endswith('drop_path') else 1
-        # Recomputation stops as soon as all is there again.
+        # Recomputation stops early once all saved tensors are restored.
         assert count == times if not (with_cp and is_inside) else times <= count <= 2 * times, name
     assert 'stages.0.downsample.norm' in calls
     assert 'stages.1.blocks.1.ffn.layers.0.1' in calls
@@ -411,16 +409,16 @@ def test_backward_hooks():
     model = make('auto')
     model.stages[0].blocks[0].attn.w_msa.proj.register_full_backward_hook(lambda *_: seen.append('proj'))
     model.stages[1].blocks[0].register_full_backward_hook(lambda *_: seen.append('block'))
-    run(model, an_image())
+    run(model, make_image())
     assert seen == ['block', 'proj']
 
 
-def test_a_hook_sees_the_whole_map_once_without_gradients_too():
+def test_without_gradients_a_hook_sees_the_whole_map_once():
     model, seen = make('auto').eval(), []
     model.stages[0].blocks[1].norm2.register_forward_hook(lambda module, args, out: seen.append(out.shape))
     model.stages[0].blocks[0].register_forward_hook(lambda module, args, out: seen.append(out.shape))
     with torch.no_grad():
-        model(an_image())
+        model(make_image())
     assert seen == [(2, 10, 13, CHANNELS)] * 2
 
 
@@ -439,17 +437,17 @@ def test_a_hook_sees_the_whole_map_once_without_gradients_too():
     ],
     ids=str,
 )
-def test_every_option_of_a_block_is_respected(options):
-    assert_same(run(make('auto', **options), an_image()), run(make('reference', **options), an_image()))
+def test_every_option_of_a_block_gives_the_reference_results(options):
+    assert_same(run(make('auto', **options), make_image()), run(make('reference', **options), make_image()))
 
 
 @pytest.mark.parametrize('version', VERSIONS)
-def test_autocast_around_the_forward_pass_and_around_the_backward_pass(version):
+def test_autocast_around_forward_and_backward_passes(version):
     outer = make('auto', version).float(), make('reference', version).float()
     results = []
     for forward, backward in [(False, False), (False, True), (True, False), (True, True)]:
         for model in outer:
-            img = an_image().float()
+            img = make_image().float()
             with torch.autocast('cpu', torch.bfloat16, enabled=forward):
                 loss = sum(out.float().square().mean() for out in model(img))
             with torch.autocast('cpu', torch.bfloat16, enabled=backward):
@@ -457,15 +455,15 @@ def test_autocast_around_the_forward_pass_and_around_the_backward_pass(version):
             assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
             results.append(torch.cat([grad.flatten() for grad in grads]))
     exact, low = results[0], results[4]
-    for index in (1, 2, 3):  # a region around the backward pass alone
+    for index in (1, 2, 3):  # autocast around the backward pass only
         torch.testing.assert_close(results[index], exact, rtol=0.05, atol=0.05 * exact.abs().max().item())
     for index in (5, 6, 7):
         torch.testing.assert_close(results[index], low, rtol=0.1, atol=0.1 * low.abs().max().item())
 
 
 def test_torch_func():
-    """grad, vjp, jacrev, and gradients per sample, with each backend."""
-    img = an_image().detach()[:, :, :20, :24]
+    """Test grad, vjp, jacrev and per-sample gradients with each backend."""
+    img = make_image().detach()[:, :, :20, :24]
     for with_cp in (False, True):
         expected = None
         for backend in ('auto', 'sdpa', 'reference'):
@@ -494,13 +492,13 @@ def test_torch_func():
 
 
 @pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
-def test_another_default_device(backend):
-    """Nothing is made on the default device by accident: on 'meta' it would lose its values."""
-    model, img = make(backend, use_abs_pos_embed=True, drop_path_rate=0.5, drop_rate=0.1), an_image()
+def test_a_different_default_device(backend):
+    """A tensor created on the default device by mistake would lose its values on 'meta'."""
+    model, img = make(backend, use_abs_pos_embed=True, drop_path_rate=0.5, drop_rate=0.1), make_image()
     expected = run(model, img)
     torch.set_default_device('meta')
     try:
-        # A size that no cache holds yet.
+        # Sizes that no cache contains yet.
         found = run(model, img)
         with torch.no_grad():
             model.eval()(torch.zeros(1, 3, 41, 67, dtype=torch.float64, device='cpu'))
@@ -510,12 +508,12 @@ def test_another_default_device(backend):
 
 
 @pytest.mark.parametrize('version', VERSIONS)
-def test_a_copy_and_a_pickle_run_in_chunks_and_are_the_same(version):
+def test_copies_and_pickles_run_in_chunks_with_the_same_results(version):
     model = make('auto', version)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with torch.no_grad():
             assert whole_map_reason(twin.eval().stages[0].blocks[1], block_input(dtype=torch.float64)) is None
-        assert_same(run(twin, an_image()), run(make('reference', version), an_image()))
+        assert_same(run(twin, make_image()), run(make('reference', version), make_image()))
 
 
 def test_threads():
@@ -540,15 +538,15 @@ def test_threads():
 
 @pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_images_whose_branch_is_dropped_are_left_out(version, with_cp, monkeypatch):
-    """A hook on a part sees all images; the numbers are the same."""
+def test_images_with_a_dropped_branch_are_not_computed(version, with_cp, monkeypatch):
+    """With hooks on its modules, drop path processes all images, with the same results."""
     sizes = []
     original = attention.window_attention
     monkeypatch.setattr(
         attention, 'window_attention', lambda qkv, *rest: sizes.append(len(qkv)) or original(qkv, *rest)
     )
     model = make('auto', version, drop_path_rate=0.7, with_cp=with_cp).train()
-    images = torch.cat([an_image(), an_image().flip(2, 3)]).detach().requires_grad_()
+    images = torch.cat([make_image(), make_image().flip(2, 3)]).detach().requires_grad_()
     left_out = run(model, images)
     assert {1, 4} < set(sizes)
     sizes.clear()
@@ -559,34 +557,34 @@ def test_images_whose_branch_is_dropped_are_left_out(version, with_cp, monkeypat
     assert set(sizes) == {4}
 
 
-def test_parameters_of_a_branch_that_every_image_drops_get_a_gradient_of_zero():
+def test_parameters_of_a_fully_dropped_branch_get_zero_gradients():
     model = make('auto', drop_path_rate=1.0).train()
-    sum(out.sum() for out in model(an_image())).backward()
+    sum(out.sum() for out in model(make_image())).backward()
     last = model.stages[-1].blocks[-1]
     assert not model.stages[0].blocks[0].norm1.weight.grad.eq(0).all()
     assert all(parameter.grad.eq(0).all() for parameter in last.parameters())
 
 
-def no_gradient(block, x):
+def reason_without_gradients(block, x):
     with torch.no_grad():
         return whole_map_reason(block, x)
 
 
 def test_the_reason_for_whole_maps():
     block, x = make('auto').eval().stages[0].blocks[1], block_input(dtype=torch.float64)
-    assert no_gradient(block, x) is None
+    assert reason_without_gradients(block, x) is None
     assert whole_map_reason(block, x) == 'gradients are enabled'
-    assert 'meta' in no_gradient(block, x.to('meta'))
+    assert 'meta' in reason_without_gradients(block, x.to('meta'))
     dropping = make('auto', drop_path_rate=0.5).stages[1].blocks[1]
-    assert no_gradient(dropping, x) == 'drop_path draws random numbers once per map'
-    assert 'draws random numbers' in no_gradient(make('auto', drop_rate=0.5).stages[1].blocks[1], x)
+    assert reason_without_gradients(dropping, x) == 'drop_path draws random numbers once per map'
+    assert 'draws random numbers' in reason_without_gradients(make('auto', drop_rate=0.5).stages[1].blocks[1], x)
     with FlopCounterMode(display=False):
-        assert 'intercepts' in no_gradient(block, x)
+        assert 'intercepts' in reason_without_gradients(block, x)
     handle = block.ffn.layers[1].register_forward_hook(lambda *_: None)
-    assert no_gradient(block, x) == 'ffn.layers.1 has hooks'
+    assert reason_without_gradients(block, x) == 'ffn.layers.1 has hooks'
     handle.remove()
     block.ffn.layers[1] = nn.Conv2d(1, 1, 1)
-    assert no_gradient(block, x) == 'ffn.layers.1 may mix the tokens of different windows'
+    assert reason_without_gradients(block, x) == 'ffn.layers.1 may mix the tokens of different windows'
 
 
 @pytest.mark.parametrize('version', VERSIONS)
@@ -598,7 +596,7 @@ def test_chunks_with_every_activation_in_low_precision_and_under_autocast(act, v
     with torch.no_grad():
         torch.testing.assert_close(block(x), expected)
         with torch.autocast('cpu', torch.bfloat16):
-            assert no_gradient(block, x) is None
+            assert reason_without_gradients(block, x) is None
             torch.testing.assert_close(block(x), block.forward_modules(x))
         block.bfloat16()
         assert block(x.bfloat16()).dtype == torch.bfloat16
@@ -606,17 +604,17 @@ def test_chunks_with_every_activation_in_low_precision_and_under_autocast(act, v
 
 
 @pytest.mark.parametrize('version', VERSIONS)
-def test_chunks_of_a_clamped_window_have_the_window_of_the_whole_map(version):
+def test_chunks_use_the_clamped_window_of_the_whole_map(version):
     model = make('auto', version, clamp_window=True, window_size=20).eval()
     x = torch.randn(3, 12, 50, CHANNELS, dtype=torch.float64)
     block = model.stages[0].blocks[1]
     with torch.no_grad():
-        assert no_gradient(block, x) is None
+        assert reason_without_gradients(block, x) is None
         torch.testing.assert_close(block(x), block.forward_modules(x))
 
 
 def test_forward_mode_gradients():
-    model, img = make('auto').eval(), an_image().detach()
+    model, img = make('auto').eval(), make_image().detach()
     tangent = torch.randn_like(img)
     with torch.autograd.forward_ad.dual_level():
         out = model(torch.autograd.forward_ad.make_dual(img, tangent))[1]
@@ -629,7 +627,7 @@ def test_forward_mode_gradients():
 
 @pytest.mark.parametrize('version', VERSIONS)
 def test_batched_gradients(version):
-    model, img = make('auto', version), an_image()
+    model, img = make('auto', version), make_image()
     out = model(img)[1]
     vectors = torch.randn(3, *out.shape, dtype=torch.float64)
     (batched,) = torch.autograd.grad(out, img, vectors, is_grads_batched=True, retain_graph=True)
@@ -638,7 +636,7 @@ def test_batched_gradients(version):
 
 
 @pytest.mark.parametrize('version', VERSIONS)
-def test_a_gradient_penalty_trains_a_block(version):
+def test_second_order_gradients_of_a_block(version):
     penalties = []
     for backend in ('auto', 'reference'):
         block = make(backend, version).stages[0].blocks[1]
@@ -653,7 +651,7 @@ def test_a_gradient_penalty_trains_a_block(version):
 @pytest.mark.parametrize('wanted', ['attn.w_msa.proj.weight', 'norm1.bias', 'ffn.layers.0.0.bias', 'norm2.weight'])
 @pytest.mark.parametrize('with_cp', [False, True])
 @pytest.mark.parametrize('version', VERSIONS)
-def test_a_block_that_is_frozen_in_part(version, with_cp, wanted):
+def test_a_partly_frozen_block(version, with_cp, wanted):
     gradients = []
     for backend in ('auto', 'reference'):
         block = make(backend, version, with_cp=with_cp).stages[0].blocks[1].requires_grad_(False)
@@ -667,7 +665,7 @@ def test_a_block_that_is_frozen_in_part(version, with_cp, wanted):
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_combination(data):
-    """Random situations together: changes, modes of parts, frozen parts, checkpoints, sizes."""
+    """Combine random changes, modes of modules, frozen modules, checkpointing and sizes."""
     options = {
         'kind': data.draw(st.sampled_from(VERSIONS)),
         'with_cp': data.draw(st.booleans()),
@@ -677,7 +675,7 @@ def test_any_combination(data):
         'frozen_stages': data.draw(st.sampled_from([-1, 0, 1])),
         'window_size': data.draw(st.sampled_from([2, 4, (3, 5)])),
     }
-    # An activation in place is compared with the same one that is not.
+    # An in-place activation is compared with the same activation out of place.
     act = data.draw(st.sampled_from([None, 'ReLU', 'SiLU', 'Hardswish']))
     ours, plain = (
         make(backend, **options, **({'act_cfg': {'type': act, 'inplace': inplace}} if act else {}))

@@ -7,7 +7,7 @@ from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, load_checkp
 from tests.conftest import TINY, randomize
 
 
-def test_it_is_a_backbone_a_mean_and_a_linear_layer():
+def test_output_is_a_linear_layer_on_the_mean_of_the_last_map():
     classifier = randomize(SwinClassifier(TINY, num_classes=3)).eval()
     img = torch.randn(2, 3, 60, 70)
     dense = SwinBackbone(TINY, out_indices=(3,), clamp_window=True).eval()
@@ -29,7 +29,7 @@ def test_names_and_wrong_options():
 
 
 @pytest.mark.parametrize('name', [TINY, 'swinv2_t'])
-def test_its_own_state_comes_back(name):
+def test_its_own_state_dict_loads(name):
     options = TINY if name == 'swinv2_t' else {}
     first, second = (randomize(SwinClassifier(name, 3, window_size=4, **options), seed).eval() for seed in (1, 2))
     load_checkpoint(second, {'state_dict': first.state_dict()}, log=None)

@@ -1,4 +1,4 @@
-"""torch.compile: no graph break, sizes after the first cost one compilation in all, gradients are the eager ones."""
+"""torch.compile: no graph breaks, one recompilation for all further sizes, and the gradients of eager mode."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ TINY = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (1, 2), 'strides': (4, 
 SIZES = ((64, 96), (120, 70), (224, 224), (199, 301))
 
 needs_whole_graphs = pytest.mark.skipif(
-    torch.__version__ < '2.6', reason=f'torch {torch.__version__} compiles pieces, and exports no size but one'
+    torch.__version__ < '2.6', reason=f'torch {torch.__version__} compiles several graphs, and exports only one size'
 )
 
 
@@ -25,8 +25,8 @@ def _fresh():
 @pytest.mark.slow
 @needs_whole_graphs
 @pytest.mark.parametrize('with_cp', [None, pytest.param(True, marks=pytest.mark.long)])
-def test_sizes_after_the_first_cost_one_recompilation(with_cp):
-    """In evaluation, and in training with stochastic depth and blocks under a checkpoint."""
+def test_further_sizes_need_one_recompilation(with_cp):
+    """Cover evaluation, and training with stochastic depth and activation checkpointing."""
     is_training = with_cp is not None
     model = SwinBackbone(**TINY, drop_path_rate=0.5, with_cp=bool(with_cp)).train(is_training)
     counter = CompileCounterWithBackend('aot_eager')
@@ -50,7 +50,7 @@ def test_sizes_after_the_first_cost_one_recompilation(with_cp):
 
 @pytest.mark.slow
 @pytest.mark.skipif(' ' in torch.__file__, reason='inductor does not quote the path of torch')
-def test_inductor_trains_under_a_checkpoint():
+def test_inductor_trains_with_activation_checkpointing():
     torch.manual_seed(0)
     model = SwinBackbone(**{**TINY, 'depths': (2,), 'num_heads': (1,), 'strides': (4,)}, with_cp=True)
     compiled, img = torch.compile(model), torch.randn(2, 3, 30, 50)
@@ -64,7 +64,7 @@ def test_inductor_trains_under_a_checkpoint():
 
 @pytest.mark.slow
 @needs_whole_graphs
-def test_an_exported_program_takes_another_batch_and_needs_no_operator_of_ours():
+def test_an_exported_program_has_a_dynamic_batch_and_no_custom_operators():
     model = SwinBackbone(**TINY, window_size=4).eval()
     batch = torch.export.Dim('batch', min=1, max=64)
     program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': {0: batch}})

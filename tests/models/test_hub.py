@@ -1,4 +1,4 @@
-"""Saving models with their options, and building them again; the Hub itself is a folder here."""
+"""Save models with their options and load them again; a folder replaces the Hugging Face Hub."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def drop(folder, key):
 
 @torch.no_grad()
 @pytest.mark.parametrize('build', MODELS.values(), ids=MODELS)
-def test_a_saved_model_is_the_same(build, tmp_path):
+def test_a_loaded_model_equals_the_saved_one(build, tmp_path):
     assert safetensors.save_file
     model = randomize(build()).eval()
     model.save_pretrained(tmp_path)
@@ -51,7 +51,7 @@ def test_a_saved_model_is_the_same(build, tmp_path):
     assert (tmp_path / 'again' / 'config.json').read_text() == (tmp_path / 'config.json').read_text()
 
 
-def test_what_is_written(saved):
+def test_saved_files(saved):
     _, folder = saved
     assert sorted(path.name for path in folder.iterdir()) == ['README.md', 'config.json', 'model.safetensors']
     config = json.loads((folder / 'config.json').read_text())
@@ -72,7 +72,7 @@ class Mine(SwinBackbone):
     pass
 
 
-def test_the_card_of_a_class_that_its_package_does_not_offer(tmp_path):
+def test_the_model_card_imports_a_subclass_from_its_module(tmp_path):
     assert safetensors.save_file
     Mine('t', **TINY).save_pretrained(tmp_path)
     assert f'from {__name__} import Mine' in (tmp_path / 'README.md').read_text()
@@ -87,7 +87,7 @@ def test_options_can_be_changed(saved):
     assert not other.patch_embed.projection.weight.requires_grad
 
 
-def test_errors_name_what_is_wrong(saved, tmp_path):
+def test_errors_name_the_cause(saved, tmp_path):
     _, folder = saved
     with pytest.raises(TypeError, match="unknown option 'windw_size'; did you mean 'window_size'"):
         SwinBackbone.from_pretrained(folder, windw_size=5)
@@ -107,23 +107,23 @@ def test_errors_name_what_is_wrong(saved, tmp_path):
         SwinBackbone('t', **TINY, norm_cfg=torch.nn.LayerNorm).save_pretrained(folder)
 
 
-def test_the_hub(saved, tmp_path, monkeypatch):
+def test_push_to_hub_and_from_pretrained(saved, tmp_path, monkeypatch):
     backbone, _ = saved
-    asked = []
+    requests = []
 
     class HfApi:
         def __init__(self, token):
-            asked.append(token)
+            requests.append(token)
 
         def create_repo(self, repo_id, private, exist_ok):
-            asked.append((repo_id, private, exist_ok))
+            requests.append((repo_id, private, exist_ok))
 
         def upload_folder(self, repo_id, folder_path, revision, commit_message):
             shutil.copytree(folder_path, tmp_path / 'hub')
             return f'https://huggingface.co/{repo_id}'
 
     def snapshot_download(repo_id, revision, token, allow_patterns):
-        asked.append((repo_id, revision, token))
+        requests.append((repo_id, revision, token))
         return str(tmp_path / 'hub')
 
     hub = SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download)
@@ -132,7 +132,7 @@ def test_the_hub(saved, tmp_path, monkeypatch):
     assert "from_pretrained('me/mine')" in (tmp_path / 'hub' / 'README.md').read_text()
     loaded = SwinBackbone.from_pretrained('me/mine', revision='v1')
     assert torch.equal(loaded.norm3.weight, backbone.norm3.weight)
-    assert asked == ['secret', ('me/mine', None, True), ('me/mine', 'v1', None)]
+    assert requests == ['secret', ('me/mine', None, True), ('me/mine', 'v1', None)]
 
 
 @pytest.mark.parametrize('package', ['safetensors', 'huggingface_hub'])

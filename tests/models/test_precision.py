@@ -1,4 +1,4 @@
-"""Low precisions, and inputs that strain them: finite outputs and gradients, and how far from float64."""
+"""Low precision with extreme inputs: finite outputs and gradients, and bounded errors against float64."""
 
 import copy
 
@@ -8,7 +8,7 @@ import torch
 from swin_dense import SwinBackbone
 from tests.conftest import FLOAT16, TINY, needs_half, randomize
 
-# Relative errors of the outputs against float64 that are allowed; measured are about a third of them.
+# Allowed relative errors of the outputs against float64, about three times the measured ones.
 BOUNDS = {torch.float32: 1.5e-6, torch.bfloat16: 0.03, torch.float16: 0.004}
 IMAGES = {
     'noise': lambda: torch.randn(2, 3, 40, 56),
@@ -61,7 +61,7 @@ def test_autocast_is_finite(dtype, image):
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16], ids=str)
 def test_huge_logits_are_finite(dtype):
-    """Attention that is all but one-hot: queries, keys and values ten times as large."""
+    """Make attention almost one-hot by scaling queries, keys and values by ten."""
     model = randomize(SwinBackbone(**TINY, drop_path_rate=0.0))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

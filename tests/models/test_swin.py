@@ -1,4 +1,4 @@
-"""The backbone's options, shapes, types, gradients and errors."""
+"""Options, shapes, dtypes, gradients and errors of the backbone."""
 
 import copy
 import pickle
@@ -33,20 +33,20 @@ def test_published_parameter_counts(arch, window_size):
 
 
 @pytest.mark.parametrize('name', ['t', 'tiny', 'swin_t', 'swin_tiny', 'Swin-T'])
-def test_an_architecture_has_several_names(name):
+def test_names_of_an_architecture(name):
     with torch.device('meta'):
         assert SwinBackbone(name).arch == SwinBackbone('t').arch
 
 
 @pytest.mark.parametrize(('name', 'hint'), [('swin_x', ''), ('swin_lrge', "; did you mean 'large'")])
-def test_an_unknown_architecture_is_told_as_it_was_given(name, hint):
+def test_an_unknown_architecture_is_quoted_in_the_error(name, hint):
     with pytest.raises(ValueError, match=f"'large'], with or without 'swin_' in front, got '{name}'{hint}"):
         create_backbone(name)
 
 
 @pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
 @pytest.mark.parametrize('size', [(1, 1), (1, 40), (3, 5), (31, 33), (64, 64), (97, 130)])
-def test_every_size_gives_ceilings(size, backend):
+def test_sizes_of_maps_are_rounded_up(size, backend):
     backbone = tiny(attn_backend=backend).eval()
     outs = backbone(torch.randn(2, 3, *size))
     assert backbone.out_channels == (16, 32, 64, 128)
@@ -78,7 +78,7 @@ def test_lower_precisions_follow_float64(dtype, tolerance, backend):
         assert (out.double() - exact).abs().max() < tolerance * exact.abs().max()
 
 
-def test_channels_last_input_gives_the_same():
+def test_channels_last_input_gives_the_same_outputs():
     backbone = tiny().eval()
     img = torch.randn(2, 3, 50, 70)
     for out, expected in zip(backbone(img.to(memory_format=torch.channels_last)), backbone(img), strict=True):
@@ -93,7 +93,7 @@ def test_autocast_computes_in_low_precision():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
 
 
-def test_an_image_does_not_see_the_others_of_its_batch():
+def test_images_of_a_batch_are_independent():
     backbone = randomize(tiny()).double().eval()
     imgs = torch.randn(3, 3, 45, 61, dtype=torch.float64)
     together = backbone(imgs)
@@ -139,7 +139,7 @@ def test_every_parameter_gets_a_gradient(options):
         assert parameter.grad.isfinite().all(), name
 
 
-def test_out_indices_select_maps_and_build_no_more():
+def test_out_indices_select_maps_and_omit_later_stages():
     full = tiny().eval()
     part = tiny(out_indices=(2, 1)).eval()
     part.load_state_dict({name: value for name, value in full.state_dict().items() if name in part.state_dict()})
@@ -157,7 +157,7 @@ def test_any_number_of_stages():
     assert [tuple(out.shape) for out in outs] == [(1, 16, 13, 18), (1, 32, 5, 6)]
 
 
-def test_checkpointing_changes_no_gradient():
+def test_checkpointing_does_not_change_gradients():
     img = torch.randn(2, 3, 45, 61)
     gradients = []
     for with_cp in (False, True):
@@ -228,8 +228,8 @@ def test_absolute_position_is_interpolated_bicubically_to_the_grid():
     assert torch.equal(backbone._add_position(tokens), expected.permute(0, 2, 3, 1))
 
 
-def test_no_qk_term_means_that_the_image_cannot_move_the_attention():
-    """With qk_scale=0 and no bias every key weighs the same, so the output is the mean of the values."""
+def test_without_a_qk_term_attention_averages_the_values():
+    """With qk_scale=0 and no bias, all keys have equal weights, so the output is the mean of the values."""
     backbone = tiny(qk_scale=0.0, use_rel_pos_bias=False, use_shift=False, window_size=4)
     attn = backbone.stages[0].blocks[0].attn
     x = torch.randn(1, 4, 4, 16)
@@ -247,7 +247,7 @@ def test_copies_and_pickles():
 
 def test_a_trace_at_batch_1_is_right_at_batch_2():
     backbone = randomize(tiny()).eval()
-    with warnings.catch_warnings():  # that sizes are baked in is what a trace is
+    with warnings.catch_warnings():  # a trace warns that it fixes sizes
         warnings.simplefilter('ignore')
         traced = torch.jit.trace(backbone, torch.randn(1, 3, 45, 61), check_trace=False)
     img = torch.randn(2, 3, 45, 61)
@@ -255,12 +255,12 @@ def test_a_trace_at_batch_1_is_right_at_batch_2():
         assert torch.allclose(out, expected, atol=1e-4)
 
 
-def test_state_holds_parameters_only():
+def test_the_state_dict_contains_only_parameters():
     backbone = tiny()
     assert set(backbone.state_dict()) == {name for name, _ in backbone.named_parameters()}
 
 
-def test_create_backbone_is_ready_for_inference():
+def test_create_backbone_returns_a_backbone_in_evaluation_mode():
     backbone = create_backbone('swin_t', out_indices=(0,))
     assert not backbone.training
     assert backbone.out_channels == (96,)
@@ -331,7 +331,7 @@ def test_wrong_options_say_what_is_allowed(options, error, words):
     ],
     ids=['rank', 'channels', 'integers', 'float64', 'empty', 'path'],
 )
-def test_wrong_images_say_what_is_allowed(img, error, words):
+def test_errors_for_invalid_images_state_what_is_allowed(img, error, words):
     backbone = tiny()
     with pytest.raises(error) as caught:
         backbone(img)

@@ -1,4 +1,4 @@
-"""Swin V2 beyond the comparisons with other people's, which are in tests/peers/test_v2.py."""
+"""Swin V2, except the comparisons with other libraries, which are in tests/peers/test_v2.py."""
 
 import pytest
 import torch
@@ -26,20 +26,20 @@ def run(model, img):
 
 
 @pytest.mark.parametrize('options', [{}, {'qkv_bias': False}, {'with_cp': True}, {'window_size': (4, 6)}])
-def test_every_way_is_the_textbook(options):
+def test_the_default_backend_equals_the_reference(options):
     img = torch.randn(2, 3, 50, 61, dtype=torch.float64)
     found = run(make(**options), img)
     expected = run(make(**{**options, 'with_cp': False}, attn_backend='reference'), img)
-    for ours, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-9)
+    for ours, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
     assert all(gradient.abs().max() > 0 for gradient in found[4:])
 
 
 @pytest.mark.parametrize(
     ('dtype', 'tolerance'), [pytest.param(torch.float16, 2e-2, marks=needs_half), (torch.bfloat16, 1e-1)]
 )
-def test_low_precision_survives_zeros(dtype, tolerance):
-    """A token of zeros has a key of zeros, which in half precision must not be divided by its rounded length."""
+def test_low_precision_with_zero_tokens(dtype, tolerance):
+    """A zero token has a zero key; normalising it in half precision must not divide by zero."""
     exact = make(num_heads=(2, 2, 2, 2), qkv_bias=False)
     low = make(num_heads=(2, 2, 2, 2), qkv_bias=False).to(dtype)
     attn, low_attn = exact.stages[0].blocks[1].attn, low.stages[0].blocks[1].attn
@@ -66,12 +66,12 @@ def test_a_new_block_is_the_identity():
     assert torch.equal(block(x), x)
 
 
-def test_a_window_of_one_token_has_numbers():
+def test_a_window_of_one_token_gives_finite_maps():
     assert all(map.isfinite().all() for map in make(window_size=1)(torch.randn(1, 3, 9, 5, dtype=torch.float64)))
 
 
-def test_the_pretrained_window_is_the_scale_of_the_offsets():
-    """The network sees an offset of 3 tokens alike in every window, if it is told the one it was trained with."""
+def test_the_pretrained_window_scales_the_offsets():
+    """With pretrained_window_size, an offset of 3 tokens has the same bias in every window."""
     small, large = make(window_size=4), make(window_size=6, pretrained_window_size=(4, 4, 4, 4))
     bias, wider = (model.stages[0].blocks[0].attn.w_msa.relative_bias(model.window_size) for model in (small, large))
     inside = wider.view(-1, 6, 6, 6, 6)[:, :4, :4, :4, :4].reshape(bias.shape)
@@ -93,12 +93,12 @@ def test_gradients_per_image():
         torch.testing.assert_close(single[1], alone, rtol=1e-9, atol=1e-9)
 
 
-def test_a_bias_that_v2_does_not_have_is_heard():
+def test_a_key_bias_is_applied_also_in_the_padding():
     ours, plain = make(), make(attn_backend='reference')
     for model in (ours, plain):
         bias = torch.nn.Parameter(torch.linspace(-1, 1, 48, dtype=torch.float64))
         model.stages[0].blocks[0].attn.w_msa.qkv.bias = bias
-    # The second map is padded in advance: the first must have the same keys and values in its padding.
+    # An explicitly padded map must give the same result as one whose padding has the bias as keys and values.
     x = torch.randn(1, 7, 10, 16, dtype=torch.float64)
     found, expected = (model.stages[0].blocks[0].attn(x) for model in (ours, plain))
     torch.testing.assert_close(found, expected)
@@ -123,7 +123,7 @@ def test_wrong_options_say_what_is_allowed(options, error, words):
         SwinV2Backbone(**options)
 
 
-def test_v1_points_to_v2():
+def test_errors_of_v1_name_v2():
     with pytest.raises(ValueError, match='SwinV2Backbone'):
         SwinBackbone('swinv2_t')
     with pytest.raises(TypeError, match='SwinV2Backbone'):
@@ -139,11 +139,11 @@ def test_names_build_the_right_network():
         assert type(create_backbone('swin_t')) is SwinBackbone
 
 
-def test_versions_are_told_apart_and_said(caplog):
+def test_checkpoints_of_the_other_version_are_refused(caplog):
     v1, v2 = SwinBackbone(**TINY), make(1)
     with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2 in a config') as e:
         v1.load_state_dict(v2.state_dict())
-    assert 'allow_partial' not in str(e.value)  # which would load nothing of it
+    assert 'allow_partial' not in str(e.value)  # no weights would match
     with pytest.raises(CheckpointError, match='It is a Swin V1'):
         load_checkpoint(v2, export_state_dict(v1, 'mmdet'))
     with pytest.raises(ValueError, match='mmdet has no Swin V2'):
@@ -154,7 +154,7 @@ def test_versions_are_told_apart_and_said(caplog):
     assert all(torch.equal(a, b) for a, b in zip(v2.parameters(), fresh.parameters(), strict=True))
 
 
-def test_a_file_of_another_window_is_refused_unless_its_window_is_named():
+def test_a_file_of_a_different_window_needs_pretrained_window_size():
     file = export_state_dict(make(window_size=8), 'official')
     with pytest.raises(CheckpointError, match=r'build the model with pretrained_window_size=\(8, 8, 8, 8\)'):
         load_checkpoint(make(window_size=6), file)
@@ -162,7 +162,7 @@ def test_a_file_of_another_window_is_refused_unless_its_window_is_named():
 
 
 @torch.no_grad()
-def test_pictures():
+def test_attention_maps_sum_to_one():
     backbone = make().eval()
     found = token_attention(backbone, torch.rand(3, 50, 61), stage=1, block=1, pixel=(48, 60))
     torch.testing.assert_close(found.weights.sum((1, 2)) + found.padding, torch.ones(2, dtype=torch.float64))
@@ -181,13 +181,13 @@ def test_published_parameters_and_flops(name, window, size, parameters, gflops):
     with torch.device('meta'):
         result = count(SwinClassifier(name, window_size=window), size, size)
     assert result.parameters[''] == parameters
-    # The published figures leave out the position networks.
+    # The published figures exclude the position networks.
     position = sum(flops for module, flops in result.flops.items() if module.endswith('cpb_mlp'))
     assert (result.flops[''] - position) / 1e9 == pytest.approx(gflops, abs=0.05)
 
 
 @torch.no_grad()
-def test_a_trace_and_tiles_hold_at_other_sizes():
+def test_a_trace_and_tiles_are_right_at_other_sizes():
     backbone = make().eval()
     traced = torch.jit.trace(backbone, torch.randn(1, 3, 64, 64, dtype=torch.float64), check_trace=False)
     img = torch.rand(2, 3, 50, 61, dtype=torch.float64)
@@ -199,7 +199,7 @@ def test_a_trace_and_tiles_hold_at_other_sizes():
         torch.testing.assert_close(tiled[stride], expected)
 
 
-def test_simmims_files_spell_the_position_network_otherwise():
+def test_files_of_simmim_name_the_position_network_rpe_mlp():
     source, backbone = make(1), make(2)
     official = export_state_dict(source, 'official')
     state = {f'encoder.{name.replace("cpb_mlp", "rpe_mlp")}': tensor for name, tensor in official.items()}
@@ -218,7 +218,7 @@ def test_clamped_windows_fit_inside_small_maps(kind):
     assert attn(torch.randn(1, 3, 2, 16)).shape == (1, 3, 2, 16)
 
 
-def test_a_clamped_window_of_v1_keeps_the_biases_of_its_offsets():
+def test_a_clamped_window_of_v1_uses_the_biases_of_its_offsets():
     attn = randomize(WindowAttention(8, 2, window_size=(5, 5)))
     inside = attn.relative_bias((5, 5)).view(2, 5, 5, 5, 5)[:, :3, :3, :3, :3].reshape(2, 9, 9)
     assert torch.equal(attn.relative_bias((3, 3)), inside)

@@ -1,4 +1,4 @@
-"""Where kernels are tested: in triton's interpreter, on a GPU where there is one, and by compiling them without one."""
+"""Environments to test kernels in: triton's interpreter, a GPU if available, and compilation without a GPU."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from swin_dense.ops.triton import gpu
 
 _reason = gpu._unusable if gpu.IS_INTERPRETED else 'needs triton, and TRITON_INTERPRET=1 at its import'
 if TorchVersion(np.__version__) >= '2.5':
-    _reason = f"triton's interpreter does not get on with numpy {np.__version__}"
+    _reason = f"triton's interpreter does not work with numpy {np.__version__}"
 needs_interpreter = pytest.mark.skipif(_reason is not None, reason=str(_reason))
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')]
 device = pytest.mark.parametrize(
@@ -23,7 +23,7 @@ device = pytest.mark.parametrize(
 
 
 def run_python(code, **environment):
-    """Run a program in a process of its own and return what it prints."""
+    """Run a program in a separate process and return its stdout."""
     result = subprocess.run(
         [sys.executable, '-c', textwrap.dedent(code)],
         env={**os.environ, **environment},
@@ -35,10 +35,10 @@ def run_python(code, **environment):
 
 
 def compile_for_h200(code):
-    """Run a program whose kernel launches compile to machine code and do no more.
+    """Run a program in which launching a kernel only compiles it to machine code.
 
     Returns:
-        The name and the bytes of shared memory of every kernel, in the order of launches.
+        Name and shared memory in bytes of each kernel, in launch order.
     """
     compile_only = """
         import torch, triton

@@ -1,4 +1,4 @@
-"""The kernels that expand the relative position bias against the sliding view of ``windows``."""
+"""Compare the kernels that expand the relative position bias with the sliding view of ``ops.windows``."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def with_gradient(function, table, window, strided=False):
 @device
 @pytest.mark.parametrize('strided', [False, True])
 @pytest.mark.parametrize('window', [(7, 7), (3, 5), (1, 4), (1, 1)], ids=str)
-def test_is_the_sliding_view(window, strided, device):
+def test_equals_the_sliding_view(window, strided, device):
     table = torch.randn((2 * window[0] - 1) * (2 * window[1] - 1), 3, device=device, requires_grad=True)
     if strided:
         table = table.mT.contiguous().mT
@@ -29,13 +29,13 @@ def test_is_the_sliding_view(window, strided, device):
 
 
 @device
-def test_operators_keep_the_rules_of_torch(device):
+def test_operators_pass_opcheck(device):
     torch.library.opcheck(bias._forward, (torch.randn(15, 2, device=device, requires_grad=True), (2, 3)))
     torch.library.opcheck(bias._backward, (torch.randn(2, 6, 6, device=device), (2, 3)))
 
 
 @needs_interpreter
-def test_a_table_of_another_window_is_refused_not_overrun():
+def test_a_table_of_a_different_window_is_refused():
     with pytest.raises(ValueError, match=r'window of 3 x 3 must have the shape \(25, heads\), got \(24, 2\)'):
         bias.relative_position_bias(torch.zeros(24, 2), (3, 3))
 

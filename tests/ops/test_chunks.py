@@ -1,4 +1,4 @@
-"""A map worked through in chunks gives what the whole map gives."""
+"""Processing a map in chunks gives the same result as processing it at once."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.textbook import merge, partition
 
 @given(data=st.data())
 def test_every_token_is_in_one_chunk_with_its_window(data):
-    """Each token gets the sum of its window, computed from the official geometry, chunk by chunk and at once."""
+    """Add the sum of its window to each token, in chunks and at once, with the official window geometry."""
     batch, height, width = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 40)), data.draw(st.integers(1, 20))
     window = (data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7)))
     shift = tuple(data.draw(st.integers(0, side - 1)) for side in window)
@@ -30,15 +30,15 @@ def test_every_token_is_in_one_chunk_with_its_window(data):
         assert batch * height * width <= 2 * max(60, window[0] * width + shift[0] * width)
         return
     assert sum(sizes) == x.shape[:3].numel()
-    # One row of windows is the least, and the last chunk takes over what is left.
+    # A chunk has at least one row of windows, and the last chunk also takes the remainder.
     assert max(sizes) <= 2 * max(60, window[0] * width + shift[0] * width)
     torch.testing.assert_close(out, add_window_sums(x, shift))
 
 
-def test_a_result_of_another_dtype_keeps_it():
+def test_the_result_keeps_its_dtype():
     x = torch.randn(1, 128, 128, 8)
     assert chunks.run(lambda part, shift: part.bfloat16(), x, (4, 4), (0, 0)).dtype == torch.bfloat16
 
 
-def test_a_map_that_one_chunk_holds_is_left_to_the_caller():
+def test_a_map_that_fits_into_one_chunk_returns_none():
     assert chunks.run(lambda part, shift: part, torch.randn(1, 16, 16, 8), (4, 4), (2, 2)) is None

@@ -1,4 +1,4 @@
-"""The costs in ``benchmarks/operator_costs.py`` against what the operators launch."""
+"""Compare the costs in ``benchmarks/operator_costs.py`` with the launches of the operators."""
 
 import collections
 import sys
@@ -19,7 +19,7 @@ pytestmark = needs_interpreter
 
 
 class Launches(TorchDispatchMode):
-    """Count torch's own kernels: what allocates or only looks at memory in another way is none."""
+    """Count torch's own kernels; allocations and views launch none."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Launches(TorchDispatchMode):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Count launches of Triton kernels by name, in place of running them: the interpreter uses torch itself."""
+    """Count launches of Triton kernels by name instead of running them, because the interpreter itself uses torch."""
     from triton.runtime.interpreter import InterpretedFunction
 
     names = collections.Counter()
@@ -85,13 +85,13 @@ CALLS = {
 
 
 @pytest.mark.parametrize('name', CALLS)
-def test_operators_launch_what_they_say(name, launched):
+def test_costs_count_the_launches_of_the_operators(name, launched):
     for operator, args in CALLS[name]():
         launched.clear()
-        with Launches() as torchs:
+        with Launches() as torch_launches:
             operator._init_fn(*args)
         cost = COSTS[operator._qualname](*args)
-        assert cost.launches == launched.total() + torchs.names.total(), (launched, torchs.names)
+        assert cost.launches == launched.total() + torch_launches.names.total(), (launched, torch_launches.names)
 
 
 def test_bytes_of_attention_by_hand():
@@ -104,7 +104,7 @@ def test_bytes_of_attention_by_hand():
     assert cost.flops == 2 * 2 * 6 * 2 * 49 * 49 * 16
 
 
-def test_every_operator_of_the_gpu_path_says_what_it_costs():
+def test_every_operator_of_the_gpu_path_has_costs():
     ours = {name for name in dir(torch.ops.swin_dense) if name.startswith(('triton', 'layer_norm', 'relative'))}
     assert {name.split('::')[1] for name in COSTS} == ours
     assert len(ours) == 6

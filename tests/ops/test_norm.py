@@ -1,4 +1,4 @@
-"""LayerNorm's kernels against torch's LayerNorm, forward and backward, in every layout and dtype."""
+"""Compare the LayerNorm kernels with torch's LayerNorm, forward and backward, in every layout and dtype."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def inputs(shape, layout, device, dtype=torch.float32, parameter_dtype=torch.flo
 
 
 def plain(layout, x, weight, bias, eps=EPS):
-    """The same by torch's own operations."""
+    """Compute the same with torch operations."""
     if layout == 'merged':
         x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
         x = torch.stack([x[:, i::2, j::2] for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))], -1).flatten(3)
@@ -37,7 +37,7 @@ def with_gradients(out, leaves):
 @device
 @pytest.mark.parametrize('layout', norm.LAYOUTS)
 @pytest.mark.parametrize('shape', [(2, 5, 7, 12), (1, 8, 6, 96), (3, 1, 1, 16), (1, 2, 3, 130)], ids=str)
-def test_is_torchs_layer_norm(shape, layout, device):
+def test_equals_torchs_layer_norm(shape, layout, device):
     leaves = inputs(shape, layout, device)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     expected = with_gradients(plain(layout, *exact), exact)
@@ -50,13 +50,13 @@ def test_is_torchs_layer_norm(shape, layout, device):
 @device
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize('layout', norm.LAYOUTS)
-def test_gives_what_autocast_and_the_next_cast_give(layout, dtype, device):
-    """The residual stream and the parameters in float32, the result in low precision: the same, rounded once."""
+def test_equals_autocast_followed_by_a_cast(layout, dtype, device):
+    """The residual stream and the parameters are float32; the low-precision result is rounded once."""
     leaves = inputs((1, 9, 6, 32), layout, device)
     exact = plain(layout, *leaves).to(dtype)
     actual = norm.LAYOUTS[layout](*leaves, EPS, dtype)
     assert actual.dtype == dtype
-    # The sums behind mean and variance have another order, so a number may fall to the other side of a tie.
+    # Mean and variance are summed in a different order, so that a few values round differently.
     assert (actual != exact).float().mean() < 0.01
     for a, e in zip(with_gradients(actual, leaves), with_gradients(exact, leaves), strict=True):
         assert a.dtype == e.dtype
@@ -77,7 +77,7 @@ def test_low_precision_errs_at_most_twice_as_much_as_torch(layout, device):
 
 
 @device
-def test_merging_joins_neighbours_as_the_module_does(device):
+def test_patch_merging_equals_the_module(device):
     merging = PatchMerging(16, 2, {'type': 'LN'}).to(device)
     torch.nn.init.normal_(merging.norm.weight)
     x = torch.randn(2, 7, 4, 16, device=device)
@@ -86,8 +86,8 @@ def test_merging_joins_neighbours_as_the_module_does(device):
 
 
 @device
-def test_rows_far_from_zero_keep_their_digits(device):
-    """The variance is of centred numbers, not a difference of two large sums."""
+def test_rows_far_from_zero_keep_their_precision(device):
+    """The variance is computed from centred values, not as a difference of two large sums."""
     x = (1e4 + torch.randn(1, 1, 50, 64)).to(device)
     one, zero = torch.ones(64, device=device), torch.zeros(64, device=device)
     expected = F.layer_norm(x.double(), (64,), eps=EPS)
@@ -119,7 +119,7 @@ def test_any_number_of_axes(device):
 
 @device
 @pytest.mark.parametrize('layout', norm.LAYOUTS)
-def test_operators_keep_the_rules_of_torch(layout, device):
+def test_operators_pass_opcheck(layout, device):
     leaves = inputs((1, 3, 4, 16), layout, device)
     torch.library.opcheck(norm._forward, (*leaves, EPS, torch.bfloat16, layout))
     x, weight, bias = (t.detach() for t in leaves)
@@ -128,7 +128,7 @@ def test_operators_keep_the_rules_of_torch(layout, device):
 
 
 @needs_interpreter
-def test_keeps_the_input_alone():
+def test_saves_only_input_and_weight():
     kept = []
 
     def pack(tensor):
@@ -142,7 +142,7 @@ def test_keeps_the_input_alone():
 
 
 @needs_interpreter
-def test_says_what_it_cannot_do():
+def test_unsupported_inputs_are_named():
     assert norm.unsupported_reason(torch.zeros(4, 16), 16) is None
     assert 'float64' in norm.unsupported_reason(torch.zeros(4, 16, dtype=torch.float64), 16)
     assert '9000 channels' in norm.unsupported_reason(torch.zeros(4, 9000), 9000)
@@ -150,7 +150,7 @@ def test_says_what_it_cannot_do():
 
 @needs_interpreter
 @pytest.mark.parametrize('layout', norm.LAYOUTS)
-def test_parameters_of_a_wrong_shape_are_refused_not_overrun(layout):
+def test_parameters_of_a_wrong_shape_are_refused(layout):
     x, weight, bias = inputs((1, 4, 4, 16), layout, 'cpu')
     with pytest.raises(ValueError, match='weight and bias must have the shape'):
         norm.LAYOUTS[layout](x, weight[:-1], bias, EPS, torch.float32)
@@ -168,4 +168,4 @@ def test_kernels_compile_for_an_h200():
                 function(x, weight, bias, 1e-5, torch.bfloat16).sum().backward()
     """)
     assert [name for name, _ in rows] == ['forward', 'backward'] * 6
-    assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes of a multiprocessor, two programs should fit
+    assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes per multiprocessor; two programs should fit

@@ -1,4 +1,4 @@
-"""Every backend against the textbook: forward, all gradients, precision, caches, threads, and who is chosen."""
+"""Compare every backend with tests/textbook.py: outputs, gradients, precision, caches, threads and dispatch."""
 
 import logging
 import threading
@@ -40,7 +40,7 @@ def make_inputs(case, dtype, head_dim=16):
 
 
 def attend(inputs, spec, backend):
-    """Attend by a backend, or as the textbook does it."""
+    """Run window attention by a backend, or by tests/textbook.py."""
     if backend == 'textbook':
         return textbook.window_attention(*inputs, spec)
     return window_attention(*inputs, spec, backend)
@@ -57,7 +57,7 @@ def run(inputs, spec, backend):
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
-def test_default_backend_is_the_textbook_forward_and_backward(case):
+def test_sdpa_equals_the_textbook_forward_and_backward(case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=4)
     pairs = zip(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'), strict=True)
     for ours, expected in pairs:
@@ -66,7 +66,7 @@ def test_default_backend_is_the_textbook_forward_and_backward(case):
 
 @settings(max_examples=30, deadline=None)
 @given(cases())
-def test_default_backend_without_gradients_is_the_textbook(case):
+def test_sdpa_without_gradients_equals_the_textbook(case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=4)
     with torch.no_grad():
         ours, expected = (attend(inputs, spec, name) for name in ('sdpa', 'textbook'))
@@ -94,7 +94,7 @@ def test_gradients_of_gradients():
 
 
 @pytest.mark.parametrize('wanted', [0, 1, 2])
-def test_one_gradient_alone(wanted):
+def test_a_single_gradient(wanted):
     inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float64)
     grads = []
     for backend in ('sdpa', 'textbook'):
@@ -105,14 +105,14 @@ def test_one_gradient_alone(wanted):
 
 
 @pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
-def test_where_there_are_no_values_there_is_a_shape(backend):
+def test_meta_tensors_give_a_shape(backend):
     inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float32)
     out = window_attention(*(t.to('meta') for t in inputs), spec, backend)
     assert out.shape == (2, 9, 8, HEADS * 16)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
-def test_low_precision_is_at_most_twice_as_far_off_as_plain_torch(dtype):
+def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(dtype):
     case = (2, 20, 23, (7, 7), (3, 3), True, True)
     inputs, spec = make_inputs(case, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]

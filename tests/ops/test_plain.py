@@ -1,4 +1,4 @@
-"""The plain operations against the textbook's, eagerly; then one trace at sizes that it never saw."""
+"""Compare the plain operations with tests/textbook.py, and a trace with eager mode at sizes it was not traced with."""
 
 from unittest import mock
 
@@ -20,7 +20,7 @@ HEADS, CHANNELS = 2, 6
 
 @st.composite
 def geometries(draw):
-    """Windows and shifts, among them none, and windows that are not square."""
+    """Draw windows and shifts, including no shift and non-square windows."""
     window = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     return window, tuple(draw(st.integers(0, side - 1)) for side in window)
 
@@ -30,7 +30,7 @@ def exporting():
 
 
 @given(SIZES, geometries(), st.integers(0, 3), st.booleans(), st.booleans())
-def test_attention_is_the_textbooks(size, geometry, batch, has_bias, has_padding):
+def test_attention_equals_the_textbook(size, geometry, batch, has_bias, has_padding):
     spec = WindowSpec(HEADS, *geometry, 0.3)
     qkv = torch.randn(batch, *size, 3 * CHANNELS, dtype=torch.float64)
     bias = torch.randn(HEADS, spec.tokens, spec.tokens, dtype=torch.float64) if has_bias else None
@@ -40,7 +40,7 @@ def test_attention_is_the_textbooks(size, geometry, batch, has_bias, has_padding
 
 
 @given(SIZES, st.integers(1, 4))
-def test_neighbours_are_the_textbooks(size, stride):
+def test_neighbours_equal_the_textbook(size, stride):
     x = torch.randn(2, *size, CHANNELS)
     expected = textbook.neighbours(x, stride)
     assert torch.equal(plain.neighbours(x, stride), expected)
@@ -51,14 +51,14 @@ def test_neighbours_are_the_textbooks(size, stride):
         assert torch.equal(plain.neighbours(x, stride, by_channel=True), by_channel)
 
 
-def test_neighbours_by_channel_are_those_of_unfold():
+def test_neighbours_by_channel_equal_unfold():
     x = torch.randn(2, 8, 6, CHANNELS)
     unfolded = F.unfold(x.permute(0, 3, 1, 2), 2, stride=2).transpose(1, 2).view(2, 4, 3, 4 * CHANNELS)
     assert torch.equal(plain.neighbours(x, 2, by_channel=True), unfolded)
 
 
 @given(SIZES, SIZES)
-def test_resizing_is_torchs(size, target):
+def test_resizing_equals_torchs_interpolate(size, target):
     position = torch.randn(1, size[0] * size[1], 3, dtype=torch.float64)
     maps = position.unflatten(1, size).permute(0, 3, 1, 2)
     expected = F.interpolate(maps, target, mode='bicubic').permute(0, 2, 3, 1)
@@ -69,7 +69,7 @@ def test_resizing_is_torchs(size, target):
 
 
 @given(SIZES, st.integers(1, 5))
-def test_images_are_padded_to_patches(size, side):
+def test_images_are_padded_to_whole_patches(size, side):
     img = torch.randn(1, 2, *size)
     expected = F.pad(img, (0, -size[1] % side, 0, -size[0] % side))
     assert torch.equal(plain.pad_to_patches(img, side), expected)
@@ -82,7 +82,7 @@ def test_images_are_padded_to_patches(size, side):
     [{'window_size': 7}, {'window_size': (5, 12), 'use_abs_pos_embed': True, 'pretrain_img_size': (40, 64)}],
     ids=str,
 )
-def test_a_trace_is_right_at_sizes_that_it_never_saw(options):
+def test_a_trace_is_right_at_other_sizes(options):
     options = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2), **options}
     model = randomize(SwinBackbone(**options)).double().eval().requires_grad_(False)
     trace = torch.jit.trace(model, torch.randn(2, 3, 75, 100, dtype=torch.float64))

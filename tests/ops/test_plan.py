@@ -1,4 +1,4 @@
-"""Plans of windows: against tables made by padding, rolling and cutting; their cache under streams and CUDA graphs."""
+"""Compare window plans with explicit padding, rolling and partitioning; test their cache with streams and graphs."""
 
 import gc
 import weakref
@@ -18,7 +18,7 @@ CPU = torch.device('cpu')
 
 
 def plan_by_partition(height, width, window, shift):
-    """Return (tokens with -1 in padding, mask) of each group, and the slots, out of a map of numbers cut for real."""
+    """Partition a map of indices; return (tokens, mask) of each group, with token -1 for padding, and the slots."""
     rows, columns = window_grid(height, width, window)
     raster = torch.arange(1, height * width + 1).view(1, height, width, 1)
     tokens = partition(raster, window, shift)[0, :, :, 0] - 1
@@ -43,7 +43,7 @@ def geometries(draw):
 
 @settings(max_examples=200)
 @given(geometries())
-def test_is_what_padding_rolling_and_cutting_give(geometry):
+def test_plans_equal_padding_rolling_and_partitioning(geometry):
     groups, slots = plan_by_partition(*geometry)
     made = plan._build(*geometry, CPU)
     assert torch.equal(made.slots, slots)
@@ -56,7 +56,7 @@ def test_is_what_padding_rolling_and_cutting_give(geometry):
         assert group.mask is None or torch.equal(group.mask, mask)
 
 
-def test_packed_tables_come_out_as_they_went_in():
+def test_unpacked_tables_equal_the_packed_ones():
     tables = [
         torch.arange(n, dtype=dtype) for n in (0, 1, 7, 64) for dtype in (torch.int32, torch.int64, torch.float32)
     ]
@@ -70,7 +70,7 @@ GEOMETRY = (9, 8, (7, 7), (3, 3), torch.device('cuda'))
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Stand in for a GPU on which plans are only kept; yield which stream runs and whether it captures."""
+    """Simulate a GPU for the plan cache; yield the state: the current stream, and whether it is capturing."""
     state = SimpleNamespace(stream=1, is_capturing=False)
     monkeypatch.setattr(plan, '_to_device', lambda tables, device: tables)
     monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: state.is_capturing)
@@ -92,7 +92,7 @@ def test_every_stream_has_its_own_plan(gpu):
 
 
 def test_a_captured_plan_outlives_the_cache(gpu):
-    """The capture runs in a stream of its own, and the graph reads the plan whatever is planned later."""
+    """A capture runs on a separate stream, and its graph keeps reading the plan after other plans are made."""
     warm = weakref.ref(plan.plan_windows(*GEOMETRY))
     gpu.stream, gpu.is_capturing = 7, True
     assert plan.plan_windows(*GEOMETRY) is warm()
@@ -106,8 +106,8 @@ def test_a_captured_plan_outlives_the_cache(gpu):
     assert warm() is not None
 
 
-def test_a_capture_takes_the_plan_of_the_stream_that_ran_last(gpu):
-    """Also where another stream built one later, which has left the cache since."""
+def test_a_capture_uses_the_plan_of_the_last_active_stream(gpu):
+    """This holds even if another stream built a plan later that has been evicted from the cache."""
     warm = plan.plan_windows(*GEOMETRY)
     gpu.stream = 2
     plan.plan_windows(*GEOMETRY)
@@ -121,7 +121,7 @@ def test_a_capture_takes_the_plan_of_the_stream_that_ran_last(gpu):
     assert plan.plan_windows(*GEOMETRY) is warm
 
 
-def test_a_plan_that_no_graph_reads_goes(gpu):
+def test_a_plan_without_a_graph_is_evicted(gpu):
     first = weakref.ref(plan.plan_windows(*GEOMETRY))
     for side in range(plan.MAX_PLANS):
         assert first() is not None
@@ -130,7 +130,7 @@ def test_a_plan_that_no_graph_reads_goes(gpu):
     assert first() is None
 
 
-def test_a_capture_without_a_warm_up_is_told_to_warm_up(gpu):
+def test_a_capture_without_a_warm_up_is_an_error(gpu):
     gpu.is_capturing = True
     with pytest.raises(RuntimeError, match='9 x 8 tokens in windows of 7 x 7; run the model once'):
         plan.plan_windows(*GEOMETRY)
@@ -138,7 +138,7 @@ def test_a_capture_without_a_warm_up_is_told_to_warm_up(gpu):
 
 @pytest.mark.parametrize('device', [pytest.param('cuda', marks=needs_gpu)])
 def test_the_host_does_not_wait_for_the_gpu(device):
-    plan.plan_windows(*GEOMETRY)  # the first pinned memory of a process is asked of the driver
+    plan.plan_windows(*GEOMETRY)  # the first pinned allocation of a process calls the driver
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode('error')
@@ -150,7 +150,7 @@ def test_the_host_does_not_wait_for_the_gpu(device):
 
 
 @pytest.mark.parametrize('device', [pytest.param('cuda', marks=needs_gpu)])
-def test_a_graph_replays_after_its_plan_has_left_the_cache(device):
+def test_a_graph_replays_after_its_plan_is_evicted(device):
     from swin_dense.ops import window_attention
 
     qkv = torch.randn(1, 9, 8, 96, device=device)

@@ -1,4 +1,4 @@
-"""What is recomputed in a backward pass: no longer saved, right all the same, and left alone where hooks are."""
+"""Recomputation in the backward pass saves memory, keeps the gradients, and is disabled by hooks."""
 
 import pytest
 import torch
@@ -13,15 +13,15 @@ from swin_dense.utils import compat
 TOKENS, CHANNELS = 50, 8
 
 
-needs_hooks_to_be_known = pytest.mark.skipif(
+needs_detection_of_hooks = pytest.mark.skipif(
     compat.has_saved_tensors_hooks(),
-    reason='torch before 2.5 does not tell of hooks on what is kept, so all is kept',
+    reason='torch before 2.5 cannot report saved-tensor hooks, so recomputation is disabled',
 )
 
 
-def bytes_kept(module, x):
-    """Return how many bytes more are allocated after a forward pass than before it, its result among them."""
-    module(x)  # what is allocated once
+def retained_bytes(module, x):
+    """Return the bytes that a forward pass leaves allocated, including its result."""
+    module(x)  # one-time allocations
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         out = module(x)
     assert out.grad_fn is not None
@@ -44,13 +44,13 @@ class Perceptron(nn.Module):
 
 
 def pair(kind=nn.GELU, **options):
-    """Return a perceptron that computes again, and one with the same weights that keeps everything."""
+    """Return two perceptrons with equal weights: one that recomputes, and one that saves everything."""
     again, plain = Perceptron(kind(**options)), Perceptron(kind(**options), again=False)
     plain.load_state_dict(again.state_dict())
     return again.double(), plain.double()
 
 
-def an_input():
+def make_input():
     return torch.randn(1, 5, TOKENS // 5, CHANNELS, dtype=torch.float64, requires_grad=True)
 
 
@@ -58,30 +58,30 @@ def gradients(module, x, **options):
     return torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()], **options)
 
 
-@needs_hooks_to_be_known
-def test_the_result_is_not_kept():
+@needs_detection_of_hooks
+def test_the_recomputed_result_is_not_saved():
     again, plain = pair()
     result = 8 * TOKENS * 4 * CHANNELS
-    assert bytes_kept(plain, an_input()) - bytes_kept(again, an_input()) == result
+    assert retained_bytes(plain, make_input()) - retained_bytes(again, make_input()) == result
 
 
-@needs_hooks_to_be_known
-def test_an_mlp_keeps_the_hidden_layer_once():
+@needs_detection_of_hooks
+def test_an_mlp_saves_the_hidden_layer_once():
     mlp = FFN(CHANNELS, 4 * CHANNELS, {'type': 'GELU'}, drop_rate=0.0).double()
-    assert bytes_kept(mlp, an_input()) == 8 * TOKENS * (4 + 1) * CHANNELS
+    assert retained_bytes(mlp, make_input()) == 8 * TOKENS * (4 + 1) * CHANNELS
 
 
-@needs_hooks_to_be_known
-def test_a_patch_merging_keeps_its_input_alone():
+@needs_detection_of_hooks
+def test_patch_merging_saves_no_activation_but_its_input():
     merging = PatchMerging(CHANNELS, 2, {'type': 'LN'}).double()
     x = torch.randn(1, 10, 10, CHANNELS, dtype=torch.float64, requires_grad=True)
     tokens = 25
     statistics = 2 * tokens
     reordered = sum(parameter.numel() for parameter in merging.parameters())
-    assert bytes_kept(merging, x) == 8 * (tokens * 2 * CHANNELS + statistics + reordered)
+    assert retained_bytes(merging, x) == 8 * (tokens * 2 * CHANNELS + statistics + reordered)
 
 
-def test_gradients_of_any_order_are_those_of_keeping():
+def test_gradients_of_first_and_second_order_are_unchanged():
     for ours, expected in zip(*(gradients(module, x) for module in pair() for x in [seeded()]), strict=True):
         assert torch.equal(ours, expected)
     twice = []
@@ -98,8 +98,8 @@ def seeded():
 
 
 @pytest.mark.parametrize('kind', [nn.SiLU, nn.Hardswish, nn.Mish, nn.ReLU, nn.LeakyReLU, nn.ELU])
-def test_an_activation_in_place_has_the_gradients_of_one_that_is_not(kind):
-    """It overwrites what would be recomputed from."""
+def test_in_place_activations_have_the_same_gradients(kind):
+    """An in-place activation overwrites the input of the recomputation."""
     again, _ = pair(kind, inplace=True)
     _, plain = pair(kind)
     plain.load_state_dict(again.state_dict())
@@ -117,7 +117,7 @@ def test_a_hook_is_called_once_and_what_it_returns_is_used():
     assert calls == [again.act, plain.act]
 
 
-def test_hooks_on_saved_tensors_see_what_they_always_saw():
+def test_saved_tensor_hooks_see_the_same_tensors():
     seen = {}
     for module in pair():
         sizes = seen[module] = []
@@ -127,13 +127,13 @@ def test_hooks_on_saved_tensors_see_what_they_always_saw():
     assert ours == expected
 
 
-def test_under_a_checkpoint_only_its_input_is_kept():
+def test_a_checkpoint_saves_only_its_input():
     again, _ = pair()
 
     def run(x):
         return checkpoint(again, x, use_reentrant=False, preserve_rng_state=False)
 
-    assert bytes_kept(run, an_input()) == 8 * TOKENS * CHANNELS  # its output
+    assert retained_bytes(run, make_input()) == 8 * TOKENS * CHANNELS  # the output
 
 
 def test_under_torch_func():

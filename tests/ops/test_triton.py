@@ -1,4 +1,4 @@
-"""The Triton kernels against the reference in float64: in triton's interpreter, or on a GPU where there is one."""
+"""Compare the Triton kernels with the float64 reference, in triton's interpreter and, if available, on a GPU."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 def inputs(case, dtype=torch.float32, device='cpu', magnitude=1.0):
-    """Return qkv, bias and pad_kv with values of that magnitude, and a gradient of the output."""
+    """Return qkv, bias and pad_kv of the given magnitude, and a gradient of the output."""
     generator = torch.Generator().manual_seed(0)
     channels, tokens = case.heads * case.head_dim, case.window[0] * case.window[1]
     shapes = (case.batch, *case.size, 3 * channels), (case.heads, tokens, tokens), (2 * channels,)
@@ -98,20 +98,20 @@ def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad,
 
 
 @device
-def test_regions_are_penalised_not_cut_apart(device):
-    """With scores beyond the penalty, tokens of other regions get through, as in the official code."""
+def test_regions_are_penalised_instead_of_masked(device):
+    """If scores exceed the penalty, tokens of other regions are attended to, as in the official code."""
     case = Case((7, 7), (7, 7), (3, 3))
     tensors, _ = inputs(case, torch.float32, device, magnitude=8.0)
     expected = attend(case, [x.double() for x in tensors], 'reference')
     actual = attend(case, tensors, 'triton')
     torch.testing.assert_close(actual.double(), expected, rtol=1e-3, atol=1e-3)
-    # The test can fail: one region in place of four gives something else.
+    # Check that the comparison is sensitive: one region instead of four gives a different result.
     assert (attend(case._replace(shift=(0, 0)), tensors, 'triton') - actual).abs().max() > 1
 
 
 @device
-def test_scores_of_hundreds_overflow_nowhere(device):
-    """Padding has queries too; their weights are computed and thrown away, and must not become infinite on the way."""
+def test_scores_of_hundreds_do_not_overflow(device):
+    """Weights for the queries of padding tokens are computed and discarded, and must not overflow either."""
     case = Case((9, 5), (7, 7), (3, 3))
     (qkv, bias, pad_kv), grad = inputs(case, device=device)
     tensors = [qkv, 300 * bias, pad_kv]
@@ -139,7 +139,7 @@ def test_low_precision_errs_at_most_twice_as_much_as_pytorch(case, dtype, device
 
 @device
 def test_parameters_keep_float32_under_autocast(device):
-    """The bias and the padding stay in float32 where autocast computes qkv in bfloat16; so do their gradients."""
+    """If autocast computes qkv in bfloat16, the bias, the padding and their gradients stay in float32."""
     case = Case((9, 9), (7, 7), (3, 3))
     (qkv, bias, pad_kv), grad = inputs(case, device=device)
     tensors = [qkv.bfloat16(), bias, pad_kv]
@@ -166,8 +166,8 @@ def test_strided_inputs(window, device):
 
 
 @device
-def test_the_bias_is_read_as_a_gather_leaves_it(device):
-    """(T, T, A) in memory, seen as (A, T, T)."""
+def test_a_bias_with_the_strides_of_a_gather(device):
+    """The bias is (T, T, A) in memory, and permuted to (A, T, T)."""
     case = Case((9, 8), (7, 7), (3, 3), heads=3)
     (qkv, bias, pad_kv), grad = inputs(case, device=device)
     gathered = bias.permute(1, 2, 0).contiguous().permute(2, 0, 1)
@@ -198,7 +198,7 @@ def test_the_same_input_gives_the_same_bits(device):
 
 @device
 @pytest.mark.parametrize('window', [(7, 7), (9, 9)])
-def test_operators_keep_the_rules_of_torch(window, device):
+def test_operators_pass_opcheck(window, device):
     case = Case((8, 9), window, (3, 3))
     tensors, grad = inputs(case, device=device)
     settings = (case.heads, window, case.shift, 0.25)
@@ -209,7 +209,7 @@ def test_operators_keep_the_rules_of_torch(window, device):
 
 
 @device
-def test_compiles_without_a_break_and_once_for_all_sizes(device):
+def test_compiles_without_graph_breaks_and_once_for_all_sizes(device):
     def function(qkv, bias, pad_kv):
         return 2 * attend(case, (qkv + 1, bias, pad_kv), 'triton')
 
@@ -225,12 +225,12 @@ def test_compiles_without_a_break_and_once_for_all_sizes(device):
             out = run(*leaves)
             results.append([out, *torch.autograd.grad(out, leaves, grad)])
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert counter.frame_count <= 2  # the first size, then any size
+    assert counter.frame_count <= 2  # the first size, then dynamic sizes
 
 
 @device
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_backbone_gets_the_same_maps_and_gradients(with_cp, device):
+def test_backbone_gives_the_same_maps_and_gradients(with_cp, device):
     models = [
         randomize(SwinBackbone(TINY, window_size=4, attn_backend=name, with_cp=with_cp, drop_path_rate=0.0)).to(device)
         for name in ('reference', 'triton')
@@ -248,7 +248,7 @@ def test_backbone_gets_the_same_maps_and_gradients(with_cp, device):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    ('case', 'dtype', 'dropout', 'said'),
+    ('case', 'dtype', 'dropout', 'message'),
     [
         (Case((8, 8), (7, 7), (3, 3)), torch.float64, 0.0, 'torch.float64'),
         (Case((8, 8), (7, 7), (3, 3), head_dim=24), torch.float32, 0.0, 'head dimension is 24'),
@@ -256,15 +256,15 @@ def test_backbone_gets_the_same_maps_and_gradients(with_cp, device):
         (Case((8, 8), (7, 7), (3, 3)), torch.float32, 0.1, 'dropout'),
     ],
 )
-def test_says_what_it_cannot_do(case, dtype, dropout, said):
+def test_unsupported_inputs_are_named(case, dtype, dropout, message):
     tensors, _ = inputs(case, dtype)
-    with pytest.raises(RuntimeError, match=f'cannot run here: .*{said}'):
+    with pytest.raises(RuntimeError, match=f'cannot run here: .*{message}'):
         attend(case, tensors, 'triton', dropout=dropout)
 
 
 @needs_interpreter
 @pytest.mark.parametrize('which', [1, 2])
-def test_tensors_of_a_wrong_shape_are_refused_not_overrun(which):
+def test_tensors_of_a_wrong_shape_are_refused(which):
     case = Case((8, 8), (7, 7), (3, 3))
     tensors, _ = inputs(case)
     tensors[which] = tensors[which][..., :-1]
@@ -272,7 +272,7 @@ def test_tensors_of_a_wrong_shape_are_refused_not_overrun(which):
         attend(case, tensors, 'triton')
 
 
-def test_the_package_works_where_triton_is_absent():
+def test_the_package_works_without_triton():
     run_python("""
         import sys
         sys.modules['triton'] = None
@@ -293,7 +293,7 @@ def test_the_package_works_where_triton_is_absent():
 @pytest.mark.slow
 @pytest.mark.skipif(gpu._unusable is not None, reason=str(gpu._unusable))
 def test_kernels_compile_for_an_h200():
-    """Down to machine code, without a GPU: what triton's interpreter runs need not be what its compiler takes."""
+    """Compile to machine code without a GPU, because the compiler may reject code that the interpreter runs."""
     rows = compile_for_h200("""
         import itertools
         from swin_dense.ops.triton import attention, gpu
@@ -308,13 +308,13 @@ def test_kernels_compile_for_an_h200():
         *['forward', 'backward_keys'] * 3,
         *['forward', 'backward_queries', 'backward_keys'] * 3,
     ]
-    assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes of a multiprocessor, and two programs should fit
+    assert max(shared for _, shared in rows) <= 227 * 1024 / 2  # bytes per multiprocessor; two programs should fit
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 @pytest.mark.parametrize('window', [(7, 7), (12, 12)])
-def test_no_scores_in_memory(window):
+def test_attention_scores_are_not_stored(window):
     case = Case((200, 336), window, (3, 3), batch=8, heads=3, head_dim=32)
     tensors, grad = inputs(case, torch.bfloat16, 'cuda')
     leaves = [x.requires_grad_() for x in tensors]
@@ -324,13 +324,13 @@ def test_no_scores_in_memory(window):
     attend(case, leaves, 'triton').backward(grad)
     peak = torch.cuda.max_memory_allocated() - before
     qkv = leaves[0].nbytes
-    # The output is a third of qkv, its gradient as large as it; float32 rows of sums, and partial sums of the bias.
+    # The output has a third of the bytes of qkv, and the gradient as many as qkv; the rest is for float32 sums.
     assert peak < 1.7 * qkv
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
-def test_maps_of_more_than_two_to_the_31_numbers():
+def test_maps_of_more_than_two_to_the_31_elements():
     case = Case((96, 96), (7, 7), (3, 3), batch=820, heads=3, head_dim=32)
     one = case._replace(batch=1)
     (qkv, bias, pad_kv), grad = inputs(one, torch.bfloat16, 'cuda')

@@ -1,4 +1,4 @@
-"""What 'auto' does with a verdict on the kernels, and without one; the interpreter stands in for a GPU."""
+"""Dispatch of 'auto' with and without a verdict on the kernels; triton's interpreter simulates a GPU."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ FAST_IN_INFERENCE = Entry(None, (), {INFERENCE: times(50.0), TRAINING: times(101
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """Return what puts a verdict on this process's GPU, for which triton's interpreter passes."""
+    """Simulate a GPU with triton's interpreter; return a function that sets the verdict for it."""
     monkeypatch.setattr(gpu, 'is_gpu', lambda x: True)
     monkeypatch.setattr(gpu, 'autocast_dtype', lambda x: BFLOAT16 if torch.is_autocast_enabled('cpu') else None)
     monkeypatch.setattr(verdicts, 'key', lambda device: KEY)
@@ -48,7 +48,7 @@ def on_a_gpu(monkeypatch):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Collect the names of the kernels that are launched."""
+    """Collect the names of launched kernels."""
     names = []
     for module, name in ((attention, 'attention'), (norm, 'norm')):
         launch = module._Launch.__call__
@@ -76,7 +76,7 @@ def attend(backend='auto', dropout=0.0, window=(4, 4)):
 
 
 @needs_interpreter
-def test_takes_what_was_proven_and_faster(on_a_gpu, launched, caplog):
+def test_uses_kernels_that_are_correct_and_faster(on_a_gpu, launched, caplog):
     on_a_gpu({ATTENTION: GOOD, BIAS: GOOD})
     with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
         attend()
@@ -87,25 +87,25 @@ def test_takes_what_was_proven_and_faster(on_a_gpu, launched, caplog):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    ('entry', 'said'),
+    ('entry', 'message'),
     [
         (Entry('ended with SIGSEGV'), f'`swin-dense doctor` found that {ATTENTION} failed: ended with SIGSEGV'),
         (FAST_IN_INFERENCE, f'`swin-dense doctor` measured that {ATTENTION} is no faster than sdpa in training'),
     ],
 )
-def test_leaves_what_was_not(on_a_gpu, launched, caplog, entry, said):
+def test_does_not_use_failed_or_slow_kernels(on_a_gpu, launched, caplog, entry, message):
     on_a_gpu({ATTENTION: entry, BIAS: entry})
     with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
         attend()
         attend()
     assert not launched
     assert [record.getMessage() for record in caplog.records] == [
-        f"window attention uses backend 'sdpa' (triton: {said})"
+        f"window attention uses backend 'sdpa' (triton: {message})"
     ]
 
 
 @needs_interpreter
-def test_a_kernel_may_be_faster_in_inference_alone(on_a_gpu, launched):
+def test_a_kernel_may_be_used_for_inference_only(on_a_gpu, launched):
     on_a_gpu({ATTENTION: FAST_IN_INFERENCE})
     with torch.no_grad():
         attend()
@@ -113,7 +113,7 @@ def test_a_kernel_may_be_faster_in_inference_alone(on_a_gpu, launched):
 
 
 @needs_interpreter
-def test_leaves_what_was_not_checked(on_a_gpu, launched, caplog):
+def test_does_not_use_unchecked_kernels(on_a_gpu, launched, caplog):
     on_a_gpu({ATTENTION: GOOD, BIAS: GOOD})
     with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
         attend(window=(4, 5))
@@ -124,7 +124,7 @@ def test_leaves_what_was_not_checked(on_a_gpu, launched, caplog):
 
 
 @needs_interpreter
-def test_without_a_verdict_nothing_is_tried_and_one_line_says_how(on_a_gpu, launched, caplog):
+def test_without_a_verdict_no_kernel_runs_and_one_warning_is_logged(on_a_gpu, launched, caplog):
     on_a_gpu(None)
     model = SwinBackbone(**TINY, window_size=4)
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_without_a_verdict_nothing_is_tried_and_one_line_says_how(on_a_gpu, laun
 
 @needs_interpreter
 @pytest.mark.parametrize('backend', ['sdpa', 'reference', 'triton'])
-def test_a_backend_that_is_named_needs_no_verdict(on_a_gpu, launched, caplog, backend):
+def test_an_explicit_backend_needs_no_verdict(on_a_gpu, launched, caplog, backend):
     on_a_gpu(None)
     model = SwinBackbone(**TINY, window_size=4, attn_backend=backend)
     with torch.no_grad():
@@ -148,13 +148,13 @@ def test_a_backend_that_is_named_needs_no_verdict(on_a_gpu, launched, caplog, ba
 
 
 @needs_interpreter
-def test_a_norm_is_taken_with_the_channels_that_were_checked(on_a_gpu, launched):
+def test_the_norm_kernel_is_used_only_for_checked_channels(on_a_gpu, launched):
     name = verdicts.norm_name('tokens', FLOAT32, FLOAT32, FLOAT32)
     on_a_gpu({name: Entry(None, (16,), GOOD.microseconds)})
     model = SwinBackbone(**TINY, window_size=4)
     with torch.no_grad():
         model(torch.randn(1, 3, 16, 16))
-    assert launched == ['norm'] * 6  # the embedding's, two in each of two blocks, and the output's
+    assert launched == ['norm'] * 6  # one of the embedding, two of each of two blocks, one of the output
 
 
 @needs_interpreter
@@ -178,7 +178,7 @@ def test_the_verdict_is_a_constant_of_compiled_graphs(on_a_gpu, launched):
 
 
 @needs_interpreter
-def test_without_a_verdict_a_compiled_graph_is_whole_and_one_line_says_how(on_a_gpu, launched, caplog):
+def test_without_a_verdict_compilation_has_no_graph_break_and_logs_once(on_a_gpu, launched, caplog):
     on_a_gpu(None)
     torch._dynamo.reset()
     qkv, expanded, pad_kv = torch.randn(1, 8, 9, 48), torch.randn(1, 16, 16), torch.randn(32)
@@ -202,7 +202,7 @@ def write(content):
     [
         '',
         '[]',
-        '{"key": {"gpu": "Stand-In 100"',  # half of a file
+        '{"key": {"gpu": "Stand-In 100"',  # a truncated file
         json.dumps({'key': {**KEY, 'swin_dense': '0.0.9'}, 'kernels': {}}),
         json.dumps({'key': KEY, 'kernels': {'x': {'error': None, 'speed': 3}}}),
         json.dumps({'key': KEY, 'kernels': {'x': {'error': None, 'microseconds': {INFERENCE: {'triton': 1.0}}}}}),
@@ -210,7 +210,7 @@ def write(content):
         b'\xff\xfe'.decode('latin1'),
     ],
 )
-def test_a_verdict_that_cannot_be_read_is_none(tmp_path, monkeypatch, content):
+def test_an_unreadable_verdict_is_ignored(tmp_path, monkeypatch, content):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     assert verdicts.read(KEY) is None
     write(content)
@@ -220,7 +220,7 @@ def test_a_verdict_that_cannot_be_read_is_none(tmp_path, monkeypatch, content):
     assert verdicts.read(KEY)['x'].speed(TRAINING) == ('sdpa', 50.0)
 
 
-def test_the_driver_is_read_where_linux_says_it(tmp_path, monkeypatch):
+def test_the_driver_version_is_read_from_linux(tmp_path, monkeypatch):
     file = tmp_path / 'version'
     monkeypatch.setattr(verdicts, '_DRIVER', file)
     monkeypatch.setattr(torch._C, '_cuda_getDriverVersion', lambda: 13000, raising=False)
@@ -231,15 +231,15 @@ def test_the_driver_is_read_where_linux_says_it(tmp_path, monkeypatch):
     assert verdicts._driver() == '580.65.06'
 
 
-def test_amd_gpus_get_sdpa_and_the_reason(monkeypatch):
+def test_amd_gpus_are_unsupported_with_a_reason(monkeypatch):
     monkeypatch.setattr(torch.version, 'hip', '6.4')
     assert 'AMD GPUs (ROCm)' in gpu.unsupported_device_reason(torch.device('cuda:0'))
 
 
 @needs_interpreter
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_a_backbone_by_kernels_is_the_backbone(on_a_gpu, launched, monkeypatch, with_cp):
-    """Under autocast, forward and backward, with norms, merging, bias and maps by kernels, and an odd size."""
+def test_kernels_give_the_same_backbone_outputs_and_gradients(on_a_gpu, launched, monkeypatch, with_cp):
+    """Compare forward and backward passes under autocast, with kernels for norms, merging, bias and maps."""
     monkeypatch.setattr(verdicts, '_reason_against', lambda *args: None)
     options = {**TINY, 'depths': (2, 1, 1, 1), 'window_size': 3, 'drop_path_rate': 0.0, 'with_cp': with_cp}
     model = randomize(SwinBackbone(**options))

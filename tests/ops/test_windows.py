@@ -1,4 +1,4 @@
-"""The window geometry against the textbook's, and against definitions that look at every pair of tokens."""
+"""Compare the window geometry with tests/textbook.py, and with definitions that enumerate all pairs of tokens."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from tests import textbook
 
 @st.composite
 def geometries(draw):
-    """Sizes, windows and shifts, among them maps smaller than a window and windows that are not square."""
+    """Draw sizes, windows and shifts, including maps smaller than a window and non-square windows."""
     size = draw(st.tuples(st.integers(1, 30), st.integers(1, 30)))
     window = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     shift = tuple(draw(st.integers(0, side - 1)) for side in window)
@@ -33,7 +33,7 @@ def test_merge_undoes_partition(geometry, batch):
 
 
 @given(geometries())
-def test_partition_puts_every_token_where_the_definition_says(geometry):
+def test_partition_follows_the_definition_for_every_token(geometry):
     (height, width), window, shift = geometry
     x = torch.arange(1, height * width + 1).view(1, height, width, 1)
     windows = partition(x, window, shift)[0, :, :, 0]
@@ -48,7 +48,7 @@ def test_partition_puts_every_token_where_the_definition_says(geometry):
 
 
 @given(geometries())
-def test_region_ids_separate_what_the_roll_brought_together(geometry):
+def test_region_ids_separate_tokens_that_the_roll_made_adjacent(geometry):
     (height, width), window, shift = geometry
     ids = region_ids(height, width, window, shift)
     rows, columns = window_grid(height, width, window)

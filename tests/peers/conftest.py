@@ -1,7 +1,7 @@
-"""Other people's Swins as the oracles of checkpoint conversion; they need an environment of their own.
+"""Tests against the Swins of other libraries, which need a separate environment.
 
-Run with ``.venv-peers/bin/python -m pytest tests/peers``, see the group peers of pyproject.toml. In other environments
-the tests are skipped.
+Run them with ``.venv-peers/bin/python -m pytest tests/peers``; the group peers of pyproject.toml lists the packages. In
+other environments the tests are skipped.
 """
 
 import contextlib
@@ -12,9 +12,10 @@ from .cuda_stubs import load_operators
 
 
 def leave_multimodal_out() -> None:
-    """Let mmpretrain, which asks importlib_metadata, see no pycocotools.
+    """Hide pycocotools from mmpretrain, which looks it up with importlib_metadata.
 
-    Beside pycocotools and transformers it imports its multimodal models, which transformers 5 has no place for.
+    If pycocotools and transformers are installed, mmpretrain imports its multimodal models, which do not support
+    transformers 5.
     """
     metadata = import_module('importlib_metadata')
     find = metadata.distribution
@@ -29,5 +30,5 @@ def leave_multimodal_out() -> None:
 
 
 load_operators()
-with contextlib.suppress(ModuleNotFoundError):  # mmpretrain brings it
+with contextlib.suppress(ModuleNotFoundError):  # a dependency of mmpretrain
     leave_multimodal_out()

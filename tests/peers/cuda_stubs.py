@@ -1,9 +1,9 @@
-"""Make torchvision's wheel, which is built for CUDA, load its compiled operators beside a CPU build of torch.
+"""Make torchvision's wheel, which is built for CUDA, load its compiled operators with a CPU build of torch.
 
-Its library needs three libraries of CUDA by name. Stubs of them are compiled here with the C compiler: every function
-that torchvision refers to, returning 0. The operators for CPUs never call them.
+Its library links to three CUDA libraries. The C compiler builds stubs of them, in which every function that torchvision
+references returns 0. The CPU operators never call these functions.
 
-As a program it runs a script that way: ``python -m tests.peers.cuda_stubs SCRIPT [ARGUMENT ...]``.
+As a program, it runs a script with these stubs: ``python -m tests.peers.cuda_stubs SCRIPT [ARGUMENT ...]``.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-# Soname to the symbols that it holds, told by their names and versions in the table of torchvision's library.
+# Sonames, each with a predicate on the undefined symbols of torchvision's library, by name and version.
 STUBS = {
     'libcudart.so.13': lambda symbol: symbol.endswith('@libcudart.so.13'),
     'libc10_cuda.so': lambda symbol: symbol.startswith(('_ZN3c104cuda', '_ZNK3c104cuda')),
@@ -27,7 +27,7 @@ STUBS = {
 
 
 def load_operators() -> None:
-    """Load torchvision's compiled operators, with stubs of CUDA's libraries where torch has none."""
+    """Load torchvision's compiled operators, with stubs of the CUDA libraries if they are missing."""
     spec = find_spec('torchvision')
     if spec is None or spec.origin is None:
         return
@@ -47,7 +47,7 @@ def load_operators() -> None:
 
 
 def compile_stub(folder: Path, soname: str, names: list[str]) -> Path:
-    """Compile a library of functions that return 0, and return its path."""
+    """Compile a library whose functions return 0; return its path."""
     (folder / 'stub.c').write_text('\n'.join(f'void *{name}(void) {{ return 0; }}' for name in names))
     (folder / 'stub.map').write_text(f'{soname} {{ global: *; }};')
     linked = f'-Wl,-soname,{soname},--version-script,{folder}/stub.map'

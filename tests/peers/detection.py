@@ -1,16 +1,16 @@
-"""A small detection task, on which detectors of any library shall learn within a few steps."""
+"""A small detection task that detectors of any library learn within a few steps."""
 
 import torch
 
 from tests.conftest import TINY
 
 HEIGHT, WIDTH = 97, 133
-# No dropped paths, so that few steps suffice.
+# Without drop path, so that few steps suffice.
 OPTIONS = {**TINY, 'drop_path_rate': 0.0}
 
 
 def scene(seed=0):
-    """Return an image with two rectangles of different colours, and what torchvision trains with."""
+    """Return a noise image with two bright rectangles, and its target in torchvision's format."""
     image = 0.1 * torch.rand(3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed))
     boxes = torch.tensor([[10.0, 12.0, 50.0, 60.0], [70.0, 30.0, 120.0, 85.0]])
     masks = torch.zeros(2, HEIGHT, WIDTH, dtype=torch.uint8)
@@ -21,7 +21,7 @@ def scene(seed=0):
 
 
 def train(model, compute_losses, steps=20, lr=1e-3):
-    """Train for some steps and return the loss of every one."""
+    """Train for some steps and return the loss of each step."""
     torch.manual_seed(0)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=lr)
@@ -36,5 +36,5 @@ def train(model, compute_losses, steps=20, lr=1e-3):
 
 
 def without_gradient(model):
-    """Return the names of trainable parameters that no gradient reached."""
+    """Return the names of trainable parameters without a gradient."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]

@@ -1,11 +1,11 @@
-"""What the comparisons with other people's Swins share."""
+"""Helpers for comparisons with the Swins of other libraries."""
 
 import torch
 
 from swin_dense import SwinBackbone
 from tests.conftest import randomize
 
-# Maps of 32, 16, 8 and 4 tokens are multiples of the window and larger, so that all peers follow the official rules.
+# Map sides of 32, 16, 8 and 4 tokens are multiples of the window and larger, so that no peer pads or clamps windows.
 TINY = {'embed_dims': 16, 'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8), 'window_size': 2}
 IMAGE_SIZE = 128
 IMAGES = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -16,14 +16,14 @@ def build(seed, **options):
 
 
 def largest_difference(backbone, theirs):
-    """Compare the outputs of a backbone with maps (B, C, H, W) of a peer."""
+    """Return the largest difference between the outputs of a backbone and maps (B, C, H, W) of a peer."""
     ours = backbone(IMAGES)
     assert [map.shape for map in ours] == [map.shape for map in theirs]
     return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 def with_our_norms(backbone, maps):
-    """Give maps (B, H, W, C) of a peer without norms of outputs those of a backbone."""
+    """Apply the output norms of a backbone to maps (B, H, W, C) of a peer, which has none; return (B, C, H, W)."""
     if len(maps) != len(backbone.out_indices):
         maps = [maps[stage] for stage in backbone.out_indices]
     norms = [getattr(backbone, f'norm{stage}') for stage in backbone.out_indices]

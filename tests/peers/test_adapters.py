@@ -1,4 +1,4 @@
-"""PEFT, torchao and torch.fx on the backbone, as docs/elsewhere.md says."""
+"""PEFT, torchao and torch.fx with the backbone, as documented in docs/elsewhere.md."""
 
 import pytest
 import torch
@@ -71,8 +71,8 @@ def test_torchao_stores_weights_in_8_bits(tmp_path):
     assert largest_difference(loaded(IMAGE), after) == 0
 
 
-def holders():
-    """Return the backbones, and what has one inside."""
+def models_with_backbones():
+    """Return backbones and models that contain one."""
     from swin_dense.integrations.timm import SwinDenseClassifier, SwinDenseFeatures
     from swin_dense.integrations.torchvision import SwinFPN
 
@@ -86,18 +86,18 @@ def holders():
     ]
 
 
-def test_fx_is_refused_in_words():
+def test_fx_tracing_is_refused_with_an_alternative():
     extraction = pytest.importorskip(
         'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
     )
-    for model in holders():
+    for model in models_with_backbones():
         with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*out_indices'):
             torch.fx.symbolic_trace(model)
         with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*forward hooks'):
             extraction.create_feature_extractor(model, ['stages.1'])
 
 
-def test_fx_takes_the_backbone_as_a_leaf():
+def test_fx_traces_the_backbone_as_a_leaf():
     extraction = pytest.importorskip(
         'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
     )
@@ -110,7 +110,7 @@ def test_fx_takes_the_backbone_as_a_leaf():
     assert torch.equal(found['maps'][-1], classifier.backbone(IMAGE)[-1])
 
 
-def test_hooks_give_what_fx_would():
+def test_forward_hooks_give_intermediate_maps():
     backbone, found = randomize(build()), {}
     hook = backbone.stages[1].register_forward_hook(lambda module, args, out: found.update(stage1=out))
     backbone(IMAGE)

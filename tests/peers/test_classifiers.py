@@ -1,4 +1,4 @@
-"""Whole classifiers of other libraries: their logits come out of SwinClassifier."""
+"""SwinClassifier gives the logits of other libraries' classifiers."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from swin_dense.checkpoint import CheckpointError
 from swin_dense.models.classifier import create_classifier
 from tests.conftest import randomize
 
-# At 224 pixels the last map is as large as the window: clamped, it has no shift, which only classifiers have.
+# At 224 pixels the last map is as large as the window. A clamped window then has no shift; only classifiers clamp.
 SHAPE = {'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 OURS = {'embed_dims': 16, **SHAPE}
 
@@ -105,7 +105,7 @@ def test_v1(family, size, window):
 @pytest.mark.parametrize('family', V2)
 @pytest.mark.parametrize('window', [8, 16])
 def test_v2(family, window):
-    # torchvision keeps a window that is larger than the map, where the authors shrink it: at 512 there is none.
+    # torchvision does not shrink a window that is larger than the map, as the authors do; at 512 pixels no window is.
     size = 512 if family == 'torchvision' and window == 16 else 256
     windows = [8, 8, 8, 8] if window == 8 else [16, 16, 16, 8]
     peer = V2[family](size, windows if family == 'mmpretrain' else window)
@@ -119,14 +119,14 @@ def test_v2(family, window):
 
 
 @torch.no_grad()
-def test_the_checkpoint_tells_what_to_build():
+def test_create_classifier_infers_the_options_from_the_checkpoint():
     peer = V1['torchvision'](224, 4).eval()
     classifier = create_classifier(peer.state_dict())
     assert (classifier.backbone.window_size, classifier.head.out_features) == ((4, 4), 5)
     torch.testing.assert_close(classifier(images(128).float()), peer(images(128).float()))
 
 
-def test_what_is_no_classifier_is_refused():
+def test_incompatible_heads_are_refused():
     state = V1['torchvision'](224, 7).state_dict()
     with pytest.raises(CheckpointError, match='build the model with num_classes=5'):
         load_checkpoint(SwinClassifier(OURS, 7), state)

@@ -1,4 +1,4 @@
-"""Our backbone in detectron2; its Python part runs from a source folder on PYTHONPATH, without compiling."""
+"""SwinDense in detectron2, whose Python code runs uncompiled from a clone on PYTHONPATH."""
 
 import pickle
 
@@ -86,7 +86,7 @@ def test_a_lazy_config():
 
 
 @pytest.mark.slow
-def test_mask_rcnn_learns_and_its_checkpoint_is_exact(tmp_path):
+def test_mask_rcnn_learns_and_its_checkpoint_loads_exactly(tmp_path):
     from swin_dense.integrations import detectron2 as ours
 
     @ours.BACKBONE_REGISTRY.register()
@@ -147,7 +147,7 @@ def test_pretrained_weights_of_the_backbone(tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize('kind', [D2SwinDense, D2SwinV2Dense])
 def test_save_and_load(kind, tmp_path):
-    """Whether built from arguments or a config, and without the file that its weights first came from."""
+    """Models built from arguments or a config load without the file of their initial weights."""
     pytest.importorskip('safetensors')
     torch.save(randomize(kind('t', **TINY)).state_dict(), tmp_path / 'swin.pth')
     text = YAML.replace('D2SwinDense', kind.__name__).replace('QK_SCALE: null, APE: True', 'OUT_FEATURES: [res3, res5]')

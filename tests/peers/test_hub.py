@@ -1,4 +1,4 @@
-"""The real huggingface_hub, against a server on this machine that speaks its protocol."""
+"""The real huggingface_hub with a local server that implements its protocol."""
 
 import base64
 import contextlib
@@ -57,7 +57,7 @@ COMMIT = 'a' * 40
 
 @contextlib.contextmanager
 def serve(files):
-    """Serve {'owner/repository/file': bytes} as the hub does, take uploads, and yield the address."""
+    """Serve {'owner/repository/file': bytes} with the Hub's protocol, accept uploads, and yield the address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def answer(self, content):
@@ -83,7 +83,7 @@ def serve(files):
                         files['message'] = line['value']['summary']
                 url = f'http://{self.headers["Host"]}/{owner}/{name}/commit/{COMMIT}'
                 self.answer({'success': True, 'commitOid': COMMIT, 'commitUrl': url, 'hookOutput': ''})
-            else:  # the repository is made, the model card is looked at
+            else:  # creation of the repository, validation of the model card
                 self.answer({'url': f'http://{self.headers["Host"]}/me/mine', 'errors': [], 'warnings': []})
 
         def do_HEAD(self):
@@ -122,9 +122,9 @@ def serve(files):
 def files():
     state = build(1).state_dict()
     shards = {f'model-{number + 1:05}-of-00002.safetensors': list(state)[number::2] for number in range(2)}
-    places = {key: shard for shard, keys in shards.items() for key in keys}
+    weight_map = {key: shard for shard, keys in shards.items() for key in keys}
     sharded = {shard: save({key: state[key] for key in keys}) for shard, keys in shards.items()}
-    sharded['model.safetensors.index.json'] = json.dumps({'weight_map': places}).encode()
+    sharded['model.safetensors.index.json'] = json.dumps({'weight_map': weight_map}).encode()
     files = {f'me/sharded/{folder}{name}': content for name, content in sharded.items() for folder in ('', 'sub/')}
     files['me/lacking/model.safetensors.index.json'] = sharded['model.safetensors.index.json']
     files['me/swin/model.safetensors'] = save(state)
@@ -132,7 +132,7 @@ def files():
 
 
 def run(program, address, cache):
-    """Run a program for which the hub is at an address, and return what it says."""
+    """Run a program that uses the server at ``address`` as the Hub; return its stdout."""
     environment = {
         **os.environ,
         'HF_ENDPOINT': address,
@@ -146,27 +146,27 @@ def run(program, address, cache):
     return done.stdout
 
 
-def test_files_of_the_hub(files, tmp_path):
+def test_checkpoints_are_loaded_from_the_hub(files, tmp_path):
     with serve(files) as address:
-        said = run(WITH_NETWORK, address, tmp_path)
-    assert 'hf://me/swin/none.bin: the repository has no file none.bin' in said
-    assert 'hf://me/lacking cannot be fetched: ' in said
-    assert 'model-00001-of-00002.safetensors' in said
+        output = run(WITH_NETWORK, address, tmp_path)
+    assert 'hf://me/swin/none.bin: the repository has no file none.bin' in output
+    assert 'hf://me/lacking cannot be fetched: ' in output
+    assert 'model-00001-of-00002.safetensors' in output
 
 
-def test_a_backbone_goes_to_the_hub_and_comes_back(tmp_path):
+def test_a_backbone_is_pushed_to_the_hub_and_loaded_again(tmp_path):
     files = {}
     with serve(files) as address:
-        said = run(PUSH_AND_PULL, address, tmp_path)
-    assert said.split()[-1] == f'{address}/me/mine/commit/{COMMIT}'
+        output = run(PUSH_AND_PULL, address, tmp_path)
+    assert output.split()[-1] == f'{address}/me/mine/commit/{COMMIT}'
     assert files.pop('message') == 'Mine'
     assert sorted(files) == [f'me/mine/{name}' for name in ('README.md', 'config.json', 'model.safetensors')]
     assert b"SwinBackbone.from_pretrained('me/mine')" in files['me/mine/README.md']
 
 
 @pytest.mark.slow
-@pytest.mark.long  # the hub's own package tries for half a minute
-def test_what_is_in_the_cache_loads_without_the_hub(files, tmp_path):
+@pytest.mark.long  # huggingface_hub retries for half a minute
+def test_cached_files_load_without_the_hub(files, tmp_path):
     with serve(files) as address:
         run(WITH_NETWORK, address, tmp_path)
     assert 'hf://me/another cannot be fetched: ' in run(WITHOUT_NETWORK, address, tmp_path)

@@ -1,4 +1,4 @@
-"""Layers as mmpretrain and timm number them."""
+"""Layer numbers equal those of mmpretrain and timm."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SHAPE = {'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
 
 
 def marked(backbone):
-    """Give every parameter its place in named_parameters() as its value, so that it is known after an export."""
+    """Fill each parameter with its index in named_parameters(), to identify it after an export; return the names."""
     names = dict(enumerate(name for name, _ in backbone.named_parameters()))
     with torch.no_grad():
         for number, parameter in enumerate(backbone.parameters()):
@@ -53,5 +53,5 @@ def test_timm(kind, model):
                 assert ours[names[int(exported[their_name].flatten()[0])]] == layer, their_name
                 compared += 1
         assert compared > 100
-    spared = {names[int(exported[name].flatten()[0])] for name in peer.no_weight_decay() if name in exported}
-    assert backbone.no_weight_decay() == spared
+    exempt = {names[int(exported[name].flatten()[0])] for name in peer.no_weight_decay() if name in exported}
+    assert backbone.no_weight_decay() == exempt

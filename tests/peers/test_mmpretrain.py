@@ -44,7 +44,7 @@ def test_classifier(final):
     [
         ('_base_/models/swin_transformer/tiny_224', 'SwinDense', {}),
         ('_base_/models/swin_transformer_v2/tiny_256', 'SwinDenseV2', {'extra_norm_every_n_blocks': 0}),
-        # Windows per stage, and those of the pretraining.
+        # Windows per stage, and windows of the pretraining.
         (
             'swin_transformer_v2/swinv2-base-w16_in21k-pre_16xb64_in1k-256px',
             'SwinDenseV2',

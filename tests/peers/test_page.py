@@ -1,4 +1,4 @@
-"""docs/elsewhere.md is true: its blocks run in order, on random weights and small data."""
+"""Run the code blocks of docs/elsewhere.md in order, with random weights and small data."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.recipes.data import make_coco
 from tests.tools.test_notebooks import code_of
 
-NEEDED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao', 'pycocotools')
+REQUIRED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao', 'pycocotools')
 PAGE = (ROOT / 'docs' / 'elsewhere.md').read_text()
 
 
@@ -33,7 +33,7 @@ def run(place, *command):
 
 @pytest.fixture
 def place(tmp_path):
-    for package in NEEDED:
+    for package in REQUIRED:
         if find_spec(package) is None:
             pytest.skip(f'needs {package}, see the group peers of pyproject.toml')
     make_coco(tmp_path / 'data' / 'fruit')
@@ -42,7 +42,7 @@ def place(tmp_path):
     return tmp_path
 
 
-def test_every_block_is_of_a_kind_that_is_run():
+def test_every_block_has_a_language_that_is_tested():
     assert set(re.findall(r'^```(.+)', PAGE, re.M)) == {'python', 'sh', 'py'}
 
 
@@ -50,15 +50,15 @@ def test_every_block_is_of_a_kind_that_is_run():
 def test_python(place):
     program = '\n'.join(blocks('python'))
     (place / 'page.py').write_text(program)
-    said = run(place, 'page.py')
-    promised = re.findall(r'print\(.*\)  # (.*)', program)
-    assert promised
-    assert all(line in said.splitlines() for line in promised)
-    assert 'the model (SwinModel) on 224 x 224 pixels: ' in said
+    output = run(place, 'page.py')
+    documented = re.findall(r'print\(.*\)  # (.*)', program)
+    assert documented
+    assert all(line in output.splitlines() for line in documented)
+    assert 'the model (SwinModel) on 224 x 224 pixels: ' in output
 
 
 @pytest.mark.slow
-def test_the_notebook(place):
+def test_notebook(place):
     (place / 'notebook.py').write_text(code_of('torchvision_and_transformers'))
     run(place, 'notebook.py')
 
@@ -75,13 +75,13 @@ def test_shell(place):
 @pytest.mark.skipif(find_spec('detectron2') is None, reason='put a clone of detectron2 on PYTHONPATH')
 def test_detectron2(place, monkeypatch):
     monkeypatch.chdir(place)
-    (program,) = blocks('py')  # apart, as it needs detectron2
+    (program,) = blocks('py')  # separate, because it needs detectron2
     names = {}
     exec(program, names)
     assert list(names['backbone'].output_shape()) == ['res2', 'res3', 'res4', 'res5']
 
 
-def test_versions_are_those_of_the_code():
+def test_documented_versions_equal_those_in_the_code():
     for name in ('torchvision', 'timm', 'smp', 'transformers', 'detectron2'):
         source = (ROOT / 'swin_dense' / 'integrations' / f'{name}.py').read_text()
         tested = re.search(r"^require\('\w+', '([\d.]+)'", source, re.M)[1]

@@ -1,4 +1,4 @@
-"""Our encoders under every decoder of segmentation_models_pytorch."""
+"""The SwinDense encoders with every decoder of segmentation_models_pytorch."""
 
 import copy
 import pickle
@@ -17,8 +17,8 @@ import swin_dense.integrations.timm  # noqa: E402, F401
 DECODERS = ['Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus', 'UPerNet',
             'Segformer', 'DPT']  # fmt: skip
 DPT = {'decoder_readout': 'ignore', 'decoder_intermediate_channels': (16,) * 4, 'decoder_fusion_channels': 16}
-# Decoders that read fewer maps leave the norms of the others without a gradient.
-UNREAD = {
+# If a decoder does not use a map, the norm of that map gets no gradient.
+UNUSED = {
     'DPT': {'head', 'backbone'},
     'PSPNet': {'norm0'},
     'DeepLabV3': {'norm0', 'norm1', 'norm2'},
@@ -41,7 +41,7 @@ def weights(tmp_path):
 
 
 def build(decoder, encoder='swin_dense_tiny', **options):
-    if decoder == 'DPT':  # takes encoders of timm alone
+    if decoder == 'DPT':  # supports only encoders of timm
         encoder, options = 'tu-swin_dense_t', {**DPT, **TINY, **options}
     return getattr(smp, decoder)(encoder, **{'encoder_weights': None, 'classes': 2, **options})
 
@@ -61,15 +61,15 @@ def test_every_decoder_trains_and_predicts(decoder):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    unread = {name.split('.')[2] for name, parameter in model.named_parameters() if parameter.grad is None}
-    assert unread == UNREAD.get(decoder, set())
+    unused = {name.split('.')[2] for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert unused == UNUSED.get(decoder, set())
     with torch.no_grad():
         assert model.eval()(torch.rand(1, 3, 224, 224)).shape == (1, 2, 224, 224)
 
 
 @torch.no_grad()
-def test_sizes_that_are_no_multiple_of_32():
-    """Unet takes any. All others of smp want multiples of the encoder's stride and say so; 224 is one for ours."""
+def test_sizes_that_are_not_multiples_of_32():
+    """Unet accepts any size; other decoders require multiples of the encoder's stride and name it in the error."""
     assert build('Unet').eval()(torch.rand(1, 3, 97, 133)).shape == (1, 2, 97, 133)
     assert build('Unet').eval()(torch.rand(1, 3, 80, 112)).shape == (1, 2, 80, 112)
     assert build('FPN').eval()(torch.rand(1, 3, 96, 160)).shape == (1, 2, 96, 160)
@@ -94,7 +94,7 @@ def test_encoder_weights_from_a_file(weights):
 
 
 def test_preprocessing():
-    """As smp's tutorials ask for it; Swins are trained with the mean and deviation of ImageNet."""
+    """As in smp's tutorials; Swins are trained with the mean and standard deviation of ImageNet."""
     expected = smp.encoders.get_preprocessing_params('tu-swin_tiny_patch4_window7_224')
     for name in ('swin_dense_t', 'swinv2_dense_b', 'tu-swin_dense_t'):
         found = smp.encoders.get_preprocessing_params(name)
@@ -102,22 +102,22 @@ def test_preprocessing():
     assert smp.encoders.get_preprocessing_fn('swin_dense_t', 'imagenet')(np.zeros((2, 2, 3))).shape == (2, 2, 3)
 
 
-def test_weights_that_smp_has_by_default_are_refused_in_words():
+def test_smps_default_weights_are_refused_with_an_explanation():
     with pytest.raises(ValueError, match=r"encoder_weights='imagenet': .* give a file, an address, or None"):
         smp.Unet('swin_dense_t')
 
 
 def test_weights_of_other_encoders_still_come_from_the_hub(monkeypatch):
-    asked = []
+    requested = []
 
     def download(repo_id, **kwargs):
-        asked.append(repo_id)
+        requested.append(repo_id)
         raise OSError('no network')
 
     monkeypatch.setattr(ours, '_smp_download', download)
     with pytest.raises(OSError, match='no network'):
         smp.Unet('resnet18', encoder_weights='imagenet')
-    assert asked == ['smp-hub/resnet18.imagenet']
+    assert requested == ['smp-hub/resnet18.imagenet']
 
 
 @torch.no_grad()
@@ -145,7 +145,7 @@ def test_save_and_load(tmp_path, weights):
 
 
 def test_save_pretrained_of_smp(tmp_path, weights):
-    """It keeps ``encoder_weights``, which are not wanted again."""
+    """smp saves ``encoder_weights``; passing None on loading means that the file is not needed again."""
     model = randomize(build('FPN', encoder_weights=str(weights[0]), in_channels=4)).eval()
     model.save_pretrained(tmp_path / 'saved')
     weights[0].unlink()
@@ -156,7 +156,7 @@ def test_save_pretrained_of_smp(tmp_path, weights):
 
 
 @torch.no_grad()
-def test_the_backbone_of_an_encoder_is_saved_with_its_channels(tmp_path):
+def test_a_saved_backbone_of_an_encoder_keeps_its_channels(tmp_path):
     pytest.importorskip('safetensors')
     backbone = build('Unet', in_channels=5).encoder.backbone.eval()
     backbone.save_pretrained(tmp_path)

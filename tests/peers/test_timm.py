@@ -57,7 +57,7 @@ def test_export():
 
 @torch.no_grad()
 def test_export_for_features_only():
-    """As docs/checkpoints.md has it."""
+    """Rename the keys as in docs/checkpoints.md."""
     backbone, peer = build(1), build_peer(2, features_only=True, out_indices=(0, 1, 2, 3))
     in_timm = export_state_dict(backbone, 'timm')
     renamed = {name.replace('layers.', 'layers_', 1): tensor for name, tensor in in_timm.items()}
@@ -68,7 +68,7 @@ def test_export_for_features_only():
 
 
 @pytest.mark.parametrize('channels', [1, 2, 4, 6, 7])
-def test_repeated_channels_are_those_of_timm(channels):
+def test_repeated_channels_equal_those_of_timm(channels):
     from timm.models import adapt_input_conv
 
     weight = torch.randn(8, 3, 4, 4)

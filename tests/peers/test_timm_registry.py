@@ -1,4 +1,4 @@
-"""Our names in timm's registry, and what builds its networks by such names."""
+"""SwinDense models in timm's registry, and libraries that build models from it."""
 
 import copy
 import pickle
@@ -90,7 +90,7 @@ def test_checkpoint_path(kind, tmp_path):
 
 @torch.no_grad()
 def test_pretrained_weights_of_timm(tmp_path):
-    """As pretrained=True does, but from a file: with other classes and channels too."""
+    """Use pretrained=True with a local file, also with a different number of classes or channels."""
     peer = create('swin_tiny_patch4_window7_224', seed=1, num_classes=7)
     torch.save(peer.state_dict(), tmp_path / 'weights.pth')
     pretrained = {'pretrained': True, 'pretrained_cfg_overlay': {'file': tmp_path / 'weights.pth', 'num_classes': 7}}
@@ -107,7 +107,7 @@ def test_pretrained_weights_of_timm(tmp_path):
     )
 
 
-def test_the_classifier_as_timm_uses_it():
+def test_the_classifier_has_timms_interface():
     from timm.optim import param_groups_layer_decay
 
     model = create(num_classes=5, drop_rate=0.1)
@@ -128,8 +128,8 @@ def test_the_classifier_as_timm_uses_it():
 
 @torch.no_grad()
 @pytest.mark.parametrize('changed', [(), (7,), (0,), (0, ''), (5, '')], ids=str)
-def test_a_classifier_that_was_given_another_head_is_saved_and_restored(changed, tmp_path):
-    """By our own ``save_pretrained``, and by timm's."""
+def test_a_classifier_with_a_replaced_head_is_saved_and_loaded(changed, tmp_path):
+    """Save with ``save_pretrained`` of swin_dense, and with timm's ``save_for_hf``."""
     from timm.models import save_for_hf
 
     pytest.importorskip('safetensors')
@@ -152,7 +152,7 @@ def test_a_classifier_that_was_given_another_head_is_saved_and_restored(changed,
 
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['swin_dense_t', 'swinv2_dense_t'])
-def test_intermediates_are_those_of_timm(name):
+def test_intermediates_equal_those_of_timm(name):
     twin = {'swin_dense_t': 'swin_tiny_patch4_window7_224', 'swinv2_dense_t': 'swinv2_tiny_window8_256'}[name]
     size = 224 if name == 'swin_dense_t' else 256
     peer, model = create(twin, seed=1).double(), create(name, seed=2).double()

@@ -1,4 +1,4 @@
-"""SwinFPN in torchvision's own detectors, and the example that trains one."""
+"""SwinFPN in torchvision's detectors, and the example that trains one."""
 
 import json
 import subprocess
@@ -47,11 +47,11 @@ def targets(kind, with_objects=True):
 def test_detectors_learn(kind):
     model = build(kind, 2 if kind == 'KeypointRCNN' else 3)
     images, target = targets(kind)
-    # A RetinaNet begins with scores of a hundredth everywhere, and takes longer.
+    # RetinaNet takes longer, because its initial scores are 0.01 everywhere.
     losses = train(model, lambda: model(images, target), steps=60 if kind == 'RetinaNet' else 20)
     assert not without_gradient(model)
-    # The loss of keypoints begins at the logarithm of the number of cells, 8, and takes longer. The centreness of FCOS
-    # has targets between 0 and 1, whose cross-entropy cannot fall to 0.
+    # The keypoint loss takes longer, as it starts at 8, the log of the number of cells. The centreness of FCOS has
+    # targets between 0 and 1, whose cross-entropy cannot reach 0.
     assert losses[-1] < losses[0] / {'KeypointRCNN': 1.5, 'FCOS': 2}.get(kind, 4), losses
     with torch.no_grad():
         (found,) = model.eval()(images)
@@ -84,7 +84,7 @@ def test_levels():
         SwinFPN('t', extra='p6')
 
 
-def test_a_detector_of_mmdet_as_checkpoint(tmp_path):
+def test_swin_fpn_loads_a_detector_of_mmdet(tmp_path):
     weights = randomize(SwinBackbone('t', **OPTIONS)).state_dict()
     state = {f'backbone.{key}': value for key, value in weights.items()}
     torch.save({'state_dict': {**state, 'neck.lateral_convs.0.conv.weight': torch.zeros(1)}}, tmp_path / 'det.pth')
@@ -111,8 +111,8 @@ def test_the_example_trains_on_coco(tmp_path):
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['0.jpg', '1.jpg', 'metrics.json', 'model.pth']
 
 
-def test_the_example_equals_the_demo():
-    """As many steps as the demo with mm trains for, and a box AP50 within 0.05 of its."""
+def test_the_example_is_as_accurate_as_the_demo():
+    """The example has the demo's number of steps, and a box AP50 within 0.05 of the demo with mmdet."""
     ours = json.loads((ROOT / 'benchmarks' / 'torchvision_mask_rcnn.json').read_text())
     with_mm = json.loads((ROOT / 'benchmarks' / 'demo.json').read_text())
     assert ours['steps'] == 480  # 240 images, 4 at a time, 8 times

@@ -59,7 +59,7 @@ def test_folders_of_save_pretrained(tmp_path, size):
 
 
 @torch.no_grad()
-def test_files_have_the_older_names(tmp_path):
+def test_files_with_older_names_are_loaded(tmp_path):
     backbone, peer = build(1), build_peer('SwinForImageClassification', 2)
     peer.save_pretrained(tmp_path)
     assert any('attention.self.query' in key for key in load_file(tmp_path / 'model.safetensors'))
@@ -71,7 +71,7 @@ def test_files_have_the_older_names(tmp_path):
 
 
 @torch.no_grad()
-def test_masked_image_modelling_leaves_the_decoder_out():
+def test_parts_of_masked_image_modelling_are_left_out():
     backbone, peer = build(1), build_peer('SwinForMaskedImageModeling', 2)
     report = load_checkpoint(backbone, peer.state_dict(), final_norm=True, log=None)
     assert report.left_out['swin.embeddings.mask_token'] == 'mask token of the pretraining'

@@ -1,4 +1,4 @@
-"""Our backbone in transformers' models, and in place of the Swin inside finished ones."""
+"""SwinDenseBackbone in models of transformers, and replace_swin on existing models."""
 
 import copy
 import pickle
@@ -99,12 +99,12 @@ def test_models_train(build):
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     without = [name for name, p in model.named_parameters() if 'backbone.' in name and p.grad is None]
-    # DETR reads the last map alone.
+    # DETR uses only the last map.
     assert {name.split('.')[-2] for name in without} == ({'norm0', 'norm1', 'norm2'} if build is detr else set())
 
 
 def largest_difference(ours, theirs):
-    # Scores of words that are not there are -inf on both sides.
+    # Scores of absent words are -inf on both sides.
     return max((a - b).masked_fill(a == b, 0).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
@@ -124,7 +124,7 @@ def test_save_and_load(tmp_path):
 
 
 @torch.no_grad()
-def test_norms_that_a_file_lacks_are_initialised(tmp_path):
+def test_norms_missing_in_a_file_are_initialised(tmp_path):
     model = randomize(SwinDenseBackbone(config())).eval()
     model.save_pretrained(tmp_path)
     state = load_file(tmp_path / 'model.safetensors')
@@ -136,7 +136,7 @@ def test_norms_that_a_file_lacks_are_initialised(tmp_path):
 
 
 @torch.no_grad()
-def test_a_swin_of_transformers_as_checkpoint(tmp_path):
+def test_from_pretrained_loads_a_swin_of_transformers(tmp_path):
     theirs = randomize(tf.SwinBackbone(swin_config())).eval()
     theirs.save_pretrained(tmp_path)
     model = SwinDenseBackbone.from_pretrained(tmp_path)
@@ -160,22 +160,22 @@ def test_options_of_a_saved_backbone_can_be_changed(tmp_path):
     assert SwinDenseBackbone.from_pretrained(tmp_path, dtype=torch.float16).dtype == torch.float16
 
 
-def test_where_a_config_is_found_passes_on(tmp_path, monkeypatch):
-    """A token, a folder, and the revision of a Swin of transformers, whose weights we fetch."""
+def test_the_revision_is_passed_on(tmp_path, monkeypatch):
+    """The revision is passed to AutoConfig, and to load_checkpoint for the weights of a transformers Swin."""
     from swin_dense.integrations import transformers as ours
 
     randomize(tf.SwinBackbone(swin_config())).save_pretrained(tmp_path)
-    asked, auto, load = [], tf.AutoConfig.from_pretrained, ours.load_checkpoint
+    calls, auto, load = [], tf.AutoConfig.from_pretrained, ours.load_checkpoint
 
     def from_pretrained(name, **arguments):
-        asked.append(arguments)
+        calls.append(arguments)
         return auto(tmp_path)
 
     monkeypatch.setattr(ours.AutoConfig, 'from_pretrained', from_pretrained)
-    monkeypatch.setattr(ours, 'load_checkpoint', lambda model, place: (asked.append(place), load(model, tmp_path)))
+    monkeypatch.setattr(ours, 'load_checkpoint', lambda model, place: (calls.append(place), load(model, tmp_path)))
     SwinDenseBackbone.from_pretrained('me/swin', revision='v1')
     SwinDenseBackbone.from_pretrained('me/swin')
-    assert asked == [{'revision': 'v1'}, 'hf://me/swin@v1', {}, 'hf://me/swin']
+    assert calls == [{'revision': 'v1'}, 'hf://me/swin@v1', {}, 'hf://me/swin']
 
 
 def test_config():
@@ -229,7 +229,7 @@ def tensors_of(output):
     ],
     ids=lambda value: getattr(value, '__name__', None),
 )
-def test_replacing_leaves_the_outputs(build, inputs, name):
+def test_replacing_keeps_the_outputs(build, inputs, name):
     stages = {'out_indices': [2, 3, 4], 'out_features': None} if build is grounding_dino else {}
     model = build(swin_config(**stages))
     with torch.no_grad():
@@ -248,7 +248,7 @@ def test_replacing_leaves_the_outputs(build, inputs, name):
     assert 'ms before' in str(report)
     assert 'MiB before' in str(report)
     assert all(seconds > 0 for seconds in report.items[0].seconds)
-    # Attention weights of one layer would already be more.
+    # The peak is lower because attention weights are not materialised.
     assert report.items[0].peak_bytes[1] < report.items[0].peak_bytes[0]
 
 
@@ -278,8 +278,8 @@ def test_replacing_keeps_gradients_frozen_parameters_and_mode():
 
 @torch.no_grad()
 @pytest.mark.parametrize('build', [upernet, maskformer, tf.SwinBackbone])
-def test_replacing_leaves_the_outputs_on_maps_smaller_than_a_window(build):
-    """Where transformers can compute them; its classifiers cannot. Weights are such as float32 does not have."""
+def test_replacing_keeps_the_outputs_on_maps_smaller_than_a_window(build):
+    """Classifiers of transformers fail on such maps. The weights have float64 values that float32 cannot represent."""
     model = build(swin_config(window_size=7)).double().eval()
     for parameter in model.parameters():
         parameter += 0.05 * torch.randn_like(parameter)
@@ -293,7 +293,7 @@ def test_replacing_leaves_the_outputs_on_maps_smaller_than_a_window(build):
 
 @torch.no_grad()
 @pytest.mark.parametrize('build', [tf.SwinModel, tf.SwinForImageClassification])
-def test_replacing_leaves_the_outputs_of_a_classifier_whose_last_map_is_a_window(build):
+def test_replacing_keeps_the_outputs_of_a_classifier_whose_last_map_is_a_window(build):
     model = build(swin_config(window_size=3)).eval()
     randomize(model).double()
     image = torch.rand(1, 3, 96, 128).double()
@@ -305,8 +305,8 @@ def test_replacing_leaves_the_outputs_of_a_classifier_whose_last_map_is_a_window
 
 @torch.no_grad()
 @pytest.mark.parametrize('build', [upernet, mask2former, maskformer, oneformer, tf.SwinForImageClassification])
-def test_files_of_a_model_are_the_same_before_and_after(build, tmp_path):
-    """What is saved after it loads into transformers alone, and what was saved before loads after it."""
+def test_files_are_interchangeable_before_and_after_replacing(build, tmp_path):
+    """A file saved after the replacement loads into transformers, and a file saved before it loads afterwards."""
     inputs = {'pixel_values': IMAGE.double()} | (
         {'task_inputs': torch.rand(2, 9).double()} if build is oneformer else {}
     )
@@ -327,7 +327,7 @@ def test_files_of_a_model_are_the_same_before_and_after(build, tmp_path):
     assert largest_difference(list(tensors_of(loaded(**inputs))), expected) < 1e-9
 
 
-def test_a_replaced_model_trains_copies_and_adapts(tmp_path):
+def test_a_replaced_model_trains_copies_and_supports_peft(tmp_path):
     peft = pytest.importorskip('peft', reason='see the group peers of pyproject.toml')
     model = tf.SwinForImageClassification(swin_config(drop_path_rate=0.0)).train()
     model.gradient_checkpointing_enable()
@@ -355,7 +355,7 @@ def test_a_replaced_model_trains_copies_and_adapts(tmp_path):
     assert torch.equal(loaded(IMAGE).logits, adapted(IMAGE).logits)
 
 
-def test_what_cannot_be_replaced():
+def test_unsupported_models_are_refused():
     with pytest.raises(ValueError, match='Linear contains no SwinModel'):
         replace_swin(torch.nn.Linear(1, 1))
     model = tf.SwinModel(swin_config(hidden_act='tanh'))
@@ -370,7 +370,7 @@ def test_what_cannot_be_replaced():
         model(IMAGE, output_attentions=True)
 
 
-def test_all_or_none_of_several_are_replaced():
+def test_either_all_encoders_or_none_are_replaced():
     models = torch.nn.ModuleList(tf.SwinModel(swin_config(hidden_act=name)) for name in ('gelu', 'tanh'))
     encoder = models[0].encoder
     with pytest.raises(ValueError, match="the activation 'tanh' is not supported"):
@@ -379,8 +379,8 @@ def test_all_or_none_of_several_are_replaced():
 
 
 @pytest.mark.parametrize('change', ['output', 'call'])
-def test_a_version_that_computes_something_else_keeps_its_own(change, monkeypatch):
-    """As a version of transformers to come might, or one that calls its encoder in another way."""
+def test_an_incompatible_version_of_transformers_keeps_its_encoder(change, monkeypatch):
+    """A future version of transformers might compute a different output, or call its encoder differently."""
     from swin_dense.integrations import transformers as ours
 
     model = tf.SwinModel(swin_config()).train()

@@ -1,4 +1,4 @@
-"""Swin V2 of other libraries, against ours: outputs, gradients, and checkpoints in both directions."""
+"""Compare Swin V2 with other libraries: outputs, gradients, and checkpoints in both directions."""
 
 import pytest
 import torch
@@ -129,7 +129,7 @@ def test_export(family):
 @torch.no_grad()
 @pytest.mark.parametrize('window', [2, 4])
 def test_mmpretrain_at_any_size(window):
-    """The only peer with the padding rule of V1's detection code."""
+    """mmpretrain is the only peer that pads like the detection code of V1."""
     peer = build_mmpretrain(2, window_size=window, pad_small_map=True, pretrained_window_sizes=[2, 2, 2, 2])
     backbone = randomize(SwinV2Backbone(**{**TINY, 'window_size': window}, pretrained_window_size=2).double().eval(), 1)
     report = load_checkpoint(backbone, peer.state_dict(), log=None)
@@ -154,7 +154,7 @@ def test_files_of_transformers_with_a_classifier():
     assert (backbone(IMAGES)[-1].flatten(2).transpose(1, 2) - expected).abs().max() < 1e-9
 
 
-def test_a_checkpoint_of_the_other_version_names_what_to_build():
+def test_a_checkpoint_of_the_other_version_is_refused():
     peer = build_torchvision(1)
     with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2'):
         load_checkpoint(build(1), peer.state_dict())
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_the_other_version_names_what_to_build():
         load_checkpoint(build_v2(1), export_state_dict(build(1)))
 
 
-def test_windows_of_the_pretraining_are_read_off_the_coordinates():
+def test_pretraining_windows_are_inferred_from_the_coordinates():
     peer = build_mmpretrain(1, window_size=[4, 4, 4, 2], pad_small_map=True)
     wide = {**TINY, 'window_size': 8}
     with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(4, 4, 4, 2\)'):
@@ -170,7 +170,7 @@ def test_windows_of_the_pretraining_are_read_off_the_coordinates():
     load_checkpoint(SwinV2Backbone(**wide, pretrained_window_size=(4, 4, 4, 2)), peer.state_dict(), log=None)
 
 
-def test_the_other_v2_of_timm_is_not_taken_for_it():
+def test_timms_swinv2_cr_is_refused():
     timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
     peer = timm.create_model('swinv2_cr_tiny_224', img_size=IMAGE_SIZE, window_size=2, embed_dim=16, **SHAPE)
     for backbone in (build(1), build_v2(1)):

@@ -1,4 +1,4 @@
-"""Small data sets of a user's own, in the layouts of COCO and of ADE20K."""
+"""Small custom data sets in the layouts of COCO, ADE20K and CamVid."""
 
 import json
 
@@ -10,7 +10,7 @@ SIDE = 64
 
 
 def make_coco(root, count=4):
-    """Write pictures with one rectangle each, of two classes in turn; category ids neither start at 0 nor are dense."""
+    """Write images with one rectangle each, of alternating classes; category ids do not start at 0 and have gaps."""
     generator = np.random.default_rng(0)
     for split in ('train2017', 'val2017'):
         (root / split).mkdir(parents=True)
@@ -41,7 +41,7 @@ def make_coco(root, count=4):
 
 
 def make_masks(root, count=4):
-    """Write pictures and masks whose pixels are the index of a class, or 255 for 'ignore'."""
+    """Write images and masks whose pixels are class indices, or 255 for ignored pixels."""
     generator = np.random.default_rng(0)
     for split in ('training', 'validation'):
         for kind in ('images', 'annotations'):
@@ -57,7 +57,7 @@ def make_masks(root, count=4):
 
 
 def make_camvid(root, count=4, ending=''):
-    """Write pictures and masks as CamVid has them: PNG, 11 classes, 11 for what is none, folders of its own."""
+    """Write images and masks in the layout of CamVid: PNG files, 11 classes, 11 for unlabelled pixels."""
     generator = np.random.default_rng(0)
     for split in ('train', 'val'):
         (root / split).mkdir(parents=True)

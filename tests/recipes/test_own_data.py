@@ -1,4 +1,4 @@
-"""Data as people have it: options say where it lies, and what is wrong with it is one error before a training."""
+"""Custom data sets: options set their paths, and defects of the data are one error before training."""
 
 import re
 import shutil
@@ -32,7 +32,7 @@ def camvid(tmp_path, *arguments, **options):
 
 
 def values(config, split='train'):
-    """Return the values of the first mask as mmseg loads it."""
+    """Return the values in the first mask as loaded by mmseg."""
     init_default_scope('mmseg')
     dataset = config[f'{split}_dataloader'].dataset
     pipeline = [step for step in dataset.pipeline if step['type'].startswith(('Load', 'Ignore'))]
@@ -40,7 +40,7 @@ def values(config, split='train'):
 
 
 @pytest.mark.slow
-def test_a_segmentor_trains_tests_and_predicts_on_data_laid_out_as_camvid(tmp_path):
+def test_a_segmentor_trains_tests_and_predicts_with_the_layout_of_camvid(tmp_path):
     short = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'train_dataloader.batch_size=2']
     root, _ = camvid(tmp_path, '--ignore', '11', '--set', *short)
     trained = cli('train', 'mine.py', cwd=tmp_path)
@@ -57,22 +57,22 @@ def test_a_segmentor_trains_tests_and_predicts_on_data_laid_out_as_camvid(tmp_pa
 
 
 @pytest.mark.parametrize('root', ['as an option', 'in each path', 'both'])
-def test_places_start_from_the_root_or_from_here(tmp_path, monkeypatch, root):
+def test_paths_are_relative_to_the_data_root_or_the_working_directory(tmp_path, monkeypatch, root):
     monkeypatch.chdir(tmp_path)
     make_camvid(tmp_path / 'CamVid')
-    places = FOLDERS
+    paths = FOLDERS
     if root != 'as an option':
-        places = [f'CamVid/{word}' if not word.startswith('--') else word for word in FOLDERS]
+        paths = [f'CamVid/{word}' if not word.startswith('--') else word for word in FOLDERS]
     option = [] if root == 'in each path' else ['--data-root', 'CamVid']
-    config = write(tmp_path, *option, *places, '--classes', CAMVID, '--ignore', '11')
+    config = write(tmp_path, *option, *paths, '--classes', CAMVID, '--ignore', '11')
     for split in ('train', 'val', 'test'):
         assert 11 not in values(config, split)
         assert 255 in values(config, split)
     check_data(config, ('train', 'val', 'test'))
 
 
-def test_annotations_and_images_anywhere(tmp_path):
-    """Three images, as the issue of many begins: one file of annotations and one folder of images."""
+def test_annotations_and_images_at_any_path(tmp_path):
+    """Each split has one annotation file and one image folder, at any path."""
     root = make_coco(tmp_path / 'fruit', count=3)
     shutil.move(root / 'annotations/instances_train2017.json', root / 'train.json')
     shutil.move(root / 'annotations/instances_val2017.json', tmp_path / 'val.json')
@@ -89,17 +89,17 @@ def test_annotations_and_images_anywhere(tmp_path):
 
 
 def test_a_list_of_names(tmp_path):
-    """As Pascal VOC has them: all images in one folder, and a list for each split."""
+    """In the layout of Pascal VOC, a list of names selects the images of a split."""
     root = make_camvid(tmp_path / 'VOC')
     (root / 'some.txt').write_text('0001TP_000001\n0001TP_000003\n')
-    places = ['--train-ann', 'some.txt', *FOLDERS]
-    config = write(tmp_path, '--data-root', root, *places, '--classes', CAMVID, '--ignore', '11')
+    paths = ['--train-ann', 'some.txt', *FOLDERS]
+    config = write(tmp_path, '--data-root', root, *paths, '--classes', CAMVID, '--ignore', '11')
     init_default_scope('mmseg')
     assert len(DATASETS.build({**config.train_dataloader.dataset, 'pipeline': []})) == 2
     assert len(DATASETS.build({**config.val_dataloader.dataset, 'pipeline': []})) == 4
 
 
-def test_endings_are_found_where_set_has_moved_the_folders(tmp_path):
+def test_suffixes_are_inferred_from_folders_given_by_set(tmp_path):
     root = make_camvid(tmp_path / 'CamVid', ending='_L')
     moved = [
         f'{split}_dataloader.dataset.data_prefix.{key}={folder}'
@@ -112,7 +112,7 @@ def test_endings_are_found_where_set_has_moved_the_folders(tmp_path):
         assert (dataset.img_suffix, dataset.seg_map_suffix) == ('.png', '_L.png')
 
 
-def test_endings_that_are_set_are_kept_and_images_left_out_are_told(tmp_path, capsys):
+def test_explicit_suffixes_are_kept_and_skipped_images_are_reported(tmp_path, capsys):
     root = make_camvid(tmp_path / 'CamVid')
     (root / 'train/0001TP_000000.png').rename(root / 'train/0001TP_000000.JPG')
     arguments = ['--data-root', root, *FOLDERS, '--classes', CAMVID]
@@ -122,7 +122,7 @@ def test_endings_that_are_set_are_kept_and_images_left_out_are_told(tmp_path, ca
     assert kept.train_dataloader.dataset.img_suffix == '.JPG'
 
 
-def test_ignored_values_reach_every_pipeline_once_also_when_written_anew(tmp_path):
+def test_ignored_values_are_in_every_pipeline_once_also_when_rewritten(tmp_path):
     name = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
     root = make_camvid(tmp_path / 'CamVid')
     arguments = ['--data-root', root, *FOLDERS, '--classes', CAMVID]
@@ -135,7 +135,7 @@ def test_ignored_values_reach_every_pipeline_once_also_when_written_anew(tmp_pat
             assert [step['values'] for step in pipeline if step['type'] == 'IgnoreMaskValues'] == [expected]
 
 
-def test_a_pipeline_without_masks_is_not_touched_by_ignored_values():
+def test_ignored_values_do_not_affect_samples_without_masks():
     step = TRANSFORMS.build({'type': 'IgnoreMaskValues', 'values': [11]})
     assert step({'img': 1, 'label_map': {3: 4}}) == {'img': 1, 'label_map': {3: 4, 11: 255}}
 
@@ -167,7 +167,7 @@ def test_a_pipeline_without_masks_is_not_touched_by_ignored_values():
         ),
     ],
 )
-def test_what_cannot_be_written_is_one_error(tmp_path, capsys, name, arguments, message):
+def test_invalid_options_are_one_error_and_write_nothing(tmp_path, capsys, name, arguments, message):
     masks, fruit = make_masks(tmp_path / 'roads'), make_coco(tmp_path / 'fruit')
     for folder, files in (('empty', ()), ('text', ('a.txt', 'b.txt')), ('strange', ('x.png',))):
         (masks / folder).mkdir()
@@ -212,18 +212,18 @@ def folder(root):
     return r'there is no \S+/val; set the location of the data'
 
 
-@pytest.mark.parametrize('spoil', [value, size, colours, gone, endings, folder])
-def test_data_that_cannot_be_trained_on_is_one_error(tmp_path, spoil):
-    root, config = camvid(tmp_path, *([] if spoil is value else ['--ignore', '11']))
-    if spoil is not value:
+@pytest.mark.parametrize('damage', [value, size, colours, gone, endings, folder])
+def test_invalid_data_is_one_error(tmp_path, damage):
+    root, config = camvid(tmp_path, *([] if damage is value else ['--ignore', '11']))
+    if damage is not value:
         check_data(config, ('train', 'val', 'test'))
-    message = spoil(root)
+    message = damage(root)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         check_data(config, ('train', 'val'))
 
 
-def test_the_recipes_own_masks_are_not_refused(demo_data):
-    """ADE20K's, of whose 150 classes the demo takes six."""
+def test_the_demo_masks_are_valid(demo_data):
+    """The demo's masks have ADE20K's labels, and use six of the 150 classes."""
     config = load_recipe(SEGMENTOR)
     for split in ('train', 'val'):
         config[f'{split}_dataloader'].dataset.data_root = f'{demo_data}/ADEChallengeData2016'

@@ -1,4 +1,4 @@
-"""Heads with queries, and detectors of boxes alone, on own data: written, trained, resumed, tested, and at work."""
+"""Query-based heads and box detectors with custom data: write the config, train, resume, test and predict."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def write(tmp_path, name, *arguments):
 
 
 def without_masks(root):
-    """Leave the boxes alone in annotations."""
+    """Remove the masks from annotations, so that only boxes remain."""
     for path in (root / 'annotations').glob('*.json'):
         content = json.loads(path.read_text())
         for annotation in content['annotations']:
@@ -40,7 +40,7 @@ def without_masks(root):
 
 
 @pytest.mark.parametrize('name', [INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'])
-def test_own_classes_reach_heads_losses_and_data(tmp_path, name):
+def test_own_classes_are_set_in_heads_losses_and_data(tmp_path, name):
     is_detector = 'coco' in name
     root = (make_coco if is_detector else make_masks)(tmp_path / 'data')
     config = write(tmp_path, name, '--data-root', root, '--classes', ','.join(CLASSES))
@@ -70,7 +70,7 @@ def test_own_classes_reach_heads_losses_and_data(tmp_path, name):
         ),
     ],
 )
-def test_what_cannot_be_written_is_one_error(tmp_path, capsys, name, change, message):
+def test_unsupported_own_classes_are_one_error_and_write_nothing(tmp_path, capsys, name, change, message):
     if change and change[0].startswith('class_weight'):
         config = write(tmp_path, name)
         config.model.auxiliary_head.loss_decode.class_weight = list(range(1, 151))
@@ -86,7 +86,7 @@ def test_what_cannot_be_written_is_one_error(tmp_path, capsys, name, change, mes
 
 
 @pytest.mark.parametrize('name', BOXES)
-def test_boxes_without_masks_are_all_that_a_detector_of_boxes_needs(tmp_path, name):
+def test_a_box_detector_needs_no_masks(tmp_path, name):
     root = without_masks(make_coco(tmp_path / 'fruit'))
     config = write(tmp_path, name, '--data-root', root, '--classes', ','.join(CLASSES))
     assert 'segm' not in config.val_evaluator.metric
@@ -94,7 +94,7 @@ def test_boxes_without_masks_are_all_that_a_detector_of_boxes_needs(tmp_path, na
 
 
 def shrink(config):
-    """Let a CPU train a config in seconds: a small Swin, two layers of a transformer, small images."""
+    """Reduce a config so that a CPU trains it in seconds: a tiny Swin, two transformer layers, small images."""
     model, side = config.model, (SIDE, SIDE)
     model.backbone.update(TINY, init_cfg=None, with_cp=False, window_size=7)
     channels = [16 * 2**stage for stage in model.backbone.get('out_indices', range(4))]
@@ -104,7 +104,7 @@ def shrink(config):
     smaller = {'num_layers': 2, 'num_queries': 80, 'num_dn_queries': 10}
     for part in dicts(model):
         part.update({key: value for key, value in smaller.items() if isinstance(part.get(key), int)})
-        if part.get('num_points', 0) > 1000:  # where losses sample masks
+        if part.get('num_points', 0) > 1000:  # sampling points of mask losses
             part.num_points = 500
         if part.get('type') == 'BatchFixedSizePad' or (part is model.data_preprocessor and 'size' in part):
             part['size'] = side
@@ -123,12 +123,12 @@ def shrink(config):
             step.crop_size = side
         if not crops:
             loaded = [index for index, step in enumerate(pipeline) if step.type.startswith('Load')]
-            after = loaded[-1] if is_detector else loaded[0]  # masks are compared at the size of their image
+            after = loaded[-1] if is_detector else loaded[0]  # masks are evaluated at the original size
             pipeline.insert(after + 1, {'type': 'Resize', 'scale': side, 'keep_ratio': True})
     for split in ('train', 'val', 'test'):
         config[f'{split}_dataloader'].update(num_workers=0, persistent_workers=False)
     config.train_dataloader.batch_size = 2
-    if 'max_epochs' in config.train_cfg:  # of 4 iterations each
+    if 'max_epochs' in config.train_cfg:  # an epoch has 4 iterations
         config.train_cfg.update(max_epochs=STEPS // 4, val_interval=STEPS // 4)
         interval = 2
     else:
@@ -143,7 +143,7 @@ def shrink(config):
 
 
 def losses(work_dir):
-    """Return the losses of a training by step, those of its last run where it was resumed."""
+    """Return {step: loss} of the last run in a work directory."""
     (log,) = sorted(work_dir.glob('*/vis_data/scalars.json'))[-1:]
     lines = map(json.loads, log.read_text().splitlines())
     return {line['step']: line['loss'] for line in lines if 'loss' in line}
@@ -151,12 +151,12 @@ def losses(work_dir):
 
 @pytest.fixture
 def shapes(demo_data, tmp_path):
-    """The demo's images, with boxes alone in one folder and the classes numbered from 0 in the masks."""
+    """Copy the demo data set three times: with COCO masks, with boxes only, and with class indices from 0 in masks."""
     shutil.copytree(demo_data / 'coco', tmp_path / 'coco')
     without_masks(shutil.copytree(demo_data / 'coco', tmp_path / 'boxes'))
     shutil.copytree(demo_data / 'ADEChallengeData2016', tmp_path / 'masks')
     known = np.full(256, 255, np.uint8)
-    known[[1, 120, 149, 42, 150, 83]] = range(6)  # wall, and what stands for the five shapes
+    known[[1, 120, 149, 42, 150, 83]] = range(6)  # the labels of the wall and of the five shapes
     for path in (tmp_path / 'masks' / 'annotations').rglob('*.png'):
         Image.fromarray(known[np.asarray(Image.open(path))]).save(path)
     return tmp_path
@@ -167,7 +167,7 @@ def shapes(demo_data, tmp_path):
     ('name', 'folder'),
     [(INSTANCES, 'coco'), (SEMANTIC, 'masks'), (DINO, 'coco'), *((name, 'boxes') for name in BOXES)],
 )
-def test_it_trains_resumes_tests_and_predicts(tmp_path, shapes, name, folder):
+def test_training_resuming_testing_and_prediction(tmp_path, shapes, name, folder):
     classes = ['wall', *SHAPES] if folder == 'masks' else SHAPES
     config = write(tmp_path, name, '--data-root', shapes / folder, '--classes', ','.join(classes))
     shrink(config).dump(tmp_path / 'mine.py')
@@ -176,7 +176,7 @@ def test_it_trains_resumes_tests_and_predicts(tmp_path, shapes, name, folder):
     whole = losses(tmp_path / 'whole')
     assert list(whole) == list(range(1, STEPS + 1))
     assert np.isfinite(list(whole.values())).all()
-    if name in (INSTANCES, SEMANTIC, DINO):  # that of RetinaNet rises in its first steps
+    if name in (INSTANCES, SEMANTIC, DINO):  # the losses of the other detectors need not fall in so few steps
         assert np.mean([whole[step] for step in range(STEPS - 4, STEPS + 1)]) < 0.9 * whole[1]
 
     kept, after = ('epoch_2.pth', 8) if 'max_epochs' in config.train_cfg else ('iter_8.pth', 8)
@@ -189,7 +189,7 @@ def test_it_trains_resumes_tests_and_predicts(tmp_path, shapes, name, folder):
 
     last = f'whole/epoch_{STEPS // 4}.pth' if 'max_epochs' in config.train_cfg else f'whole/iter_{STEPS}.pth'
     tested = cli('test', 'mine.py', last, cwd=tmp_path)
-    # RetinaNet may find nothing yet, which mmdet says in place of an AP.
+    # RetinaNet may not detect anything yet; mmdet then reports it instead of an AP.
     assert re.search('mIoU' if folder == 'masks' else 'coco/bbox_mAP|whole dataset is empty', tested.stdout)
     picture = next((shapes / folder).rglob('val*/*.jpg'))
     cli('predict', 'mine.py', last, picture, '--out', 'seen', '--score', '0.01', cwd=tmp_path)

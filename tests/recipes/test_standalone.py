@@ -1,4 +1,4 @@
-"""`swin-dense config`: a recipe written whole is the recipe, and the frameworks' own tools train it on own data."""
+"""`swin-dense config`: the written file equals the recipe, and the frameworks' tools train it with custom data."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def write(tmp_path, *arguments, name=DETECTOR):
 
 
 def plain(value):
-    """Return a config in plain types, without the scopes by which mmengine finds what a base names."""
+    """Return a config as plain Python types, without the scopes that mmengine adds to bases."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items() if key != '_scope_'}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -44,7 +44,7 @@ def classes_of(config):
 
 
 @pytest.mark.parametrize('name', ONE_PER_FOLDER)
-def test_it_says_what_the_recipe_says(tmp_path, name):
+def test_the_written_config_equals_the_recipe(tmp_path, name):
     written = plain(write(tmp_path, name=name)._cfg_dict)
     (path,) = (ROOT / 'configs').glob(f'*/{name}.py')
     recipe = plain(Config.fromfile(path)._cfg_dict)
@@ -52,22 +52,22 @@ def test_it_says_what_the_recipe_says(tmp_path, name):
     assert written['default_hooks']['checkpoint'].pop('type') == 'swin_dense.mm.WholeCheckpointHook'
     assert written == {key: recipe[key] for key in written}
     assert {'model', 'train_dataloader', 'test_evaluator', 'optim_wrapper', 'custom_imports'} <= set(written)
-    assert not {'swin', 'channels', 'data_root', 'train_pipeline'} & set(written)  # nobody reads them any more
+    assert not {'swin', 'channels', 'data_root', 'train_pipeline'} & set(written)  # intermediate variables
     assert 'mmdet::' not in (tmp_path / 'mine.py').read_text()
 
 
-def test_the_test_pipeline_is_that_of_the_test_data(tmp_path):
-    """mmseg's `inference_model` reads the entry `test_pipeline`, its Inferencer that of the data."""
+def test_the_test_pipeline_equals_that_of_the_test_data(tmp_path):
+    """mmseg's `inference_model` reads the entry `test_pipeline`; its Inferencer reads the pipeline of the data set."""
     scale = 'test_dataloader.dataset.pipeline.1.scale=(640,400)'
     config = write(tmp_path, '--set', scale, name=SEGMENTOR)
     assert config.test_pipeline[1].scale == (640, 400)
 
 
-def test_every_recipe_has_a_name_of_its_own():
+def test_recipe_names_are_unique():
     assert len(set(recipe_names())) == len(recipe_names()) >= 27
 
 
-def test_a_path_is_a_config_too(tmp_path):
+def test_a_config_can_be_given_by_path(tmp_path):
     (tmp_path / 'other.py').write_text(f"_base_ = '{ROOT}/configs/mask_rcnn/{DETECTOR}.py'\nresume = True\n")
     assert load_recipe(str(tmp_path / 'other.py')).resume is True
 
@@ -95,7 +95,7 @@ def test_a_path_is_a_config_too(tmp_path):
         ),
     ],
 )
-def test_configs_of_another_form(tmp_path, capsys, lines, options, message):
+def test_invalid_configs_are_refused(tmp_path, capsys, lines, options, message):
     (tmp_path / 'other.py').write_text('\n'.join(lines) + '\n')
     assert main(['config', str(tmp_path / 'other.py'), *options]) == 2
     assert message in capsys.readouterr().err
@@ -124,8 +124,8 @@ train_dataloader = dict(dataset=dict(_delete_=True, type='RepeatDataset', times=
 """
 
 
-def test_data_that_is_wrapped(tmp_path):
-    """As mmdet builds it: 4 pictures, and 4 in which no class is rare, three times."""
+def test_nested_data_set_wrappers(tmp_path):
+    """The data set holds the 4 images twice, once class-balanced without a rare class, and repeats them three times."""
     (tmp_path / 'wrapped.py').write_text(WRAPPED.format(root=ROOT, name=DETECTOR))
     root = make_coco(tmp_path / 'fruit')
     config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=tmp_path / 'wrapped.py')
@@ -139,8 +139,8 @@ def test_data_that_is_wrapped(tmp_path):
     assert [dataset.get_data_info(index)['instances'][0]['bbox_label'] for index in range(8)] == [0, 1] * 4
 
 
-def test_what_was_written_is_written_anew(tmp_path):
-    """Without the entries that only served to put the recipe together, data_root among them."""
+def test_a_written_config_can_be_rewritten(tmp_path):
+    """A written config has no intermediate entries such as data_root; its data sets can still be replaced."""
     write(tmp_path, '--data-root', make_coco(tmp_path / 'fruit'), '--classes', ','.join(CLASSES))
     (tmp_path / 'mine.py').rename(tmp_path / 'first.py')
     other = make_coco(tmp_path / 'other fruit')
@@ -165,7 +165,7 @@ def test_what_was_written_is_written_anew(tmp_path):
         ("_base_ = 'gone.py'", [], 'cannot be read as a config'),
     ],
 )
-def test_configs_of_another_kind_are_refused(tmp_path, capsys, text, arguments, message):
+def test_unsupported_configs_write_no_file(tmp_path, capsys, text, arguments, message):
     (tmp_path / 'other.py').write_text(text)
     assert main(['config', str(tmp_path / 'other.py'), '--out', str(tmp_path / 'mine.py'), *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -198,7 +198,7 @@ def test_settings(tmp_path):
     assert config.val_dataloader.dataset.ann_file == 'other.json'
 
 
-def test_data_that_is_not_there_is_told(tmp_path, capsys):
+def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
     root = make_coco(tmp_path / 'fruit')
     (root / 'annotations' / 'instances_val2017.json').unlink()
     write(tmp_path, '--data-root', root, '--classes', 'apple')
@@ -225,7 +225,7 @@ def test_data_that_is_not_there_is_told(tmp_path, capsys):
         ([DETECTOR, '--out', '{there}/here.py'], 'exists already; --force'),
     ],
 )
-def test_wrong_arguments_write_nothing(tmp_path, capsys, arguments, message):
+def test_invalid_arguments_write_nothing(tmp_path, capsys, arguments, message):
     root, there = make_coco(tmp_path / 'fruit'), tmp_path / 'there'
     there.mkdir()
     (there / 'here.py').write_text('mine')
@@ -238,13 +238,13 @@ def test_wrong_arguments_write_nothing(tmp_path, capsys, arguments, message):
     assert (there / 'here.py').read_text() == 'mine'
 
 
-def test_force_replaces_and_nothing_is_left_beside(tmp_path):
+def test_force_replaces_the_file_and_leaves_no_other(tmp_path):
     (tmp_path / 'mine.py').write_text('old')
     write(tmp_path, '--force')
     assert [path.name for path in tmp_path.iterdir()] == ['mine.py']
 
 
-def test_without_the_framework_it_says_so(monkeypatch, capsys):
+def test_a_missing_framework_is_named(monkeypatch, capsys):
     monkeypatch.setattr('swin_dense.recipes.files.find_spec', lambda name: None)
     assert main(['config', DETECTOR]) == 2
     assert 'inherits from configs of mmdet, which is not installed' in capsys.readouterr().err
@@ -254,7 +254,7 @@ def test_without_the_framework_it_says_so(monkeypatch, capsys):
 @pytest.mark.parametrize(
     'framework', [mmdet, pytest.param(mmseg, marks=pytest.mark.long)], ids=lambda module: module.__name__
 )
-def test_the_frameworks_own_tools_train_it(tmp_path, framework):
+def test_the_frameworks_tools_train_a_written_config(tmp_path, framework):
     if framework is mmdet:
         data, name = make_coco(tmp_path / 'data'), 'mask-rcnn_swin-demo_fpn'
         settings = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler.1.end=1']
@@ -266,13 +266,13 @@ def test_the_frameworks_own_tools_train_it(tmp_path, framework):
     write(tmp_path, '--data-root', data, '--classes', classes, '--set', *settings, 'log_level=INFO', name=name)
     tool = Path(framework.__path__[0], '.mim', 'tools', 'train.py')
     command = [sys.executable, '-W', 'ignore', str(tool), 'mine.py', '--work-dir', 'work']
-    # Far from the repository: what trains is the one file, and the installed packages.
+    # Outside the repository, so that only the written file and the installed packages are used.
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r'coco/segm_mAP|mIoU', done.stdout)
     (checkpoint,) = (tmp_path / 'work').glob('*.pth')
-    assert 'random_states' in torch.load(checkpoint)['meta']  # which our hook writes
+    assert 'random_states' in torch.load(checkpoint)['meta']  # written by WholeCheckpointHook
 
 
-def test_config_dict_is_what_the_tests_compare():
+def test_plain_converts_nested_config_dicts():
     assert plain(ConfigDict(a=(1, ConfigDict(_scope_='mmdet', b=2)))) == {'a': [1, {'b': 2}]}

@@ -1,4 +1,4 @@
-"""A stand-in for a GPU: triton's interpreter, in which attention does to each window what a GPU might do to it."""
+"""A simulated GPU: triton's interpreter, in which attention fails in a different manner for each window."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from swin_dense.utils import compat
 FOLDER = Path(__file__).parent
 KEY = {'gpu': 'Stand-In 100', 'driver': '550.54', 'torch': '2.13.0', 'triton': '3.7.1', 'swin_dense': '0.1.0, 3f2a'}
 MAP = Map(height=3, width=5, channels=16, heads=1)
-# What attention does there, by the window.
+# Windows by the behaviour that the simulated GPU shows for them.
 WINDOWS = {
     'agrees': (2, 2),
     'is slow': (2, 3),
@@ -25,15 +25,15 @@ WINDOWS = {
     'needs too much memory': (4, 1),
     'does not compile': (1, 2),
 }
-ATTENTION = {what: AttentionCase(window, torch.float32, torch.float32, (MAP,)) for what, window in WINDOWS.items()}
+ATTENTION = {name: AttentionCase(window, torch.float32, torch.float32, (MAP,)) for name, window in WINDOWS.items()}
 NORM = NormCase('tokens', torch.float32, torch.bfloat16, torch.float32, (MAP,))
 BIAS = BiasCase((2, 2), torch.float32, (MAP,))
-# Seconds after which a kernel is given up; where many processes share a processor the interpreter may need half of it.
+# Timeout of a kernel in seconds; the interpreter may need half of it if many processes share a processor.
 PATIENCE = 60
 
 
 def install():
-    """Let this process, which is one that proves kernels or starts such, see the stand-in."""
+    """Simulate the GPU in this process, which checks kernels or starts processes that do."""
     pretend(setattr)
     kernels._look = _look
     kernel_cases.timings = lambda case, device: {mode: _times(case) for mode in ('inference', 'training')}
@@ -41,10 +41,10 @@ def install():
 
 
 def pretend(patch):
-    """Let this process take the CPU for the stand-in.
+    """Make this process treat the CPU as the simulated GPU.
 
     Args:
-        patch: as ``setattr``.
+        patch: a function with the signature of ``setattr``.
     """
     patch(torch.version, 'cuda', '13.0')
     patch(gpu, 'is_gpu', lambda x: True)
@@ -61,7 +61,7 @@ def _look():
 
 
 def _times(case):
-    """Return how many microseconds things take; the interpreter's own would say nothing."""
+    """Return fixed times in microseconds, because those of the interpreter are meaningless."""
     return {'triton': 150.0 if case == ATTENTION['is slow'] else 50.0, 'sdpa': 100.0, 'plain': 200.0}
 
 
