@@ -80,7 +80,7 @@ def test_the_exif_orientation_is_ignored_as_published(tmp_path):
     pixels = np.zeros((300, 400, 3), np.uint8)
     pixels[:, 200:] = 255
     exif = Image.Exif()
-    exif[274] = 6  # to be shown rotated clockwise, with the correct half at the bottom
+    exif[274] = 6  # to be shown rotated clockwise, with the right half at the bottom
     Image.fromarray(pixels).save(tmp_path / 'a.png')
     Image.fromarray(pixels).save(tmp_path / 'b.png', exif=exif)
     assert torch.equal(read_square(tmp_path / 'a.png', 224, True), read_square(tmp_path / 'b.png', 224, True))

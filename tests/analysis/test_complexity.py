@@ -18,7 +18,7 @@ def counted_multiply_adds(function, *args):
 
 
 def attend(x, channels):
-    """Apply single-head attention modules each row of tokens, (rows, tokens, C)."""
+    """Apply single-head attention within each row of tokens, (rows, tokens, C)."""
     q, k, v = torch.nn.Linear(channels, 3 * channels, device='meta')(x).chunk(3, -1)
     return torch.nn.Linear(channels, channels, device='meta')((q @ k.transpose(1, 2)).softmax(-1) @ v)
 

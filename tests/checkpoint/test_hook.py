@@ -32,7 +32,7 @@ def equal_weights(ours, theirs):
 
 
 def frameworks_checkpoint(detector):
-    """Return the state dict that mmdet saves for the equal_weights weights."""
+    """Return the state dict that mmdet saves for the same weights."""
     state = {f'backbone.{k}': v for k, v in export_state_dict(detector.backbone, 'mmdet').items()}
     return state | {f'head.{k}': v for k, v in detector.head.state_dict().items()}
 

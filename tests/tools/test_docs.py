@@ -1,4 +1,4 @@
-"""The shell and Python blocks of the pages under docs/ run, page by page and in order, on tiny data."""
+"""The shell and Python blocks of the README and the pages under docs/ run, in order, on tiny data."""
 
 import os
 import re

@@ -75,11 +75,11 @@ def run(installed, code, cwd, blocked=()):
 
 def test_files_in_the_wheel(wheel):
     held = {name.removeprefix('swin_dense/.mim/') for name in zipfile.ZipFile(wheel).namelist()}
-    wanted = {str(path.relative_to(ROOT)) for folder in ('configs', 'tools') for path in (ROOT / folder).rglob('*.*')}
-    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / 'swin_dense').rglob('*.*')}
-    wanted = {name for name in wanted if '__pycache__' not in name}
-    assert len(wanted) > 70
-    assert wanted | {'model-index.yml', 'swin_dense/py.typed'} <= held
+    expected = {str(path.relative_to(ROOT)) for folder in ('configs', 'tools') for path in (ROOT / folder).rglob('*.*')}
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / 'swin_dense').rglob('*.*')}
+    expected = {name for name in expected if '__pycache__' not in name}
+    assert len(expected) > 70
+    assert expected | {'model-index.yml', 'swin_dense/py.typed'} <= held
     assert held >= {f'swin_dense/explore/assets/{name}' for name in ('page.html', 'page.css', 'page.js', 'labels.json')}
     assert not {name for name in held if name.startswith(('tests/', 'benchmarks/')) or '__pycache__' in name}
     assert f'-{swin_dense.__version__}-' in wheel.name
