@@ -1,4 +1,4 @@
-"""`swin-dense eval`: what a classifier scores on a folder of images."""
+"""`swin-dense eval`: the accuracy of a classifier on a folder of images."""
 
 import json
 import os
@@ -40,47 +40,47 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-def evaluate(folder, checkpoint, capsys, *more):
-    status = main(['eval', str(folder), '--checkpoint', str(checkpoint), '--size', '64', '--workers', '0', *more])
+def evaluate(folder, checkpoint, capsys, *options):
+    status = main(['eval', str(folder), '--checkpoint', str(checkpoint), '--size', '64', '--workers', '0', *options])
     return status, capsys.readouterr()
 
 
 @needs('tqdm')
-def test_accuracy_is_that_of_a_count_by_hand(folder, checkpoint, capsys):
+def test_accuracy_equals_a_count_by_hand(folder, checkpoint, capsys):
     classifier = create_classifier(checkpoint)
-    right = {1: 0, 5: 0}
+    correct = {1: 0, 5: 0}
     for label, name in enumerate(CLASSES):
         for path in (folder / name).iterdir():
             with torch.no_grad():
                 scores = classifier(read_square(path, 64, True)[None])[0]
             better = int((scores > scores[label]).sum())
-            right = {k: count + (better < k) for k, count in right.items()}
-    status, said = evaluate(folder, checkpoint, capsys, '--json')
-    result = json.loads(said.out)
+            correct = {k: count + (better < k) for k, count in correct.items()}
+    status, output = evaluate(folder, checkpoint, capsys, '--json')
+    result = json.loads(output.out)
     assert status == 0
     assert result['images'] == 21
-    assert 0 < right[1] < right[5] < 21
-    assert [result['top1'], result['top5']] == pytest.approx([100 * right[1] / 21, 100 * right[5] / 21])
+    assert 0 < correct[1] < correct[5] < 21
+    assert [result['top1'], result['top5']] == pytest.approx([100 * correct[1] / 21, 100 * correct[5] / 21])
 
 
 @needs('tqdm')
-def test_a_signal_ends_it_between_batches_with_what_was_scored(folder, checkpoint, capsys, monkeypatch):
-    def read_and_signal(path, *how):
+def test_a_signal_stops_after_the_batch_and_reports_the_scores_so_far(folder, checkpoint, capsys, monkeypatch):
+    def read_and_signal(path, *options):
         if str(path).endswith('n03/1.png'):
             os.kill(os.getpid(), signal.SIGTERM)
-        return read_square(path, *how)
+        return read_square(path, *options)
 
     monkeypatch.setattr('swin_dense.analysis.accuracy.read_square', read_and_signal)
-    status, said = evaluate(folder, checkpoint, capsys, '--json', '--batch-size', '4')
+    status, output = evaluate(folder, checkpoint, capsys, '--json', '--batch-size', '4')
     assert status == 128 + signal.SIGTERM
-    assert json.loads(said.out)['images'] == 8
+    assert json.loads(output.out)['images'] == 8
 
 
-def test_the_orientation_tag_is_left_alone_as_published(tmp_path):
+def test_the_exif_orientation_is_ignored_as_published(tmp_path):
     pixels = np.zeros((300, 400, 3), np.uint8)
     pixels[:, 200:] = 255
     exif = Image.Exif()
-    exif[274] = 6  # held upright, so that right would be below
+    exif[274] = 6  # to be shown rotated clockwise, with the right half at the bottom
     Image.fromarray(pixels).save(tmp_path / 'a.png')
     Image.fromarray(pixels).save(tmp_path / 'b.png', exif=exif)
     assert torch.equal(read_square(tmp_path / 'a.png', 224, True), read_square(tmp_path / 'b.png', 224, True))
@@ -92,23 +92,23 @@ def test_broken_images_and_wrong_folders(folder, checkpoint, capsys, tmp_path):
         (tmp_path / 'some' / name).mkdir(parents=True)
     (tmp_path / 'some/n01/a.png').write_bytes(b'no image')
     (tmp_path / 'some/n02/0.png').write_bytes((folder / 'n02/0.png').read_bytes())
-    status, said = evaluate(tmp_path / 'some', checkpoint, capsys)
+    status, output = evaluate(tmp_path / 'some', checkpoint, capsys)
     assert status == 1
-    assert 'not read: image' in said.err
-    assert 'n01/a.png' in said.err
-    assert 'of 1 images' in said.out
+    assert 'not read: image' in output.err
+    assert 'n01/a.png' in output.err
+    assert 'of 1 images' in output.out
     (tmp_path / 'some/n01/a.png').unlink()
     (tmp_path / 'some/n01').rmdir()
-    status, said = evaluate(tmp_path / 'some', checkpoint, capsys)
+    status, output = evaluate(tmp_path / 'some', checkpoint, capsys)
     assert status == 2
-    assert 'has 6 folders, but the classifier has 7 classes' in said.err
+    assert 'has 6 folders, but the classifier has 7 classes' in output.err
     (tmp_path / 'classes.txt').write_text('\n'.join(CLASSES))
     status, _ = evaluate(tmp_path / 'some', checkpoint, capsys, '--classes', str(tmp_path / 'classes.txt'))
     assert status == 0
 
 
-def test_a_crop_is_the_middle_of_the_resized_image(tmp_path):
-    """A crop of 224 out of 256: half of a picture whose left is black is black."""
+def test_the_crop_is_the_centre_of_the_resized_image(tmp_path):
+    """The left half of the image is black, and so is the left half of its centre crop."""
     pixels = np.zeros((300, 400, 3), np.uint8)
     pixels[:, 200:] = 255
     Image.fromarray(pixels).save(tmp_path / 'a.png')
@@ -120,7 +120,7 @@ def test_a_crop_is_the_middle_of_the_resized_image(tmp_path):
 
 def test_a_whole_image_keeps_its_edges(tmp_path):
     pixels = np.zeros((300, 400, 3), np.uint8)
-    pixels[:, :8] = 255  # a crop of 384 out of a width of 585 loses it
+    pixels[:, :8] = 255  # the centre crop of 384 from a width of 584 excludes them
     Image.fromarray(pixels).save(tmp_path / 'a.png')
     assert read_square(tmp_path / 'a.png', 384, False)[0, 200, 2] > 2
     assert read_square(tmp_path / 'a.png', 384, True)[0, 200, 2] < -2
@@ -128,10 +128,10 @@ def test_a_whole_image_keeps_its_edges(tmp_path):
 
 @needs('tqdm')
 @pytest.mark.parametrize(('size', 'crop'), [(64, True), (352, True), (384, False), (416, False)])
-def test_crops_as_published_for_the_size(size, crop, folder, checkpoint, capsys, monkeypatch):
+def test_images_are_cropped_below_size_384_as_published(size, crop, folder, checkpoint, capsys, monkeypatch):
     seen = set()
     monkeypatch.setattr(
-        'swin_dense.analysis.accuracy.read_square', lambda path, *how: seen.add(how) or read_square(path, *how)
+        'swin_dense.analysis.accuracy.read_square', lambda path, *args: seen.add(args) or read_square(path, *args)
     )
     evaluate(folder, checkpoint, capsys, '--size', str(size))
     assert seen == {(size, crop)}

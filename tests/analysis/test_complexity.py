@@ -1,4 +1,4 @@
-"""The closed forms against counters of other people: torch's on our backbone, mmengine's on mmdet's Swin."""
+"""The closed forms against independent counters: torch's on SwinBackbone, mmengine's on mmdet's Swin."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def counted_multiply_adds(function, *args):
 
 
 def attend(x, channels):
-    """Single-head attention over the tokens of every row: (rows, tokens, C)."""
+    """Apply single-head attention within each row of tokens, (rows, tokens, C)."""
     q, k, v = torch.nn.Linear(channels, 3 * channels, device='meta')(x).chunk(3, -1)
     return torch.nn.Linear(channels, channels, device='meta')((q @ k.transpose(1, 2)).softmax(-1) @ v)
 
@@ -26,12 +26,12 @@ def attend(x, channels):
 @pytest.mark.parametrize(
     ('height', 'width', 'channels', 'window'), [(14, 21, 8, 7), (24, 12, 16, 12), (112, 112, 128, 7)]
 )
-def test_attention_formulas_are_what_torch_counts(height, width, channels, window):
+def test_attention_formulas_equal_the_counts_of_torch(height, width, channels, window):
     tokens = height * width
-    everywhere = torch.zeros(1, tokens, channels, device='meta')
-    in_windows = torch.zeros(tokens // window**2, window**2, channels, device='meta')
-    assert msa_flops(height, width, channels) == counted_multiply_adds(attend, everywhere, channels)
-    assert window_msa_flops(height, width, channels, window) == counted_multiply_adds(attend, in_windows, channels)
+    global_tokens = torch.zeros(1, tokens, channels, device='meta')
+    window_tokens = torch.zeros(tokens // window**2, window**2, channels, device='meta')
+    assert msa_flops(height, width, channels) == counted_multiply_adds(attend, global_tokens, channels)
+    assert window_msa_flops(height, width, channels, window) == counted_multiply_adds(attend, window_tokens, channels)
 
 
 def test_worked_example():
@@ -55,7 +55,7 @@ def test_parameters_of_the_published_architectures(arch, window, parameters):
 
 @settings(max_examples=12)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 9), st.integers(1, 5))
-def test_flops_without_padding_are_what_torch_counts_on_our_backbone(height, width, window, in_channels):
+def test_flops_without_padding_equal_the_counts_of_torch(height, width, window, in_channels):
     with torch.device('meta'):
         backbone = SwinBackbone(**TINY, window_size=window, in_channels=in_channels, attn_backend='reference').eval()
     image = torch.zeros(1, in_channels, height, width, device='meta')
@@ -73,8 +73,8 @@ def test_global_attention_is_one_window_over_the_whole_map():
 
 
 @pytest.mark.parametrize(('height', 'width'), [(64, 64), (75, 101)])
-def test_every_part_of_every_stage_is_what_mmengine_counts_on_mmdets_swin(height, width):
-    """mmdet pads before it projects, so this is the count of published figures."""
+def test_every_part_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
+    """mmdet projects padding tokens too, as the published FLOPs assume."""
     from mmdet.models.backbones import SwinTransformer
     from mmengine.analysis import FlopAnalyzer
 
@@ -87,13 +87,13 @@ def test_every_part_of_every_stage_is_what_mmengine_counts_on_mmdets_swin(height
     costs = backbone_costs(TINY, height, width, window_size=7)
     for stage, parts in enumerate(costs):
         block = f'stages.{stage}.blocks.{{}}'
-        within = {
+        modules = {
             'qkv': 'attn.w_msa.qkv',
             'projection': 'attn.w_msa.proj',
             'mlp': 'ffn',
             'norms': 'norm1',
         }
-        expected = {part: sum(flops[f'{block.format(b)}.{name}'] for b in (0, 1)) for part, name in within.items()}
+        expected = {part: sum(flops[f'{block.format(b)}.{name}'] for b in (0, 1)) for part, name in modules.items()}
         whole = sum(flops[f'{block.format(b)}.attn.w_msa'] for b in (0, 1))
         expected['attention'] = whole - expected['qkv'] - expected['projection']
         expected['merging'] = flops.get(f'stages.{stage}.downsample', 0)

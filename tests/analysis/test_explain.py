@@ -13,9 +13,10 @@ PHOTOGRAPH = photograph(75, 106)
 
 
 def attend_by_definition(attn, x, cell):
-    """Softmax over every position of the padded map that shares the query's window, one by one.
+    """Compute attention weights in loops, by softmax over the positions of the padded map in the query's window.
 
-    Returns the weights of real tokens (A, H, W) and of padding (A,).
+    Returns:
+        The weights of the real tokens, (A, H, W), and the total weight of padding, (A,).
     """
     height, width, channels = x.shape
     w_msa = attn.w_msa
@@ -40,7 +41,7 @@ def attend_by_definition(attn, x, cell):
                 rolled(k, a) // window[a] == rolled(q, a) // window[a]
                 for a, (k, q) in enumerate(zip((row, column), cell, strict=True))
             )
-            # Seams of the roll part what was not near before it.
+            # The mask separates tokens that were not neighbours before the roll.
             is_near = all(
                 rolled(k, a) - rolled(q, a) == k - q for a, (k, q) in enumerate(zip((row, column), cell, strict=True))
             )
@@ -62,7 +63,7 @@ def attend_by_definition(attn, x, cell):
 
 
 def input_of(backbone, stage, block):
-    """Return what the attention of a block takes for the photograph, (H, W, C)."""
+    """Return the input of a block's attention for the photograph, (H, W, C)."""
     seen = []
     handle = backbone.stages[stage].blocks[block].norm1.register_forward_hook(lambda *args: seen.append(args[2]))
     image = normalize(read_image(PHOTOGRAPH), IMAGENET_MEAN, IMAGENET_STD)
@@ -78,9 +79,9 @@ def input_of(backbone, stage, block):
     ids=str,
 )
 @pytest.mark.parametrize('block', [0, 1])
-def test_attention_is_what_its_definition_says(options, block):
+def test_attention_equals_its_definition(options, block):
     backbone = randomize(SwinBackbone(embed_dims=8, depths=(2, 2), num_heads=(2, 4), **options)).double().eval()
-    # The middle, where the seam of the shift is, and next to padding: the maps are 19 x 27 and 10 x 14.
+    # The middle, the seam of the shift, and cells next to padding. The maps have 19 x 27 and 10 x 14 cells.
     for stage, pixel in ((0, (40, 51)), (0, (0, 0)), (1, (74, 105)), (1, (3, 100))):
         attention = token_attention(backbone, PHOTOGRAPH, stage, block, pixel)
         stride = 4 * 2**stage
@@ -95,7 +96,7 @@ def test_attention_is_what_its_definition_says(options, block):
         torch.testing.assert_close(attention.padding, padding, rtol=1e-9, atol=1e-12)
 
 
-def test_attention_needs_no_evaluation_mode_and_keeps_no_gradients():
+def test_attention_in_training_mode_is_deterministic_and_keeps_no_gradients():
     backbone = randomize(SwinBackbone(**TINY, drop_path_rate=0.9, attn_drop_rate=0.5)).train()
     one = token_attention(backbone, PHOTOGRAPH, 2, 1, (40, 50))
     other = token_attention(backbone, PHOTOGRAPH, 2, 1, (40, 50))
@@ -121,7 +122,7 @@ def test_attention_refuses(stage, block, pixel, message):
 
 @pytest.mark.parametrize(('stage', 'sign'), [(0, -1), (1, 1)])
 def test_grad_cam_is_the_derivative_along_each_channel(stage, sign):
-    """The mean gradient of a channel is what the target gains when all its cells are raised alike."""
+    """The derivative for adding a constant to a channel is the sum of its gradients; Grad-CAM takes their mean."""
     backbone = randomize(SwinBackbone(embed_dims=4, depths=(2, 2), num_heads=(1, 2))).double().eval()
     image = PHOTOGRAPH[:44, :60]
     x = normalize(read_image(image), IMAGENET_MEAN, IMAGENET_STD)[None].double()

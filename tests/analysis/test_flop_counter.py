@@ -1,4 +1,4 @@
-"""Whole models: published figures, the frameworks' own Swin, and the tool."""
+"""FLOPs of whole models against published figures and the frameworks' own Swin, and `swin-dense flops`."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ MASK_RCNN = 'mask_rcnn/mask-rcnn_swin-{}_coco.py'
 CASCADE = 'cascade_mask_rcnn/cascade-mask-rcnn_swin-{}-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco.py'
 UPERNET = 'upernet/swin-{}_ade20k-{}.py'
 
-# What the authors published: millions of parameters and GFLOPs, and the image size that the FLOPs are for.
+# Published by the authors: the config, the image size of the FLOPs, millions of parameters, and GFLOPs.
 PUBLISHED = [
     (MASK_RCNN.format('t-p4-w7_fpn_1x'), DETECTION, 48, 267),
     (MASK_RCNN.format('s-p4-w7_fpn_ms-crop-3x'), DETECTION, 69, 359),
@@ -54,7 +54,7 @@ def test_published_figures(config, shape, millions, gigaflops):
     assert result.flops[''] / 1e9 == pytest.approx(gigaflops, rel=0.01)
 
 
-def test_published_figures_are_for_these_sizes():
+def test_image_sizes_of_the_published_figures():
     shapes = {
         name: published_shape(Config.fromfile(CONFIGS / name)) for name in (PUBLISHED[0][0], PUBLISHED[5][0], LARGE_640)
     }
@@ -62,10 +62,10 @@ def test_published_figures_are_for_these_sizes():
 
 
 def test_upernet_with_swin_l_costs_less_than_published():
-    """234M is right, 3230G is not the cost at 640 x 2560: see configs/upernet/README.md.
+    """The published 234M parameters are right, but 3230 GFLOPs are not the cost at 640 x 2560.
 
-    At a quarter of that size others published 647G for the same model with window 12.
-    Source: https://github.com/facebookresearch/MaskFormer/issues/28
+    See configs/upernet/README.md. For the same model with window 12 at a quarter of that size, 647 GFLOPs are published
+    in https://github.com/facebookresearch/MaskFormer/issues/28.
     """
     result = counted(LARGE_640, (640, 2560))
     assert round(result.parameters[''] / 1e6) == 234
@@ -86,7 +86,7 @@ def test_upernet_with_swin_l_costs_less_than_published():
         (PUBLISHED[5][0], Path(mmseg.__path__[0], '.mim/configs/swin', Path(PUBLISHED[5][0]).name), (512, 2048)),
     ],
 )
-def test_the_frameworks_own_swin_costs_the_same_in_every_part(ours, theirs, shape):
+def test_every_part_costs_the_same_as_with_the_frameworks_own_swin(ours, theirs, shape):
     own = counted(ours, shape)
     other = counted(theirs, shape)
     parts = [name for name in other.parameters if name.count('.') < 2 and not name.startswith('backbone.')]
@@ -94,14 +94,14 @@ def test_the_frameworks_own_swin_costs_the_same_in_every_part(ours, theirs, shap
     for name in parts:
         assert own.parameters[name] == other.parameters[name], name
         assert own.flops[name] == other.flops[name], name
-    # mmdet and mmseg compute what the official code computes.
+    # mmdet and mmseg project padding tokens, as the official code does.
     assert other.flops == other.computed_flops
     for stage in range(4):
         assert own.flops[f'backbone.stages.{stage}'] == other.flops[f'backbone.stages.{stage}']
 
 
 @pytest.mark.parametrize('shape', [(224, 224), (199, 301)])
-def test_a_bare_backbone_costs_what_the_closed_form_says(shape):
+def test_a_bare_backbone_equals_the_closed_form(shape):
     with torch.device('meta'):
         backbone = SwinBackbone(TINY, attn_backend='sdpa')
     result = count(backbone, *shape)
@@ -112,7 +112,7 @@ def test_a_bare_backbone_costs_what_the_closed_form_says(shape):
         assert result.flops[f'stages.{stage}'] == expected
 
 
-def test_modules_add_up_and_the_model_is_left_as_it_was():
+def test_modules_add_up_and_the_model_is_unchanged():
     with torch.device('meta'):
         backbone = SwinBackbone(TINY, attn_backend='sdpa')
     result = count(backbone, 64, 96)
@@ -126,12 +126,12 @@ def test_modules_add_up_and_the_model_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules())
 
 
-def test_a_model_with_memory_is_refused():
+def test_a_model_outside_the_meta_device_is_refused():
     with pytest.raises(ValueError, match='must be on the meta device'):
         count(SwinBackbone(TINY), 64, 96)
 
 
-def test_a_model_without_an_image_is_refused():
+def test_a_model_without_a_convolution_is_refused():
     with pytest.raises(ValueError, match='the model has no Conv2d'):
         count(torch.nn.Linear(3, 4, device='meta'), 64, 96)
 
@@ -141,7 +141,7 @@ def run_tool(capsys, *args):
     return capsys.readouterr().out
 
 
-def test_tool_prints_json_to_the_depth_asked_for(capsys):
+def test_tool_prints_json_to_the_given_depth(capsys):
     config = str(CONFIGS / PUBLISHED[0][0])
     printed = json.loads(run_tool(capsys, config, '--json', '--depth', '2', '--size', '64', '96'))
     result = count(build_on_meta(Config.fromfile(config)), 64, 96)
@@ -163,12 +163,12 @@ def test_tool_prints_a_table_in_the_order_of_the_model(capsys):
     assert 'For one image of 800 x 1280 pixels' in printed
 
 
-def test_tool_names_what_is_wrong_with_a_config(capsys, tmp_path):
-    nameless = tmp_path / 'model.py'
-    nameless.write_text(f'_base_ = {str(CONFIGS / PUBLISHED[0][0])!r}\ndefault_scope = None\n')
+def test_tool_explains_a_wrong_config(capsys, tmp_path):
+    without_scope = tmp_path / 'model.py'
+    without_scope.write_text(f'_base_ = {str(CONFIGS / PUBLISHED[0][0])!r}\ndefault_scope = None\n')
     for arguments, message in [
         ([str(tmp_path / 'none.py')], 'there is no recipe and no config file'),
-        ([str(nameless)], 'has no default_scope'),
+        ([str(without_scope)], 'has no default_scope'),
     ]:
         assert main(['flops', *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A token's reach against what moves it: gradients of the real network, and the overlap that tiles need."""
+"""Receptive fields of tokens against the gradients of the network and the overlap of tiles."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from swin_dense.analysis.receptive_field import token_receptive_fields
 from swin_dense.features.tiling import exact_overlap, tile_alignment
 from tests.conftest import TINY, randomize
 
-# The mask lets e^-100 of a weight through.
-NOTHING = 1e-30
+# The attention mask adds -100 to a score, so masked tokens keep weights of about e^-100.
+NEGLIGIBLE = 1e-30
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_against_gradients(kind, size, options):
         for _ in range(4):
             row, column = (int(torch.randint(side, (1,), generator=generator)) for side in output.shape[:2])
             (gradient,) = torch.autograd.grad(output[row, column].square().sum(), img, retain_graph=True)
-            touched = gradient[0].abs().amax(0) > NOTHING
+            touched = gradient[0].abs().amax(0) > NEGLIGIBLE
             top, bottom = reach.rows[row].tolist()
             left, right = reach.columns[column].tolist()
             expected = torch.zeros(size, dtype=torch.bool)
@@ -44,8 +44,8 @@ def test_against_gradients(kind, size, options):
 
 
 @pytest.mark.parametrize('options', [{}, {'window_size': 5}, {'depths': (1, 2, 6, 2)}])
-def test_it_is_the_overlap_of_tiles(options):
-    """Cut a large image where tiles are: the furthest token that feels the pixels behind the cut sets the overlap."""
+def test_receptive_fields_give_the_overlap_of_tiles(options):
+    """At a tile border, the furthest token whose receptive field crosses the border sets the overlap."""
     backbone = SwinBackbone(**{**TINY, 'window_size': 3, **options})
     period = tile_alignment(backbone)[0]
     cut = 40 * period

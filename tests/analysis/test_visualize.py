@@ -1,4 +1,4 @@
-"""Pictures show the right numbers in the right place; that they look right was seen by eye."""
+"""Figures show the right values at the right positions; their appearance is not tested."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def test_grad_cam_panels():
 
 
 def borders(ax):
-    """Return where lines were drawn: (rows, columns) in pixels."""
+    """Return the positions of the drawn lines, (rows, columns) in pixels."""
     rows, columns = set(), set()
     for lines in ax.collections:
         for (x0, y0), (x1, y1) in lines.get_segments():
@@ -119,7 +119,7 @@ def test_window_borders_are_where_windows_meet():
     assert borders(plain) == ([28, 56], [28, 56, 84])
     assert borders(shifted) == ([12, 40, 68], [12, 40, 68, 96])
     assert (plain.get_xlim(), plain.get_ylim()) == ((0, 112), (84, 0))
-    # The window that the shift puts together from the four corners has one colour and one of the middle has none.
+    # The four corners belong to one shifted window and share its colour, which a window in the middle lacks.
     tint = shifted.images[1].get_array()
     corners = [tint[0, 0], tint[0, -1], tint[-1, 0], tint[-1, -1]]
     assert all(np.array_equal(corner, corners[0]) for corner in corners)
@@ -151,7 +151,7 @@ def test_shift_masks_of_small_maps(grid, kinds):
     assert len(draw_shift_masks(grid, (7, 7)).axes) == kinds
 
 
-def test_shift_masks_of_huge_maps_are_those_of_smaller_ones():
+def test_shift_masks_of_huge_maps_equal_those_of_small_maps():
     smaller, huge = ([ax.images[0].get_array() for ax in draw_shift_masks(grid, (4, 6)).axes] for grid in (
         (9, 16), (4 * 10**30 + 1, 6 * 10**30 + 4)
     ))  # fmt: skip
@@ -219,7 +219,7 @@ def test_wrong_usage(args):
     assert error.value.code == 2
 
 
-def test_a_missing_package_is_one_line(monkeypatch, capsys, tmp_path):
+def test_a_missing_package_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     Image.fromarray(PHOTOGRAPH).save('image.png')
 

@@ -1,4 +1,4 @@
-"""Reading, fetching and writing files: nothing in them runs, and what is wrong with one is said."""
+"""Reading, fetching and writing checkpoint files: no code in a file runs, and errors name its defect."""
 
 import argparse
 import base64
@@ -32,7 +32,7 @@ from tests.conftest import IfInstalled, needs, small_disk
 mmengine_config, mmengine_logging = IfInstalled('mmengine.config'), IfInstalled('mmengine.logging')
 
 ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
-needs_safe_globals = pytest.mark.skipif(torch.__version__ < '2.6', reason='torch before 2.6 has no list to add to')
+needs_safe_globals = pytest.mark.skipif(torch.__version__ < '2.6', reason='needs torch 2.6')
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def backbone():
     return SwinBackbone(**ARCH)
 
 
-def arrived(backbone, source):
+def equal_weights(backbone, source):
     return all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in backbone.state_dict().items())
 
 
@@ -60,7 +60,7 @@ def test_files_of_every_ending(tmp_path, name, source, backbone):
     state = source.state_dict()
     path = write_file(tmp_path / name, state if name.endswith('safetensors') else {'model': state})
     report = load(backbone, str(path) if 'space' in name else path)
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
     assert report.source == str(path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     content = path.read_bytes()
@@ -81,20 +81,20 @@ def test_what_training_leaves_in_checkpoints_is_harmless(tmp_path, source, backb
     }
     torch.save(checkpoint, tmp_path / 'epoch_1.pth')
     load(backbone, tmp_path / 'epoch_1.pth')
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
-def test_a_path_as_python_3_13_names_it(tmp_path, source, backbone, monkeypatch):
+def test_a_path_pickled_by_python_3_13_loads(tmp_path, source, backbone, monkeypatch):
     module = types.ModuleType('pathlib._local')
     module.PosixPath = type('PosixPath', (str,), {'__module__': 'pathlib._local'})
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, 'pathlib._local', module)
         torch.save({'state_dict': source.state_dict(), 'output': module.PosixPath('x')}, tmp_path / 'epoch_1.pth')
     load(backbone, tmp_path / 'epoch_1.pth')
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
-def test_official_training_files_hold_a_config_of_yacs(tmp_path, source, backbone, monkeypatch):
+def test_an_official_checkpoint_with_a_yacs_config_loads(tmp_path, source, backbone, monkeypatch):
     module = types.ModuleType('yacs.config')
     module.CfgNode = type('CfgNode', (dict,), {'__module__': 'yacs.config'})
     with monkeypatch.context() as patch:
@@ -104,7 +104,7 @@ def test_official_training_files_hold_a_config_of_yacs(tmp_path, source, backbon
         config.__dict__['__immutable__'] = True
         torch.save({'model': source.state_dict(), 'config': config}, tmp_path / 'ckpt_epoch_1.pth')
     load(backbone, tmp_path / 'ckpt_epoch_1.pth')
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
 class Malicious:
@@ -139,7 +139,7 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, named
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
     load(backbone, path, trust=True)
     assert trap.exists()
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
 class Allowed:
@@ -147,18 +147,18 @@ class Allowed:
 
 
 @needs_safe_globals
-def test_what_the_user_allows_is_read(tmp_path, source, backbone):
+def test_classes_that_the_user_allows_are_read(tmp_path, source, backbone):
     torch.save({'model': source.state_dict(), 'mine': Allowed()}, tmp_path / 'a.pth')
     with pytest.raises(CheckpointError, match='Allowed'):
         load(backbone, tmp_path / 'a.pth')
     with torch.serialization.safe_globals([Allowed]):
         load(backbone, tmp_path / 'a.pth')
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
 @needs_safe_globals
-def test_loads_at_the_same_time_leave_torch_as_it_was(tmp_path, source):
-    """A later torch.load must give mmengine's history as it is, and a simultaneous one no stand-in for it."""
+def test_concurrent_loads_do_not_change_torch(tmp_path, source):
+    """A concurrent or later torch.load returns mmengine's HistoryBuffer itself, not the inert stand-in for it."""
     history = mmengine_logging.HistoryBuffer()
     history.update(0.5)
     torch.save({'model': source.state_dict(), 'h': history, 'args': argparse.Namespace()}, tmp_path / 'a.pth')
@@ -174,7 +174,7 @@ def test_loads_at_the_same_time_leave_torch_as_it_was(tmp_path, source):
     def load_by_torch():
         for _ in range(40):
             if torch.load(tmp_path / 'plain.pth')['h'].mean() != 0.5:
-                wrong.append('a history that is none')
+                wrong.append('not the history')
             with contextlib.suppress(pickle.UnpicklingError):
                 wrong.append(torch.load(tmp_path / 'refused.pth'))
 
@@ -191,27 +191,27 @@ def test_a_whole_model_needs_trust(tmp_path, source, backbone):
     with pytest.raises(CheckpointError, match=r'asks for swin_dense\.models\.swin\.SwinBackbone'):
         load(backbone, tmp_path / 'model.pth')
     load(backbone, tmp_path / 'model.pth', trust=True)
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
     torch.save({'model': source}, tmp_path / 'model.pth')
     backbone.reset_parameters()
     load(backbone, tmp_path / 'model.pth', trust=True)
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
 @pytest.mark.parametrize('protocol', [2, 4, 5])
 @pytest.mark.parametrize('whole', [True, False])
-def test_detectron2_keeps_arrays_in_a_plain_pickle(tmp_path, source, backbone, protocol, whole):
+def test_a_plain_pickle_of_detectron2_loads(tmp_path, source, backbone, protocol, whole):
     arrays = {f'backbone.{name}': x.numpy() for name, x in export_state_dict(source, 'official').items()}
     arrays['backbone.num_batches_tracked'] = np.array(3)
     content = {'model': arrays, '__author__': 'third_party', 'matching_heuristics': True} if whole else arrays
     (tmp_path / 'model_final.pkl').write_bytes(pickle.dumps(content, protocol))
     report = load(backbone, tmp_path / 'model_final.pkl')
     assert report.family == 'official'
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
 @needs_safe_globals
-def test_a_reader_forced_by_the_environment_is_named(tmp_path, source, backbone, monkeypatch):
+def test_a_weights_only_load_forced_by_the_environment_is_explained(tmp_path, source, backbone, monkeypatch):
     torch.save(source.state_dict(), tmp_path / 'a.pth')
     monkeypatch.setenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '1')
     with pytest.raises(CheckpointError, match='unset it'):
@@ -230,7 +230,7 @@ def test_a_reader_forced_by_the_environment_is_named(tmp_path, source, backbone,
     ],
 )
 @pytest.mark.parametrize('ending', ['.pth', pytest.param('.safetensors', marks=needs('safetensors'))])
-def test_what_is_no_checkpoint(tmp_path, backbone, content, message, ending):
+def test_files_that_are_no_checkpoints(tmp_path, backbone, content, message, ending):
     path = tmp_path / f'a{ending}'
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
@@ -248,20 +248,20 @@ def test_a_truncated_file(tmp_path, source, backbone, ending, part):
     assert not str(raised.value).endswith(']')  # a line of text, not a list of lines
 
 
-def test_a_checkpoint_that_holds_itself(tmp_path, source, backbone):
+def test_a_checkpoint_that_contains_itself(tmp_path, source, backbone):
     checkpoint = {'model': source.state_dict()}
     checkpoint['again'] = {'itself': checkpoint}
     torch.save(checkpoint, tmp_path / 'a.pth')
     load(backbone, tmp_path / 'a.pth')
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
-def test_a_checkpoint_nested_deeper_than_python_recurses(source, backbone):
+def test_a_checkpoint_nested_deeper_than_the_recursion_limit(source, backbone):
     checkpoint = inner = {'model': source.state_dict()}
     for _ in range(5000):
         inner['deeper'] = inner = {}
     load(backbone, checkpoint)
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
 def test_values_that_are_not_finite(source, backbone):
@@ -278,7 +278,7 @@ def test_values_that_are_not_finite(source, backbone):
     assert all(tensor.isfinite().all() for tensor in backbone.state_dict().values())
 
 
-def test_a_value_that_is_infinite_in_the_type_of_the_model(source, backbone):
+def test_a_value_that_overflows_in_the_dtype_of_the_model(source, backbone):
     state = {name: tensor.double() for name, tensor in source.state_dict().items()}
     state['norm0.bias'][1] = 1e300
     with pytest.raises(CheckpointError, match=r'norm0\.bias: 1 of its 8 values'):
@@ -292,30 +292,30 @@ SAFETENSORS = pytest.param('model.safetensors', marks=needs('safetensors'))
 def test_a_folder_of_save_pretrained(tmp_path, source, backbone, name):
     write_file(tmp_path / name, source.state_dict())
     load(backbone, tmp_path)
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
 
 
 def write_shards(folder, state, name='model.safetensors', shards=3):
-    """Write a state dict into several files and an index, as save_pretrained does; returns the index."""
+    """Write a state dict into shards and an index, as save_pretrained does; return the path of the index."""
     stem, _, suffix = name.rpartition('.')
     names = [f'{stem}-{number + 1:05}-of-{shards:05}.{suffix}' for number in range(shards)]
     for number, shard in enumerate(names):
         write_file(folder / shard, {key: state[key] for key in list(state)[number::shards]})
-    places = {key: names[number % shards] for number, key in enumerate(state)}
-    (folder / f'{name}.index.json').write_text(json.dumps({'metadata': {'total_size': 1}, 'weight_map': places}))
+    weight_map = {key: names[number % shards] for number, key in enumerate(state)}
+    (folder / f'{name}.index.json').write_text(json.dumps({'metadata': {'total_size': 1}, 'weight_map': weight_map}))
     return folder / f'{name}.index.json'
 
 
 @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
 @pytest.mark.parametrize('by_index', [False, True])
-def test_a_checkpoint_in_several_files(tmp_path, source, backbone, name, by_index):
+def test_a_sharded_checkpoint(tmp_path, source, backbone, name, by_index):
     index = write_shards(tmp_path, source.state_dict(), name)
     report = load(backbone, index if by_index else tmp_path)
-    assert arrived(backbone, source)
+    assert equal_weights(backbone, source)
     assert not report.missing
 
 
-def with_places(index, change):
+def edit_index(index, change):
     content = json.loads(index.read_text())
     first, *_ = content['weight_map']
     content['weight_map'][first] = change(content['weight_map'][first])
@@ -328,28 +328,28 @@ def with_places(index, change):
         (lambda index: min(index.parent.glob('*-00002-*')).unlink(), 'lacks .*-00002-of-00003.* 3 files'),
         (lambda index: min(index.parent.glob('*-00002-*')).write_bytes(b''), '-00002-of-00003.* is empty'),
         (
-            lambda index: with_places(index, lambda place: place.replace('-00001-', '-00003-')),
+            lambda index: edit_index(index, lambda shard: shard.replace('-00001-', '-00003-')),
             'lacks .*, which .* lists for it',
         ),
-        (lambda index: with_places(index, lambda place: '../' + place), 'which is not a shard in the same folder'),
+        (lambda index: edit_index(index, lambda shard: '../' + shard), 'which is not a shard in the same folder'),
         (
-            lambda index: with_places(index, lambda place: str(index.parent / place)),
+            lambda index: edit_index(index, lambda shard: str(index.parent / shard)),
             'which is not a shard in the same folder',
         ),
-        (lambda index: with_places(index, lambda place: index.name), 'which is not a shard in the same folder'),
-        (lambda index: with_places(index, lambda place: 3), 'is not an index'),
-        (lambda index: with_places(index, lambda place: [place]), 'is not an index'),
-        (lambda index: with_places(index, lambda place: '..'), r'lacks \.\.'),
+        (lambda index: edit_index(index, lambda shard: index.name), 'which is not a shard in the same folder'),
+        (lambda index: edit_index(index, lambda shard: 3), 'is not an index'),
+        (lambda index: edit_index(index, lambda shard: [shard]), 'is not an index'),
+        (lambda index: edit_index(index, lambda shard: '..'), r'lacks \.\.'),
         (lambda index: index.write_text('{"weight_map": '), 'is not an index'),
         (lambda index: index.write_text('{"metadata": {}}'), "is not an index.*'weight_map'"),
         (lambda index: index.write_text('{"weight_map": {}}'), 'no parameters of a Swin'),
         (lambda index: index.write_bytes(b'\xff'), 'is not an index'),
     ],
 )
-def test_a_checkpoint_in_several_files_that_is_not_whole(tmp_path, source, backbone, damage, message):
+def test_an_incomplete_sharded_checkpoint(tmp_path, source, backbone, damage, message):
     (tmp_path / 'in').mkdir()
     index = write_shards(tmp_path / 'in', source.state_dict(), 'pytorch_model.bin')
-    for shard in index.parent.glob('*.bin'):  # what an index must not reach lies there
+    for shard in index.parent.glob('*.bin'):  # shards in another folder, which an index must not reach
         write_file(tmp_path / shard.name, source.state_dict())
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     damage(index)
@@ -358,7 +358,7 @@ def test_a_checkpoint_in_several_files_that_is_not_whole(tmp_path, source, backb
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
 
 
-def test_other_contents(tmp_path, backbone):
+def test_contents_and_paths_without_a_checkpoint(tmp_path, backbone):
     (tmp_path / 'a.pkl').write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(CheckpointError, match='holds a list; a checkpoint is a dict'):
         load(backbone, tmp_path / 'a.pkl')
@@ -409,7 +409,7 @@ class TestWriting:
         write_file(path, source.state_dict(), force=True)
         assert read_file(path).keys() == source.state_dict().keys()
 
-    def test_a_failure_leaves_nothing(self, tmp_path, monkeypatch):
+    def test_a_failed_write_leaves_no_file(self, tmp_path, monkeypatch):
         def fail(checkpoint, file):
             file.write(b'half')
             raise OSError('disk full')
@@ -421,16 +421,16 @@ class TestWriting:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves a folder, and hangs up as often as it is told.
+    """Serves a folder, and cuts off a given number of responses.
 
     Attributes:
-        folder: what is served.
-        hang_ups: how many answers are still cut off, each after half of what it should bring.
-        silences: how many answers still stop there, with the connection open.
-        understands_ranges: whether it goes on in the middle of a file when asked to.
-        announces_length: whether it says how long the file is.
-        ranges: the ranges that were asked for.
-        authorization: what the last request brought.
+        folder: the served folder.
+        hang_ups: number of responses still to cut off after half of their content.
+        silences: number of responses still to stall after half of their content, with the connection open.
+        understands_ranges: whether the server answers range requests with the rest of the file.
+        announces_length: whether responses have a Content-Length.
+        ranges: the Range header of each request.
+        authorization: the Authorization header of the last request.
     """
 
     def __init__(self, folder):
@@ -451,12 +451,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not path.exists():
             return self.send_error(404)
         content = path.read_bytes()
-        asked = self.headers['Range']
+        range_header = self.headers['Range']
         self.server.authorization = self.headers['Authorization']
-        self.server.ranges.append(asked)
+        self.server.ranges.append(range_header)
         begin = 0
-        if asked and self.server.understands_ranges and self.headers['If-Range'] == hash_of(path):
-            begin = int(asked.removeprefix('bytes=').removesuffix('-'))
+        if range_header and self.server.understands_ranges and self.headers['If-Range'] == hash_of(path):
+            begin = int(range_header.removeprefix('bytes=').removesuffix('-'))
         self.send_response(206 if begin else 200)
         self.send_header('ETag', hash_of(path))
         if self.server.announces_length:
@@ -471,7 +471,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.server.silences:
             self.server.silences -= 1
             self.wfile.write(rest[: len(rest) // 2])
-            self.connection.recv(1)  # until the other side gives up
+            self.connection.recv(1)  # until the client closes the connection
             return None
         self.wfile.write(rest)
 
@@ -492,26 +492,24 @@ def server(tmp_path, monkeypatch):
 
 
 def cached(tmp_path):
-    """Return what a download has left in the cache."""
+    """Return the names of all files in the download cache except locks."""
     return sorted(p.name for p in (tmp_path / 'cache/hub/checkpoints').glob('*') if p.suffix != '.lock')
 
 
 class TestDownloads:
     @pytest.mark.parametrize('understands_ranges', [True, False])
-    def test_a_connection_that_breaks_is_taken_up_again(
-        self, server, tmp_path, source, backbone, understands_ranges, capsys
-    ):
+    def test_a_broken_download_is_resumed(self, server, tmp_path, source, backbone, understands_ranges, capsys):
         server.understands_ranges = understands_ranges
         server.hang_ups = 3
         path = write_file(server.folder / 'swin.pth', source.state_dict())
         load(backbone, f'{server.address}/swin.pth')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
         assert (tmp_path / 'cache/hub/checkpoints/swin.pth').read_bytes() == path.read_bytes()
         assert server.ranges[0] is None
-        assert all(asked.startswith('bytes=') for asked in server.ranges[1:])
+        assert all(range_header.startswith('bytes=') for range_header in server.ranges[1:])
         assert len(server.ranges) == 4
 
-    def test_half_a_file_is_not_kept(self, server, tmp_path, source, backbone):
+    def test_an_incomplete_download_is_not_kept(self, server, tmp_path, source, backbone):
         server.hang_ups = 99
         write_file(server.folder / 'swin.pth', source.state_dict())
         with pytest.raises(CheckpointError, match=r'cannot be fetched after \d+ of \d+ bytes: .*nothing was kept'):
@@ -519,9 +517,9 @@ class TestDownloads:
         assert cached(tmp_path) == []
         server.hang_ups = 0
         load(backbone, f'{server.address}/swin.pth')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
 
-    def test_a_server_that_falls_silent(self, server, tmp_path, backbone, monkeypatch):
+    def test_a_server_that_does_not_respond(self, server, tmp_path, backbone, monkeypatch):
         monkeypatch.setattr(fetch, '_TIMEOUT', 0.2)
         with socket.create_server(('127.0.0.1', 0)) as silent:
             address = f'http://127.0.0.1:{silent.getsockname()[1]}/swin.pth'
@@ -529,15 +527,15 @@ class TestDownloads:
                 load(backbone, address)
         assert cached(tmp_path) == []
 
-    def test_a_server_that_falls_silent_in_the_midst(self, server, source, backbone, monkeypatch):
+    def test_a_response_that_stalls_is_resumed(self, server, source, backbone, monkeypatch):
         monkeypatch.setattr(fetch, '_TIMEOUT', 1)
         server.silences = 1
         write_file(server.folder / 'swin.pth', source.state_dict())
         load(backbone, f'{server.address}/swin.pth')
-        assert arrived(backbone, source)
-        assert [asked is None for asked in server.ranges] == [True, False]
+        assert equal_weights(backbone, source)
+        assert [range_header is None for range_header in server.ranges] == [True, False]
 
-    def test_a_hash_finds_what_no_length_tells(self, server, tmp_path, source, backbone):
+    def test_a_hash_detects_truncation_without_a_content_length(self, server, tmp_path, source, backbone):
         server.announces_length = False
         server.hang_ups = 2
         path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
@@ -548,13 +546,13 @@ class TestDownloads:
                 load(backbone, address)
             assert cached(tmp_path) == []
         load(backbone, f'{server.address}/{path.name}#sha384={digest}')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
         with pytest.raises(CheckpointError, match=f'must have the sha256 digest {"0" * 64}, but has'):
             load(backbone, f'{server.address}/{path.name}#sha256={"0" * 64}')
         with pytest.raises(CheckpointError, match='the part after # must be sha256=DIGEST'):
             load(backbone, f'{server.address}/{path.name}#md5=0')
 
-    def test_what_others_left_in_the_cache_damaged_is_named(self, server, tmp_path, source, backbone):
+    def test_a_damaged_file_in_the_cache_is_reported(self, server, tmp_path, source, backbone):
         damaged = tmp_path / 'cache/hub/checkpoints/swin.pth'
         damaged.parent.mkdir(parents=True)
         content = write_file(server.folder / 'swin.pth', source.state_dict()).read_bytes()
@@ -564,7 +562,7 @@ class TestDownloads:
         damaged.unlink()
         load(backbone, f'{server.address}/swin.pth')
 
-    def test_a_killed_download_leaves_nothing_to_the_next(self, server, tmp_path, source, backbone):
+    def test_a_download_removes_the_leftover_of_a_killed_one(self, server, tmp_path, source, backbone):
         write_file(server.folder / 'swin.pth', source.state_dict())
         leftover = tmp_path / 'cache/hub/checkpoints/.0123abcd-swin.pth'
         leftover.parent.mkdir(parents=True)
@@ -588,7 +586,7 @@ class TestDownloads:
     def test_secrets_stay_out_of_files_and_messages(self, server, tmp_path, source, backbone, capsys):
         write_file(server.folder / 'swin.pth', source.state_dict())
         report = load(backbone, f'{server.address}/swin.pth?download=true&X-Amz-Signature=SECRET')
-        load(backbone, f'{server.address}/swin.pth?token=SECRET')  # the same file, asked for in another way
+        load(backbone, f'{server.address}/swin.pth?token=SECRET')  # the same file by another address
         load(backbone, f'{server.address}/swin.pth')
         assert len(server.ranges) == 1
         shutil.copy(server.folder / 'swin.pth', server.folder / 'private.pth')
@@ -597,19 +595,19 @@ class TestDownloads:
         assert server.authorization == f'Basic {base64.b64encode(b"me:SECRET").decode()}'
         with pytest.raises(CheckpointError, match='cannot be fetched') as raised:
             load(backbone, f'{private}/other.pth?token=SECRET')
-        said = f'{report}{raised.value}{capsys.readouterr()}'
-        kept = ''.join(p.read_text() for p in tmp_path.glob('cache/hub/checkpoints/*.origin'))
-        assert 'SECRET' not in said + kept
-        assert server.address in kept
+        messages = f'{report}{raised.value}{capsys.readouterr()}'
+        origins = ''.join(p.read_text() for p in tmp_path.glob('cache/hub/checkpoints/*.origin'))
+        assert 'SECRET' not in messages + origins
+        assert server.address in origins
 
-    def test_what_else_a_query_asks_for_makes_another_file(self, server, source, backbone):
+    def test_other_query_parameters_mean_another_file(self, server, source, backbone):
         write_file(server.folder / 'swin.pth', source.state_dict())
         load(backbone, f'{server.address}/swin.pth?version=1')
         load(backbone, f'{server.address}/swin.pth?version=1&download=1')
         with pytest.raises(CheckpointError, match='is another file with that name'):
             load(backbone, f'{server.address}/swin.pth?version=2')
 
-    def test_a_full_disk_is_said(self, server, tmp_path, source, backbone):
+    def test_a_full_disk_is_reported(self, server, tmp_path, source, backbone):
         disk = tmp_path / 'cache/hub/checkpoints'
         disk.mkdir(parents=True)
         write_file(server.folder / 'swin.pth', source.state_dict())
@@ -625,30 +623,30 @@ def _fetch_or_fail(address):
 
 
 class Hub(types.ModuleType):
-    """Stands in for huggingface_hub, with a folder for each repository.
+    """Stand-in for huggingface_hub, with a folder for each repository.
 
     Attributes:
-        asked: (repository, file, revision) of each request.
-        is_reachable: whether a file that is not there is known not to be.
-        tried: how often it was looked for out of reach, which takes long.
-        later: where files lie after the first index, as if the repository had changed.
+        requests: (repository, file, revision) of each request.
+        is_reachable: whether the hub can be reached, so that a missing file is known not to exist.
+        attempts: number of requests to the unreachable hub, each of which is slow.
+        later: folder of the files once the PyTorch index was requested, as if the repository had changed; or None.
     """
 
     def __init__(self, folder):
         super().__init__('huggingface_hub')
         self.folder = folder
-        self.asked = []
+        self.requests = []
         self.is_reachable = True
-        self.tried = 0
+        self.attempts = 0
         self.later = None
         self.errors = types.ModuleType('huggingface_hub.errors')
         self.errors.EntryNotFoundError = type('EntryNotFoundError', (Exception,), {})
         self.errors.LocalEntryNotFoundError = type('LocalEntryNotFoundError', (self.errors.EntryNotFoundError,), {})
 
     def hf_hub_download(self, repository, file, revision=None, local_files_only=False):
-        self.tried += not (self.is_reachable or local_files_only)
-        has_changed = self.later is not None and any(name.endswith('.json') for _, name, _ in self.asked[2:])
-        self.asked.append((repository, file, revision))
+        self.attempts += not (self.is_reachable or local_files_only)
+        has_changed = self.later is not None and any(name.endswith('.json') for _, name, _ in self.requests[2:])
+        self.requests.append((repository, file, revision))
         path = (self.later if has_changed else self.folder / repository) / file
         if path.exists():
             return str(path)
@@ -671,12 +669,12 @@ class TestAddresses:
     def test_http_downloads_once_to_the_cache_of_torch_hub(self, server, tmp_path, source, backbone):
         path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
         load(backbone, f'{server.address}/{path.name}?download=true')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
         assert (tmp_path / 'cache/hub/checkpoints' / path.name).exists()
         path.unlink()
         backbone.reset_parameters()
         load(backbone, f'{server.address}/{path.name}?download=true')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
         with pytest.raises(CheckpointError, match='is another file with that name'):
             load(backbone, f'{server.address}/elsewhere/{path.name}')
 
@@ -693,21 +691,21 @@ class TestAddresses:
     def test_file(self, tmp_path, source, backbone):
         path = write_file(tmp_path / 'a b.pth', source.state_dict())
         load(backbone, path.as_uri())
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
 
     @needs('safetensors')
     def test_hugging_face(self, tmp_path, source, backbone, hub, monkeypatch):
         write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
         load(backbone, 'hf://me/swin')
-        assert arrived(backbone, source)
-        assert hub.asked == [
+        assert equal_weights(backbone, source)
+        assert hub.requests == [
             ('me/swin', name, None)
             for name in ('model.safetensors', 'model.safetensors.index.json', 'pytorch_model.bin')
         ]
         (tmp_path / 'me/swin/sub').mkdir()
         write_file(tmp_path / 'me/swin/sub/a.safetensors', source.state_dict())
         load(backbone, 'hf://me/swin@v2/sub/a.safetensors')
-        assert hub.asked[-1] == ('me/swin', 'sub/a.safetensors', 'v2')
+        assert hub.requests[-1] == ('me/swin', 'sub/a.safetensors', 'v2')
         (tmp_path / 'me/swin/pytorch_model.bin').unlink()
         with pytest.raises(CheckpointError, match=r'hf://me/swin: .* no file .*model\.safetensors or .*pytorch_model'):
             load(backbone, 'hf://me/swin')
@@ -719,44 +717,44 @@ class TestAddresses:
 
     @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
     @pytest.mark.parametrize('by_index', [False, True])
-    def test_several_files_of_hugging_face(self, tmp_path, source, backbone, hub, name, by_index):
+    def test_a_sharded_checkpoint_of_hugging_face(self, tmp_path, source, backbone, hub, name, by_index):
         index = write_shards(tmp_path / 'me/swin', source.state_dict(), name)
         load(backbone, f'hf://me/swin@v2/{index.name}' if by_index else 'hf://me/swin@v2')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
         shards = sorted(path.name for path in index.parent.glob('*-of-*'))
-        assert hub.asked[-3:] == [('me/swin', shard, 'v2') for shard in shards]
+        assert hub.requests[-3:] == [('me/swin', shard, 'v2') for shard in shards]
 
-    def test_several_files_in_a_folder_of_hugging_face(self, tmp_path, source, backbone, hub):
+    def test_a_sharded_checkpoint_in_a_folder_of_hugging_face(self, tmp_path, source, backbone, hub):
         (tmp_path / 'me/swin/sub').mkdir()
         index = write_shards(tmp_path / 'me/swin/sub', source.state_dict(), 'pytorch_model.bin')
         load(backbone, f'hf://me/swin/sub/{index.name}')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
 
     @pytest.mark.parametrize(
         ('damage', 'message'),
         [
             (lambda index: min(index.parent.glob('*-00002-*')).unlink(), 'cannot be fetched: .*-00002-of-00003.bin'),
-            (lambda index: with_places(index, lambda place: '../' + place), 'which is not a shard in the same folder'),
+            (lambda index: edit_index(index, lambda shard: '../' + shard), 'which is not a shard in the same folder'),
             (lambda index: index.write_text('{}'), 'is not an index'),
         ],
     )
-    def test_several_files_of_hugging_face_that_are_not_whole(self, tmp_path, source, backbone, hub, damage, message):
+    def test_an_incomplete_sharded_checkpoint_of_hugging_face(self, tmp_path, source, backbone, hub, damage, message):
         damage(write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin'))
         with pytest.raises(CheckpointError, match=message):
             load(backbone, 'hf://me/swin')
-        assert not any('..' in name for _, name, _ in hub.asked)
+        assert not any('..' in name for _, name, _ in hub.requests)
 
-    def test_hugging_face_out_of_reach(self, tmp_path, source, backbone, hub):
-        """What is in the cache loads; of what is not, no error says that the repository has no such file."""
+    def test_hugging_face_without_a_connection(self, tmp_path, source, backbone, hub):
+        """Cached files load. The error for other files does not claim that they are missing in the repository."""
         hub.is_reachable = False
         with pytest.raises(CheckpointError, match=r'hf://me/swin cannot be fetched: check your connection'):
             load(backbone, 'hf://me/swin')
-        assert hub.tried == 1
+        assert hub.attempts == 1
         write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
         load(backbone, 'hf://me/swin')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
 
-    def test_a_repository_of_hugging_face_that_changes_in_between(self, tmp_path, source, backbone, hub):
+    def test_a_repository_that_changes_during_the_download(self, tmp_path, source, backbone, hub):
         write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
         shutil.copytree(tmp_path / 'me/swin', tmp_path / 'later')
         hub.later = tmp_path / 'later'
@@ -764,13 +762,13 @@ class TestAddresses:
             load(backbone, 'hf://me/swin')
 
     @needs('fsspec')
-    def test_others_go_through_fsspec(self, tmp_path, source, backbone, monkeypatch):
+    def test_other_addresses_go_through_fsspec(self, tmp_path, source, backbone, monkeypatch):
         import fsspec
 
         path = write_file(tmp_path / 'a.pth', source.state_dict())
         fsspec.filesystem('memory').pipe_file('/bucket/swin.pth', path.read_bytes())
         load(backbone, f'memory://bucket/swin.pth#sha256={digest_of(path)}')
-        assert arrived(backbone, source)
+        assert equal_weights(backbone, source)
         for address, message in (
             ('memory://bucket/swin.pth#sha256=00', 'must have the sha256 digest 00'),
             ('memory://user:secret@bucket/none.pth', 'memory://bucket/none.pth cannot be fetched'),

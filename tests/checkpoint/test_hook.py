@@ -1,4 +1,4 @@
-"""``load_state_dict`` of the backbone, and of models around it, with checkpoints of others."""
+"""``load_state_dict`` of the backbone, and of models that contain it, with checkpoints of other code bases."""
 
 import copy
 import io
@@ -26,13 +26,13 @@ class Detector(nn.Module):
         self.head = randomize(nn.Linear(2, 2), seed)
 
 
-def same(ours, theirs):
+def equal_weights(ours, theirs):
     theirs = theirs.state_dict()
     return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
 
 
 def frameworks_checkpoint(detector):
-    """Return what mmdet would save for the same weights."""
+    """Return the state dict that mmdet saves for the same weights."""
     state = {f'backbone.{k}': v for k, v in export_state_dict(detector.backbone, 'mmdet').items()}
     return state | {f'head.{k}': v for k, v in detector.head.state_dict().items()}
 
@@ -49,13 +49,13 @@ LOADERS = [strictly, by_mmengine, lambda model, state: model.load_state_dict(sta
 
 
 @pytest.mark.parametrize('load', LOADERS)
-def test_a_whole_model_takes_the_frameworks_checkpoint(load):
+def test_a_whole_model_loads_the_frameworks_checkpoint(load):
     source, model = Detector(1), Detector(2)
     checkpoint = frameworks_checkpoint(source)
     before = dict(checkpoint)
     load(model, checkpoint)
-    assert same(model, source)
-    assert list(checkpoint) == list(before)  # the caller's dict is left alone
+    assert equal_weights(model, source)
+    assert list(checkpoint) == list(before)  # the caller's dict is not changed
 
 
 @pytest.mark.parametrize('load', LOADERS)
@@ -71,30 +71,30 @@ def test_a_whole_model_takes_the_frameworks_checkpoint(load):
     ],
     ids=['head only', 'bare backbone', 'classifier', 'missing', 'renamed', 'reshaped'],
 )
-def test_a_backbone_that_does_not_arrive_raises_and_keeps_its_weights(load, damage):
+def test_a_backbone_that_does_not_load_raises_and_keeps_its_weights(load, damage):
     model = Detector(2)
     before = copy.deepcopy(model.backbone)
     with pytest.raises(CheckpointError):
         load(model, damage(frameworks_checkpoint(Detector(1))))
-    assert same(model.backbone, before)
+    assert equal_weights(model.backbone, before)
 
 
-def test_the_error_of_a_bare_backbone_says_what_to_do():
+def test_the_error_for_a_bare_backbone_suggests_a_fix():
     with pytest.raises(CheckpointError, match=r"no key begins with 'backbone\.'.*init_cfg=.*allow_partial_loading"):
         Detector().load_state_dict(SwinBackbone(**ARCH).state_dict(), strict=False)
     with pytest.raises(CheckpointError, match='the state dict is empty'):
         SwinBackbone(**ARCH).load_state_dict({})
 
 
-def test_a_whole_checkpoint_goes_into_the_backbone_too():
+def test_the_backbone_loads_a_whole_checkpoint_too():
     source, backbone = Detector(1), SwinBackbone(**ARCH)
     result = backbone.load_state_dict({'state_dict': frameworks_checkpoint(source), 'meta': {'epoch': 1}})
-    assert same(backbone, source.backbone)
+    assert equal_weights(backbone, source.backbone)
     assert not result.missing_keys
     assert not result.unexpected_keys
 
 
-def test_new_output_norms_of_a_classifier_keep_their_values(caplog):
+def test_output_norms_that_a_classifier_lacks_keep_their_values(caplog):
     source, backbone = randomize(SwinBackbone(**ARCH), 1), randomize(SwinBackbone(**ARCH), 2)
     norm = backbone.norm3.weight.clone()
     classifier = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith('norm')}
@@ -120,11 +120,11 @@ class TestPartialLoading:
         head = {f'head.{k}': v for k, v in source.head.state_dict().items()}
         with allow_partial_loading():
             missing, unexpected = model.load_state_dict(head, strict=False)
-        assert same(model.head, source.head)
-        assert same(model.backbone, before)
+        assert equal_weights(model.head, source.head)
+        assert equal_weights(model.backbone, before)
         assert len(missing) == len(before.state_dict())
         assert not unexpected
-        with pytest.raises(CheckpointError):  # only inside
+        with pytest.raises(CheckpointError):  # outside the context manager
             model.load_state_dict(head, strict=False)
 
     def test_part_of_a_foreign_backbone_is_converted(self):
@@ -132,13 +132,13 @@ class TestPartialLoading:
         half = {k: v for k, v in frameworks_checkpoint(source).items() if 'stages.0' in k}
         with allow_partial_loading():
             result = model.load_state_dict(half, strict=False)
-        assert same(model.backbone.stages[0], source.backbone.stages[0])
-        assert not same(model.backbone.stages[1], source.backbone.stages[1])
+        assert equal_weights(model.backbone.stages[0], source.backbone.stages[0])
+        assert not equal_weights(model.backbone.stages[1], source.backbone.stages[1])
         assert 'backbone.stages.1.blocks.0.norm1.weight' in result.missing_keys
 
 
 class LoRA(nn.Module):
-    """A linear layer and a product of two thin ones, as PEFT and others wrap a layer."""
+    """A linear layer plus a low-rank product, as PEFT wraps a layer."""
 
     def __init__(self, layer, rank=2):
         super().__init__()
@@ -159,24 +159,24 @@ def with_lora(model):
 
 
 def with_adapters(model):
-    """Add parameters, a norm with buffers among them, without wrapping anything."""
+    """Add parameters and a norm with buffers, without wrapping a module."""
     model.backbone.adapter = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     for stage in model.backbone.stages:
         stage.adapter = nn.Linear(8, 8)
     return model
 
 
-def added(model):
+def additions(model):
     plain = Detector().state_dict()
     return {name: tensor for name, tensor in model.state_dict().items() if name not in plain and 'base_' not in name}
 
 
 @pytest.mark.parametrize('add', [with_lora, with_adapters])
-class TestBackboneWithMore:
+class TestBackboneWithAdditions:
     def test_its_additions_alone_load(self, add):
         source, model = add(Detector(1)), add(Detector(2))
         kept = model.backbone.stages[1].blocks[0].norm1.weight.clone()
-        expected = added(source)
+        expected = additions(source)
         result = model.load_state_dict(expected, strict=False)
         assert len(expected) > 5
         assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in expected.items())
@@ -186,16 +186,16 @@ class TestBackboneWithMore:
     def test_its_own_state_loads(self, add):
         source, model = add(Detector(1)), add(Detector(2))
         model.load_state_dict(source.state_dict())
-        assert same(model, source)
+        assert equal_weights(model, source)
         backbone = add(Detector(3)).backbone
         report = load_checkpoint(backbone, source.state_dict(), log=None)
-        assert same(backbone, source.backbone)
+        assert equal_weights(backbone, source.backbone)
         assert not report.missing
 
     @pytest.mark.parametrize('load', LOADERS)
-    def test_a_plain_checkpoint_loads_and_the_rest_is_new(self, add, load, caplog):
+    def test_a_plain_checkpoint_loads_and_the_additions_are_new(self, add, load, caplog):
         source, model = Detector(1), add(Detector(2))
-        before = copy.deepcopy(added(model))
+        before = copy.deepcopy(additions(model))
         with caplog.at_level(logging.INFO, 'swin_dense'):
             if load is strictly:
                 model.backbone.load_state_dict(export_state_dict(source.backbone, 'timm'))
@@ -206,7 +206,7 @@ class TestBackboneWithMore:
         loaded = {name.replace('base_layer.', ''): tensor for name, tensor in model.backbone.state_dict().items()}
         assert all(torch.equal(loaded[name], tensor) for name, tensor in source.backbone.state_dict().items())
 
-    def test_what_is_missing_still_raises_and_nothing_wrong_is_advised(self, add):
+    def test_missing_weights_still_raise_without_wrong_advice(self, add):
         state = {k: v for k, v in frameworks_checkpoint(Detector(1)).items() if 'stages.1.blocks.0.norm2' not in k}
         model = add(Detector(2))
         before = copy.deepcopy(model.state_dict())
@@ -217,14 +217,14 @@ class TestBackboneWithMore:
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_wrapper_of_whole_modules_is_seen_through():
+def test_weights_load_into_wrapped_modules():
     source, model = Detector(1), Detector(2)
     model.backbone.stages[0].blocks[1] = nn.Sequential(model.backbone.stages[0].blocks[1])
     model.load_state_dict(frameworks_checkpoint(source), strict=False)
-    assert same(model.backbone.stages[0].blocks[1][0], source.backbone.stages[0].blocks[1])
+    assert equal_weights(model.backbone.stages[0].blocks[1][0], source.backbone.stages[0].blocks[1])
 
 
-def test_what_cannot_be_told_from_its_wrapper_raises():
+def test_an_ambiguous_wrapper_raises():
     model = Detector(2)
     model.backbone.norm1 = nn.ModuleDict(
         {'original': model.backbone.norm1, 'copy': copy.deepcopy(model.backbone.norm1)}
@@ -240,8 +240,8 @@ def test_a_file_with_fewer_outputs_loads(load, caplog):
     with caplog.at_level(logging.INFO, 'swin_dense'):
         load(model, frameworks_checkpoint(source))
     assert 'new, as the checkpoint cannot have them: norm0.weight, norm0.bias' in caplog.text
-    assert same(model.backbone.norm0, norm)
-    assert same(model.backbone.norm1, source.backbone.norm1)
+    assert equal_weights(model.backbone.norm0, norm)
+    assert equal_weights(model.backbone.norm1, source.backbone.norm1)
 
 
 class TestCopies:
@@ -256,15 +256,15 @@ class TestCopies:
             torch.load(buffer, weights_only=False),
         ):
             copied.load_state_dict(frameworks_checkpoint(source))
-            assert same(copied, source)
-            assert not same(model, source)
+            assert equal_weights(copied, source)
+            assert not equal_weights(model, source)
 
     def test_on_the_meta_device_tensors_are_assigned(self):
         source = Detector(1)
         with torch.device('meta'):
             model = Detector(2)
         model.load_state_dict(frameworks_checkpoint(source), assign=True)
-        assert same(model, source)
+        assert equal_weights(model, source)
 
 
 @pytest.fixture(scope='module')
@@ -284,18 +284,18 @@ class TestWrappers:
     def test_data_parallel(self, one_process_group):
         source, model = Detector(1), nn.parallel.DistributedDataParallel(Detector(2))
         model.load_state_dict({f'module.{k}': v for k, v in frameworks_checkpoint(source).items()})
-        assert same(model.module, source)
+        assert equal_weights(model.module, source)
         mmengine_checkpoint.load_state_dict(model, frameworks_checkpoint(Detector(3)))
-        assert same(model.module, Detector(3))
+        assert equal_weights(model.module, Detector(3))
         wrapped = nn.DataParallel(model.module.backbone)
         load_checkpoint(wrapped, export_state_dict(source.backbone, 'timm'), log=None)
-        assert same(wrapped.module, source.backbone)
+        assert equal_weights(wrapped.module, source.backbone)
 
     def test_compiled_modules(self):
         source, backbone = randomize(SwinBackbone(**ARCH), 1), randomize(SwinBackbone(**ARCH), 2)
         compiled = torch.compile(backbone)
         load_checkpoint(compiled, export_state_dict(source, 'torchvision'), log=None)
-        assert same(backbone, source)
+        assert equal_weights(backbone, source)
         backbone.reset_parameters()
         backbone.stages[0] = torch.compile(backbone.stages[0])
         backbone.load_state_dict(export_state_dict(source, 'mmdet'))
@@ -305,7 +305,7 @@ class TestWrappers:
         )
         exported = export_state_dict(backbone, 'mmdet')
         assert {key for key in exported if not key.endswith('_index')} == source.state_dict().keys()
-        source.load_state_dict(backbone.state_dict())  # with the names of the wrapper
+        source.load_state_dict(backbone.state_dict())  # names include the wrapper's
 
     @pytest.mark.filterwarnings('ignore')
     @needs_cpu_streams
@@ -331,7 +331,7 @@ class TestWrappers:
             assert all(torch.equal(loaded[name], tensor) for name, tensor in source.state_dict().items())
 
     @needs_fully_shard
-    def test_fully_sharded_by_tensors(self, one_process_group):
+    def test_fully_shard(self, one_process_group):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
         from torch.distributed.fsdp import fully_shard
 

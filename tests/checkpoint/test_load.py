@@ -1,4 +1,4 @@
-"""Loading and exporting backbones; mmdet's and mmseg's own are the oracle."""
+"""Loading and exporting backbones, with those of mmdet and mmseg as references."""
 
 import copy
 import logging
@@ -35,7 +35,7 @@ def load(backbone, source, **options):
 
 
 def official_classifier(backbone, classes=10):
-    """Return what the official classification code saves for the weights of a backbone."""
+    """Return the checkpoint that the official classification code saves for a backbone's weights."""
     channels = backbone.arch.channels[-1]
     state = {k: v for k, v in export_state_dict(backbone, 'official').items() if not k.startswith('norm')}
     for name in list(state):
@@ -84,7 +84,7 @@ def test_frameworks_give_the_same_outputs(framework, options):
     'options', [{}, {'use_abs_pos_embed': True, 'pretrain_img_size': (36, 52), 'patch_norm': False}]
 )
 def test_state_dicts_are_those_of_the_frameworks(framework, options):
-    """Equal names, shapes and order, but for the index that theirs keep in buffers."""
+    """Names, shapes and order are equal, except for the index buffers of the frameworks."""
     backbone, peer = build(**options), build_peer(framework, **options)
     assert [(name, x.shape) for name, x in backbone.named_parameters()] == [
         (name, x.shape) for name, x in peer.named_parameters()
@@ -99,11 +99,11 @@ def test_state_dicts_are_those_of_the_frameworks(framework, options):
 
 
 def test_files_of_our_version_0_1_load_as_official():
-    """Its names, its order of patch merging and its position map were those of the authors."""
+    """It had the authors' names, order of patch merging and layout of the position map."""
     source = build(1, use_abs_pos_embed=True, pretrain_img_size=32)
     state = export_state_dict(source, 'official')
     assert state['absolute_pos_embed'].shape == (1, 8, 8, 8)
-    # Four neighbours of eight channels: neighbour by neighbour there, channel by channel here.
+    # Four neighbours of eight channels: ordered by neighbour in the official code, by channel here.
     ours, old = source.stages[0].downsample.reduction.weight, state['layers.0.downsample.reduction.weight']
     by_place = ours.view(16, 8, 2, 2)  # (out, C, row, column)
     expected = torch.cat([by_place[:, :, row, column] for row, column in [(0, 0), (1, 0), (0, 1), (1, 1)]], dim=1)
@@ -115,14 +115,14 @@ def test_files_of_our_version_0_1_load_as_official():
 
 
 @pytest.mark.parametrize('framework', FRAMEWORKS)
-def test_frameworks_load_what_is_exported_for_them(framework):
+def test_frameworks_load_weights_exported_for_them(framework):
     backbone, peer = build(), build_peer(framework)
     peer.load_state_dict(export_state_dict(backbone, framework))  # strict, buffers included
     same_outputs(peer, backbone)
 
 
-def test_absolute_position_of_frameworks_arrives():
-    # At the pretraining size only, as off it theirs is broken.
+def test_absolute_positions_of_mmseg_load():
+    # Only at the pretraining size: at other sizes the position embedding of mmseg is broken.
     options = {'use_abs_pos_embed': True, 'pretrain_img_size': (36, 52)}
     backbone, peer = build(**options), build_peer('mmseg', **options)
     load(backbone, peer.state_dict())
@@ -141,7 +141,7 @@ def test_absolute_position_of_frameworks_arrives():
         (lambda state: {f'_orig_mod.{k}': v for k, v in state.items()}, ''),
     ],
 )
-def test_the_backbone_is_found_wherever_it_is(wrap, prefix):
+def test_the_backbone_is_found_under_any_prefix(wrap, prefix):
     backbone, peer = build(), build_peer('mmdet')
     checkpoint = wrap(peer.state_dict())
     checkpoint['roi_head.bbox_head.fc_cls.weight'] = torch.zeros(3, 3)
@@ -151,7 +151,7 @@ def test_the_backbone_is_found_wherever_it_is(wrap, prefix):
     same_outputs(backbone, peer)
 
 
-def test_official_classifier_leaves_output_norms_new():
+def test_output_norms_are_new_for_an_official_classifier():
     source, backbone = build(1), build(2)
     fresh = {name: tensor.clone() for name, tensor in backbone.state_dict().items() if name.startswith('norm')}
     checkpoint = official_classifier(source)
@@ -179,7 +179,7 @@ def test_final_norm_on_request():
     raises_and_keeps(build(out_indices=(0, 1)), checkpoint, 'does not return', final_norm=True)
 
 
-def test_moby_takes_the_encoder_and_simmim_drops_the_decoder():
+def test_of_moby_and_simmim_only_the_encoder_loads():
     source = build(1)
     classifier = {k: v for k, v in official_classifier(source)['model'].items() if not k.startswith('head')}
     other = official_classifier(build(3))['model']
@@ -205,7 +205,7 @@ def test_moby_takes_the_encoder_and_simmim_drops_the_decoder():
         assert not report.unexpected
 
 
-def test_a_running_average_is_taken_on_request_only():
+def test_a_running_average_loads_only_on_request():
     weights, average, backbone = build(1), build(2), build(3)
     checkpoint = {
         'state_dict': weights.state_dict(),
@@ -227,13 +227,13 @@ def test_mmengine_saves_the_average_as_the_weights():
         'state_dict': weights.state_dict(),
         'ema_state_dict': {'steps': torch.tensor(3), **{f'module.{k}': v for k, v in average.state_dict().items()}},
     }
-    EMAHook()._swap_ema_state_dict(checkpoint)  # what it does before it saves
+    EMAHook()._swap_ema_state_dict(checkpoint)  # as before each save
     for ema in (True, False):
         load(backbone, checkpoint, ema=ema)
         same_weights(backbone, average)
 
 
-def test_of_several_backbones_one_must_be_chosen():
+def test_with_several_backbones_a_prefix_is_required():
     student, teacher, backbone = build(1), build(2), build(3)
     checkpoint = {f'student.backbone.{k}': v for k, v in student.state_dict().items()}
     checkpoint |= {f'teacher.backbone.{k}': v for k, v in teacher.state_dict().items()}
@@ -261,7 +261,7 @@ def test_load_after_export_is_the_identity(family, options):
     assert not report.resized
     for name, tensor in backbone.state_dict().items():
         assert torch.equal(tensor, source.state_dict()[name]), name
-    # What is exported does not change with the model.
+    # The exported tensors are copies.
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.zero_()
@@ -300,7 +300,7 @@ class TestCauses:
             ({'patch_norm': False}, {'qkv_bias': True}),
         ],
     )
-    def test_no_other_option_is_blamed(self, model, file):
+    def test_only_the_wrong_option_is_advised(self, model, file):
         backbone = build(**model)
         with pytest.raises(CheckpointError) as raised:
             load(backbone, build(**file).state_dict())
@@ -308,7 +308,7 @@ class TestCauses:
         assert len(advice) == 1
         assert f'build the model with {next(iter(model))}=True' in advice[0]
 
-    def test_a_part_that_was_replaced_blames_no_option(self):
+    def test_no_option_is_advised_for_a_replaced_module(self):
         backbone = build()
         for stage in backbone.stages:
             for block in stage.blocks:
@@ -358,12 +358,12 @@ class TestCauses:
         integers = {name: tensor.long() for name, tensor in build().state_dict().items()}
         raises_and_keeps(build(), integers, 'torch.int64 in the checkpoint')
         with torch.device('meta'):
-            raises = SwinBackbone(**ARCH)
+            on_meta = SwinBackbone(**ARCH)
         with pytest.raises(CheckpointError, match='meta device'):
-            load(raises, build().state_dict())
+            load(on_meta, build().state_dict())
 
 
-def test_partial_loading_keeps_what_does_not_arrive():
+def test_partial_loading_keeps_parameters_that_do_not_load():
     source, backbone = build(1), build(2)
     kept = backbone.stages[3].blocks[0].norm1.weight.clone()
     state = source.state_dict()
@@ -399,7 +399,7 @@ def test_the_report_is_logged(capsys, caplog):
 
 
 @pytest.mark.parametrize('change', [{'window_size': 5}, {'in_channels': 1}])
-def test_what_was_resized_is_a_warning(caplog, change):
+def test_resizing_is_logged_as_a_warning(caplog, change):
     with caplog.at_level(logging.INFO, 'swin_dense'):
         load_checkpoint(build(), build(1).state_dict())
         load_checkpoint(build(**change), build(1).state_dict())
@@ -408,7 +408,7 @@ def test_what_was_resized_is_a_warning(caplog, change):
     assert 'resized' in caplog.text
 
 
-def test_the_report_of_a_classifier_says_what_makes_the_difference():
+def test_the_report_of_a_classifier_suggests_clamp_window():
     checkpoint = official_classifier(build(1))
     assert 'clamp_window=True' in str(load(build(), checkpoint))
     assert 'clamp_window' not in str(load(build(clamp_window=True), checkpoint))
@@ -418,13 +418,13 @@ def test_the_report_of_a_classifier_says_what_makes_the_difference():
 class TestCreateBackbone:
     @pytest.fixture
     def source(self):
-        # Heads of other sizes than usual, and a window that buffers alone tell.
+        # Unusual head dimensions, and a window that only the index buffers determine.
         options = {'mlp_ratio': 2.0, 'qkv_bias': False, 'use_abs_pos_embed': True, 'pretrain_img_size': 32}
         shape = {'window_size': (5, 3), 'in_channels': 2, 'patch_size': 2, 'out_indices': (1, 2, 3)}
         return build(1, **options, **shape, num_heads=(1, 1, 4, 8))
 
     @pytest.mark.parametrize('arguments', [(), (None,)])
-    def test_it_builds_what_the_file_holds(self, tmp_path, source, arguments):
+    def test_options_are_inferred_from_the_file(self, tmp_path, source, arguments):
         torch.save({'state_dict': export_state_dict(source, 'mmseg')}, tmp_path / 'swin.pth')
         made = create_backbone(*arguments, checkpoint=tmp_path / 'swin.pth').double()
         assert not made.training
@@ -433,7 +433,7 @@ class TestCreateBackbone:
         for a, b in zip(made(image), source(image), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
-    def test_what_is_given_counts(self, caplog):
+    def test_given_options_override_inferred_ones(self, caplog):
         state = build(1, window_size=5).state_dict()
         made = create_backbone('swin_t', state, **{key: ARCH[key] for key in ('embed_dims', 'depths', 'num_heads')})
         assert made.window_size == (5, 5)
@@ -449,7 +449,7 @@ class TestCreateBackbone:
         state = {name: torch.zeros(tensor.shape) for name, tensor in shapes.items()}
         assert create_backbone('swin_b', state).window_size == (12, 12)
 
-    def test_v2_comes_with_the_windows_that_it_was_trained_with(self):
+    def test_v2_gets_its_pretrained_window_sizes(self):
         source = randomize(SwinV2Backbone(**{**ARCH, 'window_size': 8}, pretrained_window_size=(4, 4, 4, 2)), 1)
         made = create_backbone(checkpoint=export_state_dict(source, 'official'))
         assert (type(made), made.window_size, made.pretrained_window_size) == (SwinV2Backbone, (8, 8), (4, 4, 4, 2))
@@ -460,7 +460,7 @@ class TestCreateBackbone:
         with pytest.raises(CheckpointError, match='It is a Swin V2'):
             create_backbone('swin_t', source.state_dict())
 
-    def test_a_position_that_tells_no_sides_is_asked_for(self):
+    def test_flat_positions_of_a_non_square_grid_need_pretrain_img_size(self):
         source = build(1, use_abs_pos_embed=True, pretrain_img_size=(32, 48))
         with pytest.raises(CheckpointError, match='height and width of its 96 absolute positions'):
             create_backbone(checkpoint=source.state_dict())
@@ -468,7 +468,7 @@ class TestCreateBackbone:
         same_outputs(made, source.float().double())
         assert create_backbone(checkpoint=export_state_dict(source, 'official')).position_grid == (8, 12)
 
-    def test_without_either_it_says_what_to_write(self):
+    def test_an_architecture_or_a_checkpoint_is_required(self):
         with pytest.raises(TypeError, match=r"create_backbone\('swin_t'\), or a checkpoint"):
             create_backbone()
 
@@ -480,7 +480,7 @@ class TestCreateBackbone:
             ('swinv2_base_window16_256', r"'swinv2_b' with window_size=16"),
         ],
     )
-    def test_names_of_timm_and_the_authors_are_answered(self, name, advice):
+    def test_names_of_timm_and_the_authors_are_explained(self, name, advice):
         with pytest.raises(ValueError, match=advice):
             create_backbone(name)
 
@@ -497,14 +497,14 @@ class TestCreateBackbone:
 class TestClassifier:
     @pytest.fixture
     def state(self):
-        """What the authors' code would save."""
+        """A checkpoint as the authors' code saves it."""
         return official_classifier(build(1))
 
     @pytest.fixture
     def classifier(self):
         return randomize(SwinClassifier(num_classes=10, **ARCH).double().eval(), 2)
 
-    def test_it_loads_whole(self, state, classifier):
+    def test_backbone_final_norm_and_head_load(self, state, classifier):
         report = load(classifier, state)
         assert (report.missing, report.unexpected, report.resized) == ([], [], {})
         assert {'head.weight', 'norm3.bias', 'stages.0.blocks.0.norm1.weight'} <= set(report.loaded)
@@ -529,7 +529,7 @@ class TestClassifier:
         assert torch.equal(classifier.backbone.norm3.bias, other['model']['norm.bias'].double())
 
     @pytest.mark.parametrize('absent', ['head', 'norm.'])
-    def test_what_is_no_whole_classifier(self, state, classifier, absent):
+    def test_an_incomplete_classifier(self, state, classifier, absent):
         part = {key: x for key, x in state['model'].items() if not key.startswith(absent)}
         raises_and_keeps(classifier, part, 'no linear head' if absent == 'head' else r'norm3\.weight')
         report = load(classifier, part, allow_partial=True)
@@ -547,7 +547,7 @@ def test_create_backbone_takes_a_checkpoint(tmp_path):
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_a_damaged_checkpoint_loads_rightly_or_not_at_all(data):
+def test_a_damaged_checkpoint_loads_correctly_or_not_at_all(data):
     options = {'depths': (1, 1), 'num_heads': (1, 1), 'embed_dims': 4}
     source, backbone = build(1, **options), build(2, **options)
     family = data.draw(st.sampled_from(list(EXPORTED)))
@@ -580,7 +580,7 @@ def test_a_damaged_checkpoint_loads_rightly_or_not_at_all(data):
     except CheckpointError:
         expected = before
     else:
-        # An output norm without any trace in the checkpoint is one that such a checkpoint lacks.
+        # Only output norms without an entry in the checkpoint may be new.
         kept = [key for key, value in dict(items).items() if isinstance(value, torch.Tensor)]
         for stage in {int(name.partition('.')[0].removeprefix('norm')) for name in report.new}:
             stems = (f'norm{stage}', f'hidden_states_norms.stage{stage + 1}')
@@ -589,8 +589,8 @@ def test_a_damaged_checkpoint_loads_rightly_or_not_at_all(data):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in backbone.state_dict().items())
 
 
-def test_a_part_of_a_parameter_in_integers_is_no_weight():
-    """Joined with its neighbours it would become one."""
+def test_an_integer_part_of_a_parameter_is_refused():
+    """Concatenated with the other parts, which are floats, it would become a float tensor."""
     state = export_state_dict(build(1), 'transformers')
     key = next(key for key in state if 'query.weight' in key or 'q_proj.weight' in key)
     with pytest.raises(CheckpointError):

@@ -1,4 +1,4 @@
-"""Fitting tables, positions and image channels; brute force and SciPy's surface fitting are the oracles."""
+"""Resizing tables, positions and image channels, compared with brute force and SciPy's surface fitting."""
 
 import math
 
@@ -18,7 +18,7 @@ TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
 
 
 def cubic_convolution(values, size):
-    """Resample along the first axis, sample by sample: Keys' kernel with a = -0.75, edges repeated."""
+    """Resample the first axis in a loop, with Keys' kernel for a = -0.75 and repeated edges."""
 
     def kernel(x):
         x, a = abs(x), -0.75
@@ -39,7 +39,7 @@ def bicubic(image, size):
 
 
 def geometric(table, source, target):
-    """The official way, head by head, with the surface fitting that interp2d stood for."""
+    """Resize as the official code does, head by head, with the fit that SciPy's former interp2d computed."""
     source, target = 2 * source - 1, 2 * target - 1
     low, high = 1.01, 1.5
     while high - low > 1e-6:
@@ -77,7 +77,7 @@ def test_geometric_equals_surface_fitting(source, target):
 
 
 @needs('scipy')
-def test_geometric_leaves_an_axis_of_the_same_length_alone():
+def test_geometric_keeps_an_axis_of_the_same_length():
     table = torch.randn(13 * 13, 1, dtype=torch.float64)
     resized = resize_table(table, (7, 7), (7, 12), 'geometric')
     middle = resized.reshape(13, 23)[:, 11]
@@ -86,7 +86,7 @@ def test_geometric_leaves_an_axis_of_the_same_length_alone():
 
 @pytest.mark.parametrize('method', ['bicubic', pytest.param('geometric', marks=needs('scipy'))])
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_single(method, dtype):
+def test_half_precision_is_computed_in_float32(method, dtype):
     table = torch.randn(9, 2).to(dtype)
     resized = resize_table(table, (2, 2), (4, 4), method)
     assert resized.dtype == dtype
@@ -94,7 +94,7 @@ def test_half_precision_is_computed_in_single(method, dtype):
 
 
 @pytest.mark.parametrize('window', [(7, 7), (3, 5), (5, 3), (1, 4), (1, 1)])
-def test_the_window_is_read_off_an_index_buffer(window):
+def test_the_window_is_inferred_from_an_index_buffer(window):
     height, width = window
     tokens = [(row, column) for row in range(height) for column in range(width)]
     index = torch.tensor(
@@ -106,7 +106,7 @@ def test_the_window_is_read_off_an_index_buffer(window):
 
 
 @needs('scipy')
-def test_loading_resizes_to_any_window_and_says_so():
+def test_loading_resizes_to_any_window_and_reports_it():
     source, model = SwinBackbone(**ARCH, window_size=7), SwinBackbone(**ARCH, window_size=(4, 9))
     report = load_checkpoint(model, source.state_dict(), log=None)
     assert report.resized[TABLE] == 'window 7x7 to 4x9, bicubic'
@@ -119,14 +119,14 @@ def test_loading_resizes_to_any_window_and_says_so():
         load_checkpoint(model, source.state_dict(), table_resize='nearest')
 
 
-def test_a_window_that_is_not_square_must_be_known():
+def test_a_non_square_window_must_be_given_or_inferred():
     source, model = SwinBackbone(**ARCH, window_size=(3, 5)), SwinBackbone(**ARCH, window_size=7)
     with pytest.raises(CheckpointError, match=r'pass the height and width of its window as `window_size`'):
         load_checkpoint(model, source.state_dict())
     load_checkpoint(model, source.state_dict(), window_size=(3, 5), log=None)
     expected = bicubic(source.state_dict()[TABLE].reshape(5, 9, 4).numpy(), (13, 13)).reshape(-1, 4)
     np.testing.assert_allclose(model.state_dict()[TABLE].numpy(), expected, atol=1e-6)
-    # Files of mmdet tell by their index buffers, even where the numbers of offsets agree.
+    # The index buffers in files of mmdet determine the window, even if both tables have the same length.
     turned = SwinBackbone(**ARCH, window_size=(5, 3))
     report = load_checkpoint(turned, export_state_dict(source, 'mmdet'), log=None)
     assert report.resized[TABLE] == 'window 3x5 to 5x3, bicubic'
@@ -144,7 +144,7 @@ def test_position_is_resized_from_either_layout():
         np.testing.assert_allclose(model.absolute_pos_embed.detach()[0].numpy(), expected, atol=1e-6)
 
 
-def test_a_position_map_of_as_many_tokens_but_another_side_is_resized():
+def test_a_position_map_of_another_shape_with_as_many_tokens_is_resized():
     source = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=(16, 64))
     model = SwinBackbone(**ARCH, use_abs_pos_embed=True, pretrain_img_size=(64, 16))
     report = load_checkpoint(model, export_state_dict(source, 'official'), log=None)
@@ -158,13 +158,13 @@ def test_a_grey_image_keeps_its_response(channels, policy):
     adapted = adapt_channels(weight, channels, policy)
     response = torch.nn.functional.conv2d(grey.expand(-1, 3, -1, -1), weight)
     adapted_response = torch.nn.functional.conv2d(grey.expand(-1, channels, -1, -1), adapted)
-    if policy == 'mean' or channels in (1, 6):  # 'repeat' keeps it exactly where it takes all channels equally often
+    if policy == 'mean' or channels in (1, 6):  # 'repeat' keeps it only if it repeats all channels equally often
         torch.testing.assert_close(adapted_response, response)
     expected = weight.mean(1) if policy == 'mean' or channels == 1 else weight[:, (channels - 1) % 3]
     torch.testing.assert_close(adapted[:, -1], expected * 3 / channels)
 
 
-def test_zero_adds_channels_that_change_nothing():
+def test_zero_adds_channels_without_effect():
     weight, image = torch.randn(5, 3, 4, 4), torch.randn(1, 6, 4, 4)
     adapted = adapt_channels(weight, 6, 'zero')
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""What is read from pickles, by every way in, and that nothing in them runs."""
+"""The unpickler reads weights from every file format of torch and from plain pickles, and runs no code in them."""
 
 import collections
 import io
@@ -14,7 +14,7 @@ from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 
 
 class Runs:
-    """Unpickles to the call of a function."""
+    """An object whose unpickling calls a function."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -77,7 +77,7 @@ def test_arrays(tmp_path, protocol, dtype):
     ],
     ids=['system', 'eval', 'getcwd', 'loads', 'array', 'matrix', 'load', 'module'],
 )
-def test_nothing_runs(tmp_path, monkeypatch, save, value):
+def test_no_code_runs(tmp_path, monkeypatch, save, value):
     monkeypatch.chdir(tmp_path)
     save({'a': value}, tmp_path / 'a.pth')
     with pytest.raises(RefusedError):
@@ -86,7 +86,7 @@ def test_nothing_runs(tmp_path, monkeypatch, save, value):
 
 
 @pytest.mark.parametrize('save', [save_zipped, save_legacy, save_plain])
-def test_what_stands_in_for_getattr_gets_nothing(tmp_path, save):
+def test_the_stand_in_for_getattr_returns_no_attribute(tmp_path, save):
     save({'a': Runs(getattr, collections.Counter, 'update')}, tmp_path / 'a.pth')
     assert not callable(read_pickle(tmp_path / 'a.pth')['a'])
 
@@ -94,28 +94,28 @@ def test_what_stands_in_for_getattr_gets_nothing(tmp_path, save):
 @pytest.mark.parametrize(
     ('code', 'why'),
     [
-        # The state of OrderedDict, the class: a pickle may not give it another method.
+        # Sets the state of the class OrderedDict, which could replace a method.
         (b'\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00aK\x01sb.', 'may not be changed'),
-        # Attributes of what a call returned.
+        # Sets attributes of the result of a call.
         (b'\x80\x02ctorch\ndevice\nX\x03\x00\x00\x00cpu\x85R}X\x01\x00\x00\x00aK\x01sb.', 'may not be changed'),
-        # What a call returned is called.
+        # Calls the result of a call.
         (b'\x80\x02ccollections\nOrderedDict\n)R)R.', 'may not be called'),
-        # An array of another type, whose code would fill it.
+        # Creates an array of another type, whose own code would fill it.
         (b'\x80\x02cnumpy.core.multiarray\n_reconstruct\nccollections\nOrderedDict\n\x85R.', 'an array of the type'),
-        # The older ways to make objects, and the registry of extensions.
+        # Unusual opcodes to create objects, and the extension registry.
         (b'\x80\x02(icollections\nOrderedDict\n.', 'unusual'),
         (b'\x80\x02(ccollections\nOrderedDict\no.', 'unusual'),
         (b'\x80\x04ccollections\nOrderedDict\n)}\x92.', 'unusual'),
         (b'\x80\x02\x82\x01.', 'unusual'),
-        # Names in other spellings: of Python 2, dotted, and with what torch calls arrays on its list.
+        # Other spellings: a name of Python 2, a dotted name, and the name of arrays on torch's list (mm/resume.py).
         (b'\x80\x02c__builtin__\neval\n.', 'builtins.eval'),
         (b'\x80\x04\x8c\x0bcollections\x8c\x10OrderedDict.copy\x93.', 'collections.OrderedDict.copy'),
         (b'\x80\x04\x8c\x00\x8c\x1afilled once reconstructed\n\x93.', 'filled'),
-        # What torch.load would look up for a legacy file.
+        # The persistent ID of a module, as in legacy files of torch.save.
         (b'\x80\x02(X\x06\x00\x00\x00moduleccollections\nOrderedDict\nNNtQ.', 'module'),
     ],
 )
-def test_what_a_pickle_may_not_do(code, why):
+def test_forbidden_operations_are_refused(code, why):
     before = dict(vars(collections.OrderedDict))
     with pytest.raises(RefusedError, match=why):
         unpickler.load(io.BytesIO(code))
@@ -123,8 +123,8 @@ def test_what_a_pickle_may_not_do(code, why):
 
 
 @pytest.mark.parametrize('content', [b'PK\x03\x04 a zipped file', pickle.dumps(Runs(os.system, 'touch ran'))])
-def test_what_stands_for_a_storage_is_read_with_the_same_care(tmp_path, monkeypatch, content):
-    """A plain pickle keeps a tensor's numbers as a file of torch.save in bytes, which torch would load with no care."""
+def test_a_nested_storage_is_read_with_the_same_restrictions(tmp_path, monkeypatch, content):
+    """A plain pickle stores a tensor as a file of torch.save in bytes, which torch would load without restrictions."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RefusedError):
         unpickler.load(io.BytesIO(pickle.dumps(Runs(torch.storage._load_from_bytes, content))))

@@ -1,4 +1,4 @@
-"""Every row of docs/weights.md: a file as the project publishes it, here with small weights, loads whole."""
+"""For every row of docs/weights.md, a file in the project's published format, with a small model, loads completely."""
 
 import pickle
 import re
@@ -15,7 +15,7 @@ OTHER = torch.zeros(3, 16)  # a parameter of the model around the backbone
 
 
 def exported(backbone, family, prefix='', norms=True):
-    """Return the weights as another code base names them; its classifiers have no norms of outputs."""
+    """Return the weights with the names of another code base, without the output norms if ``norms`` is False."""
     state = export_state_dict(backbone, family)
     is_norm = re.compile(r'norm\d\.|hidden_states_norms')
     return {f'{prefix}{key}': tensor for key, tensor in state.items() if norms or not is_norm.match(key)}
@@ -33,7 +33,7 @@ def renamed(state, *pairs):
 
 
 def transformers(backbone, prefix, **options):
-    """Return the weights by the names that transformers had when the published files were written."""
+    """Return the weights with the names that transformers used when the published files were written."""
     return renamed(
         exported(backbone, 'transformers', **options),
         (
@@ -73,7 +73,7 @@ def maskformer_of_transformers(backbone):
     )
 
 
-# By the first column of the page: the kind of file, its content, and which norms of outputs it has.
+# {first column of the page's table: (suffix, content, stages with an output norm in the file)}
 ALL, LATER, NONE = (0, 1, 2, 3), (1, 2, 3), ()
 ROWS = {
     'Swin Transformer, classifiers': ('.pth', lambda b: {'model': classifier(b, 'official')}, NONE),
@@ -242,8 +242,8 @@ def test_the_page_lists_these_files():
     assert table[len(ROWS) :] == ['CTransPath']
 
 
-def test_the_stem_of_ctranspath_is_the_reason():
-    """Its first layers are three convolutions; all others have the names and shapes of the official Swin-T."""
+def test_the_error_for_ctranspath_names_its_stem():
+    """Its stem has three convolutions; all other layers have the names and shapes of the official Swin-T."""
     backbone = build('', 2)
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     state = exported(build('', 1), 'official', norms=False)

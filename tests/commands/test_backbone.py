@@ -1,4 +1,4 @@
-"""Which backbone the commands build: what its checkpoint tells need not be said."""
+"""The backbone that the commands build: its options are inferred from the checkpoint."""
 
 import argparse
 
@@ -35,7 +35,7 @@ def saved(path, **options):
     return backbone
 
 
-def test_everything_is_told_by_the_checkpoint(tmp_path):
+def test_all_options_are_inferred_from_the_checkpoint(tmp_path):
     expected = saved(tmp_path / 'a.pth', **OPTIONS)
     found = build('--checkpoint', tmp_path / 'a.pth')
     assert found.arch == expected.arch
@@ -45,14 +45,14 @@ def test_everything_is_told_by_the_checkpoint(tmp_path):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_what_is_said_counts(tmp_path, capsys):
+def test_given_options_override_inferred_ones(tmp_path, capsys):
     saved(tmp_path / 'a.pth', window_size=5)
     assert build('--checkpoint', tmp_path / 'a.pth', '--window-size', 7).window_size == (7, 7)
     with pytest.raises(CheckpointError, match='the model is a Swin-T'):
         build('--checkpoint', tmp_path / 'a.pth', '--arch', 'swin_t')
 
 
-def test_published_architectures_are_told_without_bias_tables(tmp_path):
+def test_published_architectures_are_inferred_without_bias_tables(tmp_path):
     with torch.device('meta'):
         names = SwinBackbone('t', use_rel_pos_bias=False).state_dict()
     torch.save({name: torch.zeros(tensor.shape) for name, tensor in names.items()}, tmp_path / 'a.pth')
@@ -62,7 +62,7 @@ def test_published_architectures_are_told_without_bias_tables(tmp_path):
         build('--checkpoint', tmp_path / 'b.pth')
 
 
-def test_random_weights_are_told_once_per_machine(monkeypatch, capsys):
+def test_only_rank_0_warns_of_random_weights(monkeypatch, capsys):
     build()
     assert 'RANDOM' in capsys.readouterr().err
     monkeypatch.setenv('RANK', '1')

@@ -1,4 +1,4 @@
-"""The command line that converts checkpoint files."""
+"""`swin-dense convert`: checkpoint files of all families, with options inferred or given."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def run(source, out, *arguments):
 
 @pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
 @pytest.mark.parametrize('family', EXPORTED)
-def test_there_and_back_is_the_identity(tmp_path, source, file, family, ending):
+def test_a_round_trip_is_the_identity(tmp_path, source, file, family, ending):
     assert run(file, tmp_path / f'a{ending}', '--to', family) == 0
     assert run(tmp_path / f'a{ending}', tmp_path / 'b.pth') == 0
     back, expected = read_file(tmp_path / 'b.pth')['model'], export_state_dict(source, 'official')
@@ -73,7 +73,7 @@ def test_the_file_loads_in_mmdet_by_init_cfg(tmp_path, source, file, pretrained_
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_options_of_the_backbone_are_read_off_the_file(tmp_path):
+def test_options_of_the_backbone_are_inferred_from_the_file(tmp_path):
     options = {
         'window_size': (3, 5),
         'in_channels': 2,
@@ -92,8 +92,8 @@ def test_options_of_the_backbone_are_read_off_the_file(tmp_path):
     assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in backbone.state_dict().items())
 
 
-def test_outputs_are_read_off_the_file(tmp_path, file):
-    """A RetinaNet's backbone has no norm of the first stage."""
+def test_outputs_are_inferred_from_the_file(tmp_path, file):
+    """The backbone of a RetinaNet has no norm for the first stage."""
     source = randomize(SwinBackbone(**ARCH, out_indices=(1, 2, 3)), 1)
     torch.save({'state_dict': {f'backbone.{name}': x for name, x in source.state_dict().items()}}, file)
     assert run(file, tmp_path / 'a.pth', '--to', 'mmdet') == 0
@@ -132,7 +132,7 @@ def test_json_report(tmp_path, file, capsys):
     load_checkpoint(SwinBackbone(**ARCH), report['out'], log=None)  # verifies the hash
 
 
-def test_failures_say_why_and_write_nothing(tmp_path, file, capsys):
+def test_failures_are_explained_and_write_nothing(tmp_path, file, capsys):
     for arguments, message in [
         ([file, tmp_path / 'a.pth', '--arch', 't'], 'the model is a Swin-T'),
         ([file, tmp_path / 'a.pth', '--arch', 'swin_tiny'], 'the model is a Swin-T'),
@@ -155,7 +155,7 @@ def test_as_a_program(tmp_path, file):
     assert f'Wrote {tmp_path / "a.pth"} (official)' in done.stdout
 
 
-def test_swin_v2_needs_the_windows_that_it_was_trained_with(tmp_path, capsys):
+def test_swin_v2_needs_its_pretrained_window_sizes(tmp_path, capsys):
     backbone = SwinV2Backbone(**ARCH, window_size=16, pretrained_window_size=(8, 8, 8, 4))
     torch.save(export_state_dict(backbone, 'timm'), tmp_path / 'timm.pth')
     command = tmp_path / 'timm.pth', tmp_path / 'official.pth'

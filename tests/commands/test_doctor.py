@@ -1,4 +1,4 @@
-"""What the doctor says of environments that are whole, and of broken ones, which it survives."""
+"""`swin-dense doctor` in complete and in broken environments, where it reports findings instead of failing."""
 
 import importlib.metadata
 import json
@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Let the environment have other distributions."""
+    """Return a function that replaces the installed distributions and returns the findings of ``versions`` by name."""
 
     def install(**found):
         found = {name.replace('_', '-'): version for name, version in found.items()}
@@ -41,7 +41,7 @@ def test_versions_against_the_table(installed):
     assert found['mmdet'].text == 'not installed'
 
 
-def test_forks_and_originals_in_one_place_are_broken(installed):
+def test_forks_next_to_originals_are_broken(installed):
     found = installed(mmcv='2.1.0', onedl_mmcv='2.3.6', onedl_mmengine='0.10.12')
     assert found['mmcv'].status == 'broken'
     assert found['mmcv'].cure == 'keep one: pip uninstall mmcv onedl-mmcv'
@@ -67,7 +67,7 @@ def test_extras_and_what_is_missing_from_each(installed, monkeypatch):
     installed(filelock='4.2', tifffile='2026.3.3', onedl_mmcv='2.3.6')
     features, mm = extras()
     assert (features.status, features.text) == ('ok', 'has filelock, tifffile')
-    assert (mm.text, mm.cure) == ('missing: ftfy', 'pip install ftfy')  # the extra would bring the originals
+    assert (mm.text, mm.cure) == ('missing: ftfy', 'pip install ftfy')  # the extra would install the originals
 
 
 def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
@@ -107,14 +107,14 @@ def test_cures(error, package, cure):
     assert found.startswith(cure) if not cure else cure in found
 
 
-def test_cures_where_forks_are_installed_keep_to_forks(installed):
+def test_cures_name_forks_where_forks_are_installed(installed):
     installed(onedl_mmengine='0.10.12')
     compile_mmcv = 'pip install --no-build-isolation onedl-mmcv'
     assert cure_for("ModuleNotFoundError: No module named 'mmcv'", 'mmdet') == compile_mmcv
     assert cure_for("ModuleNotFoundError: No module named 'mmseg'") == 'pip install onedl-mmsegmentation'
     assert cure_for('KeyError: 3', 'mmdet') == 'pip install --force-reinstall --no-deps onedl-mmdetection'
-    anew = cure_for('ImportError: mmcv/_ext.cpython-312.so: undefined symbol: _ZN3c10', 'mmcv')
-    assert anew.endswith(f'pip uninstall onedl-mmcv mmcv-lite; pip cache remove onedl_mmcv; {compile_mmcv}')
+    recompile = cure_for('ImportError: mmcv/_ext.cpython-312.so: undefined symbol: _ZN3c10', 'mmcv')
+    assert recompile.endswith(f'pip uninstall onedl-mmcv mmcv-lite; pip cache remove onedl_mmcv; {compile_mmcv}')
     error = ModuleNotFoundError("No module named 'mmcv'", name='mmcv')
     assert _explained('predict', error).endswith(f'not installed: {compile_mmcv}')
 
@@ -157,7 +157,7 @@ def test_a_check_that_hangs_is_a_finding(monkeypatch):
 
 
 def doctor_of(path, *options, python=sys.executable):
-    """Run the doctor in an environment with ``path`` before all others."""
+    """Run the doctor with ``path`` first in PYTHONPATH, expect broken findings, and return its output."""
     environment = {'PATH': '/usr/bin:/bin', 'PYTHONPATH': f'{path}{os.pathsep}{ROOT}', 'OMP_NUM_THREADS': '1'}
     command = [python, '-m', 'swin_dense', 'doctor', *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -167,12 +167,12 @@ def doctor_of(path, *options, python=sys.executable):
 
 
 def broken(report):
-    """Return the findings of a report in JSON that are broken, by name."""
+    """Return the broken findings of a JSON report by name."""
     return {finding['name']: finding for finding in json.loads(report) if finding['status'] == 'broken'}
 
 
 def shadow(folder, **sources):
-    """Put packages that do ``sources`` when they are imported before the true ones, and hide the other frameworks."""
+    """Write packages with the given source code to ``folder``, and hide the frameworks that are not among them."""
     for package, source in sources.items():
         (folder / package).mkdir(parents=True)
         (folder / package / '__init__.py').write_text(source)
@@ -189,7 +189,7 @@ def shadow(folder, **sources):
         ('numpy', 'ImportError("Importing the numpy C-extensions failed")', '--no-deps numpy'),
     ],
 )
-def test_what_everything_needs_cannot_be_imported(tmp_path, package, error, cure):
+def test_a_required_package_that_cannot_be_imported(tmp_path, package, error, cure):
     path = shadow(tmp_path / 'with space', **{package: f'raise {error}'})
     (finding,) = broken(doctor_of(path, '--json')).values()
     assert finding['text'].startswith(error.partition('(')[0])
@@ -203,7 +203,7 @@ def test_what_everything_needs_cannot_be_imported(tmp_path, package, error, cure
     assert done.stderr.endswith('run `swin-dense doctor` for details\n')
 
 
-def test_an_environment_without_anything(tmp_path):
+def test_an_empty_environment(tmp_path):
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'empty'], check=True)
     found = broken(doctor_of(tmp_path, '--json', python=tmp_path / 'empty' / 'bin' / 'python'))
     assert {name: finding['cure'] for name, finding in found.items()} == {'torch alone': 'pip install torch'}
@@ -219,7 +219,7 @@ def test_each_broken_package_has_a_finding(tmp_path):
         mmcv='raise OSError("libc10.so: no such file")',
     )
     found = broken(doctor_of(path, '--json'))
-    wanted = {
+    expected = {
         'Pillow': ('ImportError: no _imaging', 'pip install --force-reinstall --no-deps Pillow'),
         'triton': ('RuntimeError: 0 active drivers', 'pip install --force-reinstall --no-deps triton'),
         'operators of mmcv': (
@@ -231,12 +231,12 @@ def test_each_broken_package_has_a_finding(tmp_path):
             'pip install --force-reinstall --no-deps mmengine',
         ),
     }
-    assert {name: (finding['text'], finding['cure']) for name, finding in found.items()} == wanted
+    assert {name: (finding['text'], finding['cure']) for name, finding in found.items()} == expected
 
 
 @pytest.mark.slow
-@pytest.mark.long  # the page on installing runs the command too
-def test_this_environment_is_whole(capsys):
+@pytest.mark.long  # tests/tools/test_docs.py runs the command too, from docs/install.md
+def test_this_environment_is_complete(capsys):
     assert main(['doctor', '--json']) == 0
     findings = json.loads(capsys.readouterr().out)
     assert {finding['topic'] for finding in findings} == {'version', 'extra', 'trap', 'backend', 'check', 'kernel'}
@@ -247,8 +247,8 @@ def test_this_environment_is_whole(capsys):
 
 def test_exit_status_and_report(monkeypatch, capsys):
     findings = [Finding('version', 'torch', 'ok', '2.13'), Finding('trap', 'torchvision', 'note', 'not installed')]
-    asked = []
-    monkeypatch.setattr('swin_dense.commands.doctor.examine', lambda again: asked.append(again) or findings)
+    calls = []
+    monkeypatch.setattr('swin_dense.commands.doctor.examine', lambda again: calls.append(again) or findings)
     assert main(['doctor', '--again']) == 0
     assert capsys.readouterr().out.endswith('Nothing is broken.\n')
     findings.append(Finding('check', 'mmdet', 'broken', 'an error', 'pip install x'))
@@ -256,4 +256,4 @@ def test_exit_status_and_report(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.endswith('1 broken. Suggested fixes:\n  pip install x\n')
     assert '-> pip install x' in printed
-    assert asked == [True, False]
+    assert calls == [True, False]

@@ -1,4 +1,4 @@
-"""`swin-dense explore`: a page appears whole, or a line says why not and nothing changes."""
+"""`swin-dense explore` writes a complete page, or prints a one-line error and changes no file."""
 
 import os
 
@@ -38,7 +38,7 @@ def test_a_page(place, capsys):
     assert sorted(path.name for path in place.iterdir()) == ['a photo.png', 'page.html', 'small.pth']
 
 
-def test_a_name_that_is_no_text(place):
+def test_a_file_name_that_is_not_utf_8(place):
     name = os.fsdecode(b'caf\xe9.png')
     (place / 'a photo.png').rename(name)
     assert main(['explore', name, '--checkpoint', 'small.pth', '--out', 'page.html']) == 0
@@ -46,7 +46,7 @@ def test_a_name_that_is_no_text(place):
 
 
 @pytest.mark.parametrize(
-    ('options', 'told'),
+    ('options', 'message'),
     [
         (['--out', 'small.pth'], '--out must end in .html'),
         (['--out', 'nowhere/page.html'], 'there is no folder nowhere'),
@@ -57,11 +57,11 @@ def test_a_name_that_is_no_text(place):
         (['--out', 'page.html', '--checkpoint', 'nowhere.pth'], 'nowhere.pth'),
     ],
 )
-def test_wrong_usage(place, capsys, options, told):
+def test_wrong_usage(place, capsys, options, message):
     (place / 'there.html').write_text('mine')
     assert explore(*options) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert message in line
     assert (place / 'there.html').read_text() == 'mine'
     assert not (place / 'page.html').exists()
 
@@ -73,13 +73,13 @@ def test_no_image(place, capsys, name):
     assert name in line
 
 
-def test_a_failure_leaves_the_old_page(place, capsys, monkeypatch):
+def test_a_failure_keeps_the_old_page(place, capsys, monkeypatch):
     (place / 'page.html').write_text('old')
 
-    def full(*arguments):
+    def raise_disk_full(*arguments):
         raise OSError('no space left on device')
 
-    monkeypatch.setattr('swin_dense.utils.atomic.os.replace', full)
+    monkeypatch.setattr('swin_dense.utils.atomic.os.replace', raise_disk_full)
     assert explore('--out', 'page.html', '--force') == 2
     assert (place / 'page.html').read_text() == 'old'
     assert not list(place.glob('.*'))

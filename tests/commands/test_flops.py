@@ -1,4 +1,4 @@
-"""`swin-dense flops` without a config: what a backbone costs, and what windows save."""
+"""`swin-dense flops` without a config: the cost of a backbone, and the saving by windows."""
 
 import pytest
 from matplotlib import image
@@ -14,7 +14,7 @@ def run(capsys, *args):
 def test_worked_example(capsys):
     printed = run(capsys, '--grid', '112', '112', '--channels', '128', '--window-size', '7')
     assert '40,124,743,680' in printed
-    assert printed == run(capsys, '--grid', '112', '112')  # the default
+    assert printed == run(capsys, '--grid', '112', '112')  # the defaults
 
 
 def test_table_of_a_backbone_adds_up(capsys):
@@ -38,7 +38,7 @@ def test_a_map_that_windows_do_not_tile_is_padded(capsys):
 
 
 @pytest.mark.parametrize('arch', ['t', 'swin_t', 'Swin-Tiny'])
-def test_every_name_of_an_architecture_has_one_title(capsys, arch):
+def test_every_name_of_an_architecture_gives_the_same_title(capsys, arch):
     assert run(capsys, '--arch', arch, '--size', '32').startswith('Swin-T with windows of 7 x 7 on an image of 32 x 32')
 
 
@@ -62,12 +62,12 @@ def test_every_name_of_an_architecture_has_one_title(capsys, arch):
         ('--arch t --out a.gif', '--out must end in .png or .pdf'),
     ],
 )
-def test_options_that_make_no_sense(capsys, args, message):
+def test_invalid_options(capsys, args, message):
     assert main(['flops', *args.split()]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_cost_against_the_size_is_drawn(capsys, tmp_path):
+def test_the_plot_of_cost_against_image_size(capsys, tmp_path):
     path = tmp_path / 'flops.png'
     assert str(path) in run(capsys, '--arch', 'b', '--out', str(path))
     pixels = image.imread(path)
@@ -75,6 +75,6 @@ def test_the_cost_against_the_size_is_drawn(capsys, tmp_path):
     assert pixels.shape[1] > 800
     red = (pixels[..., 0] > 0.7) & (pixels[..., 1] < 0.3)
     blue = (pixels[..., 2] > 0.6) & (pixels[..., 0] < 0.3)
-    # Both curves are there, and at the right edge that of global attention is far above the other.
+    # Both curves are drawn, and at the right edge the red one, of global attention, is far above the other.
     rows_of_red, rows_of_blue = (mask[:, -200:].nonzero()[0] for mask in (red, blue))
     assert rows_of_red.mean() + 100 < rows_of_blue.mean()

@@ -1,4 +1,4 @@
-"""`swin-dense` itself: finds commands, gives every outcome its exit status, and explains every argument."""
+"""`swin-dense` itself: its commands, its exit statuses, and the help for every argument."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def command(monkeypatch):
-    """Replace what `swin-dense flops` does."""
+    """Return a function that runs `swin-dense flops` with another implementation."""
     module = importlib.import_module('swin_dense.commands.flops')
 
     def replace(run):
@@ -33,7 +33,7 @@ def raising(error):
     return run
 
 
-def test_the_overview_lists_every_command_with_what_it_does(capsys):
+def test_the_overview_lists_every_command_with_its_summary(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(['--help'])
     assert stopped.value.code == 0
@@ -54,7 +54,7 @@ def test_wrong_usage_of_the_command_line_itself(arguments, capsys):
 
 
 @pytest.mark.parametrize('name', command_names())
-def test_every_argument_is_explained(name):
+def test_every_argument_has_a_help_text(name):
     parser = argparse.ArgumentParser()
     importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
     parsers = [parser]
@@ -65,7 +65,7 @@ def test_every_argument_is_explained(name):
                 parsers += action.choices.values()
 
 
-def test_help_and_wrong_usage_do_without_what_a_command_needs_to_run():
+def test_help_and_usage_errors_need_no_optional_package():
     absent = [
         'mmengine',
         'mmcv',
@@ -111,20 +111,20 @@ def test_exit_status_of_every_outcome(command, capsys):
 
 
 @pytest.mark.parametrize('sizes', [(2**50,), (2**40, 2**40)])
-def test_too_little_memory_is_one_line(command, capsys, sizes):
+def test_too_little_memory_is_reported_in_one_line(command, capsys, sizes):
     assert command(lambda args: torch.empty(sizes)) == 2
-    said = capsys.readouterr().err
-    assert 'error: there is not enough memory for these sizes' in said
-    assert said.count('\n') == 1
+    printed_error = capsys.readouterr().err
+    assert 'error: there is not enough memory for these sizes' in printed_error
+    assert printed_error.count('\n') == 1
 
 
-def test_a_traceback_can_be_had(command, monkeypatch):
+def test_an_environment_variable_shows_the_traceback(command, monkeypatch):
     monkeypatch.setenv('SWIN_DENSE_TRACEBACK', '1')
     with pytest.raises(ValueError, match='a b'):
         command(raising(ValueError('a b')))
 
 
-def test_a_defect_is_not_called_wrong_usage(command):
+def test_a_bug_is_not_reported_as_wrong_usage(command):
     with pytest.raises(KeyError):
         command(raising(KeyError('a')))
 
@@ -146,7 +146,7 @@ def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
     assert advice in capsys.readouterr().err
 
 
-def test_extras_that_commands_name_are_there():
+def test_extras_that_commands_suggest_exist():
     project = (ROOT / 'pyproject.toml').read_text()
     extras = project.partition('[project.optional-dependencies]')[2].partition('\n\n')[0]
     assert {*_COMMANDS_WITH_EXTRAS, 'mm'} <= {line.partition(' = ')[0] for line in extras.splitlines()}
@@ -157,7 +157,7 @@ def test_as_a_program():
     assert subprocess.run(command, capture_output=True, text=True).stdout == f'swin-dense {swin_dense.__version__}\n'
 
 
-def test_a_reader_that_stops_early_is_no_error():
+def test_a_closed_pipe_is_no_error():
     command = f'set -o pipefail; {shlex.quote(sys.executable)} -m swin_dense zoo --markdown | head -c 10'
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
     assert (done.returncode, len(done.stdout)) == (0, 10), done.stderr

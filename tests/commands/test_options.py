@@ -1,4 +1,4 @@
-"""Options: one name and one meaning in all commands, errors in their terms, and all of it before weights are loaded."""
+"""Options mean the same in all commands, and errors name them before weights are loaded."""
 
 import argparse
 import importlib
@@ -43,26 +43,26 @@ def test_help_and_zoo_import_no_torch(command):
     assert 'torch' not in imported
 
 
-def test_an_option_means_the_same_everywhere():
+def test_an_option_means_the_same_in_all_commands():
     kinds = {}
     for name in command_names():
         for action in (action for parser in parsers(name) for action in parser._actions):
             for option in action.option_strings:
                 kind = (action.dest, action.nargs, action.type, type(action))
-                # --classes stands on the command line or in a file.
+                # --classes takes names in `config`, but a file in `eval`.
                 if option not in ('--classes', '--set', '--cfg-options'):
                     assert kinds.setdefault(option, (name, kind))[1] == kind, (option, name, kinds[option][0])
     assert not {'--shape', '--window', '--plot', '--map', '--destination'} & kinds.keys()
 
 
-def test_what_writes_has_out_and_force():
+def test_commands_that_write_have_out_and_force():
     for name in set(command_names()) - {'doctor', 'eval', 'train', 'zoo'}:
         options = {option for parser in parsers(name) for action in parser._actions for option in action.option_strings}
         assert '--out' in options, name
-        assert '--force' in options or name == 'features', name  # which goes on with what is there
+        assert '--force' in options or name == 'features', name  # which continues an existing output
 
 
-def test_choices_are_those_of_the_packages():
+def test_choices_equal_the_constants_of_the_packages():
     from swin_dense.checkpoint.families import EXPORTED
     from swin_dense.checkpoint.resize import CHANNEL_POLICIES, TABLE_METHODS
     from swin_dense.explore.page import LANGUAGES, LARGEST_PAGE
@@ -108,7 +108,7 @@ def place(tmp_path, monkeypatch):
         ('predict none image.png image.png --out .', 'image.painted.jpg'),
     ],
 )
-def test_what_is_there_is_replaced_with_force_alone(place, capsys, arguments, out):
+def test_existing_files_are_replaced_only_with_force(place, capsys, arguments, out):
     (place / out).write_text('mine')
     assert main(arguments.format(out).split()) == 2
     assert capsys.readouterr().err.endswith(f'{out} exists already; --force replaces it\n')
@@ -153,13 +153,13 @@ def test_options_are_refused_before_weights_are_read(place, capsys, monkeypatch,
     (place / 'weights.pth').write_bytes(b'no weights')
     more += [*weights, *(['--out', out[name]] if name in out else [])]
     assert main([name, *more]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert 'weights.pth' not in said
+    printed_error = capsys.readouterr().err
+    assert message in printed_error
+    assert 'weights.pth' not in printed_error
 
 
 @pytest.mark.parametrize(
-    ('text', 'in_terms_of_a_command'),
+    ('text', 'expected'),
     [
         ("build the model with arch='t'.", 'build the model with --arch t.'),
         ('made with window_size=(7, 7), not', 'made with --window-size 7 7, not'),
@@ -173,9 +173,9 @@ def test_options_are_refused_before_weights_are_read(place, capsys, monkeypatch,
         ('model.prefix=1, any_prefix=2, depths=(2, 2)', 'model.prefix=1, any_prefix=2, depths=(2, 2)'),
     ],
 )
-def test_messages_speak_of_options(text, in_terms_of_a_command):
+def test_messages_name_command_line_options(text, expected):
     parser = argparse.ArgumentParser()
     for option in ('--arch', '--window-size', '--prefix', '--tile'):
         parser.add_argument(option)
     parser.add_argument('--clamp-window', action=argparse.BooleanOptionalAction)
-    assert in_options(text, parser) == in_terms_of_a_command
+    assert in_options(text, parser) == expected

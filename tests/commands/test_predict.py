@@ -1,4 +1,4 @@
-"""`swin-dense predict`: what it writes is what the frameworks' own functions predict."""
+"""`swin-dense predict` writes the predictions of the frameworks' own functions."""
 
 import json
 
@@ -18,7 +18,7 @@ RECIPES = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}
 
 
 def make_weights(framework, path):
-    """Save random weights of a demo model as a file that names no classes."""
+    """Save random weights of a demo model, without class names, to a file."""
     init_default_scope(framework)
     model = MODELS.build(load_recipe(RECIPES[framework]).model)
     model.init_weights()
@@ -72,7 +72,7 @@ def test_instances_below_the_score_are_left_out(tmp_path, pictures):
     assert json.loads((out / 'a b.json').read_text())['instances'] == []
 
 
-def test_a_segmentor_and_a_picture_that_is_none(tmp_path, pictures, capsys):
+def test_a_segmentor_and_a_file_that_is_no_image(tmp_path, pictures, capsys):
     (tmp_path / 'broken.jpg').write_text('no picture')
     status, out, weights = predict('mmseg', tmp_path, tmp_path / 'broken.jpg', pictures[1])
     assert status == 1

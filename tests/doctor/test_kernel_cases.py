@@ -1,4 +1,4 @@
-"""The proof of a kernel: good kernels pass, sabotaged ones do not; and it covers what the published models need."""
+"""The verification of kernels passes correct ones, fails sabotaged ones, and covers the published models."""
 
 import sys
 from unittest import mock
@@ -41,7 +41,7 @@ NORM = NormCase('tokens', FLOAT32, BFLOAT16, FLOAT32, (Map(3, 3, 16, 1),))
     ],
     ids=lambda case: case.name,
 )
-def test_good_kernels_pass(case, device):
+def test_correct_kernels_pass(case, device):
     assert kernel_cases.disagreement(case, torch.device(device)) is None
 
 
@@ -69,7 +69,7 @@ def no_partial_sums(self, kernel, *tensors, bias, launch=attention._Launch.__cal
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    ('sabotage', 'said'),
+    ('sabotage', 'message'),
     [
         (wrong_scale, 'the output is off by'),
         (wrong_regions, 'the output is off by'),
@@ -77,15 +77,15 @@ def no_partial_sums(self, kernel, *tensors, bias, launch=attention._Launch.__cal
         (no_partial_sums, 'the gradient of the first parameter is off by'),
     ],
 )
-def test_a_sabotaged_kernel_does_not(sabotage, said, monkeypatch):
+def test_a_sabotaged_kernel_fails(sabotage, message, monkeypatch):
     attention._launch.cache_clear()
     monkeypatch.setattr(attention._Launch, '__call__', sabotage)
-    assert said in kernel_cases.disagreement(ATTENTION, CPU)
+    assert message in kernel_cases.disagreement(ATTENTION, CPU)
     attention._launch.cache_clear()
 
 
 @needs_interpreter
-def test_a_sabotaged_norm_does_not(monkeypatch):
+def test_a_sabotaged_norm_fails(monkeypatch):
     launch = norm._Launch.__call__
 
     def wrong_eps(self, kernel, grid, *tensors_and_eps, **arguments):
@@ -97,23 +97,23 @@ def test_a_sabotaged_norm_does_not(monkeypatch):
 
 @needs_interpreter
 @pytest.mark.parametrize('case', [ATTENTION, NORM], ids=lambda case: case.name)
-def test_times_every_way_in_both_modes(case, monkeypatch):
+def test_times_every_implementation_in_both_modes(case, monkeypatch):
     monkeypatch.setattr(kernel_cases, 'microseconds', lambda function, device: function() is None or 1.0)
     found = kernel_cases.timings(case, CPU)
-    ways = {'triton', 'sdpa', 'plain'} if case is ATTENTION else {'triton', 'plain'}
-    assert {mode: set(times) for mode, times in found.items()} == {'inference': ways, 'training': ways}
+    names = {'triton', 'sdpa', 'plain'} if case is ATTENTION else {'triton', 'plain'}
+    assert {mode: set(times) for mode, times in found.items()} == {'inference': names, 'training': names}
 
 
 @pytest.mark.parametrize('dtypes', [(FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)], ids=str)
 @pytest.mark.parametrize('arch', some('tsbl', every=4))
-def test_all_that_the_published_models_ask_for_is_checked(arch, dtypes):
-    """On the meta device, in the dtype of the weights, under autocast in the other one."""
+def test_all_kernels_that_the_published_models_use_are_verified(arch, dtypes):
+    """Run on the meta device with weights of the first dtype, under autocast to the second one if they differ."""
     weights, low = dtypes
     cases = {case.name: {at.channels for at in case.maps} for case in kernel_cases.all_cases()}
-    asked = {}
+    requested = {}
 
     def record(name, device, is_training, channels=None):
-        asked.setdefault(name, set()).add(channels)
+        requested.setdefault(name, set()).add(channels)
 
     for window in kernel_cases.WINDOWS:
         model = gpu_estimate.build('ours:auto', arch, (800, 1344), window_size=window).to(weights)
@@ -122,7 +122,7 @@ def test_all_that_the_published_models_ask_for_is_checked(arch, dtypes):
         pretended = gpu_estimate.pretend_gpu(FLOAT32 if weights == low else low)
         with pretended, is_asked, torch.no_grad(), gpu_estimate.Autocast(low):
             model(img)
-    assert len(asked) >= 7
-    for name, channels in asked.items():
+    assert len(requested) >= 7
+    for name, channels in requested.items():
         assert name in cases
         assert channels <= {None} | cases[name], name

@@ -1,4 +1,4 @@
-"""The check of the kernels on a stand-in for a GPU, in real processes, and the verdict that it leaves."""
+"""The check of the kernels on a stand-in for a GPU, and the verdict that it stores."""
 
 import json
 import os
@@ -27,14 +27,14 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def on_stand_in(cache, monkeypatch):
-    """Put the stand-in into this process and those that it starts."""
+    """Replace the GPU by the stand-in, in this process and in those that it starts."""
     monkeypatch.setenv('PYTHONPATH', f'{stand_in.FOLDER}{os.pathsep}{ROOT}')
     monkeypatch.setenv('STAND_IN', '1')
     stand_in.pretend(monkeypatch.setattr)
 
 
 def checked(monkeypatch):
-    """Return a list that grows with every check, which finds nothing wrong."""
+    """Replace the check by one that finds no error; return a list of its calls."""
     calls = []
 
     def check(device):
@@ -70,8 +70,8 @@ EXPECTED = {
 @needs_interpreter
 @pytest.mark.slow
 @pytest.mark.long
-def test_what_a_kernel_does_is_found_out_and_kept(on_stand_in):
-    """In real processes: whatever one kernel does, the others are checked all the same."""
+def test_the_behaviour_of_each_kernel_is_reported_and_stored(on_stand_in):
+    """A kernel that fails, hangs or crashes in its process does not prevent the check of the others."""
     command = [sys.executable, '-m', 'swin_dense', 'doctor', '--json']
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1, done.stderr
@@ -89,7 +89,7 @@ def test_what_a_kernel_does_is_found_out_and_kept(on_stand_in):
     assert found['cpu']['text'].startswith('Stand-In 100, driver 550.54; the verdict is stored in ')
 
 
-def test_a_verdict_is_not_asked_for_twice(cache, monkeypatch):
+def test_a_stored_verdict_is_reused(cache, monkeypatch):
     calls = checked(monkeypatch)
     for _ in range(2):
         findings = kernels.examine()
@@ -100,7 +100,7 @@ def test_a_verdict_is_not_asked_for_twice(cache, monkeypatch):
     assert len(calls) == 2
 
 
-def test_a_verdict_of_another_version_does_not_count(cache, monkeypatch):
+def test_a_verdict_of_another_version_is_ignored(cache, monkeypatch):
     calls = checked(monkeypatch)
     kernels.ensure_verdict()
     for name in stand_in.KEY:
@@ -109,7 +109,7 @@ def test_a_verdict_of_another_version_does_not_count(cache, monkeypatch):
         monkeypatch.setattr(kernels, '_devices', lambda key=other: [kernels.Device('cpu', None, key, 0)])
         kernels.ensure_verdict()
     assert len(calls) == 1 + len(stand_in.KEY)
-    assert len(list(verdicts.path(stand_in.KEY).parent.iterdir())) == len(calls)  # none has overwritten another
+    assert len(list(verdicts.path(stand_in.KEY).parent.iterdir())) == len(calls)  # each verdict has a file of its own
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog):
     assert verdicts.read(stand_in.KEY) is None
 
 
-def test_without_a_home_there_is_no_verdict(monkeypatch):
+def test_without_a_home_folder_there_is_no_verdict(monkeypatch):
     monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
     monkeypatch.setattr('pathlib.Path.home', lambda: (_ for _ in ()).throw(RuntimeError('no home')))
     assert verdicts.read(stand_in.KEY) is None
@@ -135,7 +135,7 @@ def test_without_a_home_there_is_no_verdict(monkeypatch):
 
 
 def test_two_processes_write_a_verdict_at_once(cache):
-    """A reader sees one of both, whole, at any time."""
+    """A reader sees a complete verdict of one process at any time."""
     code = """
         import sys
         from swin_dense.doctor import kernels
@@ -160,7 +160,7 @@ def test_two_processes_write_a_verdict_at_once(cache):
     assert [path.suffix for path in verdicts.path({'gpu': 'x'}).parent.iterdir()] == ['.json']
 
 
-def test_without_a_gpu_nothing_is_started(monkeypatch):
+def test_without_a_gpu_no_process_is_started(monkeypatch):
     monkeypatch.setattr(torch.version, 'cuda', None)
     monkeypatch.setattr(kernels, '_Process', None)
     (finding,) = kernels.examine()
@@ -168,7 +168,7 @@ def test_without_a_gpu_nothing_is_started(monkeypatch):
     kernels.ensure_verdict()
 
 
-def test_a_gpu_that_the_kernels_are_not_for(cache, monkeypatch):
+def test_an_unsupported_gpu(cache, monkeypatch):
     reason = 'the kernels are for NVIDIA GPUs, but this torch is for AMD GPUs (ROCm)'
     monkeypatch.setattr(kernels, '_devices', lambda: [kernels.Device('cuda:0', reason, {}, 0)])
     (finding,) = kernels.examine()
@@ -180,7 +180,7 @@ def test_a_gpu_that_the_kernels_are_not_for(cache, monkeypatch):
 @pytest.mark.parametrize(
     'error', [OSError('no more processes'), RuntimeError('the process that queries the GPUs failed: ended with SIGBUS')]
 )
-def test_no_training_fails_for_the_check(error, monkeypatch, caplog):
+def test_a_failed_check_does_not_stop_training(error, monkeypatch, caplog):
     def fail():
         raise error
 
@@ -192,7 +192,7 @@ def test_no_training_fails_for_the_check(error, monkeypatch, caplog):
 
 
 @needs_interpreter
-def test_what_is_not_reached_in_time_has_failed(monkeypatch):
+def test_kernels_that_are_not_reached_in_time_have_failed(monkeypatch):
     monkeypatch.setattr(kernels, 'LIMIT', 0)
     entries = kernels.check(kernels.Device('cpu', None, stand_in.KEY, 0))
     assert {entry.error for entry in entries.values()} == {'it was not reached within 0 seconds'}

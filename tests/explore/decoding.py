@@ -1,4 +1,4 @@
-"""What stands in a page, read by its description alone."""
+"""A decoder of pages, written from the description of their format alone."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ def block_bytes(text):
 
 
 class Decoded:
-    """The numbers of one block, which compute weights token by token."""
+    """The numbers of one block, from which ``weights`` computes the attention of one token at a time."""
 
     def __init__(self, facts, blocks, stage, block):
         before = sum(len(one['blocks']) for one in facts['stages'][:stage])
@@ -47,7 +47,7 @@ class Decoded:
         self.queries, self.keys = planes[:parts], planes[parts:]
 
     def weights(self, row, column):
-        """Return the share of every token of the map, (A, H, W), by definition and in loops."""
+        """Return a token's attention weights over the map, (A, H, W), computed by definition in loops."""
         padded = [-(-side // step) * step for side, step in zip(self.size, self.window, strict=True)]
 
         def rolled(position, axis):

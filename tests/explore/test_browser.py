@@ -1,4 +1,4 @@
-"""The page in a real browser: every control used, and what it computes compared with the model."""
+"""The page in a real browser: every control is used, and its attention weights are compared with the model's."""
 
 import contextlib
 import shutil
@@ -48,30 +48,30 @@ def browser():
 
 @pytest.fixture
 def opened(browser, file):
-    """Return what opens the page, and hold it to silence: no error, no warning, no request but for itself."""
+    """Return a function that opens the page; fail on console messages, errors and requests for other files."""
     with contextlib.ExitStack() as stack:
-        heard = []
+        events = []
 
         def open_page(width=1280, **options):
             context = browser.new_context(viewport={'width': width, 'height': 900}, **options)
             stack.callback(context.close)
             page = context.new_page()
             page.set_default_timeout(60_000)
-            page.on('console', lambda message: heard.append(message.text))
-            page.on('pageerror', lambda error: heard.append(str(error)))
-            page.on('request', lambda request: request.url.startswith('data:') or heard.append(request.url))
+            page.on('console', lambda message: events.append(message.text))
+            page.on('pageerror', lambda error: events.append(str(error)))
+            page.on('request', lambda request: request.url.startswith('data:') or events.append(request.url))
             page.goto(file[0].as_uri())
             wait_until(lambda: page.locator('#where').inner_text())
-            assert heard == [file[0].as_uri()]
+            assert events == [file[0].as_uri()]
             return page
 
         yield open_page
-        assert heard[1:] == []
+        assert events[1:] == []
 
 
-def wait_until(holds, seconds=30):
+def wait_until(condition, seconds=30):
     end = time.monotonic() + seconds
-    while not holds():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -83,22 +83,22 @@ def wait_for_frames(page):
 
 
 def look(page, name):
-    """Return what a canvas shows, once it shows what was asked for."""
+    """Wait until pending frames are drawn, and return the content of a canvas as a data URL."""
     wait_for_frames(page)
     return page.locator(name).evaluate('(canvas) => canvas.toDataURL()')
 
 
-def test_attention_is_the_models(opened, backbone, file):
+def test_attention_equals_the_models(opened, backbone, file):
     page = opened()
     generator = np.random.default_rng(0)
     for stage in range(4):
         for block in range(2):
             pixel = tuple(int(generator.integers(side)) for side in PHOTOGRAPH.shape[:2])
             expected = token_attention(backbone, PHOTOGRAPH, stage, block, pixel)
-            looks = page.evaluate('(at) => swinExplorer.attention(...at)', [stage, block, *expected.cell])
+            computed = page.evaluate('(at) => swinExplorer.attention(...at)', [stage, block, *expected.cell])
             found, padding = np.zeros(expected.weights.shape), np.zeros(len(expected.padding))
-            for at, slot in enumerate(looks['slots']):
-                for head, values in enumerate(looks['heads']):
+            for at, slot in enumerate(computed['slots']):
+                for head, values in enumerate(computed['heads']):
                     if slot['isPadding']:
                         padding[head] += values['weights'][at]
                     else:
@@ -123,7 +123,7 @@ def test_every_control(opened):
     page.locator('#roll').fill('40')
     assert look(page, '#photo') not in (windows, rolled)
 
-    ids = region_ids(19, 27, (7, 7), (3, 3)).reshape(3, 4, 49)[-1, 1]  # of the token at the upper edge
+    ids = region_ids(19, 27, (7, 7), (3, 3)).reshape(3, 4, 49)[-1, 1]  # the window of a token at the upper edge
     share = float((ids[:, None] == ids).float().mean())
     assert page.locator('#mask-note').inner_text().startswith(f'Window 2, 1: 2 regions, {100 * share:.0f}%')
     mask = look(page, '#mask')
@@ -164,7 +164,7 @@ def test_every_control(opened):
     assert page.locator('#size-label').inner_text() != own
 
 
-def test_the_pointer_and_the_keys(opened):
+def test_pointer_and_keyboard(opened):
     page = opened()
     page.check('input[value=attention]')
     photo = page.locator('#photo')
@@ -205,7 +205,7 @@ def test_the_pointer_and_the_keys(opened):
     assert {'heads', 'preset', 'size', 'language', 'theme', 'views', 'stages', 'blocks', 'photo'} <= seen
 
 
-def test_languages_themes_and_stillness(opened):
+def test_languages_themes_and_reduced_motion(opened):
     page = opened(color_scheme='dark', reduced_motion='reduce')
     dark = page.evaluate('getComputedStyle(document.body).backgroundColor')
     page.click('#theme')
@@ -225,8 +225,8 @@ def test_languages_themes_and_stillness(opened):
 
 @pytest.mark.parametrize('width', [360, 1280])
 @pytest.mark.parametrize('view', ['windows', 'attention', 'reach'])
-def test_it_fits(opened, width, view, tmp_path):
-    """Nothing is wider than the screen, every canvas has something on it, and all that can be used has a name."""
+def test_the_page_fits_the_screen(opened, width, view, tmp_path):
+    """The page is not wider than the screen and not blank, and every control has an accessible name."""
     page = opened(width)
     page.check(f'input[value={view}]')
     wait_for_frames(page)

@@ -1,4 +1,4 @@
-"""A page holds the numbers of the model, says so in two languages and needs nothing but itself."""
+"""A page contains the numbers of the model, has labels in two languages, and loads no other file."""
 
 import base64
 import io
@@ -35,17 +35,17 @@ MODELS = {
 
 @pytest.fixture(scope='module', params=MODELS)
 def made(request):
-    # How far weights of noise are off depends on the draw, as their scores reach far.
+    # Random weights give large scores, so that the error of their attention weights depends on the seed.
     backbone = randomize(MODELS[request.param](), seed=4 if request.param == 'v1' else 0).eval()
     return backbone, make_page(make_record(backbone, PHOTOGRAPH), 'photo.jpg', True)
 
 
-def test_attention_is_the_models(made):
-    """At random tokens of every block, as ``analysis`` computes it by a derivative."""
+def test_attention_equals_the_models(made):
+    """Compare with ``analysis.token_attention`` at random tokens of every block."""
     backbone, page = made
     facts, blocks = facts_of(page.text), block_bytes(page.text)
     generator = np.random.default_rng(0)
-    furthest = 0.0
+    largest = 0.0
     for stage, layer in enumerate(backbone.stages):
         for block in range(len(layer.blocks)):
             decoded = Decoded(facts, blocks, stage, block)
@@ -53,9 +53,9 @@ def test_attention_is_the_models(made):
                 pixel = tuple(int(generator.integers(side)) for side in PHOTOGRAPH.shape[:2])
                 expected = token_attention(backbone, PHOTOGRAPH, stage, block, pixel)
                 found = decoded.weights(*expected.cell)
-                furthest = max(furthest, np.abs(found - expected.weights.numpy()).max())
-    assert furthest <= page.off + 1e-5
-    assert page.off < 0.02  # of noise for weights, whose scores reach far
+                largest = max(largest, np.abs(found - expected.weights.numpy()).max())
+    assert largest <= page.off + 1e-5
+    assert page.off < 0.02  # random weights give large scores and thus large errors
     assert (facts['off'], facts['usuallyOff']) == (page.off, page.usually_off)
     assert page.usually_off <= page.off
 
@@ -76,7 +76,7 @@ def opened(address):
     return np.array(Image.open(io.BytesIO(base64.b64decode(address.partition(',')[2]))))
 
 
-def test_reach_is_that_of_analysis(made):
+def test_receptive_fields_equal_those_of_analysis(made):
     backbone, page = made
     stages = facts_of(page.text)['stages']
     for stage, reaches in zip(stages, token_receptive_fields(backbone, PHOTOGRAPH.shape[:2]), strict=True):
@@ -97,7 +97,7 @@ def test_costs(made):
         assert start == [-(-side // step) * step for side, step in zip(size, series['window'], strict=True)]
 
 
-def test_it_asks_for_nothing(made):
+def test_a_page_requests_nothing(made):
     text = re.sub(r'data:image/\w+;base64,[\w+/=]+', 'data:', made[1].text)
     assert '://' not in text
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!data:)', text)
@@ -105,7 +105,7 @@ def test_it_asks_for_nothing(made):
     assert "default-src 'none'" in text
 
 
-def test_a_limit_costs_exactness_alone():
+def test_a_size_limit_reduces_precision():
     backbone = randomize(SwinBackbone(**TINY)).eval()
     record = make_record(backbone, PHOTOGRAPH)
     exact = make_page(record, 'photo.jpg', False)
@@ -118,8 +118,8 @@ def test_a_limit_costs_exactness_alone():
 
 
 @pytest.mark.slow
-def test_a_whole_swin_fits():
-    """Swin-T at 512 x 512 pixels, with weights that leave no room, in 12 MB."""
+def test_a_page_of_swin_t_fits_the_limit():
+    """Swin-T at 512 x 512 pixels, with weights that need the whole limit of 12 MB."""
     backbone = SwinBackbone('t').eval()
     with torch.no_grad():
         for layer in backbone.stages:
@@ -132,7 +132,7 @@ def test_a_whole_swin_fits():
 
 @pytest.mark.parametrize('size', [(1, 1), (3, 200), (64, 64)])
 @pytest.mark.parametrize('channels', [1, 3, 4])
-def test_images_of_every_kind(size, channels):
+def test_image_sizes_and_channels(size, channels):
     image = np.random.default_rng(0).integers(0, 255, (*size, channels), dtype=np.uint16)
     backbone = SwinBackbone(**TINY, in_channels=channels).eval()
     if channels == 3:
@@ -143,7 +143,7 @@ def test_images_of_every_kind(size, channels):
             make_record(backbone, image)
 
 
-def test_a_name_cannot_break_out():
+def test_a_file_name_cannot_inject_html():
     backbone = SwinBackbone(**TINY).eval()
     name = '</script><img src=x onerror=alert(1)>&"<!--facts-->.jpg'
     text = make_page(make_record(backbone, PHOTOGRAPH), name, True).text
@@ -166,7 +166,7 @@ def test_languages_have_the_same_labels():
         )
 
 
-def test_random_is_told_and_only_then():
+def test_random_weights_are_marked():
     backbone = SwinBackbone(**TINY).eval()
     record = make_record(backbone, torch.rand(3, 40, 40))
     for is_random in (True, False):

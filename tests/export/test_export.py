@@ -1,4 +1,4 @@
-"""Exported files against the model, each at sizes and batches that it never saw; and what is refused, or removed."""
+"""Exported files against the model, at other sizes and batches than recorded; refused models and removed files."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from tests.models.test_ablations import ROWS
 needs_onnx = needs('onnxruntime')
 
 TINY = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
-# Batch, height and width: smaller than a patch and than a window, odd, long and thin, multiples of everything.
+# (batch, height, width): smaller than a patch or a window, odd, long and thin, multiples of patch and window.
 SHAPES = [
     (1, 1, 1),
     (3, 1, 300),
@@ -36,18 +36,18 @@ def build(**options):
 
 
 def assert_right(run, model, shapes=SHAPES, tolerance=1e-4):
-    """Compare all outputs relative to their largest value."""
+    """Compare all outputs with the model's, relative to their largest value."""
     for batch, height, width in shapes:
         img = torch.randn(batch, 3, height, width)
         with torch.no_grad():
             expected = formats.outputs_of(model(img))
-        for ours, right in zip(run(img), expected, strict=True):
-            assert ours.shape == right.shape
-            assert (ours - right).abs().max() <= tolerance * right.abs().max(), (batch, height, width)
+        for ours, theirs in zip(run(img), expected, strict=True):
+            assert ours.shape == theirs.shape
+            assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max(), (batch, height, width)
 
 
 class Classifier(nn.Module):
-    """Something around a backbone, with a result that is not a tuple."""
+    """A model that contains a backbone and returns a dict."""
 
     def __init__(self, backbone):
         super().__init__()
@@ -60,7 +60,7 @@ class Classifier(nn.Module):
 
 
 class Pooled(nn.Module):
-    """A backbone with pooling to fixed sizes, as decode heads have it."""
+    """A backbone followed by adaptive pooling, as in decode heads."""
 
     def __init__(self, backbone):
         super().__init__()
@@ -73,7 +73,7 @@ class Pooled(nn.Module):
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 7), st.integers(1, 7))
-def test_pooling_is_torchs(height, width, rows, columns):
+def test_pooling_equals_torchs(height, width, rows, columns):
     x = torch.randn(2, 3, height, width, dtype=torch.float64)
     expected = nn.functional.adaptive_avg_pool2d(x, (rows, columns))
     torch.testing.assert_close(RecordedPool(rows, columns)(x), expected)
@@ -128,7 +128,7 @@ def test_dynamic_torchscript_is_right_at_every_size(tmp_path, model):
 
 
 class TestStatic:
-    """Images of one size: tables and masks are constants, and nothing asks for the size."""
+    """Export for one image size: tables and masks are constants, and the graph does not compute sizes."""
 
     SIZE = (75, 100)
 
@@ -180,7 +180,7 @@ def test_half_precision(tmp_path):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_the_model_stays_as_it_is(tmp_path):
+def test_the_model_is_unchanged(tmp_path):
     model = build().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     export_model(model, tmp_path / 'x.ts', check=False)
@@ -191,7 +191,7 @@ def test_the_model_stays_as_it_is(tmp_path):
 
 
 class Batched(nn.Module):
-    """Right at the batch that it is recorded with."""
+    """A model whose recording is right only at the recorded batch size."""
 
     def __init__(self):
         super().__init__()
@@ -203,14 +203,14 @@ class Batched(nn.Module):
 
 
 class Sized(Batched):
-    """Its result has another shape."""
+    """A model whose recording returns wrong shapes at other image sizes."""
 
     def forward(self, img):
         return self.backbone(img)[0].flatten(2)[:, :, : int(img.shape[2])]
 
 
 @pytest.mark.parametrize('model', [Batched(), Sized()], ids=['numbers', 'shapes'])
-def test_a_wrong_file_is_removed_and_what_was_there_stays(tmp_path, model):
+def test_a_wrong_file_is_removed_and_the_old_file_is_kept(tmp_path, model):
     (tmp_path / 'x.ts').write_text('of yesterday')
     with pytest.raises(ExportError, match='the file is wrong on an image'):
         export_model(model, tmp_path / 'x.ts')
@@ -218,7 +218,7 @@ def test_a_wrong_file_is_removed_and_what_was_there_stays(tmp_path, model):
 
 
 class TwoOutputs(nn.Module):
-    """A map and a function of it, in this order or the other one."""
+    """A model that returns a map and a function of it, in this order or reversed."""
 
     def __init__(self, function, is_reversed=False):
         super().__init__()
@@ -239,12 +239,12 @@ def test_a_file_with_nan_is_refused_whichever_output_holds_it(tmp_path, is_first
     assert not list(tmp_path.iterdir())
 
 
-def test_an_output_that_is_zero_everywhere_is_right(tmp_path):
+def test_an_output_of_zeros_passes_the_check(tmp_path):
     export_model(TwoOutputs(lambda x: x * 0), tmp_path / 'x.ts', size=32)
     assert (tmp_path / 'x.ts').exists()
 
 
-def test_a_model_that_cannot_be_recorded_says_so(tmp_path):
+def test_a_model_that_cannot_be_recorded_raises(tmp_path):
     with pytest.raises(ExportError, match='Batched could not be exported; if it branches on sizes'):
         export_model(Batched(), tmp_path / 'x.pt2', size=32)
     assert not list(tmp_path.iterdir())

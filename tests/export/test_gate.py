@@ -1,4 +1,4 @@
-"""What cannot be exported whole is refused by its name, and nothing is left behind."""
+"""Unsupported parts of models and pipelines are refused by name, and no file is written."""
 
 import importlib
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.export.whole_models import DETECTORS, config_of
 
 @MODELS.register_module()
 class MyRPNHead(RPNHead):
-    """A head of a user's own."""
+    """A custom head."""
 
 
 def built(config):
@@ -26,7 +26,7 @@ def built(config):
 
 
 @pytest.mark.parametrize('name', [*DETECTORS, 'upernet'])
-def test_what_is_known_is_not_refused(demo_data, name):
+def test_supported_models_are_not_refused(demo_data, name):
     config = config_of(name, demo_data)
     reasons = gate.reasons_against_segmentor if name == 'upernet' else gate.reasons_against_detector
     assert not [*reasons(built(config)), *gate.reasons_against_pipeline(config)]
@@ -72,7 +72,7 @@ GENERIC = {
         ('upernet', 'data_preprocessor.test_cfg', {'size_divisor': 32}, "test_cfg is {'size_divisor': 32}"),
     ],
 )
-def test_models_that_are_not_known(demo_data, name, key, value, message):
+def test_unsupported_models(demo_data, name, key, value, message):
     config = config_of(name, demo_data)
     if value == 'DoubleHeadRoIHead':
         config.model.roi_head.reg_roi_scale_factor = 1.3
@@ -97,7 +97,7 @@ def test_models_that_are_not_known(demo_data, name, key, value, message):
         ('mmseg', '_base_/models/encnet_r50-d8.py', 'is a EncHead, which overrides `predict`'),
     ],
 )
-def test_published_models_that_are_not_known(framework, path, message):
+def test_unsupported_published_models(framework, path, message):
     folder = Path(importlib.import_module(framework).__file__).parent / '.mim' / 'configs'
     config = Config.fromfile(folder / path)
     config.default_scope = framework
@@ -119,13 +119,13 @@ def test_published_models_that_are_not_known(framework, path, message):
         (3, {'type': 'Resize', 'scale': (50, 50)}, 'has Resize 2 times'),
     ],
 )
-def test_pipelines_that_are_not_known(demo_data, index, transform, message):
+def test_unsupported_pipelines(demo_data, index, transform, message):
     config = config_of('faster_rcnn', demo_data)
     config.test_dataloader.dataset.pipeline[index] = ConfigDict(transform)
     assert message in '; '.join(gate.reasons_against_pipeline(config))
 
 
-def test_all_reasons_are_said_and_nothing_is_left_behind(demo_data, tmp_path, capsys):
+def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, capsys):
     config = config_of('faster_rcnn', demo_data)
     config.model.test_cfg.rcnn.nms = ConfigDict(type='soft_nms', iou_threshold=0.5)
     config.model.test_cfg.rpn.nms.class_agnostic = True
@@ -166,7 +166,7 @@ def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, me
     assert message in capsys.readouterr().err
 
 
-def test_each_framework_has_its_function(tmp_path):
+def test_each_function_refuses_configs_of_other_frameworks(tmp_path):
     with pytest.raises(ValueError, match="must have default_scope = 'mmseg', got 'mmdet'"):
         export_segmentor(Config({'default_scope': 'mmdet'}), 'w.pth', tmp_path / 'x.onnx')
     with pytest.raises(ValueError, match="must have default_scope = 'mmdet', got None"):

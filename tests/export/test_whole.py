@@ -1,4 +1,4 @@
-"""Whole models in one file against the frameworks, in both runtimes, at sizes that the file never saw."""
+"""Whole models in one file against the frameworks, in both runtimes, at other sizes than the recorded one."""
 
 import copy
 import json
@@ -43,14 +43,14 @@ CASES = [*BACKBONES.items(), ('upernet', 'v2'), ('upernet', 'resnet')]
 
 
 def costly(*values):
-    """Return what parametrizes a test with a model, and with how long it takes to make."""
+    """Return a test parameter with a model, marked by the time that its training takes."""
     is_long = values[0] not in ('mask_rcnn', 'upernet') or 'v2' in values or 'resnet' in values
     return pytest.param(*values, marks=[pytest.mark.slow, *([pytest.mark.long] if is_long else [])])
 
 
 @pytest.fixture(scope='module')
 def trained(demo_data, tmp_path_factory):
-    """Return a function that trains a model once and exports it once: its config, its weights, its file."""
+    """Return a function that trains and exports a model once, and returns its config, weights and file."""
     folder = tmp_path_factory.mktemp('whole models')
     made = {}
 
@@ -111,7 +111,7 @@ def test_unseen_sizes_in_both_runtimes(trained, demo_data, name, backbone, sizes
 
 
 @pytest.mark.slow
-def test_a_batch_and_another_size_of_classes(trained, demo_data):
+def test_a_batch_and_another_size_of_the_class_map(trained, demo_data):
     config, weights, path = trained('upernet')
     model = Predictor(config, str(weights), 'cpu').model
     picture = pictures.read(picture_of(demo_data))[:, :, ::-1]
@@ -128,7 +128,7 @@ def test_a_batch_and_another_size_of_classes(trained, demo_data):
 
 @pytest.mark.parametrize('name', [costly(name) for name in DETECTORS])
 @pytest.mark.parametrize('runtime_name', RUNTIMES)
-def test_a_picture_in_which_nothing_is(trained, name, runtime_name):
+def test_an_image_without_objects(trained, name, runtime_name):
     *_, path = trained(name)
     session = SESSIONS[runtime_name](path, 1)
     for value in (0, 255):
@@ -166,7 +166,7 @@ def metrics(config, model, files):
 
 
 def with_prediction(sample, file):
-    """Return a sample of a framework with the prediction of a file in place of the framework's."""
+    """Return a copy of a framework's sample with the prediction of a file instead of the framework's."""
     sample = copy.deepcopy(sample)
     prediction = file.predict(sample.img_path)
     if prediction.labels is not None:
@@ -199,8 +199,8 @@ def test_ap_and_miou_are_those_of_the_framework(trained, name):
 
 @pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'faster_rcnn', 'upernet')])
 @pytest.mark.parametrize('resize', [{'scale': (333, 200), 'keep_ratio': True}, {'scale': (150, 210)}])
-def test_the_runtime_says_what_the_predictor_says(trained, demo_data, tmp_path, name, resize):
-    """Both from a file, which is resized on the way in, and back on the way out."""
+def test_the_runtime_equals_the_predictor(trained, demo_data, tmp_path, name, resize):
+    """Both read the image from a file, resize it, and return predictions in its original size."""
     config, weights, path = trained(name)
     config = copy.deepcopy(config)
     pipeline = config.test_dataloader.dataset.pipeline
@@ -235,8 +235,8 @@ def test_the_runtime_says_what_the_predictor_says(trained, demo_data, tmp_path, 
 
 
 @pytest.mark.parametrize('name', DETECTORS)
-def test_the_graph_is_mmdets_predict_before_it_is_recorded(demo_data, name):
-    """With random weights, some of whose boxes have no size, and sizes smaller than every anchor."""
+def test_the_module_equals_mmdets_predict_before_export(demo_data, name):
+    """With random weights, some boxes are empty; some images are smaller than every anchor."""
     config = config_of(name, demo_data)
     init_default_scope('mmdet')
     torch.manual_seed(1)
@@ -258,13 +258,13 @@ def test_the_graph_is_mmdets_predict_before_it_is_recorded(demo_data, name):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_wrong_file_is_removed_and_what_was_there_stays(trained, demo_data, tmp_path, monkeypatch):
+def test_a_wrong_file_is_removed_and_the_old_file_is_kept(trained, demo_data, tmp_path, monkeypatch):
     config, weights, _ = trained('faster_rcnn')
     (tmp_path / 'x.onnx').write_text('of yesterday')
-    right = detectors.batched_nms
+    original = detectors.batched_nms
 
     def wrong(boxes, scores, groups, config, most):
-        return right(boxes, scores, torch.zeros_like(groups), config, most)
+        return original(boxes, scores, torch.zeros_like(groups), config, most)
 
     monkeypatch.setattr(detectors, 'batched_nms', wrong)
     with pytest.raises(ExportError, match='the file is wrong on an image'):
@@ -274,7 +274,7 @@ def test_a_wrong_file_is_removed_and_what_was_there_stays(trained, demo_data, tm
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_picture_in_which_nothing_is_found_is_no_check(demo_data, tmp_path):
+def test_an_image_without_detections_cannot_verify_a_file(demo_data, tmp_path):
     config = config_of('retinanet', demo_data)
     init_default_scope('mmdet')
     torch.save({'state_dict': MODELS.build(config.model).state_dict(), 'meta': {}}, tmp_path / 'w.pth')
@@ -283,7 +283,7 @@ def test_a_picture_in_which_nothing_is_found_is_no_check(demo_data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['w.pth']
 
 
-def test_files_that_hold_no_whole_model(tmp_path):
+def test_files_without_a_whole_model(tmp_path):
     class Backbone(torch.nn.Module):
         def forward(self, img):
             return img + 1
@@ -330,7 +330,7 @@ def test_the_command_needs_neither_torch_nor_the_frameworks(trained, demo_data, 
     assert [one['class'] for one in found[key]] == [one['class'] for one in expected[key]] != []
 
 
-def test_the_command_says_what_is_missing(tmp_path):
+def test_the_command_explains_wrong_arguments(tmp_path):
     (tmp_path / 'a.jpg').write_text('')
     for arguments, message in (
         (['predict', 'x.onnx', 'a.jpg'], 'there is no file'),

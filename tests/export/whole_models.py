@@ -1,4 +1,4 @@
-"""Small detectors and segmentors, trained for some steps on the demo's data until they find something."""
+"""Small detectors and segmentors, trained for some steps on the demo data so that they detect something."""
 
 import itertools
 from pathlib import Path
@@ -29,7 +29,7 @@ WIDTH = 32  # of necks and heads
 
 
 def config_of(name: str, data: Path, backbone: str = 'swin') -> Config:
-    """Return the config of a detector or of 'upernet', small, reading the demo data set in ``data``."""
+    """Return a small config of a detector or of 'upernet', for the demo data set in ``data``."""
     config = demo_config('mmseg' if name == 'upernet' else 'mmdet', data)
     if name == 'upernet':
         config.model.decode_head.channels = config.model.auxiliary_head.channels = WIDTH

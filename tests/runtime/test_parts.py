@@ -1,4 +1,4 @@
-"""What the runtime does to pictures and masks is what OpenCV, mmdet and pycocotools do."""
+"""The runtime processes images and masks as OpenCV, mmcv, mmdet and pycocotools do."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_sizes_are_those_of_the_frameworks(size, keep_ratio, options):
 def test_pictures_are_read_as_the_frameworks_read_them(tmp_path, suffix):
     path = tmp_path / f'a b.{suffix}'
     exif = Image.Exif()
-    exif[274] = 6  # turned by a quarter
+    exif[274] = 6  # to be shown rotated by 90 degrees
     Image.fromarray(photograph(50, 70)).save(path, exif=exif)
     np.testing.assert_array_equal(pictures.read(path), mmcv.imread(str(path))[:, :, ::-1])
     assert pictures.read(path).shape == (70, 50, 3)
@@ -56,7 +56,7 @@ def test_pictures_are_read_as_the_frameworks_read_them(tmp_path, suffix):
         (np.zeros((4, 4, 3), np.float32), TypeError, 'uint8, got float32'),
     ],
 )
-def test_arrays_that_are_no_pictures(picture, error, message):
+def test_invalid_image_arrays(picture, error, message):
     with pytest.raises(error, match=message):
         pictures.read(picture)
 
@@ -97,7 +97,7 @@ def test_run_lengths_of_a_large_mask():
     assert masks.run_lengths(mask)['counts'] == expected['counts'].decode()
 
 
-def test_painted_pictures_show_what_was_found():
+def test_painted_pictures_show_instances_and_segments():
     pixels = photograph(60, 90)
     mask = np.zeros((60, 90), bool)
     mask[30:40, 50:60] = True

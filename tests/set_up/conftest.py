@@ -1,4 +1,4 @@
-"""The set-up runs by itself, before anything is installed, so it is no package: its tests import it from its folder."""
+"""The set-up runs before anything is installed, so it is no package: its tests import it from its folder."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A set-up in a process that is interrupted, with a pip that hangs."""
+"""A set-up that a signal interrupts while pip hangs."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ import pytest
 
 from tests.conftest import ROOT
 
-PATIENCE = 60  # seconds, on a machine that has a lot else to do
+PATIENCE = 60  # seconds, for a busy machine
 
 
 @pytest.fixture
 def environment(tmp_path):
-    """Return an environment whose pip notes its process and then waits, as for a slow download."""
+    """Return an environment whose pip records its process ID and then waits, as for a slow download."""
     folder = tmp_path / 'an environment'
     (folder / 'bin').mkdir(parents=True)
     python = folder / 'bin/python'
@@ -41,7 +41,7 @@ def start(folder):
 
 
 def heed_interrupts():
-    """In the background of a shell, where tests may run, SIGINT is ignored, and children inherit that."""
+    """Restore the default action of SIGINT: background jobs of a shell ignore it, and their children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -60,16 +60,16 @@ def alive(pid):
 def wait_for(condition):
     limit = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < limit, 'it did not happen'
+        assert time.monotonic() < limit, 'the condition did not become true in time'
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_pip_too_and_says_how_to_go_on(number, environment, tmp_path):
+def test_a_signal_ends_pip_too_and_the_error_says_how_to_continue(number, environment, tmp_path):
     process = start(environment)
     wait_for(lambda: pips(tmp_path))
     process.send_signal(number)
-    _, said = process.communicate(timeout=PATIENCE)
+    _, printed_errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert said.splitlines()[-1] == 'set-up: interrupted; run the same command again to continue'
+    assert printed_errors.splitlines()[-1] == 'set-up: interrupted; run the same command again to continue'
     assert not alive(pips(tmp_path)[0])

@@ -1,4 +1,4 @@
-"""What is wrong or missing is said in one line with the cure, before anything is downloaded."""
+"""Defects of a machine are reported in one line with a fix, before any download."""
 
 import os
 import subprocess
@@ -13,8 +13,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 
 
 def run(folder, **environment):
-    """Run the set-up without a connection; return its status and what it said last."""
-    # Nothing listens there, and pip does not try again.
+    """Run the set-up without a connection, expect it to fail, and return the lines of its stderr."""
+    # No server listens at this address, and pip does not retry.
     offline = {'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0', 'PIP_NO_INDEX': '1'}
     command = [sys.executable, ROOT / 'tools/set_up.py', folder, 'dev', 'mm']
     done = subprocess.run(command, env={**ENVIRONMENT, **offline, **environment}, capture_output=True, text=True)
@@ -23,7 +23,7 @@ def run(folder, **environment):
 
 
 def make_python(folder, script):
-    """Make the folder of an environment whose Python is a shell script."""
+    """Create an environment whose Python is a shell script."""
     (folder / 'bin').mkdir(parents=True)
     python = folder / 'bin/python'
     python.write_text(f'#!/bin/sh\n{script}\n')
@@ -98,7 +98,7 @@ def test_operators_of_mmcv_for_gpus(cuda, sees_gpu, nvcc, wanted, reason, tmp_pa
     assert reason in why
 
 
-def test_pips_settings_are_uvs_too(tmp_path):
+def test_settings_of_pip_become_settings_of_uv(tmp_path):
     listed = f""":env:.find-links='{tmp_path}'
 global.extra-index-url='file:///one https://two'
 global.timeout='3'

@@ -1,4 +1,4 @@
-"""The header of mmcv compiled once, by the compiler of this machine, and a setup.py that needs Python 3.12 or older."""
+"""The build of mmcv: its header is precompiled once, and its setup.py runs in Python 3.13 and later."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ BUILD = ROOT / 'tools/mmcv_build'
 
 @pytest.fixture
 def source(tmp_path):
-    """Return a source with a header, in a folder with a space in its name."""
+    """Return a source folder with a header; its name contains a space."""
     common = tmp_path / 'the source' / mmcv_cxx.COMMON
     common.mkdir(parents=True)
     (common / 'pytorch_cpp_helper.hpp').write_text(
@@ -27,7 +27,7 @@ def source(tmp_path):
 
 
 def compile_with(source, *flags, compiler='g++ -H'):
-    """Compile the file as mmcv's build does; return whether the compiler took the precompiled header."""
+    """Compile the file as mmcv's build does; return whether the compiler used the precompiled header."""
     arguments = ['-MMD', '-MF', 'file.o.d', '-O1', f'-I{source / mmcv_cxx.COMMON}', '-c', '-c', source / 'file.cpp']
     environment = {**os.environ, 'PATH': f'{BUILD}:{os.environ["PATH"]}', 'MMCV_CXX': compiler}
     command = ['mmcv_cxx.py', *arguments, '-o', 'file.o', *flags]
@@ -41,7 +41,7 @@ def precompiled(source):
 
 
 @pytest.mark.skipif(not shutil.which('g++'), reason='needs g++')
-def test_the_header_is_compiled_once_for_each_set_of_flags_until_all_is_linked(source):
+def test_the_header_is_compiled_once_per_set_of_flags_and_removed_after_linking(source):
     assert compile_with(source, '-DMADE_FOR=one')
     (first,) = precompiled(source)
     made = first.stat().st_mtime_ns
@@ -66,7 +66,7 @@ def test_a_compiler_that_cannot_compile_headers_compiles_files(source):
         assert not compile_with(source, compiler=f"'{compiler}'")
 
 
-def test_exec_defines_names_that_locals_has_in_every_python(tmp_path):
+def test_names_defined_by_exec_are_in_locals_in_every_python(tmp_path):
     script = tmp_path / 'setup.py'
     script.write_text('def version():\n    exec("number = 7")\n    return locals()["number"]\n\nprint(version())\n')
     environment = {**os.environ, 'PYTHONPATH': str(BUILD)}

@@ -1,4 +1,4 @@
-"""The lock goes with pyproject.toml, names no index, and leaves a chosen torch alone."""
+"""The lock matches pyproject.toml and names no index, and installing from it keeps an installed torch."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ GROUPS = (['dev', 'mm'], ['peers'], ['core'])
 pytestmark = pytest.mark.skipif(not UV.exists(), reason='needs uv, which the set-up installs')
 
 
-def test_the_lock_has_what_pyproject_asks_for():
+def test_the_lock_has_the_requirements_of_pyproject():
     """Every group can be exported, and a version that pyproject.toml pins is the one that is locked."""
     groups = tomllib.loads((ROOT / 'pyproject.toml').read_text())['dependency-groups']
     for names in GROUPS:
@@ -33,22 +33,22 @@ def test_the_lock_names_no_index():
 
 
 @pytest.mark.parametrize('groups', GROUPS, ids='-'.join)
-def test_what_is_installed_beside_torch_leaves_torch_alone(groups):
+def test_packages_installed_besides_torch_exclude_torch_and_its_dependencies(groups):
     uv = set_up.Uv(PYTHON, groups)
-    everything, beside = (
+    everything, others = (
         set(re.findall(r'^([\w-]+)==', text, re.M)) for text in (uv.export(), uv.export(*set_up.BESIDE_TORCH))
     )
     assert 'torch' in everything
     assert any(name.startswith('nvidia-') for name in everything)
-    assert not [name for name in beside if name == 'torch' or name.startswith(('nvidia-', 'cuda-'))]
-    assert {'numpy', 'pytest', 'hypothesis'} <= beside
-    assert ('mmcv' in beside) == ('mm' in groups)
-    assert not {'mmcv', 'mmcv-lite'} <= beside
-    assert ('triton' in beside) == ('dev' in groups)
+    assert not [name for name in others if name == 'torch' or name.startswith(('nvidia-', 'cuda-'))]
+    assert {'numpy', 'pytest', 'hypothesis'} <= others
+    assert ('mmcv' in others) == ('mm' in groups)
+    assert not {'mmcv', 'mmcv-lite'} <= others
+    assert ('triton' in others) == ('dev' in groups)
 
 
 class Recorder(set_up.Uv):
-    """Records what it is to install, instead."""
+    """Records the requirements instead of installing them."""
 
     def install(self, requirements, *options, env={}):
         self.installed.append(requirements)
@@ -61,14 +61,14 @@ def put_torch(folder, version):
 
 
 @pytest.mark.parametrize('version', ['2.13.0+cpu', '2.12.1+cu126'])
-def test_a_torch_that_is_there_is_kept(version, tmp_path, monkeypatch):
+def test_an_installed_torch_is_kept(version, tmp_path, monkeypatch):
     put_torch(tmp_path, version)
     monkeypatch.setattr(set_up, 'make_environment', lambda folder: None)
     monkeypatch.setattr(set_up, 'Uv', lambda python, groups: Recorder(PYTHON, groups))
     monkeypatch.setattr(Recorder, 'installed', [], raising=False)
     set_up.set_up(tmp_path, ['dev'])
     torch, requirements = Recorder.installed
-    assert torch == f'torch=={version}'  # with what it requires
+    assert torch == f'torch=={version}'  # with its dependencies
     assert not re.search('^(torch|nvidia.*)==', requirements, re.M)
     assert ('\ntriton==' in requirements) == (version == '2.13.0+cpu')
 
@@ -80,7 +80,7 @@ def test_a_torch_that_is_too_old_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('said', 'online'),
+    ('text', 'online'),
     [
         (None, False),
         ("Network connectivity is disabled, but the requested data wasn't found in the cache", True),
@@ -88,16 +88,14 @@ def test_a_torch_that_is_too_old_is_refused(tmp_path):
         ('Failed to build `mmcv==2.1.0`\n  cause: The build backend returned an error', False),
     ],
 )
-def test_what_is_not_in_the_cache_is_downloaded_and_what_does_not_compile_is_not_compiled_again(
-    said, online, monkeypatch
-):
+def test_uncached_packages_are_downloaded_and_failed_builds_are_not_repeated(text, online, monkeypatch):
     commands = []
 
     def run(self, *command, **options):
         commands.append(command)
-        return subprocess.CompletedProcess(command, int(said is not None and '--offline' in command), stderr=said or '')
+        return subprocess.CompletedProcess(command, int(text is not None and '--offline' in command), stderr=text or '')
 
     monkeypatch.setattr(set_up.Uv, 'run', run)
-    with pytest.raises(subprocess.CalledProcessError) if said and not online else contextlib.nullcontext():
+    with pytest.raises(subprocess.CalledProcessError) if text and not online else contextlib.nullcontext():
         set_up.Uv(PYTHON, ['core']).install('mmcv==2.1.0')
     assert [('--offline' in command) for command in commands] == ([True, False] if online else [True])

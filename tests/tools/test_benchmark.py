@@ -1,4 +1,4 @@
-"""The benchmark tool: it runs, refuses models that differ, and its limits are what the formulas say."""
+"""The benchmark tool runs, refuses models with different outputs, and computes its limits from the right formulas."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def run(*options):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('mode', ['infer', 'train'])
-def test_compares_with_the_frameworks(tmp_path, mode):
+def test_comparison_with_the_frameworks(tmp_path, mode):
     report, picture = tmp_path / 'report.json', tmp_path / 'report.png'
     options = ['--size', '64', '96', '--mode', mode, '--rounds', '2', '--threads', '1']
     done = run(*options, '--ours', 'auto', 'reference+cp', '--json', str(report), '--plot', str(picture))
@@ -93,8 +93,8 @@ def test_unknown_backends_are_refused():
         bench_models.build_ours('t', 7, 'nonsense')
 
 
-def test_matrix_products_are_those_of_the_model():
-    """Count the multiply-adds of every linear layer and convolution that a forward pass calls."""
+def test_matrix_products_equal_those_of_the_model():
+    """Compare with the multiply-adds of the linear layers and convolutions that a forward pass calls."""
     backbone = SwinBackbone('t').to('meta')
     counted = []
 
@@ -113,7 +113,7 @@ def test_roofline_has_the_published_number_of_flops(monkeypatch):
     monkeypatch.setattr(bench_limits, '_peak', lambda *_: 1e12)
     monkeypatch.setattr(bench_limits, '_bandwidth', lambda *_: 1e30)
     limit = bench_limits.roofline(SwinBackbone('t'), (800, 1344), 1, 'infer', torch.float32, 'cpu')
-    # Two per multiply-add, without the patch embedding.
+    # Two FLOPs per multiply-add; the patch embedding is not counted.
     assert limit['gflops_of_pass'] == pytest.approx(192.8, rel=0.01)
     assert limit['seconds'] == pytest.approx(limit['gflops_of_pass'] / 1000)
 

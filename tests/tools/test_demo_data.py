@@ -98,7 +98,7 @@ def test_the_same_seed_makes_the_same_files(data, tmp_path):
     assert json.loads((data / name).read_text()) != json.loads((tmp_path / 'other' / name).read_text())
 
 
-def test_what_is_there_is_kept_without_force(data, tmp_path):
+def test_existing_files_are_kept_without_force(data, tmp_path):
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'notes.txt').write_text('keep')
     refused = make(tmp_path / 'mine')

@@ -1,4 +1,4 @@
-"""The pages under docs/ are true: their shell and Python blocks run, page by page and in order, on tiny data."""
+"""The shell and Python blocks of the README and the pages under docs/ run, in order, on tiny data."""
 
 import os
 import re
@@ -20,12 +20,12 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LINKING = [
     page for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*') for page in ROOT.glob(f'{folder}.md')
 ]
-# The page on export wants packages and files that this place lacks; tests/peers runs the one on other libraries, and
-# tests/export the one on deployment.
+# The page on export needs packages and files that these tests lack. tests/peers runs the page on other libraries, and
+# tests/export the page on deployment.
 RUN = [page for page in PAGES if page.stem not in ('export', 'elsewhere', 'deploy') and '```' in page.read_text()]
-# What these do is tried by other tests too.
+# Other tests run the commands of these pages too.
 LONG = dict.fromkeys(['own-data', 'several-gpus', 'plain-pytorch', 'install', 'frameworks'], pytest.mark.long)
-# Models that a CPU trains in seconds take the places of Swin-T's, and a short schedule that of the recipe's.
+# Replacements in the blocks: models that a CPU trains in seconds for Swin-T models, and short schedules.
 SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
     'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out': 'upernet_swin-demo --out',
@@ -46,7 +46,7 @@ SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-    """A folder with what the pages take for granted: data, weights, pictures, the tools and the command."""
+    """A folder with the files that the pages assume: data, weights, images, the tools and the command."""
     folder = tmp_path_factory.mktemp('pages')
     make_coco(folder / 'data' / 'fruit')
     make_camvid(folder / 'data' / 'camvid')
@@ -73,14 +73,14 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def place(prepared, tmp_path):
-    """A copy of it, in which no other page has written."""
+    """A copy of the prepared folder, for one page."""
     return shutil.copytree(prepared, tmp_path / 'place')
 
 
 def script(page):
     """Return the blocks of a page as one bash script; Python blocks of a page share their names."""
     lines, names = ['set -e'], ''
-    languages = 'sh' if page.stem == 'README' else 'sh|python'  # its Python is tried beside its tables
+    languages = 'sh' if page.stem == 'README' else 'sh|python'  # test_readme.py runs its Python blocks
     for language, block in re.findall(rf'^```({languages})\n(.*?)^```', page.read_text(), re.S | re.M):
         if language == 'python':
             names += block
@@ -104,7 +104,7 @@ def test_a_page_runs(place, page):
         'PYTHONWARNINGS': 'ignore',
         'OMP_NUM_THREADS': '1',
     }
-    if page.stem == 'several-gpus':  # its config is any
+    if page.stem == 'several-gpus':  # the page does not create its config
         run('swin-dense config mask-rcnn_swin-demo_fpn --out mine.py --data-root data/fruit '
             f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
     run(script(page), place, environment)
@@ -116,13 +116,13 @@ def run(text, place, environment):
 
 
 def anchors(page):
-    """Return what GitHub calls the headings of a page."""
+    """Return GitHub's anchors for the headings of a page."""
     headings = re.findall(r'^#+ (.*)', re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M), re.M)
     return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
 
 @pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_link_targets_exist(page):
     text = page.read_text()
     text = re.sub(r'^```.*?^```', '', text, flags=re.S | re.M)
     for target, _, anchor in (link.partition('#') for link in re.findall(r'\]\(([^) ]+)\)', text)):

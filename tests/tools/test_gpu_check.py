@@ -1,4 +1,4 @@
-"""What tools/gpu_check.sh leaves of its comparisons, and the README's table of it."""
+"""The reports of tools/gpu_check.sh, and the README's table of them."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def reports(tmp_path):
     return tmp_path
 
 
-def test_the_table_holds_the_medians(reports):
+def test_the_table_shows_the_medians(reports):
     collected = gpu_check.collect(reports)
     assert [(case['way'], case['batch'], set(case['models'])) for case in collected['cases']] == [
         (way, batch, models) for way in ('eager', 'compiled') for batch, models in ((1, set(TIMES)), (2, set()))
@@ -47,7 +47,7 @@ def test_a_rehearsal_makes_no_table(reports):
         update_readme.gpu_table({**gpu_check.collect(reports), 'is_rehearsal': True})
 
 
-def test_compiled_peers_are_compared_in_inference_and_training_before_the_time_is_up():
+def test_kernels_and_tests_come_first_and_compiled_peers_are_compared():
     pieces = list(gpu_check.PIECES)
     assert pieces[:2] == ['kernels', 'tests']
     assert {f't-compiled-{case}' for case in ('infer-1', 'infer-8', 'train-2')} < set(pieces)

@@ -1,4 +1,4 @@
-"""The counting behind ``benchmarks/gpu_estimate.py``: against counts by hand, and against torch's own autocast."""
+"""The counts of ``benchmarks/gpu_estimate.py`` against counts by hand and against torch's own autocast."""
 
 import sys
 
@@ -20,7 +20,7 @@ SHAPE = (2, 3, 60, 52)
 
 
 class Layer(nn.Module):
-    """A model of one linear layer and a GELU, along the columns of the image."""
+    """A linear layer over the last dimension of the image, and a GELU."""
 
     def __init__(self):
         super().__init__()
@@ -38,12 +38,12 @@ def test_inference_by_hand():
     assert (rows['aten::addmm'].launches, rows['aten::addmm'].bytes) == (1, 2 * (96 + 128 + 16 + 192))
     assert rows['aten::addmm'].flops == 2 * 12 * 8 * 16
     assert (rows['aten::gelu'].launches, rows['aten::gelu'].bytes) == (1, 2 * (192 + 192))
-    assert all(row.seconds == row.launches * gpu_estimate.LAUNCH for row in rows.values())  # so small are they
+    assert all(row.seconds == row.launches * gpu_estimate.LAUNCH for row in rows.values())  # as they are small
 
 
 def test_training_by_hand():
     done = gpu_estimate.count(Layer().to('meta'), (1, 3, 4, 8), True, torch.bfloat16)
-    # Backward: of GELU one, of the layer a product for the weight and a sum for the bias, each cast to float32 again.
+    # Backward: one kernel for GELU; for the layer, a product (weight) and a sum (bias), both cast to float32.
     assert {name: row.launches for name, row in done.rows.items()} == {
         'aten::_to_copy': 3 + 2,
         'aten::addmm': 1,
@@ -52,8 +52,8 @@ def test_training_by_hand():
         'aten::mm': 1,
         'aten::sum': 1,
     }
-    # The layer keeps its input in low precision, GELU its own. The image asks for no gradient, so no weight is kept,
-    # except that autocast holds what it has cast.
+    # The layer keeps its input in low precision, and GELU keeps its input. The image requires no gradient, so the
+    # backward pass needs no weight, but autocast keeps its casts.
     assert done.rows['aten::_to_copy'].kept_bytes == 2 * (96 + 128 + 16)
     assert done.rows['aten::addmm'].kept_bytes == 2 * 192
     assert done.rows['aten::gelu'].kept_bytes == 0  # the output
@@ -74,7 +74,7 @@ def mmdet():
 
 
 class Called(TorchFunctionMode):
-    """Remember which of torch's functions were called."""
+    """Record the called functions of torch."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ class Called(TorchFunctionMode):
 
 
 @pytest.mark.parametrize('build', [mmdet, lambda: SwinBackbone(**TINY, attn_backend='reference')])
-def test_casts_whatever_torchs_autocast_has_a_rule_for(build):
+def test_casts_all_called_functions_with_a_rule_in_torchs_autocast(build):
     rules = torch._C._dispatch_get_registrations_for_dispatch_key('AutocastCUDA')
     names = {rule.split('::')[1].split('.')[0] for rule in rules}
     with Called() as called:
@@ -112,7 +112,7 @@ def test_casts_whatever_torchs_autocast_has_a_rule_for(build):
     ids=['linear', 'matmul', 'conv2d', 'layer_norm', 'F.softmax', 'softmax', 'gelu'],
 )
 def test_casts_to_the_dtype_of_torchs_autocast(function, given):
-    """A tensor without memory that says it is on a GPU goes through torch's own autocast for CUDA."""
+    """Torch's own autocast for CUDA is applied to a FakeTensor, which has a CUDA device but no memory."""
     shape = (8, 8, 8, 8) if 'conv2d' in function.__code__.co_names else (8, 8)
     on_meta = torch.empty(shape, device='meta', dtype=given)
     mode = FakeTensorMode()

@@ -1,4 +1,4 @@
-"""The counts of memory behind docs/memory.md: by hand, in their order, and the page's table."""
+"""The memory counts of docs/memory.md against counts by hand, their order, and the page's table."""
 
 import json
 import sys
@@ -33,28 +33,28 @@ def test_the_peak_by_hand():
     gpu_estimate.count(Squares().to('meta'), (1, 3, 32, 8), True, torch.float32, counter=counter)
     map_, weight = 4 * 3 * 32 * 8, 4 * 8 * 8
     # At the second layer of the backward pass: the output of the first layer, the last output and its gradient, which
-    # are the caller's, the gradients of the second and of the first output, and those of the last two weights.
+    # the caller holds, the gradients of the second and of the first output, and those of the last two weights.
     assert counter.peak == 5 * map_ + 2 * weight
 
 
 @pytest.mark.slow
-def test_what_is_computed_again_is_not_kept():
+def test_checkpointed_activations_are_not_kept():
     settings = {'batch': 1, 'dtype': 'float32', 'with_cp': False, 'frozen_stages': -1}
-    kept, again = (
+    kept, recomputed = (
         memory_ladder.count_rung({**settings, 'with_cp': stages}, 't', (64, 64))
         for stages in (False, memory_ladder.ALL_STAGES)
     )
-    assert again['kept'] < 0.5 * kept['kept']
-    assert again['flops'] > kept['flops']
+    assert recomputed['kept'] < 0.5 * kept['kept']
+    assert recomputed['flops'] > kept['flops']
 
 
-def test_every_rung_takes_less():
+def test_no_rung_needs_more_memory_than_the_one_before():
     rungs = json.loads((ROOT / 'benchmarks' / 'memory_ladder.json').read_text())['rungs']
     assert [rung['name'] for rung in rungs] == [name for name, _ in memory_ladder.RUNGS]
     totals = [rung['total'] for rung in rungs]
     assert totals == sorted(totals, reverse=True)
 
 
-def test_the_page_has_the_counted_numbers():
+def test_the_page_shows_the_counts():
     report = json.loads((ROOT / 'benchmarks' / 'memory_ladder.json').read_text())
     assert '\n'.join(memory_ladder.table(report['rungs'])) in (ROOT / 'docs' / 'memory.md').read_text()

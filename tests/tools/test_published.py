@@ -1,4 +1,4 @@
-"""The pictures of accuracy and speed hold what the raw results and the metafiles hold."""
+"""The figures of accuracy and speed are drawn from the raw results and the metafiles."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def test_sizes_are_those_that_the_recipes_test_with():
     assert sizes == {(800, 1344), (512, 512), (640, 640)}
 
 
-def test_both_pictures_are_drawn(tmp_path):
+def test_both_figures_are_drawn_in_the_published_size(tmp_path):
     published.draw_accuracy(ROWS, tmp_path / 'accuracy.png')
     reports = {name: json.loads((published.RAW.parent / file).read_text()) for name, file in published.SPEED.items()}
     published.draw_speed(reports, tmp_path / 'speed.png')

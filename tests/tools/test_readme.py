@@ -1,4 +1,4 @@
-"""The README says what the raw results say, and what it tells a user to type works."""
+"""The README agrees with the raw results, and its commands and examples work."""
 
 import json
 import re
@@ -17,7 +17,7 @@ CHINESE = (ROOT / 'README_zh-CN.md').read_text()
 WEIGHTS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/'
 
 
-def test_tables_are_those_of_the_raw_results():
+def test_tables_equal_the_raw_results():
     pages = {name: (ROOT / name).read_text() for name in PAGES}
     assert {name: with_tables(text, 'zh-CN' in name) for name, text in pages.items()} == pages
     measured = [table for table, (files, _) in TABLES.items() if (ROOT / 'benchmarks' / files[0]).exists()]
@@ -27,7 +27,7 @@ def test_tables_are_those_of_the_raw_results():
 
 
 def facts(text):
-    """Return what a README states in whatever language: code, commands, links, names, numbers, tables."""
+    """Return the language-independent parts of a README: code, commands, links, names, numbers, tables."""
     code = re.findall(r'^```(\w+)\n(.*?)^```', text, re.S | re.M)
     prose = re.sub(r'^```.*?^```|(?<=-->\n).*?(?=<!-- end -->)', '', text, flags=re.S | re.M)
     links = [target for target in re.findall(r'\]\(([^)]+)\)', prose) if not target.startswith(('#', 'README'))]
@@ -66,17 +66,17 @@ def test_both_languages_state_the_same():
         ('docs/images/pyramid.png', 'docs/images/windows.png'),
     ],
 )
-def test_a_change_of_one_language_alone_is_seen(old, new):
+def test_a_change_in_one_language_alone_is_detected(old, new):
     assert facts(CHINESE.replace(old, new, 1)) != facts(README)
     assert facts(README.replace(old, new, 1)) != facts(CHINESE)
 
 
-def test_a_missing_marker_is_told():
+def test_a_missing_marker_raises():
     with pytest.raises(ValueError, match='<!-- demo -->'):
         replace_block('no table here', 'demo', '')
 
 
-def test_commands_name_files_that_are_there():
+def test_commands_name_existing_files():
     paths = re.findall(r'(?:tools|configs|tests|benchmarks)/[\w./-]+\.(?:py|sh)', README)
     assert paths
     for path in paths:
@@ -101,7 +101,7 @@ def test_python_examples_run(tmp_path, monkeypatch):
 
 
 def test_stacks_compute_the_same_numbers():
-    """Norms and projections of outputs and gradients in float64; some gradients vanish, and are rounding alone."""
+    """Compare norms and projections of outputs and gradients in float64; some gradients are zero up to rounding."""
     rows = json.loads((ROOT / 'benchmarks' / 'stacks.json').read_text())
     oldest = rows.pop('oldest')['numbers']
     assert len(oldest) > 100

@@ -1,4 +1,4 @@
-"""tools/slurm_train.sh and slurm_test.sh: what they ask of slurm and what they run, with a stand-in for srun."""
+"""tools/slurm_train.sh and slurm_test.sh: their arguments to srun, which a stand-in prints."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def run(tmp_path):
         ('slurm_test.sh', 'test.py', 'a b.pth', ['my config.py', 'a b.pth']),
     ],
 )
-def test_what_is_run(run, script, tool, last, expected):
+def test_options_and_command_passed_to_srun(run, script, tool, last, expected):
     variables = {'GPUS': '16', 'GPUS_PER_NODE': '4', 'SRUN_ARGS': '--time=1:00 --quiet'}
     done = run(script, 'gpu', 'my job', 'my config.py', last, '--cfg-options', 'a=b c', **variables)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_what_is_run(run, script, tool, last, expected):
     assert command == [*expected, '--launcher', 'slurm', '--cfg-options', 'a=b c']
 
 
-def test_missing_arguments_get_the_usage(run):
+def test_missing_arguments_print_the_usage(run):
     done = run('slurm_train.sh', 'gpu', 'job', 'config.py')
     assert done.returncode != 0
     assert 'usage: tools/slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR' in done.stderr

@@ -1,4 +1,4 @@
-"""`swin-dense train` and `test`, and the tools over them, run as a user runs them, on a few images."""
+"""`swin-dense train` and `test`, and the tools that call them, run as programs on a few images."""
 
 import json
 import pickle
@@ -46,7 +46,7 @@ def run(*command, check=True, cwd=ROOT):
 
 
 def losses(log):
-    """Return the loss of every training iteration that a log tells of."""
+    """Return the loss of every training iteration in a log."""
     return [float(loss) for loss in re.findall(r'(?:Epoch|Iter)\(train\).*? loss: ([\d.]+)', log)]
 
 
@@ -59,7 +59,7 @@ def trained(request, demo_data, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_training_writes_what_plain_torch_reads_with_weights_only(trained):
+def test_torch_load_reads_checkpoints_with_weights_only(trained):
     framework, work_dir, log, _ = trained
     assert len(losses(log)) == 4
     assert (work_dir / LAST[framework]).is_file()
@@ -69,18 +69,18 @@ def test_training_writes_what_plain_torch_reads_with_weights_only(trained):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_resume_goes_on_where_it_stopped(trained):
+def test_resume_continues_after_the_checkpoint(trained):
     framework, work_dir, log, common = trained
     resumed = cli('train', CONFIGS[framework], *common, '--resume', work_dir / FIRST[framework]).stdout
     assert re.search(r'resumed epoch: \d+, iter: 2', resumed)
     assert len(losses(resumed)) == 2
-    # Flips and proposals are drawn anew, so the losses are near, and below those of a start from scratch.
+    # Flips and proposals are random, so the losses are only similar, but below those of a start from scratch.
     assert losses(resumed) == pytest.approx(losses(log)[2:], rel=0.1)
     assert losses(resumed)[0] < losses(log)[0]
 
 
 @pytest.mark.slow
-def test_resume_finds_the_newest_checkpoint_by_itself(trained):
+def test_resume_finds_the_newest_checkpoint(trained):
     framework, work_dir, _, common = trained
     longer = {'mmdet': 'train_cfg.max_epochs=3', 'mmseg': 'train_cfg.max_iters=5'}[framework]
     log = run('tools/train.py', CONFIGS[framework], *common, longer, '--resume').stdout
@@ -90,7 +90,7 @@ def test_resume_finds_the_newest_checkpoint_by_itself(trained):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_load_from_starts_anew_with_the_weights(trained, tmp_path):
+def test_load_from_starts_a_new_run_with_the_weights(trained, tmp_path):
     framework, work_dir, log, common = trained
     load = f'load_from={work_dir / LAST[framework]}'
     common = ['--work-dir', tmp_path, *common[2:], load]
@@ -146,7 +146,7 @@ def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_in_small_leaves_a_summary_and_pictures(tmp_path):
+def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     out = tmp_path / 'demo of mine'
     done = run('tools/demo.py', out, '--quick')
     summary = json.loads((out / 'summary.json').read_text())
@@ -176,9 +176,9 @@ def test_the_demo_in_small_leaves_a_summary_and_pictures(tmp_path):
         (['test', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
     ],
 )
-def test_wrong_arguments_get_one_clear_line(arguments, words):
+def test_wrong_arguments_are_explained_in_one_line(arguments, words):
     if '--amp' in arguments and torch.cuda.is_available():
-        pytest.skip('a CUDA device is there, so --amp is right')
+        pytest.skip('a CUDA device is available, so --amp is valid')
     done = cli(*arguments, check=False)
     assert done.returncode == 2
     assert words in done.stderr

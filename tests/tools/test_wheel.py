@@ -1,4 +1,4 @@
-"""The wheel is whole: recipes, tools and index are inside, and it works with torch alone and with mmengine."""
+"""The wheel contains the recipes, tools and index, and works with torch alone and with mmengine."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import swin_dense
 from tests.conftest import ROOT
 
 RECIPE = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
-# What a plain environment lacks.
+# Packages that an environment with torch alone lacks.
 BLOCKED = (
     'mmengine',
     'mmcv',
@@ -29,7 +29,7 @@ BLOCKED = (
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-    """The wheel of the sdist of this commit's files, as `python -m build` makes it, where no earlier build is left."""
+    """The wheel of the sdist of all files that git does not ignore, made as by `python -m build` in a clean folder."""
     folder = tmp_path_factory.mktemp('wheel')
     listed = subprocess.run(['git', 'ls-files', '-z', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True)
     assert listed.returncode == 0, listed.stderr
@@ -73,13 +73,13 @@ def run(installed, code, cwd, blocked=()):
     return done.stdout
 
 
-def test_what_it_holds(wheel):
+def test_files_in_the_wheel(wheel):
     held = {name.removeprefix('swin_dense/.mim/') for name in zipfile.ZipFile(wheel).namelist()}
-    wanted = {str(path.relative_to(ROOT)) for folder in ('configs', 'tools') for path in (ROOT / folder).rglob('*.*')}
-    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / 'swin_dense').rglob('*.*')}
-    wanted = {name for name in wanted if '__pycache__' not in name}
-    assert len(wanted) > 70
-    assert wanted | {'model-index.yml', 'swin_dense/py.typed'} <= held
+    expected = {str(path.relative_to(ROOT)) for folder in ('configs', 'tools') for path in (ROOT / folder).rglob('*.*')}
+    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / 'swin_dense').rglob('*.*')}
+    expected = {name for name in expected if '__pycache__' not in name}
+    assert len(expected) > 70
+    assert expected | {'model-index.yml', 'swin_dense/py.typed'} <= held
     assert held >= {f'swin_dense/explore/assets/{name}' for name in ('page.html', 'page.css', 'page.js', 'labels.json')}
     assert not {name for name in held if name.startswith(('tests/', 'benchmarks/')) or '__pycache__' in name}
     assert f'-{swin_dense.__version__}-' in wheel.name
@@ -101,7 +101,7 @@ def test_it_works_with_torch_alone(installed, tmp_path):
     assert 'retinanet_swin-t-p4-w7_fpn_1x_coco' in printed
 
 
-def test_its_recipes_are_those_of_the_clone(installed, tmp_path):
+def test_its_recipes_equal_those_of_the_clone(installed, tmp_path):
     run(installed, f"from swin_dense.__main__ import main; main(['config', {RECIPE!r}, '--out', 'a.py'])", tmp_path)
     done = subprocess.run(
         [sys.executable, '-W', 'ignore', '-m', 'swin_dense', 'config', RECIPE, '--out', tmp_path / 'b.py'],

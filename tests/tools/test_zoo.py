@@ -1,4 +1,4 @@
-"""The metafiles and the tables made of them: complete, current, with sources, and true of the configs."""
+"""The metafiles and their tables are complete and current, name their sources, and agree with the configs."""
 
 import functools
 import importlib.util
@@ -34,12 +34,12 @@ MODELS = {
     for folder in FOLDERS
     for model in yaml.safe_load((CONFIGS / folder / 'metafile.yml').read_text())['Models']
 }
-# Those that are configs of a framework; their figures are compared with its metafiles, not with what is typed here.
+# Configs of a framework; their figures are compared with its metafiles, not with PUBLISHED.
 OF_FRAMEWORKS = {config: model for config, model in MODELS.items() if '::' in config}
 OWN = [config for config in MODELS if config not in OF_FRAMEWORKS]
 RECIPES = {str(recipe.config): recipe for folder in FOLDERS for recipe in read_zoo(REPOSITORY, folder)}
 
-# Published accuracy, typed off the sources once more: box and mask AP, or mIoU single-scale and multi-scale.
+# Published accuracy, copied from the sources a second time: box and mask AP, or single- and multi-scale mIoU.
 PUBLISHED = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco': (42.7, 39.3),
     'mask-rcnn_swin-t-p4-w7_fpn_ms-crop-3x_coco': (46.0, 41.6),
@@ -110,7 +110,7 @@ def test_every_config_is_listed_once_and_every_entry_has_its_config():
 
 @functools.cache
 def published_by(package):
-    """Return what the metafiles of a framework have about a Swin: {name of the config: (figures, weights)}."""
+    """Return the entries about Swin in the metafiles of a framework: {name of the config: (figures, weights)}."""
     root = Path(importlib.import_module(package).__path__[0], '.mim', 'configs')
     found = {}
     for metafile in root.glob('*/metafile.y*ml'):
@@ -132,7 +132,7 @@ def test_everything_that_the_frameworks_published_is_listed():
 
 
 @pytest.mark.parametrize('config', OF_FRAMEWORKS, ids=lambda config: Path(config).stem)
-def test_the_figures_of_a_framework_are_those_of_its_metafile(config):
+def test_the_figures_of_a_framework_equal_those_of_its_metafile(config):
     model = OF_FRAMEWORKS[config]
     figures = [(result['Task'], result['Dataset'], result['Metrics']) for result in model.get('Results', [])]
     nothing = ([], None)
@@ -163,7 +163,7 @@ def test_every_published_figure_has_a_source(config):
         assert figures['Source'].startswith(('https://github.com/', 'https://arxiv.org/abs/'))
     assert all(result['Published By'] for result in model.get('Results', []))
     assert 'Results' in model or 'published' in model['Note']
-    if 'Weights' in model and config in OWN:  # the others are those of the frameworks' metafiles, wherever they lie
+    if 'Weights' in model and config in OWN:  # other weights are compared with the frameworks' metafiles
         host = (
             'download.openmmlab.com' if 'open-mmlab' in model['Results'][0]['Source'] else 'github.com/SwinTransformer'
         )
@@ -171,7 +171,7 @@ def test_every_published_figure_has_a_source(config):
 
 
 @pytest.mark.parametrize('config', OWN, ids=lambda config: Path(config).stem)
-def test_metafile_says_what_the_config_says(config):
+def test_metafile_agrees_with_the_config(config):
     model, metadata = MODELS[config], MODELS[config]['Metadata']
     resolved = Config.fromfile(REPOSITORY / config)
     backbone = resolved.model.backbone
@@ -214,7 +214,7 @@ def test_counted_figures_are_current(config):
     assert update_zoo.count_config(Path(config).stem) == RECIPES[config].counted
 
 
-def test_what_is_not_counted_needs_other_packages():
+def test_configs_that_are_not_counted_need_other_packages():
     not_counted = {config for config, recipe in RECIPES.items() if not recipe.counted}
     assert not_counted == {config for config, model in MODELS.items() if 'Needs' in model['Metadata']}
 
@@ -240,7 +240,7 @@ def test_plain_table_has_a_line_per_recipe(capsys):
     assert '43.7 box AP, 39.8 mask AP' in lines[6]
 
 
-def test_words_narrow_the_list(capsys):
+def test_words_filter_the_list(capsys):
     assert main(['zoo', 'UPerNet', 'swin-b', '22k', 'official']) == 0
     header, line = capsys.readouterr().out.splitlines()
     assert header.endswith('name')
@@ -249,7 +249,7 @@ def test_words_narrow_the_list(capsys):
     assert "no recipe matches 'resnet'" in capsys.readouterr().err
 
 
-def test_options_narrow_the_list(capsys):
+def test_options_filter_the_list(capsys):
     assert main(['zoo', '--task', 'panoptic', '--data', 'coco', '--arch', 'l']) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.startswith('task')
@@ -264,7 +264,7 @@ def test_the_index_names_every_metafile():
     assert index['Import'] == sorted(str(path.relative_to(REPOSITORY)) for path in CONFIGS.glob('*/metafile.yml'))
 
 
-def test_update_rewrites_what_is_between_the_markers(tmp_path, monkeypatch):
+def test_update_rewrites_the_text_between_the_markers(tmp_path, monkeypatch):
     for folder in FOLDERS:
         (tmp_path / 'configs' / folder).mkdir(parents=True)
         metafile = (CONFIGS / folder / 'metafile.yml').read_text()

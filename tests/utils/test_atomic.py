@@ -1,4 +1,4 @@
-"""What is written whole is there whole, or what was there before is."""
+"""Atomic writes leave the complete new content at the destination, or the old one."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def write(path, text, is_folder):
 
 
 @pytest.mark.parametrize('is_folder', [False, True])
-def test_it_appears_at_the_end(tmp_path, is_folder):
+def test_the_destination_appears_when_the_block_ends(tmp_path, is_folder):
     with written_whole(tmp_path / 'my file.x') as unfinished:
         write(unfinished.path, 'new', is_folder)
         assert not (tmp_path / 'my file.x').exists()
@@ -25,7 +25,7 @@ def test_it_appears_at_the_end(tmp_path, is_folder):
     assert (tmp_path / 'my file.x' / ('chunks/0' if is_folder else '')).read_text() == 'new'
 
 
-def test_the_destination_may_change_and_the_unfinished_may_lie_elsewhere(tmp_path):
+def test_the_destination_and_the_temporary_folder_can_be_chosen(tmp_path):
     (tmp_path / 'partial').mkdir()
     with written_whole(tmp_path / 'a', tmp_path / 'partial') as unfinished:
         unfinished.path.write_text('new')
@@ -36,7 +36,7 @@ def test_the_destination_may_change_and_the_unfinished_may_lie_elsewhere(tmp_pat
 
 @pytest.mark.parametrize('is_folder', [False, True])
 @pytest.mark.parametrize('error', [OSError, KeyboardInterrupt])
-def test_a_failure_leaves_what_was_there(tmp_path, is_folder, error):
+def test_a_failure_keeps_the_old_file(tmp_path, is_folder, error):
     (tmp_path / 'x').write_text('old')
 
     def write_half():
@@ -50,7 +50,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, is_folder, error):
     assert (tmp_path / 'x').read_text() == 'old'
 
 
-def test_a_killed_program_leaves_what_was_there(tmp_path):
+def test_a_killed_process_keeps_the_old_file(tmp_path):
     (tmp_path / 'x').write_text('old')
     code = (
         'import os, sys, pathlib; from swin_dense.utils.atomic import written_whole\n'
@@ -62,7 +62,7 @@ def test_a_killed_program_leaves_what_was_there(tmp_path):
 
 
 @pytest.mark.parametrize('is_folder', [False, True])
-def test_content_reaches_the_disk_before_the_name(tmp_path, monkeypatch, is_folder):
+def test_content_is_flushed_before_the_rename(tmp_path, monkeypatch, is_folder):
     events = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, 'fsync', lambda fd: (events.append(os.fstat(fd).st_ino), fsync(fd)))

@@ -1,4 +1,4 @@
-"""What stands in for newer parts of torch, tried with the torch that is here; and that no file goes past it."""
+"""Substitutes for newer parts of torch, tested with the installed torch; other modules use only the substitutes."""
 
 import ast
 
@@ -8,7 +8,7 @@ from swin_dense.utils import compat
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / 'swin_dense'
-# What torch 2.1 lacks, or has in another form.
+# Names that torch 2.1 lacks or has in another form.
 NEWER = {
     'custom_op', 'is_compiling', 'is_exporting', 'is_autocast_enabled', 'get_autocast_dtype', 'uint16',
     'register_load_state_dict_pre_hook', 'add_safe_globals', 'get_safe_globals', 'OutOfMemoryError',
@@ -16,7 +16,7 @@ NEWER = {
 
 
 def newer_names(source):
-    """Yield the attributes among NEWER that a file takes from anything but ``compat``."""
+    """Yield the attributes in NEWER that source code does not take from ``compat``."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr in NEWER:
             owner = ast.unparse(node.value)
@@ -24,7 +24,7 @@ def newer_names(source):
                 yield f'{owner}.{node.attr}'
 
 
-def test_what_old_versions_lack_is_taken_from_one_place():
+def test_newer_names_of_torch_are_taken_from_compat():
     found = {
         str(path.relative_to(PACKAGE)): names
         for path in PACKAGE.rglob('*.py')
@@ -35,7 +35,7 @@ def test_what_old_versions_lack_is_taken_from_one_place():
     assert seen == {'torch.library.custom_op', 'torch.uint16'}
 
 
-def test_a_plain_operator_has_the_gradient_that_is_registered():
+def test_a_plain_operator_uses_the_registered_gradient():
     @compat._Operator
     def double(x, factor):
         return 2 * x * factor
