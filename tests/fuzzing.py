@@ -96,10 +96,13 @@ def refused(error: Exception) -> str:
 def some_of(likely: dict[str, Any], odd: Any) -> Any:
     """Draw at most four of the entries, each with a likely or an odd value."""
     return st.lists(st.sampled_from(sorted(likely)), max_size=4, unique=True).flatmap(
-        lambda names: st.fixed_dictionaries(
-            {name: st.one_of(likely[name], likely[name], likely[name], odd) for name in names}
-        )
+        lambda names: st.fixed_dictionaries({name: mostly(likely[name], odd) for name in names})
     )
+
+
+def mostly(usual: Any, other: Any) -> Any:
+    """Draw from ``usual`` three times out of four. A repeated argument of st.one_of would count only once."""
+    return st.integers(0, 3).flatmap(lambda number: usual if number else other)
 
 
 def try_options(example: Any) -> str:
@@ -426,20 +429,20 @@ def _arguments_of(parser: argparse.ArgumentParser) -> Any:
     needed = [_occurrence(action) for action in actions if action.option_strings and action.required]
     positional = [_occurrence(action) for action in actions if not action.option_strings]
     # Usually each required argument is present, because a missing one ends the run before other errors are reached.
-    parts = [st.one_of(part, part, part, part, st.just([])) for part in (*positional, *needed)]
+    parts = [mostly(part, st.just([])) for part in (*positional, *needed)]
     more = st.lists(st.one_of(named), max_size=4) if named else st.just([])
     return st.tuples(st.tuples(*parts), more).map(lambda found: [word for words in chain(*found) for word in words])
 
 
 def _occurrence(action: argparse.Action) -> Any:
     if action.dest in RIGHT:
-        value = st.one_of(st.just(RIGHT[action.dest]), st.just(RIGHT[action.dest]), WORDS)
+        value = mostly(st.just(RIGHT[action.dest]), WORDS)
     elif action.choices is not None:
         value = st.sampled_from([*map(str, action.choices), 'nothing'])
     elif action.type in (int, float):
-        value = st.one_of(NUMBERS, NUMBERS, NUMBERS, WORDS)
+        value = mostly(NUMBERS, WORDS)
     else:
-        value = st.one_of(WORDS, WORDS, WORDS, NUMBERS)
+        value = mostly(WORDS, NUMBERS)
     counts = {None: (1, 1), 0: (0, 0), '?': (0, 1), '+': (1, 3), '*': (0, 2)}
     least, most = counts.get(action.nargs, (action.nargs, action.nargs))
     return st.lists(value, min_size=least, max_size=most).map(lambda words: [*action.option_strings[:1], *words])

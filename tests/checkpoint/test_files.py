@@ -498,7 +498,7 @@ def cached(tmp_path):
 
 class TestDownloads:
     @pytest.mark.parametrize('understands_ranges', [True, False])
-    def test_a_broken_download_is_resumed(self, server, tmp_path, source, backbone, understands_ranges, capsys):
+    def test_a_broken_download_is_resumed(self, server, tmp_path, source, backbone, understands_ranges):
         server.understands_ranges = understands_ranges
         server.hang_ups = 3
         path = write_file(server.folder / 'swin.pth', source.state_dict())
@@ -579,7 +579,7 @@ class TestDownloads:
         for process in processes:
             process.start()
         for process in processes:
-            process.join()
+            process.join(60)
         assert [process.exitcode for process in processes] == [0, 0, 0]
         assert len(server.ranges) == 1
 

@@ -45,7 +45,7 @@ def test_all_options_are_inferred_from_the_checkpoint(tmp_path):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_given_options_override_inferred_ones(tmp_path, capsys):
+def test_given_options_override_inferred_ones(tmp_path):
     saved(tmp_path / 'a.pth', window_size=5)
     assert build('--checkpoint', tmp_path / 'a.pth', '--window-size', 7).window_size == (7, 7)
     with pytest.raises(CheckpointError, match='the model is a Swin-T'):

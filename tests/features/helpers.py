@@ -1,6 +1,7 @@
 """Helpers for tests of feature folders: small images, tiny backbones, and readers that do not use swin_dense."""
 
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -30,6 +31,14 @@ def in_format(file_format, *values, marks=()):
 
 
 EVERY_FORMAT = [in_format('safetensors'), in_format('zarr')]
+
+
+def in_a_process(function):
+    """Run a function in a forked process, which a signal may end; return the exit status."""
+    process = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def command_line(monkeypatch, out, *always):

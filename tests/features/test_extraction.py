@@ -14,7 +14,7 @@ from PIL import Image
 from swin_dense import SwinBackbone
 from swin_dense.commands._extract import weights_digest
 from swin_dense.features.pyramid import extract_pyramid
-from tests.conftest import TINY, IfInstalled, randomize, some
+from tests.conftest import TINY, IfInstalled, randomize, small_disk, some
 from tests.features.helpers import (
     EVERY_FORMAT,
     PHOTOGRAPH,
@@ -296,22 +296,19 @@ def test_an_output_folder_that_cannot_be_created(run, tmp_path, capsys):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """Mount a file system of 600 KiB, or skip the test if mounting is not permitted."""
-    disk = tmp_path / 'out'
-    disk.mkdir()
-    mount = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=600k', 'tmpfs', str(disk)], capture_output=True)
-    if mount.returncode:
-        pytest.skip('mounting a tmpfs is not permitted here')
-    yield disk
-    subprocess.run(['umount', str(disk)], check=True)
+def disk(tmp_path):
+    """Return the output folder of `run`, on a file system of 600 KiB."""
+    folder = tmp_path / 'out'
+    folder.mkdir()
+    with small_disk(folder, '600k'):
+        yield folder
 
 
 @pytest.mark.parametrize(
     ('file_format', 'options'),
     [in_format('safetensors', ()), in_format('zarr', ()), in_format('safetensors', ('--tile', '224'))],
 )
-def test_a_full_disk_ends_the_run_without_losing_results(run, small_disk, tmp_path, capsys, file_format, options):
+def test_a_full_disk_ends_the_run_without_losing_results(run, disk, tmp_path, capsys, file_format, options):
     # The pyramid of a small image takes about 20 KiB, that of 225 x 225 pixels about 420 KiB.
     if options:
         for index in range(2):
@@ -322,24 +319,24 @@ def test_a_full_disk_ends_the_run_without_losing_results(run, small_disk, tmp_pa
     args = (*sources, '--format', file_format, *options, '--batch-size', 1)
     assert run(*args) == 1
     assert 'No space left' in capsys.readouterr().err
-    finished = list(small_disk.glob('features/*/*'))
+    finished = list(disk.glob('features/*/*'))
     assert 0 < len(finished) < len(sources)
     before = {path: load(path)[1] and path.stat().st_mtime_ns for path in finished}
-    subprocess.run(['mount', '-o', 'remount,size=64m', str(small_disk)], check=True)
+    subprocess.run(['mount', '-o', 'remount,size=64m', str(disk)], check=True)
     assert run(*args) == 0
-    assert finished_in(small_disk) == set(map(str, sources))
+    assert finished_in(disk) == set(map(str, sources))
     assert {path: path.stat().st_mtime_ns for path in finished} == before
 
 
-def test_a_full_disk_leaves_only_complete_parts(run, small_disk, tmp_path, capsys):
+def test_a_full_disk_leaves_only_complete_parts(run, disk, tmp_path, capsys):
     """A part with one row takes about 7 KiB."""
     sources = make_images(tmp_path / 'photos', 100, broken=False)
     assert run(*sources, '--pool', 'avg', '--part-rows', 1) == 1
     assert 'No space left' in capsys.readouterr().err
-    assert 0 < len(finished_in(small_disk)) < 100
-    subprocess.run(['mount', '-o', 'remount,size=64m', str(small_disk)], check=True)
+    assert 0 < len(finished_in(disk)) < 100
+    subprocess.run(['mount', '-o', 'remount,size=64m', str(disk)], check=True)
     assert run(*sources, '--pool', 'avg', '--part-rows', 1) == 0
-    assert finished_in(small_disk) == set(map(str, sources))
+    assert finished_in(disk) == set(map(str, sources))
 
 
 def test_different_weights_have_different_digests(backbone):

@@ -1,7 +1,5 @@
 """Extraction with replaced or damaged files, too little memory, a concurrent run, or a second signal."""
 
-import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -25,6 +23,7 @@ from tests.features.helpers import (
     failures_in,
     features_in,
     finished_in,
+    in_a_process,
     make_images,
     maps_of,
     rows_of,
@@ -41,24 +40,6 @@ for package in ('tqdm', 'pyarrow', 'safetensors'):
 def run(monkeypatch, tmp_path):
     """Return a function that runs the command line in this process with a tiny backbone and returns the exit status."""
     return command_line(monkeypatch, tmp_path / 'out')[0]
-
-
-@contextlib.contextmanager
-def process(function):
-    """Run a function in a forked process during the block; its return value becomes the exit status."""
-    started = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))
-    started.start()
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.join()
-
-
-def in_a_process(function):
-    with process(function) as started:
-        started.join()
-        return started.exitcode
 
 
 # In a fresh process, because heap memory freed by an earlier test would not count towards the limit.

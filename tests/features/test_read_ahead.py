@@ -63,7 +63,10 @@ def test_images_read_ahead_fit_into_the_limit(monkeypatch):
 
     groups = []
     items = iter([Item(name, None, name) for name in costs])
-    for item, _ in read_ahead(items, note, workers=4):
+    reader = read_ahead(items, note, workers=4)
+    for item, _ in reader:
+        for future in reader.gi_frame.f_locals['images']:
+            future.result()  # let the readers read as far ahead as they can
         groups.append(
             {name for name, event in begun.items() if event.is_set()} - {name for name in costs if name < item.name}
         )

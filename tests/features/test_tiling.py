@@ -1,8 +1,5 @@
 """Tiles with enough overlap give the features of the whole image; brute force checks how much is enough."""
 
-import multiprocessing
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +10,7 @@ from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.tiling import exact_overlap, level_size, plan_tiles, tile_alignment
 from tests.conftest import TINY, randomize, small_disk
-from tests.features.helpers import tree
+from tests.features.helpers import in_a_process, tree
 
 # Two stages with small windows: an alignment of 24 pixels, and little computation.
 SMALL = {'embed_dims': 8, 'depths': (2, 3), 'num_heads': (1, 2), 'window_size': 3}
@@ -153,14 +150,6 @@ def test_written_to_memory_mapped_files(small, tmp_path, dtype):
     for stride, level in expected.items():
         assert torch.equal(pyramid[stride], level)
         assert np.array_equal(np.load(tmp_path / 'new' / 'folder' / f'stride_{stride}.npy'), level.numpy())
-
-
-def in_a_process(function):
-    """Run a function in a forked process, which a signal may end; return the exit status."""
-    process = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))
-    process.start()
-    process.join()
-    return process.exitcode
 
 
 def test_a_full_disk_raises_and_keeps_the_previous_maps(small, tmp_path):

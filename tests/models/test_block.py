@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -520,20 +520,13 @@ def test_threads():
     ours, plain = make('auto').eval(), make('reference').eval()
     images = [torch.randn(1, 3, 20 + 5 * i, 50 - 3 * i, dtype=torch.float64) for i in range(6)]
     expected = [plain(img)[1].detach() for img in images]
-    wrong = []
 
-    def work(start):
-        for i in range(18):
-            index = (start + i) % len(images)
-            if not torch.allclose(ours(images[index])[1], expected[index], atol=1e-9):
-                wrong.append(index)
+    def wrong_images(start):
+        order = [(start + i) % len(images) for i in range(18)]
+        return [index for index in order if not torch.allclose(ours(images[index])[1], expected[index], atol=1e-9)]
 
-    threads = [threading.Thread(target=work, args=(start,)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(wrong_images, range(4))) == [[]] * 4
 
 
 @pytest.mark.parametrize('version', VERSIONS)

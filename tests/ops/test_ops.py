@@ -1,7 +1,7 @@
 """Compare every backend with tests/textbook.py: outputs, gradients, precision, caches, threads and dispatch."""
 
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -126,23 +126,15 @@ def test_threads_with_different_sizes_get_right_answers():
     sizes = [(9 + i, 20 - i) for i in range(8)]
     cases_ = [make_inputs((1, *size, (4, 4), (2, 2), True, True), torch.float32) for size in sizes]
     expected = [attend(inputs, spec, 'textbook').detach() for inputs, spec in cases_]
-    wrong = []
 
-    def work(start):
-        for i in range(40):
-            index = (start + i) % len(sizes)
-            inputs, spec = cases_[index]
-            with torch.no_grad():
-                out = window_attention(*inputs, spec, 'sdpa')
-            if not torch.allclose(out, expected[index], atol=1e-5):
-                wrong.append(sizes[index])
+    @torch.no_grad()
+    def wrong_sizes(start):
+        order = [(start + i) % len(sizes) for i in range(40)]
+        outs = ((index, window_attention(*cases_[index][0], cases_[index][1], 'sdpa')) for index in order)
+        return [sizes[index] for index, out in outs if not torch.allclose(out, expected[index], atol=1e-5)]
 
-    threads = [threading.Thread(target=work, args=(start,)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(wrong_sizes, range(4))) == [[]] * 4
 
 
 def test_inference_mode_first_and_training_later():

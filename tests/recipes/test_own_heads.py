@@ -90,7 +90,8 @@ def test_a_box_detector_needs_no_masks(tmp_path, name):
     root = without_masks(make_coco(tmp_path / 'fruit'))
     config = write(tmp_path, name, '--data-root', root, '--classes', ','.join(CLASSES))
     assert 'segm' not in config.val_evaluator.metric
-    assert config.model.bbox_head.num_classes == 2 if 'roi_head' not in config.model else True
+    detector = config.model.get('roi_head', config.model)
+    assert detector.bbox_head.num_classes == 2
 
 
 def shrink(config):

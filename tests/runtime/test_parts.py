@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -70,8 +70,7 @@ def test_masks_are_pasted_as_mmdet_does(corners, height, width, seed):
     torch = pytest.importorskip('torch')
     x, y = sorted(corners[:2]), sorted(corners[2:])
     box = np.clip([x[0], y[0], x[1], y[1]], 0, [width, height] * 2).astype(np.float32)
-    if (box[2:] - box[:2]).min() < 0.1:
-        return
+    assume((box[2:] - box[:2]).min() >= 0.1)
     probabilities = np.random.default_rng(seed).random((28, 28), np.float32)
     values, where = mmdet_head._do_paste_mask(
         torch.from_numpy(probabilities)[None, None], torch.from_numpy(box)[None], height, width

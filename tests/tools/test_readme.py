@@ -83,7 +83,7 @@ def test_commands_name_existing_files():
         assert (ROOT / path).is_file(), path
 
 
-def test_python_examples_run(tmp_path, monkeypatch):
+def test_python_examples_run(tmp_path):
     """With a random checkpoint and a grey photograph under the names that the examples use."""
     prepare = (
         'import torch; from PIL import Image; from swin_dense import SwinBackbone\n'
