@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, some
 
 CORE = """
 import torch, swin_dense
@@ -70,7 +70,7 @@ def test_an_mmengine_that_cannot_be_imported(tmp_path, file, line, reason):
     assert run(CORE, [tmp_path]).count(reason) == 2
 
 
-@pytest.mark.parametrize('source', ['raise RuntimeError("0 active drivers")', '', '__version__ = "3.6"'])
+@pytest.mark.parametrize('source', some(['raise RuntimeError("0 active drivers")', '', '__version__ = "3.6"'], every=3))
 def test_a_triton_that_cannot_be_used(tmp_path, source):
     """Its import raises, it is an empty package left by an uninstallation, or it has no compiler."""
     (tmp_path / 'triton').mkdir()

@@ -14,6 +14,7 @@ from tests.conftest import TINY
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads the handles and threads of the process from /proc')
 def test_many_image_sizes_leak_nothing(monkeypatch):
     """The cache of window plans is small enough to fill up; oneDNN, which has caches of its own, is disabled."""

@@ -134,6 +134,7 @@ def test_without_a_home_folder_there_is_no_verdict(monkeypatch):
     assert kernels._keep(stand_in.KEY, {}) == 'the verdict on the Triton kernels cannot be stored: no home'
 
 
+@pytest.mark.long
 def test_two_processes_write_a_verdict_at_once(cache):
     """A reader sees a complete verdict of one process at any time."""
     code = """

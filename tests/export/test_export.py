@@ -96,7 +96,7 @@ def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
 @pytest.mark.parametrize(
     'model',
     [
-        pytest.param(Classifier(build(window_size=12)), id='classifier'),
+        pytest.param(Classifier(build(window_size=12)), id='classifier', marks=pytest.mark.long),
         pytest.param(
             randomize(SwinV2Backbone(**TINY, window_size=6, pretrained_window_size=8)).eval(),
             id='v2',

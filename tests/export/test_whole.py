@@ -30,7 +30,7 @@ RUNTIMES = sorted(SESSIONS)
 # Smaller than the padding, odd, long and thin, multiples of everything, large.
 SIZES = [(64, 64), (65, 97), (97, 65), (128, 192), (191, 129), (40, 300), (300, 41), (224, 225), (31, 33), (350, 420)]
 STEPS = 80
-# Each is trained and recorded once, which takes a minute or two; all but the first two are left to `make test-all`.
+# Each is trained and exported once, which takes about a minute; all but the first are left to `make test-all`.
 BACKBONES = {
     'mask_rcnn': 'swin',
     'upernet': 'swin',
@@ -44,8 +44,8 @@ CASES = [*BACKBONES.items(), ('upernet', 'v2'), ('upernet', 'resnet')]
 
 def costly(*values):
     """Return a test parameter with a model, marked by the time that its training takes."""
-    is_long = values[0] not in ('mask_rcnn', 'upernet') or 'v2' in values or 'resnet' in values
-    return pytest.param(*values, marks=[pytest.mark.slow, *([pytest.mark.long] if is_long else [])])
+    marks = [pytest.mark.slow] if values[0] == 'mask_rcnn' else [pytest.mark.slow, pytest.mark.long]
+    return pytest.param(*values, marks=marks)
 
 
 @pytest.fixture(scope='module')
@@ -111,6 +111,7 @@ def test_unseen_sizes_in_both_runtimes(trained, demo_data, name, backbone, sizes
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_batch_and_another_size_of_the_class_map(trained, demo_data):
     config, weights, path = trained('upernet')
     model = Predictor(config, str(weights), 'cpu').model
@@ -307,8 +308,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['mask_rcnn', 'upernet'])
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'upernet')])
 @pytest.mark.parametrize('each', RUNTIMES)
 def test_the_command_needs_neither_torch_nor_the_frameworks(trained, demo_data, tmp_path, name, each):
     config, weights, path = trained(name)

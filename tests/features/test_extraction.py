@@ -408,7 +408,7 @@ def test_killed_at_random_moments(tmp_path, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', some([signal.SIGINT, signal.SIGTERM], every=2))
 def test_signals_stop_cleanly(tmp_path, number):
     make_images(tmp_path / 'photos', 200)
     out = tmp_path / 'out'
@@ -425,6 +425,7 @@ def test_signals_stop_cleanly(tmp_path, number):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_recover_after_one_is_killed(tmp_path):
     paths = make_images(tmp_path / 'photos', 60)
     args = (tmp_path / 'photos', '--batch-size', 3, '--workers', 0, '--out', tmp_path / 'out')

@@ -178,7 +178,7 @@ def text_encoder(monkeypatch):
 
 
 @pytest.mark.usefixtures('text_encoder')
-@pytest.mark.parametrize('name', some(COUNTERPARTS, every=4))
+@pytest.mark.parametrize('name', some(COUNTERPARTS, every=8))
 def test_recipe_has_the_parameters_and_optimiser_settings_of_the_frameworks_config(name):
     ours, theirs = load_recipe(name), Config.fromfile(COUNTERPARTS[name])
     if name in FRAMEWORKS:

@@ -103,7 +103,11 @@ def step(model, optimizer, batch, seed):
     return loss.item()
 
 
-@pytest.mark.parametrize(('before', 'after'), [(PEER, OURS), (OURS, PEER)], ids=['theirs to ours', 'ours to theirs'])
+@pytest.mark.parametrize(
+    ('before', 'after'),
+    [(PEER, OURS), pytest.param(OURS, PEER, marks=pytest.mark.long)],
+    ids=['theirs to ours', 'ours to theirs'],
+)
 def test_a_training_continues_with_the_other_class(framework, demo_data, before, after):
     """Transfer the weights and the moments of AdamW, which a checkpoint stores in the order of the parameters."""
     cfg = demo_config(framework, demo_data)

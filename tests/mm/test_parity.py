@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinDense
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, randomize, some
 
 PEERS = {
     'mmdet': mmdet.models.backbones.SwinTransformer,
@@ -53,7 +53,7 @@ def assert_equal(theirs, ours, img):
         assert (parameter.grad - exact).abs().max() <= TOLERANCE * max(1.0, exact.abs().max()), (img.shape, name)
 
 
-@pytest.mark.parametrize('backend', ['auto', 'sdpa', pytest.param('reference', marks=pytest.mark.long)])
+@pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
 @pytest.mark.parametrize('window_size', [7, 12])
 @pytest.mark.parametrize('peer', PEERS)
 def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
@@ -63,9 +63,7 @@ def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'backend', ['auto', *(pytest.param(name, marks=pytest.mark.long) for name in ('sdpa', 'reference'))]
-)
+@pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
 @pytest.mark.parametrize('window_size', [7, 12])
 @pytest.mark.parametrize('size', LARGE_SIZES)
 def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backend):

@@ -16,7 +16,7 @@ from torch import nn
 
 import swin_dense
 from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
-from tests.conftest import TINY
+from tests.conftest import TINY, some
 
 
 @pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
@@ -35,7 +35,7 @@ def test_the_name_is_registered_only_in_the_root_registry(registry):
     assert registry.get('SwinDense') is SwinDense
 
 
-@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+@pytest.mark.parametrize('scope', some(['mmdet', 'mmseg'], every=2))
 def test_custom_imports_of_a_config_register_swin_dense(scope, tmp_path):
     config = tmp_path / 'config.py'
     config.write_text(

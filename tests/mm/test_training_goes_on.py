@@ -6,7 +6,7 @@ import torch
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
-from tests.conftest import TINY
+from tests.conftest import TINY, some
 from tests.mm.demo import demo_config
 
 ENDING = {'mmdet': 'epoch_1.pth', 'mmseg': 'iter_2.pth'}
@@ -67,7 +67,7 @@ def test_a_run_with_the_frameworks_backbone_is_resumed(framework, demo_data, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('framework', ENDING)
+@pytest.mark.parametrize('framework', some(ENDING, every=2))
 def test_load_from_accepts_a_whole_model_and_refuses_a_bare_backbone(framework, demo_data, tmp_path):
     with DefaultScope.overwrite_default_scope(None):
         theirs = build_runner(framework, demo_data, tmp_path / 'theirs', 'SwinTransformer', end=1)

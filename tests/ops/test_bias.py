@@ -41,6 +41,7 @@ def test_a_table_of_a_different_window_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(norm.gpu._unusable is not None, reason=str(norm.gpu._unusable))
 def test_kernels_compile_for_an_h200():
     rows = compile_for_h200("""

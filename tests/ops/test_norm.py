@@ -157,6 +157,7 @@ def test_parameters_of_a_wrong_shape_are_refused(layout):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(norm.gpu._unusable is not None, reason=str(norm.gpu._unusable))
 def test_kernels_compile_for_an_h200():
     rows = compile_for_h200("""

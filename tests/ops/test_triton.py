@@ -291,6 +291,7 @@ def test_the_package_works_without_triton():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(gpu._unusable is not None, reason=str(gpu._unusable))
 def test_kernels_compile_for_an_h200():
     """Compile to machine code without a GPU, because the compiler may reject code that the interpreter runs."""

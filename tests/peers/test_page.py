@@ -58,6 +58,7 @@ def test_python(place):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_notebook(place):
     (place / 'notebook.py').write_text(code_of('torchvision_and_transformers'))
     run(place, 'notebook.py')

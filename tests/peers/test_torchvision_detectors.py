@@ -43,7 +43,9 @@ def targets(kind, with_objects=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['MaskRCNN', 'FasterRCNN', 'KeypointRCNN', 'RetinaNet', 'FCOS'])
+@pytest.mark.parametrize(
+    'kind', ['MaskRCNN', 'FasterRCNN', pytest.param('KeypointRCNN', marks=pytest.mark.long), 'RetinaNet', 'FCOS']
+)
 def test_detectors_learn(kind):
     model = build(kind, 2 if kind == 'KeypointRCNN' else 3)
     images, target = targets(kind)

@@ -40,6 +40,7 @@ def values(config, split='train'):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_segmentor_trains_tests_and_predicts_with_the_layout_of_camvid(tmp_path):
     short = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'train_dataloader.batch_size=2']
     root, _ = camvid(tmp_path, '--ignore', '11', '--set', *short)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from swin_dense.__main__ import main
 from swin_dense.recipes.parts import dicts, pipelines
-from tests.conftest import TINY
+from tests.conftest import TINY, some
 from tests.processes import cli
 from tests.recipes.data import CLASSES, make_coco, make_masks
 
@@ -39,7 +39,9 @@ def without_masks(root):
     return root
 
 
-@pytest.mark.parametrize('name', [INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'])
+@pytest.mark.parametrize(
+    'name', some([INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'], every=2)
+)
 def test_own_classes_are_set_in_heads_losses_and_data(tmp_path, name):
     is_detector = 'coco' in name
     root = (make_coco if is_detector else make_masks)(tmp_path / 'data')

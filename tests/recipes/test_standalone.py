@@ -251,9 +251,8 @@ def test_a_missing_framework_is_named(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'framework', [mmdet, pytest.param(mmseg, marks=pytest.mark.long)], ids=lambda module: module.__name__
-)
+@pytest.mark.long
+@pytest.mark.parametrize('framework', [mmdet, mmseg], ids=lambda module: module.__name__)
 def test_the_frameworks_tools_train_a_written_config(tmp_path, framework):
     if framework is mmdet:
         data, name = make_coco(tmp_path / 'data'), 'mask-rcnn_swin-demo_fpn'

@@ -80,6 +80,7 @@ def test_resume_continues_after_the_checkpoint(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_resume_finds_the_newest_checkpoint(trained):
     framework, work_dir, _, common = trained
     longer = {'mmdet': 'train_cfg.max_epochs=3', 'mmseg': 'train_cfg.max_iters=5'}[framework]
