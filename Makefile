@@ -43,15 +43,15 @@ demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo
 
 test: $(READY) $(PEERS_READY)
-	$(PY) -m pytest -n 2 --dist worksteal -m "not long"
-	$(PEERS) -m pytest -n 2 --dist worksteal tests/peers -m "not long"
+	$(PY) -m pytest -n 3 --dist worksteal -m "not long"
+	$(PEERS) -m pytest -n 3 --dist worksteal tests/peers -m "not long"
 
 test-all: $(READY) $(PEERS_READY) test-core
-	$(PY) -m pytest -n 2 --dist worksteal
-	$(PEERS) -m pytest -n 2 --dist worksteal tests/peers
+	$(PY) -m pytest -n 3 --dist worksteal
+	$(PEERS) -m pytest -n 3 --dist worksteal tests/peers
 
 test-core: $(CORE_READY)
-	$(CORE) -m pytest -n 2 --dist worksteal -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/features
+	$(CORE) -m pytest -n 3 --dist worksteal -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/features
 
 .venv-nox/bin/nox:
 	"$(PYTHON)" -m venv .venv-nox

@@ -147,9 +147,9 @@ def project_by_a_module_that_has_only_forward(model):
         def forward(self, x):
             return self.linear(x) + self.up(self.down(x))
 
-    for stage in model.stages:
-        for block in stage.blocks:
-            block.attn.w_msa.qkv = LoRA(block.attn.w_msa.qkv)
+    for module in [*model.modules()]:
+        if isinstance(module, WindowAttention):
+            module.qkv = LoRA(module.qkv)
 
 
 def replace_the_stem(model):

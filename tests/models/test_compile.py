@@ -49,6 +49,7 @@ def test_further_sizes_need_one_recompilation(with_cp):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(' ' in torch.__file__, reason='inductor does not quote the path of torch')
 def test_inductor_trains_with_activation_checkpointing():
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from tests.conftest import ROOT
+from tests.conftest import ROOT, some
 from tests.recipes.data import make_camvid, make_coco
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -23,8 +23,6 @@ LINKING = [
 # The page on export needs packages and files that these tests lack. tests/peers runs the page on other libraries, and
 # tests/export the page on deployment.
 RUN = [page for page in PAGES if page.stem not in ('export', 'elsewhere', 'deploy') and '```' in page.read_text()]
-# Other tests run the commands of these pages too.
-LONG = dict.fromkeys(['own-data', 'several-gpus', 'plain-pytorch', 'install', 'frameworks'], pytest.mark.long)
 # Replacements in the blocks: models that a CPU trains in seconds for Swin-T models, and short schedules.
 SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
@@ -95,7 +93,7 @@ def script(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('page', [pytest.param(page, marks=LONG.get(page.stem, ()), id=page.stem) for page in RUN])
+@pytest.mark.parametrize('page', some(RUN, every=len(RUN)), ids=lambda page: page.stem)  # the first is the README
 def test_a_page_runs(place, page):
     environment = {
         **os.environ,

@@ -147,6 +147,7 @@ def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     out = tmp_path / 'demo of mine'
     done = run('tools/demo.py', out, '--quick')
