@@ -11,7 +11,9 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 _CONTEXT = multiprocessing.get_context('forkserver')
-_CONTEXT.set_forkserver_preload(['swin_dense.__main__', 'swin_dense.mm.training', 'swin_dense.recipes.checking'])
+_CONTEXT.set_forkserver_preload(
+    ['swin_dense.__main__', 'swin_dense.mm.training', 'swin_dense.recipes.checking', 'mmdet.apis', 'mmseg.apis']
+)
 
 
 def cli(*arguments, check=True, cwd=ROOT):
