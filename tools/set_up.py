@@ -204,7 +204,7 @@ class Uv:
         Raises:
             CalledProcessError: uv or a compiler failed. The cause was printed.
         """
-        # Many container images set PYTHONDONTWRITEBYTECODE; without bytecode, each process imports mmdet in 7 s, not in 5.
+        # Many container images set PYTHONDONTWRITEBYTECODE; without bytecode, mmdet is imported in 7 s, not in 5.
         command = ('pip', 'install', '--compile-bytecode', *options, '--requirements', '-')
         done = self.run(*command, '--offline', env=env, give=requirements, stderr=subprocess.PIPE)
         if done.returncode and 'The build backend returned an error' not in done.stderr:
