@@ -129,7 +129,7 @@ def test_cures_name_forks_where_forks_are_installed(installed):
                 ('raise ImportError("mmcv/_ext.so: undefined symbol: x")', 'undefined symbol', 'for another torch'),
                 ('raise SystemExit(7)', 'SystemExit: 7', 'pip uninstall mmcv'),
                 ('import os; print("{}"); os._exit(7)', 'ended with status 7', '-X faulthandler'),
-                ('', "cannot import name 'nms'", 'pip uninstall mmcv'),
+                ('', "cannot import name 'nms'", ''),
             )
         ),
     ],
@@ -142,7 +142,7 @@ def test_a_broken_package_is_a_finding(tmp_path, monkeypatch, source, text, cure
     found = probe('trap', 'operators of mmcv')
     assert found.status == 'broken'
     assert text in found.text
-    assert cure in found.cure
+    assert cure in found.cure if cure else found.cure == ''
 
 
 def test_a_half_written_cache_of_yapf_has_a_cure(tmp_path, monkeypatch):
