@@ -24,6 +24,9 @@ PEERS_READY := .venv-peers/ready
 CORE := .venv-core/bin/python
 CORE_READY := .venv-core/ready
 
+# More processes than the two cores of a small machine, because tests wait for the programs that they start.
+PYTEST := -m pytest -n 3 --dist worksteal
+
 .PHONY: setup demo test test-all test-core test-oldest test-newest test-onedl lint
 setup: $(READY)
 
@@ -43,15 +46,15 @@ demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo
 
 test: $(READY) $(PEERS_READY)
-	$(PY) -m pytest -n 3 --dist worksteal -m "not long"
-	$(PEERS) -m pytest -n 3 --dist worksteal tests/peers -m "not long"
+	$(PY) $(PYTEST) -m "not long"
+	$(PEERS) $(PYTEST) tests/peers -m "not long"
 
 test-all: $(READY) $(PEERS_READY) test-core
-	$(PY) -m pytest -n 3 --dist worksteal
-	$(PEERS) -m pytest -n 3 --dist worksteal tests/peers
+	$(PY) $(PYTEST)
+	$(PEERS) $(PYTEST) tests/peers
 
 test-core: $(CORE_READY)
-	$(CORE) -m pytest -n 3 --dist worksteal -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/features
+	$(CORE) $(PYTEST) -m "not slow" $(wildcard tests/test_*.py) tests/models tests/ops tests/utils tests/checkpoint tests/features
 
 .venv-nox/bin/nox:
 	"$(PYTHON)" -m venv .venv-nox

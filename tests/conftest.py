@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile('default', deadline=None)
 settings.load_profile('default')
 
-# The suite runs one process per core; more threads than cores would compete for them.
+# The suite runs in several processes; further threads would compete for the cores.
 torch.set_num_threads(1)
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
