@@ -25,16 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCH = ROOT / 'requirements/torch.txt'
 UV = 'uv==0.13.9'
 OLDEST_PYTHON, NEWEST_TRIED = (3, 11), (3, 13)
-CONTINUE = 'run the same command again to continue'
-CONNECTION = f'If needed, set HTTPS_PROXY to a proxy or PIP_INDEX_URL to another package index, then {CONTINUE}'
+AGAIN = 'run the same command again to continue'
 # Maps settings of pip to the variables of uv, because uv does not read pip's configuration.
-SETTINGS = {
-    'find-links': 'UV_FIND_LINKS',
-    'index-url': 'UV_DEFAULT_INDEX',
-    'extra-index-url': 'UV_INDEX',
-    'cert': 'SSL_CERT_FILE',
-    'proxy': 'ALL_PROXY',
-}
+SETTINGS = {'find-links': 'UV_FIND_LINKS', 'index-url': 'UV_DEFAULT_INDEX', 'extra-index-url': 'UV_INDEX'}
+SETTINGS |= {'cert': 'SSL_CERT_FILE', 'proxy': 'ALL_PROXY'}
 MMCV = re.compile(r'^mmcv==(?:.*\\\n)*.*\n', re.M)  # its requirement, with the hashes on the lines that follow
 MMCV_BUILD = ROOT / 'tools/mmcv_build'
 # Prints the version of torch and, if mmcv's GPU operators can be compiled for it, its CUDA.
@@ -54,9 +48,10 @@ def main() -> None:
     try:
         set_up(args.folder, args.requirements.read_text())
     except subprocess.CalledProcessError as error:
-        fail(f'{Path(error.cmd[0]).name} failed, see above. {CONNECTION}')
+        program = Path(error.cmd[0]).name
+        fail(f'{program} failed, see above. If needed, set HTTPS_PROXY or PIP_INDEX_URL (a package index), and {AGAIN}')
     except KeyboardInterrupt:
-        fail(f'interrupted; {CONTINUE}')
+        fail(f'interrupted; {AGAIN}')
 
 
 def set_up(folder: Path, requirements: str) -> None:
@@ -67,11 +62,11 @@ def set_up(folder: Path, requirements: str) -> None:
     python = make_environment(folder)
     say(f'1/3 packages in {folder}')
     install(python, '--no-deps', '--editable', ROOT, '--requirements', '-', give=MMCV.sub('', requirements))
-    # uv writes this file last.
+    # uv and pip write this file last. uv takes a torch without it for a whole one, unless it is told to reinstall it.
     kept = next(folder.glob('lib/python*/site-packages/torch-*.dist-info/INSTALLER'), None)
     say(f'2/3 {kept.parent.stem} is kept' if kept else '2/3 torch')
     # Its dependencies were installed above, except those that nothing else needs and those of a build for CUDA.
-    install(python, *(['torch'] if kept else ['--requirements', TORCH]))
+    install(python, *(['torch'] if kept else ['--reinstall-package', 'torch', '--requirements', TORCH]))
     if mmcv:
         install_mmcv(python, mmcv[0])
     # mmengine imports yapf, whose first import writes its cache non-atomically. Import it now, so that the processes of
@@ -95,10 +90,10 @@ def check_python(folder: Path) -> None:
     here = sys.version_info[:2]
     name = 'python{}.{}'.format(*here)
     if here < OLDEST_PYTHON:
-        oldest, newest = ('{}.{}'.format(*version) for version in (OLDEST_PYTHON, NEWEST_TRIED))
-        fail(f'{sys.executable} is {name}, but {oldest} or newer is needed: make PYTHON=python{newest}')
+        newest = f'python3.{NEWEST_TRIED[1]}'
+        fail(f'{sys.executable} is {name}, but 3.{OLDEST_PYTHON[1]} or newer is needed: make PYTHON={newest}')
     if here > NEWEST_TRIED:
-        print(f'{name} is not tested; the newest tested version is {NEWEST_TRIED[0]}.{NEWEST_TRIED[1]}')
+        print(f'{name} is not tested; the newest tested version is 3.{NEWEST_TRIED[1]}')
     if not (folder / 'bin').exists():
         return
     command = [str(folder / 'bin/python'), '-c', 'import sys; print("python%d.%d" % sys.version_info[:2])']
@@ -143,11 +138,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def settings(listed: str) -> dict[str, str]:
-    """Return environment variables for uv that are equivalent to pip's settings.
-
-    Args:
-        listed: output of ``pip config list``.
-    """
+    """Return the settings that ``pip config list`` printed as environment variables for uv."""
     found = {}
     for section in ('global', 'install', ':env:'):  # later sections take precedence
         for name, value in re.findall(rf'^{section}\.(\S+)=(.*)$', listed, re.M):

@@ -62,7 +62,7 @@ def test_an_installed_torch_is_kept_and_a_partial_one_is_not(tmp_path, installed
     (metadata / 'INSTALLER').touch()
     set_up.set_up(tmp_path, 'numpy==1\n')
     new, kept = installed[1], installed[3]
-    assert new == (('--requirements', set_up.TORCH), '')
+    assert new == (('--reinstall-package', 'torch', '--requirements', set_up.TORCH), '')
     assert kept == (('torch',), '')  # any version is the right one; what it requires is installed
 
 
