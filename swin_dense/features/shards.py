@@ -28,12 +28,12 @@ class Shard:
     def __str__(self) -> str:
         return f'{self.index:05}-of-{self.count:05}'
 
-    def owns(self, digest: str) -> bool:
-        """Return whether an image belongs to this shard, given the :func:`digest_of` its name.
+    def owns(self, name_hash: str) -> bool:
+        """Return whether an image belongs to this shard, given the :func:`hash_of_name` its name.
 
         The result does not depend on the other images of the list.
         """
-        return int(digest, 16) % self.count == self.index
+        return int(name_hash, 16) % self.count == self.index
 
 
 ALL = Shard()
@@ -69,7 +69,7 @@ def shard_of_environment(environment: Mapping[str, str]) -> tuple[Shard, str]:
     return Shard(index, count), ' and '.join(variables)
 
 
-def digest_of(name: str) -> str:
+def hash_of_name(name: str) -> str:
     """Return a short hash of an image's name."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 

@@ -1,10 +1,10 @@
-"""Sinks that receive an image's feature maps block by block: memory, .npy, safetensors, zarr, or pooled vectors."""
+"""Collect the feature maps of an image, or what is pooled of them, from its tiles; write and read files of maps."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,10 +22,8 @@ from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import reserve, written_whole
 
 FORMATS = ('safetensors', 'zarr')
-_SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
 Shape = tuple[int, int, int]
-Shapes = Mapping[int, Shape]
-Make = Callable[[Shapes, Tensor], Callable[[int], Any]]
+Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
 _GEM_POWER = 3.0
 _GEM_FLOOR = 1e-6
 
@@ -65,12 +63,14 @@ class PooledSink:
             self._totals[stride] = self._totals.get(stride, 0) + self._pooling.before(values.double()).sum((1, 2))
             self._cells[stride] += values[0].numel()
 
-    def vectors(self, dtype: torch.dtype) -> dict[int, Tensor]:
-        """Return {stride: (C,)} on the CPU."""
-        return {
-            stride: self._pooling.after(total / self._cells[stride]).to('cpu', dtype)
-            for stride, total in self._totals.items()
-        }
+    def levels(self) -> dict[int, Tensor]:
+        """Return the vectors by stride, {stride: (C,)}, in float64 on the CPU."""
+        return {s: self._pooling.after(total / self._cells[s]).cpu() for s, total in self._totals.items()}
+
+
+def whole_image(maps: Mapping[int, Tensor]) -> Blocks:
+    """Return the maps of an image, {stride: (C, rows, columns)}, as the blocks of a single tile."""
+    return {stride: (slice(None), slice(None), level) for stride, level in maps.items()}
 
 
 class MapSink:
@@ -78,8 +78,9 @@ class MapSink:
 
     Args:
         image_size: (height, width) in pixels.
-        make: allocates the arrays, see the functions below. It is called with the shapes by stride and a tensor with
-            the dtype and device of the maps, and returns a function from a stride to the array of that level.
+        make: allocates the arrays: :func:`in_memory`, or what the functions below return. It is called
+            with the shapes by stride and a tensor with the dtype and device of the maps, and returns a function from a
+            stride to the array of that level.
     """
 
     def __init__(self, image_size: Pair, make: Make) -> None:
@@ -91,77 +92,54 @@ class MapSink:
         if not self._shapes:
             for stride, (_, _, values) in blocks.items():
                 self._shapes[stride] = (len(values), *level_size(self._image_size, stride))
-            self._array_of = self._make(self._shapes, next(iter(blocks.values()))[2])
+            self._dtype = values.dtype
+            self._array_of = self._make(self._shapes, values)
         for stride, (rows, columns, values) in blocks.items():
             array = self._array_of(stride)
             array[:, rows, columns] = values if isinstance(array, Tensor) else _to_numpy(values)
 
-    def maps(self) -> dict[int, Tensor]:
+    def levels(self) -> dict[int, Tensor]:
         """Return {stride: (C, rows, columns)}; maps in files are writable views of these files."""
-        return {stride: torch.as_tensor(self._array_of(stride)) for stride in self._shapes}
+        return {stride: torch.as_tensor(self._array_of(stride)).view(self._dtype) for stride in self._shapes}
 
 
-def in_memory(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+def in_memory(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
     """Allocate the maps in memory."""
     return {stride: like.new_empty(shape) for stride, shape in shapes.items()}.__getitem__
 
 
+def in_files(path_of: Callable[[int], Path]) -> Make:
+    """Allocate each map in a .npy file, whose path is given by its stride; bfloat16 is stored as int16."""
+
+    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
+        paths = {stride: path_of(stride) for stride in shapes}
+        for stride, path in paths.items():
+            open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shapes[stride])
+            reserve(path, path.stat().st_size)
+        # Reopened for every block, because pages stay in memory as long as a file is mapped.
+        return lambda stride: open_memmap(paths[stride], 'r+')
+
+    return make
+
+
 @contextlib.contextmanager
 def in_npy_files(folder: Path) -> Iterator[Make]:
-    """Write one ``stride_<s>.npy`` per level into a folder.
+    """Allocate one ``stride_<s>.npy`` per level in a folder.
 
     The files replace those of an earlier image when the block ends; a ``Pyramid`` of the earlier image remains valid.
     If the block raises, the folder is unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as unfinished:
-
-        def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
-            paths = {}
-            for stride, shape in shapes.items():
-                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path
-                open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shape)
-                reserve(path, path.stat().st_size)
-                paths[stride] = path
-            # Reopened for every block, because pages stay in memory as long as a file is mapped.
-            return lambda stride: open_memmap(paths[stride], 'r+')
-
-        yield make
+        yield in_files(lambda stride: unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path)
         for stale in folder.glob('stride_*.npy'):  # the folder must never contain levels of two images
             stale.unlink()
 
 
-def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
-    """Write a safetensors file with the attributes as JSON in its metadata; equal maps give identical bytes."""
+def in_zarr(path: Path, attributes: Mapping[str, Any], chunk: Pair) -> Make:
+    """Allocate the maps in an OME-Zarr folder, whose chunks cover (height, width) pixels of the image."""
 
-    def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
-        header: dict[str, Any] = {'__metadata__': {key: json.dumps(value) for key, value in attributes.items()}}
-        begins, end = {}, 0
-        for stride, shape in shapes.items():
-            begins[stride], end = end, end + math.prod(shape) * like.itemsize
-            offsets = [begins[stride], end]
-            header[str(stride)] = {'dtype': _SAFETENSORS_NAMES[like.dtype], 'shape': shape, 'data_offsets': offsets}
-        text = json.dumps(header).encode()
-        text += b' ' * (-len(text) % 8)
-        beginning = len(text).to_bytes(8, 'little') + text
-        path.write_bytes(beginning)
-        reserve(path, len(beginning) + end)
-        number = _to_numpy(like[:0]).dtype
-        return lambda stride: np.memmap(path, number, 'r+', len(beginning) + begins[stride], shapes[stride])
-
-    return make
-
-
-def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
-    """Write an OME-Zarr folder, whose levels are the maps.
-
-    Args:
-        path: the folder.
-        attributes: attributes of the zarr group, in addition to those of OME-Zarr.
-        tile: (height, width) in pixels of the blocks, so that one block fills one chunk.
-    """
-
-    def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
         import zarr
 
         group = zarr.create_group(path, attributes={**attributes, **ome_zarr.describe_levels(shapes)})
@@ -169,7 +147,7 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
             group.create_array(
                 str(stride),
                 shape=shape,
-                chunks=(shape[0], *(min(-(-side // stride), n) for side, n in zip(tile, shape[1:], strict=True))),
+                chunks=(shape[0], *(min(-(-side // stride), n) for side, n in zip(chunk, shape[1:], strict=True))),
                 dtype=_to_numpy(like[:0]).dtype,
                 dimension_names=ome_zarr.AXES,
                 config={'write_empty_chunks': True},  # so that an absent chunk means an incomplete file
@@ -179,10 +157,43 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
     return make
 
 
-def map_sink(path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair) -> MapSink:
-    """Return a sink that writes maps to a file or folder, in the format given by its suffix."""
-    is_zarr = path.suffix == '.zarr'
-    return MapSink(image_size, in_zarr(path, attributes, tile) if is_zarr else in_safetensors(path, attributes))
+@contextlib.contextmanager
+def writing_maps(
+    path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair | None = None
+) -> Iterator[MapSink]:
+    """Return a context manager that gives a sink for the maps of an image, which its end has written to a file.
+
+    Args:
+        path: a .safetensors file, with the attributes as JSON in its metadata, or a .zarr folder.
+        image_size: (height, width) in pixels.
+        attributes: attributes of the file.
+        tile: (height, width) in pixels of the blocks; None for the whole image. Tiles for .safetensors are collected in
+            files beside it, because its library writes a file at once; twice the disk space is reserved at the start.
+    """
+    if path.suffix == '.zarr':
+        yield MapSink(image_size, in_zarr(path, attributes, tile or image_size))
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        spare = Path(folder, 'spare')
+
+        def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
+            array_of = in_files(lambda stride: Path(folder, f'{stride}.npy'))(shapes, like)
+            size = sum(file.stat().st_size for file in Path(folder).iterdir())
+            spare.touch()
+            reserve(spare, size)
+            return array_of
+
+        sink = MapSink(image_size, in_memory if tile is None else make)
+        yield sink
+        spare.unlink(missing_ok=True)
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        tensors = {str(stride): level.cpu().contiguous() for stride, level in sink.levels().items()}
+        try:
+            save_file(tensors, path, {key: json.dumps(value) for key, value in attributes.items()})
+        except SafetensorError as error:  # such as a full disk
+            raise OSError(str(error)) from error
 
 
 def _to_numpy(values: Tensor) -> np.ndarray:
@@ -192,7 +203,7 @@ def _to_numpy(values: Tensor) -> np.ndarray:
 
 
 def read_attributes(path: Path) -> dict[str, Any] | None:
-    """Return the attributes of a file written by :func:`map_sink`, or None if it is missing or incomplete."""
+    """Return the attributes of a file written by :func:`writing_maps`, or None if it is missing or incomplete."""
     if not path.exists():
         return None
     try:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
 def is_address(source: Any) -> bool:
     """Return whether a source is a URL of object storage or a server."""
     return isinstance(source, str) and '://' in source
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a path or address.
+
+    Raises:
+        OSError: it cannot be read; errors of remote file systems are converted to this type.
+        ImportError: fsspec, or the package that it needs for the address, is not installed.
+    """
+    if not is_address(path):
+        return Path(path).read_bytes()
+    with any_error_as_os_error(str(path)):
+        system, inside = file_system(str(path))
+        return system.cat_file(inside)
 
 
 def file_system(address: str) -> tuple[Any, str]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, ImageError, normalize, read_image
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
+from swin_dense.features.pixels import ImageError
 from tests.conftest import IfInstalled, photograph
 
 cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
@@ -82,7 +83,6 @@ GREYS = {
     'array (H, W)': lambda: GREY,
     'array (H, W, 1)': lambda: GREY[:, :, None],
     'png': lambda: encode(GREY, 'png'),
-    'grey with alpha': lambda: np.stack([GREY, np.full_like(GREY, 7)], 2),
     'LA png': lambda: encode(Image.fromarray(GREY).convert('LA'), 'png'),
     '16-bit png': lambda: encode(GREY.astype(np.uint16) * 257, 'png'),
     '16-bit tiff': lambda: encode(GREY.astype(np.uint16) * 257, 'tiff'),
@@ -211,7 +211,11 @@ def test_pages(form):
     for page, frame in enumerate(FRAMES):
         image = read_image(content, channels, page=page)
         torch.testing.assert_close(image, torch.full((channels, 9, 12), frame.max() / 255), rtol=0, atol=0.01)
-    assert torch.equal(read_image(content, channels), read_image(content, channels, page=0))
+    if 'tiff' in form:
+        with pytest.raises(ImageError, match='3 pages of equal size; give page='):
+            read_image(content, channels)
+    else:
+        assert torch.equal(read_image(content, channels), read_image(content, channels, page=0))
     with pytest.raises(ImageError, match='there is no page 3; it has 3, counted from 0'):
         read_image(content, channels, page=3)
 
@@ -263,7 +267,7 @@ def test_wrong_types_and_paths(tmp_path):
         read_image(tmp_path / 'text.png')
 
 
-@pytest.mark.parametrize('error', [ZeroDivisionError, MemoryError, TypeError, KeyError, struct.error, EOFError])
+@pytest.mark.parametrize('error', [ZeroDivisionError, TypeError, KeyError, struct.error, EOFError])
 def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch, error):
     def fail(*args, **options):
         raise error('as a decoder does')
@@ -271,6 +275,18 @@ def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch
     monkeypatch.setattr(Image, 'open', fail)
     (tmp_path / 'x.png').write_bytes(b'x')
     with pytest.raises(ImageError, match=r'x\.png.*damaged or truncated: .*as a decoder does'):
+        read_image(tmp_path / 'x.png')
+
+
+@pytest.mark.parametrize('error', [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize('step', ['decode', 'to_tensor'])
+def test_too_little_memory_names_the_image(tmp_path, monkeypatch, error, step):
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(f'swin_dense.features.images.{step}', fail)
+    (tmp_path / 'x.png').write_bytes(encode(RGB, 'png'))
+    with pytest.raises(ImageError, match=r'x\.png.*too little memory to read it; use tile='):
         read_image(tmp_path / 'x.png')
 
 
