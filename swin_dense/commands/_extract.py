@@ -18,7 +18,7 @@ from PIL import Image
 from swin_dense.commands._backbone import build_backbone
 from swin_dense.commands._progress import Progress, say, stop_signals
 from swin_dense.features.extraction import extract
-from swin_dense.features.folder import FeatureFolder, check_format
+from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.inference import Inference, check_levels
 from swin_dense.features.listing import is_image, iterate, list_images
 from swin_dense.features.shards import Record, hash_of_name, lock_shard, parse_shard, shard_of_environment
@@ -27,7 +27,8 @@ from swin_dense.features.tiling import check_tiling
 
 def extract_all(args: argparse.Namespace) -> int:
     """Extract the features that are missing in the folder, and return the exit status."""
-    check_format(args.format)
+    if args.format == 'zarr':
+        check_zarr()
     shard, variables = (parse_shard(args.shard), '') if args.shard else shard_of_environment(os.environ)
     if variables:
         say(f'shard {shard.index}/{shard.count}, from {variables}')

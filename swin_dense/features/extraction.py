@@ -204,8 +204,7 @@ class Runner:
                 yield item, (batch.shape[2], batch.shape[3]), result
 
     def _run_batch(self, images: Tensor) -> list[dict[int, Tensor]]:
-        pixels = images[0, 0].numel()
-        most = max(1, self._pixels // pixels)
+        most = max(1, self._pixels // images[0, 0].numel())
         if len(images) > most:
             return [maps for part in images.split(most) for maps in self._run_batch(part)]
         device = next(self._backbone.parameters()).device
@@ -215,18 +214,16 @@ class Runner:
             if not is_out_of_memory(error):
                 raise
         # After the `except` block, because the exception references the tensors of the failed attempt.
+        return self._run_halves(images, device)
+
+    def _run_halves(self, images: Tensor, device: torch.device) -> list[dict[int, Tensor]]:
         if device.type == 'cuda':
             torch.cuda.empty_cache()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'
         if len(images) == 1:
             raise ImageError(f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)')
         half = (len(images) + 1) // 2
-        self._pixels = half * pixels
-        _logger.warning(
-            '%s has too little memory for %d images of %s at once; continuing with %d',
-            device,
-            len(images),
-            size,
-            half,
-        )
+        self._pixels = half * images[0, 0].numel()
+        found = f'{device} has too little memory for {len(images)} images of {size} at once'
+        _logger.warning('%s; continuing with %d', found, half)
         return self._run_batch(images)

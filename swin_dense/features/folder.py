@@ -157,16 +157,15 @@ class FeatureFolder:
         )
 
 
-def check_format(file_format: str) -> None:
-    """Raise ImportError if the format is zarr and the installed zarr package is too old."""
-    if file_format == 'zarr':
-        import zarr
+def check_zarr() -> None:
+    """Raise ImportError if the installed zarr package is too old to write maps."""
+    import zarr
 
-        if zarr.__version__.startswith('2.'):
-            raise ImportError(
-                f'the zarr format needs zarr 3, not {zarr.__version__}: pip install "zarr>=3", with Python 3.11 or '
-                'later; safetensors needs neither'
-            )
+    if zarr.__version__.startswith('2.'):
+        raise ImportError(
+            f'the zarr format needs zarr 3, not {zarr.__version__}: pip install "zarr>=3", with Python 3.11 or later; '
+            'safetensors needs neither'
+        )
 
 
 def readable(text: str) -> str:
@@ -220,7 +219,8 @@ class _Table:
         self._oldest = time.monotonic()
         if not self._rows:
             return
-        self.drop({row['path'] for row in self._rows} & self.versions.keys())
+        if replaced := {row['path'] for row in self._rows} & self.versions.keys():
+            self.drop(replaced)
         table = pyarrow.Table.from_pylist(self._rows, self._schema)
         self._write(self._folder / f'{self._prefix}{self._next:06}.parquet', table)
         self._next += 1
@@ -228,8 +228,6 @@ class _Table:
 
     def drop(self, paths: Collection[str]) -> None:
         """Remove the rows of these images from the written parts."""
-        if not paths:
-            return
         import pyarrow
         import pyarrow.compute
 

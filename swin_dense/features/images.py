@@ -113,22 +113,31 @@ def decode(content: bytes, page: int | None = None) -> Pixels:
     if not content:
         raise ImageError('the file is empty')
     with decoding():
-        if content.startswith(tiff.MAGIC):
-            with contextlib.ExitStack() as stack:
-                pixels = tiff.open_tiff(io.BytesIO(content), page, stack)
-            if pixels is not None:
-                return pixels
+        pixels = _decode_tiff(content, page) if content.startswith(tiff.MAGIC) else None
+        if pixels is not None:
+            return pixels
         image = Image.open(io.BytesIO(content))
-        if image.format == 'TIFF':
-            tiff.check_kept_by_pil(image, page)
         if page:  # page 0 always exists, and `n_frames` may read the whole file
-            pages = getattr(image, 'n_frames', 1)
-            if page >= pages:
-                raise ImageError(f'there is no page {page}; it has {pages}, counted from 0')
-            image.seek(page)
+            _seek(image, page)
         if image.format == 'PNG' and content[_PNG_DEPTH] == 16 and image.mode in ('LA', 'RGB', 'RGBA'):
             return _deep_png_pixels(image, content)
         return _pil_pixels(image)
+
+
+def _decode_tiff(content: bytes, page: int | None) -> Pixels | None:
+    """Decode a page with tifffile, or return None if PIL must decode it and keeps all of it."""
+    with contextlib.ExitStack() as stack:
+        pixels = tiff.open_tiff(io.BytesIO(content), page, stack)
+    if pixels is None:
+        tiff.check_kept_by_pil(Image.open(io.BytesIO(content)), page)
+    return pixels
+
+
+def _seek(image: Image.Image, page: int) -> None:
+    pages = getattr(image, 'n_frames', 1)
+    if page >= pages:
+        raise ImageError(f'there is no page {page}; it has {pages}, counted from 0')
+    image.seek(page)
 
 
 def _deep_png_pixels(image: Image.Image, content: bytes) -> Pixels:
@@ -154,7 +163,7 @@ def _pil_pixels(image: Image.Image) -> Pixels:
         values[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
     if image.mode == 'I' or values.dtype.byteorder == '>':  # PIL opens some 16-bit files as 32-bit or big-endian
         values = within_16_bits(values)
-    return Pixels(upright(values, orientation), has_alpha=image.mode in ('LA', 'RGBA'))
+    return Pixels(values if orientation == 1 else upright(values, orientation), has_alpha=image.mode in ('LA', 'RGBA'))
 
 
 def decoded_bytes(source: Any) -> int:
@@ -186,17 +195,8 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
     values = pixels.values[:, :, None] if pixels.values.ndim == 2 else pixels.values
     if values.ndim != 3 or 0 in values.shape:
         raise ImageError('an array must have the shape (H, W) or (H, W, C) and at least one pixel')
-    given = values.shape[2]
-    if pixels.has_alpha and given != channels:
-        values = values[:, :, :-1]
-    if values.shape[2] == 1 and channels == 3:
-        values = values.repeat(3, 2)
     if values.shape[2] != channels:
-        hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in values.shape[:2] else ''
-        raise ImageError(
-            f'it has {given} channels but the backbone takes {channels}; select channels, or build the backbone with '
-            f'in_channels={given}{hint}'
-        )
+        values = _fit_channels(values[:, :, :-1] if pixels.has_alpha else values, channels, values.shape[2])
     dtype = np.float32 if values.dtype.kind == 'f' else _STORED_AS.get(values.dtype.str[1:])
     if dtype is None:
         raise ImageError(f'pixels must be uint8, uint16 or floating, got {values.dtype}; convert them first')
@@ -205,6 +205,19 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
     if image.is_floating_point():
         check_floats(image, check_range)
     return image
+
+
+def _fit_channels(values: np.ndarray, channels: int, given: int) -> np.ndarray:
+    """Repeat a grey image over three channels; raise ImageError for other numbers of channels than the backbone's."""
+    if values.shape[2] == 1 and channels == 3:
+        values = values.repeat(3, 2)
+    if values.shape[2] != channels:
+        hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in values.shape[:2] else ''
+        raise ImageError(
+            f'it has {given} channels but the backbone takes {channels}; select channels, or build the backbone with '
+            f'in_channels={given}{hint}'
+        )
+    return values
 
 
 def scale(image: Tensor) -> Tensor:
@@ -227,12 +240,9 @@ def check_floats(image: Tensor, check_range: bool) -> None:
 
 
 def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
-    """Return ``(image - mean) / std`` per channel, or the image itself if both are None.
+    """Return ``(image - mean) / std`` for (C, H, W) or (B, C, H, W), or the image itself if both are None.
 
-    Args:
-        image: (C, H, W) or (B, C, H, W).
-        mean: C values on the scale 0 to 1, or one for all channels.
-        std: likewise, each at least 1e-6, which is a fifteenth of one 16-bit quantisation step.
+    Each is one number or one per channel, on the scale 0 to 1. ``std`` is at least a fifteenth of a 16-bit step, 1e-6.
     """
     if mean is None and std is None:
         return image

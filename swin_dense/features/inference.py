@@ -82,24 +82,26 @@ class Inference:
         return self.mean is not None
 
     def read(self, source: Any, channels: int) -> Tensor:
-        """Read an image from any source of :func:`read_image` for batching: (channels, H, W).
+        """Read an image from any source of :func:`read_image`, (channels, H, W), of which batches are made.
 
-        uint8 and uint16 are kept, so that an image waiting for its batch takes up to four times less memory than after
-        :meth:`prepare`.
+        uint8 and uint16 are kept: an image waiting for its batch takes a quarter of its memory after :meth:`prepare`.
         """
         with naming(source):
             image = to_tensor(pixels_of(source, self.bgr, self.page), channels, self.check_range)
-            longer = max(image.shape[1:])
-            if self.max_side is None or longer <= self.max_side:
-                return image
-            height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
-            # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
-            image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image)
-            return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
+            too_large = self.max_side is not None and max(image.shape[1:]) > self.max_side
+            return _shrunk(image, self.max_side) if too_large else image
 
     def prepare(self, images: Tensor) -> Tensor:
         """Convert an image of :meth:`read`, or a batch of them, to the backbone's input: float32 and normalised."""
         return normalize(scale(images), self.mean, self.std)
+
+
+def _shrunk(image: Tensor, max_side: Any) -> Tensor:
+    """Downscale an image of :func:`to_tensor` until its longer side has ``max_side`` pixels."""
+    height, width = (max(1, round(side * max_side / max(image.shape[1:]))) for side in image.shape[1:])
+    # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
+    image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image)
+    return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
 
 
 def bare_backbone(backbone: Any) -> Any:
@@ -167,46 +169,33 @@ def batches(
     groups are yielded as smaller batches.
     """
     waiting: dict[Any, list[tuple[Key, Tensor]]] = {}
-    count = held = 0
     for key, image in images:
         if not isinstance(image, Tensor):
             yield [key], image
             continue
-        kind = image.shape, image.dtype
+        kind, largest = (image.shape, image.dtype), min(batch_size, max(1, BATCH_PIXELS // image[0].numel()))
         waiting.setdefault(kind, []).append((key, image))
-        count, held = count + 1, held + image.nbytes
-        if count == _WAITING_BATCHES * batch_size or held > _WAITING_BYTES:
-            ready = list(waiting)
-        elif len(waiting[kind]) == min(batch_size, max(1, BATCH_PIXELS // image[0].numel())):
-            ready = [kind]
-        else:
-            continue
-        del image
-        for kind in ready:
-            group = waiting.pop(kind)
-            count, held = count - len(group), held - sum(image.nbytes for _, image in group)
-            yield _stacked(group)
+        del image  # so that only the batch holds it
+        held = [image.nbytes for group in waiting.values() for _, image in group]
+        if len(waiting[kind]) == largest:
+            yield _stacked(waiting.pop(kind))
+        elif len(held) == _WAITING_BATCHES * batch_size or sum(held) > _WAITING_BYTES:
+            while waiting:
+                yield _stacked(waiting.popitem()[1])
     while waiting:
         yield _stacked(waiting.popitem()[1])
 
 
 def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
-    images = [image for _, image in group]
-    # `stack` copies, which is costly for a single large image.
-    return [key for key, _ in group], images[0][None] if len(images) == 1 else torch.stack(images)
+    keys, images = zip(*group, strict=True)
+    return list(keys), torch.stack(images) if len(images) > 1 else images[0][None]  # without a copy if it is large
 
 
 def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
-    """Compute the maps of a batch of normalised images.
-
-    Args:
-        backbone: the backbone.
-        batch: (B, C, H, W), on any device and of any floating dtype.
-        inference: the options of computation.
-        gradients: record the autograd graph.
+    """Compute the maps of a batch (B, C, H, W) of normalised images, on any device and of any floating dtype.
 
     Returns:
-        Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}.
+        Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}; with ``gradients``, in the autograd graph.
     """
     parameter = next(backbone.parameters())
     autocast, dtype = inference.autocast, inference.dtype
@@ -218,8 +207,7 @@ def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: boo
     maps = dict(zip(backbone.out_strides, outs, strict=True))
     strides = inference.levels or maps
     return [
-        # The copy is made outside inference mode, so that a head can be trained on it. It also frees the batch: a view
-        # would keep the maps of all images in memory.
+        # Copied outside inference mode, so that a head can be trained on it; a view would keep the batch in memory.
         {stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}
         for index in range(len(batch))
     ]

@@ -112,13 +112,16 @@ def decoding() -> Iterator[None]:
         yield
     except (ImageError, MemoryError):
         raise
-    except UnidentifiedImageError:
-        raise ImageError('the content is not an image of a supported format') from None
-    except Image.DecompressionBombError as error:
-        raise ImageError(
+    except Exception as error:
+        raise ImageError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return 'the content is not an image of a supported format'
+    if isinstance(error, Image.DecompressionBombError):
+        return (
             f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and use '
             'tile= (--tile)'
-        ) from error
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise ImageError(f'it cannot be decoded and may be damaged or truncated: {reason}') from error
+        )
+    return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'

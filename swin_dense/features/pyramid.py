@@ -108,34 +108,29 @@ def extract_pyramid(
         images: one image or a list of images, each any source of :func:`swin_dense.features.images.read_image`;
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays and paths of zarr folders.
         levels: strides of the maps to return; None for all of the backbone.
-        mean: per channel, or one number for all channels, on the scale 0 to 1. None, with ``std=None``, skips
-            normalisation.
+        mean: on the scale 0 to 1, one number or one per channel; None, with ``std=None``, if images are normalised.
         std: likewise.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them.
         batch_size: maximum number of images of equal size per batch.
-        tile: read and process the image in tiles of this many pixels, one integer or (height, width), each a
-            multiple of :func:`swin_dense.features.tiling.tile_alignment`. None processes the whole image at once.
+        tile: side or (height, width) in pixels of tiles in which to read and process an image, multiples of
+            :func:`swin_dense.features.tiling.tile_alignment`; None for the whole image at once.
         overlap: pixels read beyond each side of a tile, one integer or (vertical, horizontal). None takes the smallest
             overlap that gives the features of the whole image; a smaller one is faster and approximate.
-        out: with ``tile`` and one image, a folder to which each level is written as ``stride_<s>.npy``. The returned
-            maps are then views of these files. Files of an earlier image are replaced only when all new files are
-            complete.
-        page: page of multi-page files, or frame of animations, counted from 0; None for the only page or the first
-            frame. Files with several pages of equal size need it.
+        out: with ``tile`` and one image, a folder for one ``stride_<s>.npy`` per level, of which the returned maps are
+            views. Files of an earlier image are replaced only when all new files are complete.
+        page: page of a file or frame of an animation, counted from 0; None for the only page or the first frame.
         max_side: downscale images with a longer side until it has this many pixels; not allowed with ``tile``.
         device: device to compute on, to which the backbone is moved; None keeps the backbone's device.
-        dtype: dtype of the maps, float16, bfloat16, float32 or float64, as a torch dtype or by name; None for the
-            dtype that the backbone computes in.
+        dtype: dtype of the maps, float16, bfloat16, float32 or float64; None for that which the backbone computes in.
         autocast: dtype of ``torch.autocast``, float16 or bfloat16; None disables it.
-        gradients: record the autograd graph, so that gradients flow to the parameters and to images given as float
-            tensors that require gradients.
+        gradients: record the autograd graph, to the parameters and to images given as tensors that require gradients.
 
     Returns:
         A :class:`Pyramid` for one image, else a list of them in the order of the images.
 
     Raises:
         FileNotFoundError: a path does not exist.
-        ImageError: an image cannot be read or does not fit the backbone.
+        ImageError: an image cannot be read, does not fit the backbone, or has several pages and none is chosen.
         ValueError: an option has an invalid value, or options contradict each other.
         TypeError: an image or an option has the wrong type.
 

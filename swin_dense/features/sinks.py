@@ -157,38 +157,42 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], chunk: Pair) -> Make:
     return make
 
 
+def in_temporary_files(folder: Path) -> Make:
+    """Allocate each map in a file of a folder, and space for a copy of them in the file ``spare``."""
+
+    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
+        array_of = in_files(lambda stride: folder / f'{stride}.npy')(shapes, like)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        (folder / 'spare').touch()
+        reserve(folder / 'spare', size)
+        return array_of
+
+    return make
+
+
 @contextlib.contextmanager
 def writing_maps(
     path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair | None = None
 ) -> Iterator[MapSink]:
-    """Return a context manager that gives a sink for the maps of an image, which its end has written to a file.
+    """Return a context manager that gives a sink for the maps of an image, and writes them to a file at its end.
 
     Args:
         path: a .safetensors file, with the attributes as JSON in its metadata, or a .zarr folder.
         image_size: (height, width) in pixels.
         attributes: attributes of the file.
-        tile: (height, width) in pixels of the blocks; None for the whole image. Tiles for .safetensors are collected in
-            files beside it, because its library writes a file at once; twice the disk space is reserved at the start.
+        tile: (height, width) in pixels of the blocks; None for the whole image. For .safetensors, whose library writes
+            a file at once, tiles are collected on disk, which takes its space twice.
     """
     if path.suffix == '.zarr':
         yield MapSink(image_size, in_zarr(path, attributes, tile or image_size))
         return
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        spare = Path(folder, 'spare')
-
-        def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
-            array_of = in_files(lambda stride: Path(folder, f'{stride}.npy'))(shapes, like)
-            size = sum(file.stat().st_size for file in Path(folder).iterdir())
-            spare.touch()
-            reserve(spare, size)
-            return array_of
-
-        sink = MapSink(image_size, in_memory if tile is None else make)
+        sink = MapSink(image_size, in_memory if tile is None else in_temporary_files(Path(folder)))
         yield sink
-        spare.unlink(missing_ok=True)
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
+        Path(folder, 'spare').unlink(missing_ok=True)
         tensors = {str(stride): level.cpu().contiguous() for stride, level in sink.levels().items()}
         try:
             save_file(tensors, path, {key: json.dumps(value) for key, value in attributes.items()})

@@ -15,12 +15,7 @@ def is_address(source: Any) -> bool:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a path or address.
-
-    Raises:
-        OSError: it cannot be read; errors of remote file systems are converted to this type.
-        ImportError: fsspec, or the package that it needs for the address, is not installed.
-    """
+    """Return the content of a path or address; any error of a remote file system is an OSError, or an ImportError."""
     if not is_address(path):
         return Path(path).read_bytes()
     with any_error_as_os_error(str(path)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_dense.features.folder import FeatureFolder, check_format
+from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.listing import Item, version_of
 from swin_dense.features.shards import Shard
 from swin_dense.features.sinks import MapSink, PooledSink, in_memory, whole_image, writing_maps
@@ -308,7 +308,7 @@ def test_unsupported_formats_are_refused_at_once(tmp_path, monkeypatch):
     assert not (tmp_path / 'out').exists()
     monkeypatch.setattr('zarr.__version__', '2.18.3')
     with pytest.raises(ImportError, match=r'zarr 3, not 2\.18\.3: .*Python 3\.11'):
-        check_format('zarr')
+        check_zarr()
 
 
 def test_rows_of_failed_images_hold_the_error(tmp_path):
