@@ -29,11 +29,6 @@ def save_tiff(path, pixels=RGB, photometric='rgb', **options):
     return path
 
 
-def save_planar_tiff(path):
-    tifffile.imwrite(path, np.ascontiguousarray(RGB.transpose(2, 0, 1)), photometric='rgb', planarconfig='separate')
-    return path
-
-
 def save_zarr(path):
     zarr.open_array(path, mode='w', shape=RGB.shape, dtype=RGB.dtype, chunks=(64, 64, 3))[:] = RGB
     return path
@@ -49,16 +44,6 @@ def save_with_pil(path, mode='RGB', **options):
     return path
 
 
-def save_four_bit_tiff(path):
-    """Write a grey TIFF with 4 bits per pixel, two pixels per byte."""
-    packed = np.ascontiguousarray(RGB[:, :130, 0])
-    with tifffile.TiffFile(save_tiff(path, packed, 'minisblack'), mode='r+') as file:
-        tags = file.pages[0].tags
-        tags['ImageWidth'].overwrite(260)
-        tags['BitsPerSample'].overwrite(4)
-    return path
-
-
 def save_rotated_png(path):
     exif = Image.Exif()
     exif[274] = 6
@@ -67,11 +52,7 @@ def save_rotated_png(path):
 
 SOURCES = {
     'tiled tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48)),
-    'striped tiff': lambda path: save_tiff(path / 'x.tif', rowsperstrip=16),
-    'compressed tiff': lambda path: save_tiff(path / 'x.tif', tile=(32, 48), compression='zlib'),
     'big tiff': lambda path: save_tiff(path / 'x.tif', bigtiff=True, tile=(32, 48)),
-    'planar tiff': lambda path: save_planar_tiff(path / 'x.tif'),
-    'rotated tiff': lambda path: save_tiff(path / 'x.tif', extratags=[(274, 'H', 1, 6, True)]),
     'rotated png': lambda path: save_rotated_png(path / 'x.png'),
     'zarr folder': lambda path: save_zarr(path / 'x.zarr'),
     'zarr array': lambda path: zarr.open_array(save_zarr(path / 'x.zarr'), mode='r'),
@@ -79,7 +60,6 @@ SOURCES = {
     'array': lambda path: RGB,
     'tensor': lambda path: torch.from_numpy(RGB.copy()).permute(2, 0, 1),
     'png': lambda path: save_with_pil(path / 'x.png'),
-    'lzw tiff': lambda path: save_with_pil(path / 'x.tif', compression='tiff_lzw'),
     'bytes': lambda path: save_with_pil(path / 'x.png').read_bytes(),
     'PIL': lambda path: Image.fromarray(RGB),
 }
@@ -111,11 +91,7 @@ def save_with_unknown_colours(path):
 
 UNUSUAL = {
     '16-bit colour png': lambda path: save_deep_png(path / 'x.png'),
-    'rotated 16-bit colour tiff': lambda path: save_tiff(path / 'x.tif', DEEP, extratags=[(274, 'H', 1, 6, True)]),
     'tiff of unknown colours': lambda path: save_with_unknown_colours(path / 'x.tif'),
-    '1-bit tiff': lambda path: save_with_pil(path / 'x.tif', mode='1'),
-    '4-bit tiff': lambda path: save_four_bit_tiff(path / 'x.tif'),
-    '32-bit tiff': lambda path: save_tiff(path / 'x.tif', DEEP[:, :, 0].astype(np.uint32), 'minisblack'),
 }
 
 
@@ -217,23 +193,6 @@ def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, ca
     with open_large_image(path) as image:
         assert image.size == RGB.shape[:2]
     assert 'compressed as JPEG, which can be read by regions only with the package imagecodecs' in caplog.text
-
-
-def test_pages_of_a_tiff(tmp_path):
-    for form, options in {'tiled': {'tile': (64, 64)}, 'whole': {'extratags': [(274, 'H', 1, 3, True)]}}.items():
-        path = save_tiff(tmp_path / f'{form}.tif', np.stack([RGB, RGB[::-1]]), **options)
-        with open_large_image(path, page=1) as image:
-            part = tensor_of(image.read(0, 0, *image.size))
-        assert torch.equal(part, read_image(path, page=1))
-        with pytest.raises(ImageError, match='no page 2'), open_large_image(path, page=2):
-            pass
-
-
-def test_volumes_are_refused(tmp_path):
-    volume = np.zeros((7, 32, 48), np.uint8)
-    tifffile.imwrite(tmp_path / 'x.tif', volume, volumetric=True, tile=(1, 16, 16))
-    with pytest.raises(ImageError, match='volume'), open_large_image(tmp_path / 'x.tif'):
-        pass
 
 
 def test_images_beyond_pils_limit_are_refused(tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def test_pixels_equal_the_array_that_was_written(form, options, tmp_path):
 
 
 @pytest.mark.parametrize('orientation', range(1, 9))
-@pytest.mark.parametrize('form', ['float32', '6 bands', '12 bits', '2 separate uint8 bands, deflate', 'RGBA'])
+@pytest.mark.parametrize('form', ['float32', '16 bits of colour', '12 bits', '2 separate uint8 bands, deflate'])
 def test_every_orientation(form, orientation, tmp_path):
     pixels, how, values = FILES[form]
     path = tmp_path / 'x.tif'
@@ -226,6 +226,8 @@ def test_a_stack_needs_a_page(form, tmp_path):
     for options in ({}, {'tile': 224}):
         with pytest.raises(ImageError, match=r'x\.tif.* 3 pages .*give page= \(--page\)'):
             extract_pyramid(backbone, path, **options)
+    with pytest.raises(ImageError, match='no page 3; it has 3'):
+        read_image(path, 1, page=3)
     for page, expected in enumerate(STACK):
         torch.testing.assert_close(read_image(path, 1, page=page), expected_of(expected / 255), rtol=0, atol=1e-6)
         with open_large_image(path, page=page) as image:
@@ -239,6 +241,16 @@ def test_a_stack_in_one_page_is_refused(tmp_path):
     for page in (None, 0):
         with pytest.raises(ImageError, match=r'a stack with axes TYX .*pass its slices as arrays'):
             read_image(path, page=page)
+
+
+@pytest.mark.parametrize('dtype', ['uint8', 'complex64'])
+def test_volumes_are_refused(dtype, tmp_path):
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode(np.zeros((7, 32, 48), dtype), volumetric=True, tile=(1, 16, 16)))
+    with pytest.raises(ImageError, match='volume'):
+        read_image(path)
+    with pytest.raises(ImageError, match='volume'), open_large_image(path):
+        pass
 
 
 def test_smaller_versions_of_an_image_need_no_page(tmp_path):
