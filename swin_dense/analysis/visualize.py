@@ -22,7 +22,7 @@ from swin_dense.analysis.complexity import backbone_costs, total
 from swin_dense.analysis.explain import TokenAttention
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
-from swin_dense.features.tiling import level_size
+from swin_dense.features.sinks import level_size
 from swin_dense.models.archs import arch_letter
 from swin_dense.ops.windows import Pair, merge, region_ids, window_grid
 from swin_dense.utils import checks

@@ -18,7 +18,7 @@ import torch
 
 from swin_dense.features.listing import Item, tar_of
 from swin_dense.features.shards import ALL, Shard, hash_of_name
-from swin_dense.features.sinks import FORMATS, PooledSink, Sink, read_attributes, writing_maps
+from swin_dense.features.sinks import FORMATS, PooledSink, Sink, map_sink, read_attributes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, written_whole
@@ -111,8 +111,7 @@ class FeatureFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         attributes = {_SIZE_KEY: list(image_size), _VERSION_KEY: item.version}
         with written_whole(path, self._partial) as unfinished:
-            with writing_maps(unfinished.path, image_size, attributes, tile) as maps:
-                yield maps
+            yield map_sink(unfinished.path, image_size, attributes, tile or image_size)
             if path.is_dir():  # outdated or damaged; os.replace cannot replace a folder
                 remove(path)
         self._add(item, image_size, {'file': self._relative_path_of(item.name)})

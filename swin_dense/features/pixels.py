@@ -84,13 +84,15 @@ def naming(source: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ImageError, OSError, MemoryError, RuntimeError) as error:
+    except ImageError as error:
+        raise ImageError(f'{name_of(source)}: {error}') from error.__cause__
+    except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
         raise _named(name_of(source), error) from error
 
 
 def _named(name: str, error: Exception) -> Exception:
-    if isinstance(error, ImageError):
-        return ImageError(f'{name}: {error}')
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f'{name} does not exist')
     if isinstance(error, IsADirectoryError):
@@ -100,9 +102,7 @@ def _named(name: str, error: Exception) -> Exception:
         )
     if isinstance(error, OSError):
         return ImageError(f'{name} cannot be read: {error.strerror or error}')
-    if is_out_of_memory(error):
-        return ImageError(f'{name}: there is too little memory to read it; use tile= (--tile), or smaller tiles')
-    return error
+    return ImageError(f'{name}: there is too little memory to read it; use tile= (--tile), or smaller tiles')
 
 
 @contextlib.contextmanager

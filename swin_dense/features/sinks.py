@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from swin_dense.features import ome_zarr
-from swin_dense.features.tiling import Blocks, level_size
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import reserve, written_whole
 
+# Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
+Blocks = dict[int, tuple[slice, slice, Tensor]]
 FORMATS = ('safetensors', 'zarr')
+_SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
 Shape = tuple[int, int, int]
 Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
 _GEM_POWER = 3.0
@@ -73,6 +75,11 @@ def whole_image(maps: Mapping[int, Tensor]) -> Blocks:
     return {stride: (slice(None), slice(None), level) for stride, level in maps.items()}
 
 
+def level_size(image_size: Pair, stride: int) -> Pair:
+    """Return (height, width) in cells of a level of an image."""
+    return -(-image_size[0] // stride), -(-image_size[1] // stride)
+
+
 class MapSink:
     """Assemble the maps in arrays, which are allocated when the first block arrives.
 
@@ -92,7 +99,6 @@ class MapSink:
         if not self._shapes:
             for stride, (_, _, values) in blocks.items():
                 self._shapes[stride] = (len(values), *level_size(self._image_size, stride))
-            self._dtype = values.dtype
             self._array_of = self._make(self._shapes, values)
         for stride, (rows, columns, values) in blocks.items():
             array = self._array_of(stride)
@@ -100,26 +106,12 @@ class MapSink:
 
     def levels(self) -> dict[int, Tensor]:
         """Return {stride: (C, rows, columns)}; maps in files are writable views of these files."""
-        return {stride: torch.as_tensor(self._array_of(stride)).view(self._dtype) for stride in self._shapes}
+        return {stride: torch.as_tensor(self._array_of(stride)) for stride in self._shapes}
 
 
 def in_memory(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
     """Allocate the maps in memory."""
     return {stride: like.new_empty(shape) for stride, shape in shapes.items()}.__getitem__
-
-
-def in_files(path_of: Callable[[int], Path]) -> Make:
-    """Allocate each map in a .npy file, whose path is given by its stride; bfloat16 is stored as int16."""
-
-    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
-        paths = {stride: path_of(stride) for stride in shapes}
-        for stride, path in paths.items():
-            open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shapes[stride])
-            reserve(path, path.stat().st_size)
-        # Reopened for every block, because pages stay in memory as long as a file is mapped.
-        return lambda stride: open_memmap(paths[stride], 'r+')
-
-    return make
 
 
 @contextlib.contextmanager
@@ -131,9 +123,45 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as unfinished:
-        yield in_files(lambda stride: unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path)
+
+        def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
+            paths = {}
+            for stride, shape in shapes.items():
+                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path
+                open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shape)
+                reserve(path, path.stat().st_size)
+                paths[stride] = path
+            # Reopened for every block, because pages stay in memory as long as a file is mapped.
+            return lambda stride: open_memmap(paths[stride], 'r+')
+
+        yield make
         for stale in folder.glob('stride_*.npy'):  # the folder must never contain levels of two images
             stale.unlink()
+
+
+def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
+    """Allocate the maps in a safetensors file, with the attributes as JSON in its metadata.
+
+    Its library writes a file at once, from memory, and its metadata in a random order. Here, tiles are written as they
+    come, and equal maps give identical bytes.
+    """
+
+    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
+        header: dict[str, Any] = {'__metadata__': {key: json.dumps(value) for key, value in attributes.items()}}
+        begins, end = {}, 0
+        for stride, shape in shapes.items():
+            begins[stride], end = end, end + math.prod(shape) * like.itemsize
+            offsets = [begins[stride], end]
+            header[str(stride)] = {'dtype': _SAFETENSORS_NAMES[like.dtype], 'shape': shape, 'data_offsets': offsets}
+        text = json.dumps(header).encode()
+        text += b' ' * (-len(text) % 8)
+        beginning = len(text).to_bytes(8, 'little') + text
+        path.write_bytes(beginning)
+        reserve(path, len(beginning) + end)
+        number = _to_numpy(like[:0]).dtype
+        return lambda stride: np.memmap(path, number, 'r+', len(beginning) + begins[stride], shapes[stride])
+
+    return make
 
 
 def in_zarr(path: Path, attributes: Mapping[str, Any], chunk: Pair) -> Make:
@@ -157,47 +185,10 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], chunk: Pair) -> Make:
     return make
 
 
-def in_temporary_files(folder: Path) -> Make:
-    """Allocate each map in a file of a folder, and space for a copy of them in the file ``spare``."""
-
-    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
-        array_of = in_files(lambda stride: folder / f'{stride}.npy')(shapes, like)
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        (folder / 'spare').touch()
-        reserve(folder / 'spare', size)
-        return array_of
-
-    return make
-
-
-@contextlib.contextmanager
-def writing_maps(
-    path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair | None = None
-) -> Iterator[MapSink]:
-    """Return a context manager that gives a sink for the maps of an image, and writes them to a file at its end.
-
-    Args:
-        path: a .safetensors file, with the attributes as JSON in its metadata, or a .zarr folder.
-        image_size: (height, width) in pixels.
-        attributes: attributes of the file.
-        tile: (height, width) in pixels of the blocks; None for the whole image. For .safetensors, whose library writes
-            a file at once, tiles are collected on disk, which takes its space twice.
-    """
-    if path.suffix == '.zarr':
-        yield MapSink(image_size, in_zarr(path, attributes, tile or image_size))
-        return
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        sink = MapSink(image_size, in_memory if tile is None else in_temporary_files(Path(folder)))
-        yield sink
-        Path(folder, 'spare').unlink(missing_ok=True)
-        tensors = {str(stride): level.cpu().contiguous() for stride, level in sink.levels().items()}
-        try:
-            save_file(tensors, path, {key: json.dumps(value) for key, value in attributes.items()})
-        except SafetensorError as error:  # such as a full disk
-            raise OSError(str(error)) from error
+def map_sink(path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair) -> MapSink:
+    """Return a sink that writes maps to a file or folder, in the format given by its suffix."""
+    is_zarr = path.suffix == '.zarr'
+    return MapSink(image_size, in_zarr(path, attributes, tile) if is_zarr else in_safetensors(path, attributes))
 
 
 def _to_numpy(values: Tensor) -> np.ndarray:
@@ -207,7 +198,7 @@ def _to_numpy(values: Tensor) -> np.ndarray:
 
 
 def read_attributes(path: Path) -> dict[str, Any] | None:
-    """Return the attributes of a file written by :func:`writing_maps`, or None if it is missing or incomplete."""
+    """Return the attributes of a file written by :func:`map_sink`, or None if it is missing or incomplete."""
     if not path.exists():
         return None
     try:

@@ -50,7 +50,7 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     except Exception:  # PIL may support the file; if not, it raises
         return None
     colours, compression = (getattr(tag, 'name', '') for tag in (page.photometric, page.compression))
-    if colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG'):
+    if page.dtype is None or (colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG')):
         return None
     try:
         tifffile.TIFF.DECOMPRESSORS[page.compression]

@@ -12,18 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from swin_dense.features.images import to_tensor
 from swin_dense.features.inference import Inference, Tiling, run_batch
 from swin_dense.features.pixels import Pixels, naming
 from swin_dense.features.regions import LargeImage
+from swin_dense.features.sinks import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 
 Box = tuple[int, int, int, int]
-# Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
-Blocks = dict[int, tuple[slice, slice, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -99,11 +96,6 @@ def plan_tiles(image_size: Pair, tile: Pair, overlap: Pair) -> list[Tile]:
             )
             tiles.append(Tile((top, left, bottom, right), read))
     return tiles
-
-
-def level_size(image_size: Pair, stride: int) -> Pair:
-    """Return (height, width) in cells of a level of an image."""
-    return -(-image_size[0] // stride), -(-image_size[1] // stride)
 
 
 def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterator[Blocks]:

@@ -11,7 +11,7 @@ import torch
 from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.listing import Item, version_of
 from swin_dense.features.shards import Shard
-from swin_dense.features.sinks import MapSink, PooledSink, in_memory, whole_image, writing_maps
+from swin_dense.features.sinks import MapSink, PooledSink, in_memory, map_sink, whole_image
 from tests.conftest import IfInstalled
 from tests.features.helpers import EVERY_FORMAT, failures_in, finished_in, in_format, load, rows_of, tree
 
@@ -67,20 +67,19 @@ class TestSinks:
     def test_maps_written_in_tiles_are_read_back(self, tmp_path, file_format, dtype, tile):
         maps = {stride: level.to(dtype) for stride, level in MAPS.items()}
         path = tmp_path / f'x.{file_format}'
-        memory = MapSink(SIZE, in_memory)
-        with writing_maps(path, SIZE, {'image_size': SIZE}, (tile, tile)) as sink:
-            for blocks in blocks_of(maps, tile):
-                sink.write(blocks)
-                memory.write(blocks)
+        sink, memory = map_sink(path, SIZE, {'image_size': SIZE}, (tile, tile)), MapSink(SIZE, in_memory)
+        for blocks in blocks_of(maps, tile):
+            sink.write(blocks)
+            memory.write(blocks)
         assert_equal(memory.levels(), maps)
         found, size = load(path)
         assert_equal(found, maps)
         assert size == SIZE
 
     def test_chunks_have_the_size_of_a_tile(self, tmp_path):
-        with writing_maps(tmp_path / 'x.zarr', SIZE, {}, (16, 16)) as sink:
-            for blocks in blocks_of(MAPS, 16):
-                sink.write(blocks)
+        sink = map_sink(tmp_path / 'x.zarr', SIZE, {}, (16, 16))
+        for blocks in blocks_of(MAPS, 16):
+            sink.write(blocks)
         assert zarr.open_group(tmp_path / 'x.zarr')['4'].chunks == (3, 4, 4)
 
     @pytest.mark.parametrize('tile', [16, 64])
