@@ -93,7 +93,9 @@ def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
         or bits == {32}
     )
     if not is_kept or tags.get(_BANDS, 1) != len(image.getbands()):
-        raise ImageError('install tifffile and imagecodecs to read it with all bands at full depth')
+        raise ImageError(
+            'PIL would lose bands or bits of it; install tifffile and imagecodecs, or convert it to grey or RGB'
+        )
 
 
 class _Regions:
