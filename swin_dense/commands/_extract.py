@@ -66,7 +66,6 @@ def extract_all(args: argparse.Namespace) -> int:
                 if received:
                     break
         if args.prune and not received:
-            folder.flush()
             removed = f', features of {folder.prune(images)} other images removed'
     share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
     of_all = f' of {total or done.total()}' if total or not received else ''

@@ -120,10 +120,6 @@ class FeatureFolder:
         """Record the error of an image that has no features."""
         self._table.add({'path': readable(item.name), 'version': item.version, 'error': readable(error)})
 
-    def flush(self) -> None:
-        """Write the buffered rows."""
-        self._table.flush()
-
     def close(self) -> None:
         """Write the buffered rows, also after an error, and remove temporary files."""
         self._table.flush()
@@ -135,6 +131,7 @@ class FeatureFolder:
         Args:
             names: names of the images and tar files to keep.
         """
+        self._table.flush()
         kept = set(map(readable, names))
         gone = {path for path in self._table.column('path') if path not in kept and tar_of(path) not in kept}
         self._table.drop(gone)

@@ -14,8 +14,8 @@ from tests.conftest import TINY, randomize
 def extract_and_print(*args):
     with contextlib.closing(really_extract(*args)) as steps:
         for step in steps:
+            print(step.item.name, flush=True)  # its features are stored
             yield step
-            print(step.item.name, flush=True)
 
 
 if __name__ == '__main__':
