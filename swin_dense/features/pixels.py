@@ -78,9 +78,9 @@ def name_of(source: Any) -> str:
 
 @contextlib.contextmanager
 def naming(source: Any) -> Iterator[None]:
-    """Begin the messages of ImageErrors with the name of the image that is read, and convert OSErrors to them.
+    """Begin the messages of ImageErrors with the image's name, and convert OSErrors and lack of memory to them.
 
-    A missing file stays a FileNotFoundError. Lack of memory becomes an ImageError, so that other images can be read.
+    A missing file stays a FileNotFoundError.
     """
     try:
         yield
