@@ -78,10 +78,7 @@ def name_of(source: Any) -> str:
 
 @contextlib.contextmanager
 def naming(source: Any) -> Iterator[None]:
-    """Begin the messages of ImageErrors with the image's name, and convert OSErrors and lack of memory to them.
-
-    A missing file stays a FileNotFoundError.
-    """
+    """Name the image in errors; OSErrors and lack of memory become ImageErrors, a missing file a FileNotFoundError."""
     try:
         yield
     except ImageError as error:
