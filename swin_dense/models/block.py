@@ -47,8 +47,7 @@ class SwinBlock(nn.Module):
 
     def plus(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         """Return x plus a branch under stochastic depth; on a CPU, the branch skips the images that drop it."""
-        may_drop = self.training and getattr(self.drop_path, 'drop_prob', 0)
-        if not (may_drop and self._may_skip_images(x)):
+        if not (self.training and getattr(self.drop_path, 'drop_prob', False) and self._may_skip_images(x)):
             return x + self.drop_path(branch(x))
         factors = self.drop_path.factors(x)
         kept = factors.flatten().nonzero().flatten()
