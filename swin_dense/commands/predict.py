@@ -70,16 +70,15 @@ def run(args: argparse.Namespace) -> int:
         for ending in ('painted.jpg', 'labels.png', 'json'):
             check_free(args.out / f'{stem}.{ending}', args.force)
     predict = _predictor(model, args)
-    from PIL import Image  # not needed for --help
+    from swin_dense.runtime import pictures  # not needed for --help
 
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for path in images:
         try:
-            with Image.open(path) as image:
-                image.load()
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            print(f'swin-dense predict: {path} cannot be read: {error}', file=sys.stderr)
+            pictures.read(path)
+        except ValueError as error:
+            print(f'swin-dense predict: {error}', file=sys.stderr)
             failed += 1
             continue
         write(args.out / Path(path).stem, predict(path))
