@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 import numpy as np
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS
 from torch import nn
 
@@ -34,6 +34,7 @@ class Predictor:
         scope = config.get('default_scope')
         if scope not in ('mmdet', 'mmseg'):
             raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
+        dataset = test_dataset(config)
         self._is_detector = scope == 'mmdet'
         self._score = score
         apis = importlib.import_module(f'{scope}.apis')
@@ -48,7 +49,7 @@ class Predictor:
                 f'the model of the config cannot be built, or {checkpoint} is not a checkpoint of it ({reason})'
             ) from error
         self.model: nn.Module = self._inferencer.model
-        self._name_classes(config)
+        self._name_classes(config.default_scope, dataset)
 
     def __call__(self, path: str) -> Prediction:
         """Return the prediction for an image file."""
@@ -73,14 +74,33 @@ class Predictor:
                 instances.append(instance if mask is None else {**instance, 'mask': mask})
         return instances
 
-    def _name_classes(self, config: Config) -> None:
+    def _name_classes(self, scope: str, dataset: ConfigDict) -> None:
         """Take class names from the config, because the frameworks invent names if a checkpoint contains none."""
         model: Any = self.model
-        dataset = config.test_dataloader.dataset
-        with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
+        with DATASETS.switch_scope_and_registry(scope) as registry:
             known = getattr(registry.get(dataset.type), 'METAINFO', {})
         meta = {**known, **dataset.get('metainfo', {})}
         if meta.get('classes'):
             model.dataset_meta = {key: meta.get(key) for key in ('classes', 'palette')}
             self._inferencer.visualizer.dataset_meta = model.dataset_meta
         self.classes: tuple[str, ...] = tuple(model.dataset_meta['classes'])
+
+
+def test_dataset(config: Config) -> ConfigDict:
+    """Return the data set in the ``test_dataloader`` of a config, which has the test pipeline and the class names.
+
+    Raises:
+        ValueError: there is none, or it wraps other data sets.
+    """
+    dataset = (config.get('test_dataloader') or {}).get('dataset')
+    if not dataset:
+        raise ValueError(
+            'the config has no test_dataloader.dataset, whose pipeline describes how images are read; add it, such as '
+            'test_dataloader = val_dataloader'
+        )
+    if 'pipeline' not in dataset:
+        raise ValueError(
+            f'test_dataloader.dataset is a {dataset.get("type")} without a pipeline of its own, as data sets are that '
+            'wrap others; set it to one of the wrapped data sets'
+        )
+    return dataset
