@@ -122,7 +122,7 @@ def require(*packages: str) -> None:
     """Raise an ImportError that names all packages that are not installed."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ImportError(f"the export needs {', '.join(missing)}; install with pip install 'swin-dense[export]'")
+        raise ImportError(f'the export needs {", ".join(missing)}: pip install {" ".join(missing)}')
 
 
 def outputs_of(result: Any) -> list[Tensor]:

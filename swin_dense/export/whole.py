@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import copy
 import json
 from collections.abc import Callable, Iterable
@@ -49,8 +48,8 @@ def export_detector(
     """Export a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
 
     The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``boxes`` (N, 4) in
-    pixels of that image, ``scores`` (N,), ``labels`` (N,) and, for a detector with masks, ``masks`` (N, h, w), the
-    probabilities inside the boxes. The graph includes normalisation, padding and thresholds; ``swin_dense.runtime``
+    pixels of that image, ``scores`` (N,), ``labels`` (N,) int32 and, for a detector with masks, ``masks`` (N, h, w),
+    the probabilities inside the boxes. The graph includes normalisation, padding and thresholds; ``swin_dense.runtime``
     does the other steps.
 
     The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
@@ -164,12 +163,15 @@ def export_segmentor(
 
 
 def export_whole(
-    config: str, checkpoint: str, path: str, *, image: str | None = None, opset: int | None = None
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
 ) -> Exported:
     """Call :func:`export_detector` for a config of mmdet and :func:`export_segmentor` for one of mmseg."""
-    from swin_dense.recipes.files import load_recipe
-
-    loaded = load_recipe(config)
+    loaded = _loaded(config)
     scope = loaded.get('default_scope')
     exporters = {'mmdet': export_detector, 'mmseg': export_segmentor}
     checks.one_of("the config's default_scope", scope, exporters)
@@ -190,19 +192,19 @@ def _read(
 ) -> tuple[Any, dict[str, Any], list[dict[str, Any]]]:
     """Return the model with its weights, the names and colours of its classes, and the test pipeline."""
     from swin_dense.mm.predict import Predictor, test_dataset  # imports the frameworks
-    from swin_dense.recipes.files import load_recipe
 
-    loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
+    loaded = _loaded(config)
     if loaded.get('default_scope') != scope:
         raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
     predictor = Predictor(loaded, str(checkpoint), 'cpu')
-    model: Any = predictor.model
-    palette = (model.dataset_meta or {}).get('palette')
-    if not isinstance(palette, (list, tuple)) or len(palette) < len(predictor.classes):
-        count = len(predictor.classes)
-        palette = [[round(255 * part) for part in colorsys.hsv_to_rgb(i / count, 0.8, 0.9)] for i in range(count)]
-    names = {'classes': list(predictor.classes), 'palette': [[int(part) for part in colour] for colour in palette]}
-    return model, names, test_dataset(loaded).pipeline
+    names = {'classes': list(predictor.classes), 'palette': predictor.palette}
+    return predictor.model, names, test_dataset(loaded).pipeline
+
+
+def _loaded(config: str | PathLike[str] | Config) -> Config:
+    from swin_dense.recipes.files import load_recipe  # imports mmengine
+
+    return load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
 
 
 def _check_supported(model: nn.Module, reasons: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ class Prediction:
     Attributes:
         record: the prediction in types that JSON supports.
         painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB.
-        labels: class index of every pixel, (H, W), uint8; None for a detector.
+        labels: class index of every pixel, (H, W), int32; None for a detector.
     """
 
     record: dict[str, Any]
@@ -117,7 +117,7 @@ class Model:
             paint = partial(painting.instances, pixels, found, masks_found, self.facts['palette'])
             return {**record, 'instances': found}, paint, None
         (labels,) = self.run(img, size=np.array(pixels.shape[:2]))
-        label_map = labels[0].astype(np.uint8)
+        label_map = labels[0]
         segments = [
             {'class': self.classes[label], 'label': int(label), 'share': float((label_map == label).mean())}
             for label in np.unique(label_map)

@@ -177,14 +177,19 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
         (['{config}', '{config}', 'x.pt2'], '--out must end in .onnx'),
         (['{config}', '{config}', 'nowhere/x.onnx'], 'nowhere'),
         (['{config}', 'x.onnx'], 'give CONFIG CHECKPOINT FILE.onnx for a whole model, or'),
-        (['{config}', '{config}', 'x.onnx', '--half'], 'only --out, --force, --image and --opset are allowed'),
+        (['{config}', '{config}', 'x.onnx', '--half'], 'only --out, --force, --set, --image and --opset are allowed'),
         (
             ['{config}', '{config}', 'x.onnx', '--size', '9', '9'],
-            'only --out, --force, --image and --opset are allowed',
+            'only --out, --force, --set, --image and --opset are allowed',
         ),
         (['{config}', '{config}', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
         (['{config}', '{config}', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
-        (['--out', 'x.ts', '--image', 'a.jpg'], '--image is for a whole model'),
+        (['--out', 'x.ts', '--set', 'a=1'], '--image and --set are for a whole model'),
+        (
+            ['{config}', '{config}', 'x.onnx', '--set', 'test_dataloader=None'],
+            'the config has no test_dataloader.dataset',
+        ),
+        (['--out', 'x.ts', '--image', 'a.jpg'], '--image and --set are for a whole model'),
     ],
 )
 def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, message):
