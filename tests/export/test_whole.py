@@ -416,3 +416,8 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     assert names['painted'].dtype == np.uint8
     facts = runtime.load('model.onnx').facts
     assert (facts['format'], facts['mask_threshold']) == (FORMAT, 0.5)
+    for each in RUNTIMES:
+        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
+        scores = [[instance['score'] for instance in record['instances']] for record in records]
+        assert scores[1] == pytest.approx(scores[0], abs=2e-2)
+        assert len(scores[0]) > 3
