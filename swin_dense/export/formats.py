@@ -18,6 +18,7 @@ from torch.torch_version import TorchVersion
 from swin_dense.export.folding import fold_constants
 from swin_dense.export.operators import translations
 
+_logger = logging.getLogger(__package__)
 # The first opset with GELU as one operator.
 DEFAULT_OPSET = 20
 OLDEST_OPSET = 18
@@ -55,6 +56,7 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
     program = _program(model, interface)
     outputs = interface.outputs or [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
     opset = opset or DEFAULT_OPSET
+    _logger.info('converting the graph to ONNX ...')
     try:
         with _quiet():
             onnx_program = torch.onnx.export(

@@ -1,5 +1,7 @@
 """Exported files against the model, at other sizes and batches than recorded; refused models and removed files."""
 
+import logging
+
 import pytest
 import torch
 from hypothesis import given
@@ -172,11 +174,13 @@ class TestStatic:
 
 @pytest.mark.slow
 @needs_onnx
-def test_half_precision(tmp_path):
+def test_half_precision(tmp_path, caplog):
     model = build()
+    caplog.set_level(logging.INFO, 'swin_dense.export')
     exported = export_model(model, tmp_path / 'x.onnx', dynamic=False, size=64, half=True)
     (error,) = exported.errors.values()
     assert 1e-6 < error < 2e-2
+    assert [message.split()[0] for message in caplog.messages] == ['tracing', 'converting', 'comparing']
     out = load(tmp_path / 'x.onnx')({'img': torch.randn(1, 3, 64, 64).half().numpy()})
     assert {part.dtype.name for part in out} == {'float16'}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

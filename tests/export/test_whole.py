@@ -15,6 +15,7 @@ from mmengine.registry import METRICS, MODELS, init_default_scope
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
 from onnxruntime.quantization import quantize_dynamic
+from PIL import Image
 from pycocotools import mask as coco_mask
 
 from swin_dense import export_detector, export_segmentor, runtime
@@ -416,6 +417,8 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     assert names['painted'].dtype == np.uint8
     facts = runtime.load('model.onnx').facts
     assert (facts['format'], facts['mask_threshold']) == (FORMAT, 0.5)
+    with Image.open('photo.jpg') as image:
+        assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
     for each in RUNTIMES:
         records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
         scores = [[instance['score'] for instance in record['instances']] for record in records]
