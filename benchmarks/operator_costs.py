@@ -69,16 +69,16 @@ def _flops(qkv: Tensor, relative_bias: Tensor, products: int) -> int:
     return 2 * products * (qkv.numel() // 3) * relative_bias.shape[-1]
 
 
-def _norm(x: Tensor, weight: Tensor, offset: Tensor, eps: float, dtype: torch.dtype, layout: str) -> OperatorCost:
+def _norm(x: Tensor, weight: Tensor, offset: Tensor, eps: float, dtype: torch.dtype) -> OperatorCost:
     copies = _strided(x, weight, offset)
-    out = norm._forward_fake(x, weight, offset, eps, dtype, layout)
+    out = norm._forward_fake(x, weight, offset, eps, dtype)
     return OperatorCost(1 + len(copies), _bytes(x, weight, offset, out, *copies, *copies))
 
 
-def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, layout: str) -> OperatorCost:
+def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> OperatorCost:
     copies = _strided(grad, x, weight)
     sums = 4 * 2 * weight.numel()
-    moved = _bytes(grad, x, x, weight, *copies, *copies) + (2 * norm._Launch(x, layout).programs + 1) * sums
+    moved = _bytes(grad, x, x, weight, *copies, *copies) + (2 * norm._Launch(x).programs + 1) * sums
     if weight.dtype == torch.float32:
         return OperatorCost(2 + len(copies), moved)
     return OperatorCost(3 + len(copies), moved + sums + _bytes(weight, weight))  # another launch casts the sums

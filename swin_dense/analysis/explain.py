@@ -74,17 +74,23 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
     The output is linear in the values, so its gradient with respect to the values is the weights. This handles shift,
     padding and mask without reimplementing attention, and gives the weights in raster order.
     """
-    channels, windows, w_msa = x.shape[-1], attn.windows_of(x), attn.w_msa
+    channels, w_msa = x.shape[-1], attn.w_msa
     head_dim = channels // w_msa.num_heads
-    spec = WindowSpec(w_msa.num_heads, windows.window, windows.shift, w_msa.scale)
+    window, shift = attn.windows_on(x.shape[1], x.shape[2])
+    spec = WindowSpec(w_msa.num_heads, window, shift, w_msa.scale)
     qkv = w_msa.project(x).detach()
     values = qkv[..., 2 * channels :].requires_grad_()
-    bias, pad_kv = windows.bias, w_msa.pad_kv(x)
+    bias, pad_kv = w_msa.relative_bias(window), padding_key_and_value(w_msa, x)
     with torch.enable_grad():
         out = window_attention(torch.cat([qkv[..., : 2 * channels], values], -1), bias, pad_kv, spec, 'reference')
         # Heads do not mix, so one gradient of the sum gives the weights of all heads.
         (gradient,) = torch.autograd.grad(out[0, cell[0], cell[1], ::head_dim].sum(), values)
     return gradient[0, :, :, ::head_dim].permute(2, 0, 1)
+
+
+def padding_key_and_value(w_msa: Any, x: Tensor) -> Tensor:
+    """Return the key and value, (2C,), that an attention computes for a padding token of x, (B, H, W, C)."""
+    return w_msa.project(x.new_zeros(1, 1, 1, x.shape[3])).flatten()[x.shape[3] :]
 
 
 def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None, bgr: bool = False) -> Tensor:
@@ -109,7 +115,7 @@ def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None,
     """
     _check_index('stage', stage, len(backbone.stages))
     img = _prepare(backbone, image, bgr).requires_grad_()  # so that there is a graph even if all parameters are frozen
-    with evaluation_mode(backbone), torch.enable_grad(), _recording_output(backbone.stages[stage]) as recorded:
+    with evaluation_mode(backbone), torch.enable_grad(), _recording_map(backbone.stages[stage]) as recorded:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         score = (target or strongest_channel)(maps)
         if not isinstance(score, Tensor) or score.numel() != 1:
@@ -149,9 +155,9 @@ def recording_input(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _recording_output(module: nn.Module) -> Iterator[list[Tensor]]:
+def _recording_map(stage: nn.Module) -> Iterator[list[Tensor]]:
     recorded: list[Tensor] = []
-    handle = module.register_forward_hook(lambda module, args, output: recorded.append(output))
+    handle = stage.register_forward_hook(lambda module, args, output: recorded.append(output[0]))
     try:
         yield recorded
     finally:

@@ -70,9 +70,8 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class NormCase:
-    """LayerNorm in one of its layouts, from one dtype to another."""
+    """LayerNorm from one dtype to another."""
 
-    layout: str
     x_dtype: torch.dtype
     dtype: torch.dtype
     parameter_dtype: torch.dtype
@@ -80,24 +79,20 @@ class NormCase:
 
     @property
     def name(self) -> str:
-        return verdicts.norm_name(self.layout, self.x_dtype, self.dtype, self.parameter_dtype)
+        return verdicts.norm_name(self.x_dtype, self.dtype, self.parameter_dtype)
 
     def leaves(self, at: Map, device: torch.device) -> list[Tensor]:
-        normed = at.channels * (4 if self.layout == 'merged' else 1)
-        shapes = (1, at.height, at.width, at.channels), (normed,), (normed,)
+        shapes = (1, at.height, at.width, at.channels), (at.channels,), (at.channels,)
         return draw(shapes, (self.x_dtype, self.parameter_dtype, self.parameter_dtype), device)
 
     def implementations(self, at: Map) -> dict[str, Implementation]:
-        return {'triton': functools.partial(norm.LAYOUTS[self.layout], eps=EPS, dtype=self.dtype), 'plain': self._plain}
+        return {'triton': functools.partial(norm.layer_norm, eps=EPS, dtype=self.dtype), 'plain': self._plain}
 
     def _plain(self, x: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
         """Compute the norm as torch does under autocast: at least in float32, followed by a cast."""
-        if self.layout == 'merged':
-            x = plain.neighbours(x, 2, by_channel=True)
         wide = torch.promote_types(x.dtype, torch.float32)
         out = F.layer_norm(x.to(wide), weight.shape, weight.to(wide), offset.to(wide), EPS)
-        out = out if wide == torch.float64 else out.to(self.dtype)  # float64 is the reference, so it is not rounded
-        return plain.to_maps(out) if self.layout == 'maps' else out
+        return out if wide == torch.float64 else out.to(self.dtype)  # float64 is the reference, so it is not rounded
 
 
 @dataclass(frozen=True)
@@ -136,33 +131,16 @@ def all_cases(image: Pair = IMAGE) -> list[Case]:
 
 
 def _norm_cases(maps: tuple[Map, ...]) -> Iterator[NormCase]:
-    by_channels = {at.channels: at for at in maps}
-    side = max(at.height for at in maps)
-    every = tuple(by_channels.values())
-    # Under autocast, the residual stream is float32 in the first stage, and 16 bits after the first patch merging.
-    first = tuple(by_channels[c] for c in sorted({at.channels for at in maps if at.height == side}))
-    later = tuple(by_channels[c] for c in sorted({at.channels for at in maps if at.height < side}))
+    # A patch merging normalises 4C channels of a map with half the height and width; in V2, 2C.
+    merged = [Map(-(-at.height // 2), -(-at.width // 2), 4 * at.channels, at.heads) for at in maps]
+    every = tuple({at.channels: at for at in (*merged, *maps)}.values())
     wide = torch.float32
-    yield NormCase('tokens', wide, wide, wide, every)
-    yield NormCase('merged', wide, wide, wide, _merged(every))
-    yield NormCase('maps', wide, wide, wide, every)
+    yield NormCase(wide, wide, wide, every)
     for low in LOW_DTYPES:
-        yield NormCase('tokens', low, low, wide, later)
-        yield NormCase('tokens', wide, low, wide, first)
-        yield NormCase('tokens', low, wide, wide, every)  # after the patch embedding; in V2, after every branch
-        yield NormCase('merged', low, low, wide, _merged(later))
-        yield NormCase('merged', wide, low, wide, first)
-        yield NormCase('maps', low, wide, wide, later)
-    for low in LOW_DTYPES:
-        yield NormCase('tokens', low, low, low, every)
-        yield NormCase('merged', low, low, low, _merged(every))
-        yield NormCase('maps', low, low, low, every)
-
-
-def _merged(maps: tuple[Map, ...]) -> tuple[Map, ...]:
-    """Return the maps that are followed by a patch merging in one of the models."""
-    last = max(at.channels for at in maps)
-    return tuple(at for at in maps if 2 * at.channels <= last)
+        yield NormCase(low, low, wide, every)
+        yield NormCase(wide, low, wide, every)  # the residual stream is float32 in the first stage
+        yield NormCase(low, wide, wide, every)  # after the patch embedding; in V2, after every branch
+        yield NormCase(low, low, low, every)
 
 
 def _maps_of(arch: str, image: Pair) -> Iterator[Map]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
-from swin_dense.analysis.explain import recording_input
+from swin_dense.analysis.explain import padding_key_and_value, recording_input
 from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_fields
 from swin_dense.features.images import scale
 from swin_dense.features.inference import Inference, bare_backbone, evaluation_mode
@@ -124,12 +124,12 @@ def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: boo
 
 
 def _attention(attn: Any, x: Tensor) -> Attention:
-    channels, windows, w_msa = x.shape[3], attn.windows_of(x), attn.w_msa
-    window, bias = windows.window, windows.bias
+    channels, w_msa = x.shape[3], attn.w_msa
+    window, shift = attn.windows_on(x.shape[1], x.shape[2])
+    bias = w_msa.relative_bias(window)
     per_head = (w_msa.num_heads, channels // w_msa.num_heads)
     q, k, _ = w_msa.project(x)[0].float().cpu().chunk(3, -1)
-    pad_kv = w_msa.pad_kv(x)
-    pad_k = torch.zeros(channels) if pad_kv is None else pad_kv[:channels].detach().float().cpu()
+    pad_k = padding_key_and_value(w_msa, x)[:channels].float().cpu()
     by_offset = torch.zeros(w_msa.num_heads, 2 * window[0] - 1, 2 * window[1] - 1)
     if bias is not None:
         rows, columns = (torch.arange(1 - side, side) for side in window)
@@ -143,7 +143,7 @@ def _attention(attn: Any, x: Tensor) -> Attention:
         pad_k.view(per_head),
         by_offset,
         window,
-        windows.shift,
+        shift,
     )
 
 

@@ -60,7 +60,7 @@ def run_stages(
     """
     found: list[Tensor] = []
     hooks = [
-        stage.register_forward_hook(lambda module, args, out: found.append(out.permute(0, 3, 1, 2).contiguous()))
+        stage.register_forward_hook(lambda module, args, out: found.append(out[0].permute(0, 3, 1, 2).contiguous()))
         for index, stage in enumerate(backbone.stages)
         if index in stages
     ]

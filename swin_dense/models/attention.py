@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
-from swin_dense.ops import relative_position_bias, window_attention
+from swin_dense.models.layers import are_unmodified, known
+from swin_dense.ops import plain, relative_position_bias, window_attention
 from swin_dense.ops.windows import Pair, WindowSpec, central_offsets
 
 
-@dataclass(frozen=True)
-class Windows:
-    """The windows of a map: size, shift and position bias.
-
-    Attributes:
-        window: (height, width) in tokens.
-        shift: (height, width) in tokens by which the windows are shifted.
-        bias: (A, T, T), added to the scores of every window, or None.
-    """
-
-    window: Pair
-    shift: Pair
-    bias: Tensor | None
-
-
+@known
 class WindowAttention(nn.Module):
     """Multi-head self-attention within the windows of a map of any size: (B, H, W, C) to (B, H, W, C).
 
@@ -64,38 +49,39 @@ class WindowAttention(nn.Module):
             offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
         self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
-        # Never called: the attention op applies the dropout, with this module's rate and training flag.
         self.attn_drop = nn.Dropout(attn_drop_rate)
         self.proj = nn.Linear(channels, channels)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
-    def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        dropout = self.attn_drop.p if self.attn_drop.training else 0.0
-        spec = WindowSpec(self.num_heads, windows.window, windows.shift, self.scale, dropout)
-        out = window_attention(self.project(x), windows.bias, self.pad_kv(x), spec, self.backend)
-        return self.proj_drop(self.proj(out))
+    def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:
+        """Attend within windows of the given size and shift, both (height, width) in tokens."""
+        height, width = x.shape[1], x.shape[2]
+        if self._is_linear():
+            pad_kv = self.pad_kv()
+        else:  # only the layer itself knows what it makes of padding tokens, so it gets them, as in mmdet
+            x, pad_kv = plain.pad_to_windows(x, window), None
+        qkv, bias = self.project(x), self.relative_bias(window)
+        spec = WindowSpec(self.num_heads, window, shift, self.scale)
+        if isinstance(self.attn_drop, nn.Dropout) and are_unmodified(self.attn_drop):
+            rate = self.attn_drop.p if self.attn_drop.training else 0.0
+            out = window_attention(qkv, bias, pad_kv, spec._replace(dropout=rate), self.backend)
+        else:  # a hook or another module needs the attention weights, which only this implementation has
+            out = plain.window_attention(qkv, bias, pad_kv, spec, self.attn_drop)
+        return self.proj_drop(self.proj(out[:, :height, :width]))
 
     def project(self, x: Tensor) -> Tensor:
         """Return queries, keys and values, (B, H, W, 3C), of x, (B, H, W, C)."""
         return self.qkv(x)
 
-    def pad_kv(self, x: Tensor) -> Tensor | None:
+    def _is_linear(self) -> bool:
+        return isinstance(self.qkv, nn.Linear) and are_unmodified(self.qkv)
+
+    def pad_kv(self) -> Tensor | None:
         """Return the key and value of a padding token, (2C,), or None for zeros.
 
         As in the official code, padding tokens are zeros before the projection, so the result is the projection's bias.
         """
-        if self._is_linear():
-            return self._linear_pad_kv()
-        # A replaced projection (LoRA, quantisation) may have no `bias` attribute, so project a zero token instead.
-        padding = self.project(x.new_zeros(1, 1, 1, x.shape[3])).flatten()
-        return padding[padding.shape[0] // 3 :]
-
-    def _is_linear(self) -> bool:
-        return type(self.qkv) is nn.Linear and 'forward' not in vars(self.qkv)
-
-    def _linear_pad_kv(self) -> Tensor | None:
-        bias = self.qkv.bias
-        return None if bias is None else bias[self.qkv.out_features // 3 :]
+        return None if self.qkv.bias is None else self.qkv.bias[self.qkv.out_features // 3 :]
 
     def relative_bias(self, window: Pair) -> Tensor | None:
         """Return the position bias that is added to the scores of a window of this size, (A, T, T), or None."""
@@ -109,12 +95,11 @@ class WindowAttention(nn.Module):
         if self.relative_position_bias_table is not None:
             nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
-    local_forward = forward  # see swin_dense.models.block.whole_map_reason
-
     def extra_repr(self) -> str:
         return f'num_heads={self.num_heads}, window_size={self.window_size}'
 
 
+@known
 class ShiftedWindowAttention(nn.Module):
     """Window attention that chooses window and shift for each map: (B, H, W, C) to the same, any H and W.
 
@@ -131,16 +116,9 @@ class ShiftedWindowAttention(nn.Module):
         self.shift = shift
         self.clamp_window = clamp_window
 
-    def forward(self, x: Tensor, windows: Windows | None = None) -> Tensor:
-        """Attend within ``windows``, or within those of :meth:`windows_of` if None."""
-        return self.w_msa(x, windows or self.windows_of(x))
-
-    local_forward = forward
-
-    def windows_of(self, x: Tensor) -> Windows:
-        """Return the windows of x, (B, H, W, C)."""
-        window, shift = self.windows_on(x.shape[1], x.shape[2])
-        return Windows(window, shift, self.w_msa.relative_bias(window))
+    def forward(self, x: Tensor, *windows: Pair) -> Tensor:
+        """Attend within windows of the given size and shift, by default those of :meth:`windows_on`."""
+        return self.w_msa(x, *(windows or self.windows_on(x.shape[1], x.shape[2])))
 
     def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
         """Return window and shift, both (height, width) in tokens, on a map of height x width tokens.

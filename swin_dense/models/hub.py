@@ -46,6 +46,9 @@ model = {kind}.from_pretrained({name!r})
 """
 
 
+_FUNCTION = '<function>'
+
+
 class HubMixin(nn.Module):
     """A module that can be saved together with its options, and rebuilt from them."""
 
@@ -177,7 +180,10 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def record(self: HubMixin, *args: Any, **kwargs: Any) -> None:
-        vars(self).setdefault('_given', {**dict(zip(names, args, strict=False)), **kwargs})
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        # Functions may not be picklable, and are not needed, because they cannot be written as JSON.
+        given = {name: _FUNCTION if callable(value) else value for name, value in given.items()}
+        vars(self).setdefault('_given', given)
         init(self, *args, **kwargs)
 
     return record
@@ -206,6 +212,8 @@ def _as_json(option: str, value: Any) -> Any:
         return {str(key): _as_json(option, entry) for key, entry in value.items()}
     if isinstance(value, (tuple, list, range)):
         return [_as_json(option, entry) for entry in value]
+    if isinstance(value, str) and value == _FUNCTION:
+        raise TypeError(f'the option {option} cannot be written to {CONFIG}: it is a function')
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f'the option {option} cannot be written to {CONFIG}: got a {type(value).__name__}')

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from swin_dense.ops import context, plain
-from swin_dense.ops.recompute import computed_again
 from swin_dense.ops.triton import gpu, norm, verdicts
 from swin_dense.utils import checks
 
@@ -23,6 +21,34 @@ ActivationConfig = Mapping[str, Any] | Callable[[], nn.Module]
 NormConfig = Mapping[str, Any] | Callable[[int], nn.Module]
 
 
+_ACTIVATION_TYPES = {getattr(nn, name) for name in ACTIVATIONS}
+# The types whose modules map every image and every window, or every token, alone. Each has its original method, because
+# a library may later replace `forward` of a class, including torch's classes.
+_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    kind: kind.forward for kind in (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.Sequential, *_ACTIVATION_TYPES)
+}
+_Kind = TypeVar('_Kind', bound=type[nn.Module])
+
+
+def known(kind: _Kind) -> _Kind:
+    """Declare that modules of exactly this type map every image and every window, or every token, alone."""
+    _FORWARDS[kind] = kind.forward
+    return kind
+
+
+def are_unmodified(*modules: nn.Module) -> bool:
+    """Return whether all modules have exactly a known type and its ``forward``, and no hook or compiler watches them.
+
+    Only then may a caller rely on what a module does, instead of only on what it returns.
+    """
+    return (
+        all(kind.forward is forward for kind, forward in _FORWARDS.items())
+        and all(type(part) in _FORWARDS and 'forward' not in vars(part) for part in modules)
+        and not any(part._compiled_call_impl for part in modules)
+        and not context.has_hooks(*modules)
+    )
+
+
 def build_activation(act_cfg: ActivationConfig) -> nn.Module:
     """Build an activation from a config such as ``dict(type='GELU')``; other keys are passed as arguments."""
     if callable(act_cfg):
@@ -31,8 +57,9 @@ def build_activation(act_cfg: ActivationConfig) -> nn.Module:
     return _build('act_cfg', getattr(nn, options.pop('type')), options)
 
 
+@known
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm over the last axis; on a GPU, one kernel can also do the change of layout before or after it.
+    """LayerNorm over the last axis; on a GPU, a kernel can write the precision that the next operation reads.
 
     Attributes:
         feeds_product: whether a matrix product reads the result, so that under autocast the result has its precision.
@@ -44,40 +71,22 @@ class LayerNorm(nn.LayerNorm):
     backend = 'auto'
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = self.in_one_pass(x, 'tokens')
-        return super().forward(x) if normed is None else normed
+        return self._forward_on_gpu(x) if gpu.is_gpu(x) else super().forward(x)
 
-    def in_one_pass(self, x: Tensor, layout: str) -> Tensor | None:
-        """Normalise x, (B, H, W, C), into one of ``norm.LAYOUTS`` by a kernel, or return None if none may run."""
-        if self.backend not in ('auto', 'triton') or not gpu.is_gpu(x) or self.weight is None or self.bias is None:
-            return None
-        if context.is_rewritten() or not has_own_forward(self):  # torch.compile fuses norms itself
-            return None
-        if layout != 'tokens' and context.has_hooks(self):  # hooks must see the same tensors on every device
-            return None
+    def _forward_on_gpu(self, x: Tensor) -> Tensor:
         low = gpu.autocast_dtype(x)
         dtype = x.dtype if low is None else low if self.feeds_product else torch.float32
-        if norm.unsupported_reason(x, self.normalized_shape[0]):
-            return None
-        kind = (layout, x.shape[-1], x.dtype, dtype, self.weight.dtype, x.device, torch.is_grad_enabled())
-        if self.backend == 'auto' and verdicts.reason_against_norm(*kind):
-            return None
-        return self.by_kernel(x, layout, dtype)
+        if self._may_use_kernel(x, dtype):
+            return norm.layer_norm(x, self.weight, self.bias, self.eps, dtype)
+        return super().forward(x)
 
-    def by_kernel(self, x: Tensor, layout: str, dtype: torch.dtype) -> Tensor:
-        """Normalise x, (B, H, W, C), into one of ``norm.LAYOUTS`` by a kernel."""
-        return norm.LAYOUTS[layout](x, self.weight, self.bias, self.eps, dtype)
-
-
-# The original methods, because a library may later replace `forward` of a class, including torch's classes.
-_FORWARDS = {kind: kind.forward for kind in (nn.Linear, nn.Identity, nn.LayerNorm, LayerNorm)}
-
-
-def has_own_forward(part: nn.Module) -> bool:
-    """Return whether a module is a linear layer, LayerNorm or identity with its original ``forward``."""
-    kinds = [kind for kind in type(part).__mro__ if kind in _FORWARDS]
-    is_known = type(part) in _FORWARDS and 'forward' not in vars(part)
-    return is_known and all(kind.forward is _FORWARDS[kind] for kind in kinds)
+    def _may_use_kernel(self, x: Tensor, dtype: torch.dtype) -> bool:
+        if self.backend not in ('auto', 'triton') or self.weight is None or self.bias is None:
+            return False
+        if context.is_rewritten() or norm.unsupported_reason(x):  # torch.compile fuses norms itself
+            return False
+        kind = (x.shape[-1], x.dtype, dtype, self.weight.dtype, x.device, torch.is_grad_enabled())
+        return self.backend == 'triton' or not verdicts.reason_against_norm(*kind)
 
 
 def build_norm(norm_cfg: NormConfig, channels: int, feeds_product: bool = False) -> nn.Module:
@@ -117,16 +126,15 @@ class PatchEmbed(nn.Module):
 
     def forward(self, img: Tensor) -> Tensor:
         img = plain.pad_to_patches(img, self.patch_size)
+        if not context.has_hooks(self.projection):  # hooks may depend on the layout of the image, as those of Opacus do
+            img = plain.to_channels_last(img)
         return self.norm(self.projection(img).permute(0, 2, 3, 1))
 
 
 class PatchMerging(nn.Module):
     """Join 2x2 neighbouring tokens into one: (B, H, W, C) to (B, ceil(H/stride), ceil(W/stride), 2C).
 
-    The parameters have the order of ``nn.Unfold`` in mmdet and mmsegmentation: channel by channel, and row by row
-    within a channel. The kernel reads the map in that order. Without a kernel, copying a map in that order is slow, so
-    the map is joined neighbour by neighbour, as in the official code, and every forward pass reorders the parameters,
-    which are small, to match.
+    The parameters have the order of ``nn.Unfold``, as in mmdet and mmsegmentation.
     """
 
     def __init__(self, channels: int, stride: int, norm_cfg: NormConfig | None) -> None:
@@ -136,47 +144,10 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not may_be_inlined(self.norm, self.reduction):
-            return self.reduction(self.norm(plain.neighbours(x, self.stride, by_channel=True)))
-        norm: Any = self.norm
-        normed = norm.in_one_pass(x, 'merged') if self.stride == 2 and isinstance(norm, LayerNorm) else None
-        if normed is not None:
-            again = functools.partial(norm.by_kernel, layout='merged', dtype=normed.dtype)
-            with computed_again(normed, x, again):
-                return self.reduction(normed)
-        normed = self._join_and_normalise(x)
-        with computed_again(normed, x, self._join_and_normalise):
-            return F.linear(normed, by_neighbour(self.reduction.weight), self.reduction.bias)
-
-    def _join_and_normalise(self, x: Tensor) -> Tensor:
-        norm: Any = self.norm
-        if isinstance(norm, nn.Identity):
-            return plain.neighbours(x, self.stride)
-        weight, bias = (
-            None if parameter is None else by_neighbour(parameter) for parameter in (norm.weight, norm.bias)
-        )
-        joined = plain.neighbours(x, self.stride)
-        with computed_again(joined, x, lambda x: plain.neighbours(x, self.stride)):
-            return F.layer_norm(joined, joined.shape[-1:], weight, bias, norm.eps)
+        return self.reduction(self.norm(plain.neighbours(x, self.stride)))
 
 
-def may_be_inlined(*parts: nn.Module) -> bool:
-    """Return whether modules may be computed from their parameters instead of being called."""
-    return all(
-        has_own_forward(part)
-        and not context.has_hooks(part)
-        # Quantised weights are Tensor subclasses that support only the product of their own module.
-        and all(type(parameter) in (nn.Parameter, Tensor) for parameter in part.parameters(recurse=False))
-        for part in parts
-    )
-
-
-def by_neighbour(parameter: Tensor) -> Tensor:
-    """Reorder the last axis of a patch merging parameter from channel by channel to neighbour by neighbour."""
-    # (C, row, column) to (column, row, C): top left, bottom left, top right, bottom right
-    return parameter.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
-
-
+@known
 class FFN(nn.Module):
     """Two linear layers with an activation between them, over the last axis."""
 
@@ -189,21 +160,33 @@ class FFN(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        first, *rest = self.layers
-        if type(first) is not nn.Sequential or len(first) != 3 or context.has_hooks(self.layers, first):
+        if not self._may_recompute():
             return self.layers(x)
-        linear, act, drop = first
-        hidden = linear(x)
-        active = act(hidden)
-        with computed_again(active, hidden, act, through=act):
-            x = drop(active)
-            for layer in rest:
-                x = layer(x)
-            return x
+        # The activation has the largest output of a block, but is cheap, so the backward pass computes it again.
+        (first, act, drop), second, last = cast(Any, self.layers)
+        versions = [parameter._version for parameter in second.parameters()]
 
-    local_forward = forward  # see swin_dense.models.block.whole_map_reason
+        def tail(hidden: Tensor) -> Tensor:
+            if versions != [parameter._version for parameter in second.parameters()]:
+                raise RuntimeError('the parameters of an MLP were modified in place before its backward pass')
+            return second(drop(act(hidden)))
+
+        return last(checkpoint(tail, first(x), use_reentrant=False, preserve_rng_state=drop.p > 0))
+
+    def _may_recompute(self) -> bool:
+        """Return whether a backward pass may follow, and whether it does not matter how often the layers are called."""
+        if not torch.is_grad_enabled() or context.manages_saved_tensors():
+            return False
+        parts = [*self.layers.modules()]
+        kinds = [type(part) for part in parts]
+        is_as_built = kinds[:3] + kinds[4:] == _KINDS_IN_FFN and kinds[3] in _ACTIVATION_TYPES
+        return is_as_built and not getattr(parts[3], 'inplace', False) and are_unmodified(*parts)
 
 
+_KINDS_IN_FFN = [nn.Sequential, nn.Sequential, nn.Linear, nn.Dropout, nn.Linear, nn.Dropout]  # and the activation
+
+
+@known
 class DropPath(nn.Module):
     """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``."""
 
@@ -223,8 +206,6 @@ class DropPath(nn.Module):
         keep_prob = 1.0 - self.drop_prob
         factors = x.new_zeros(x.shape[0], *(1,) * (x.ndim - 1))
         return factors.bernoulli_(keep_prob).div_(keep_prob) if keep_prob > 0.0 else factors
-
-    local_forward = forward
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'

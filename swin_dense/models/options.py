@@ -1,9 +1,12 @@
-"""Check and resolve backbone options, and report unknown ones."""
+"""Check and resolve backbone options, and explain unknown ones and unsuitable images."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
 
 from swin_dense.utils import checks
 
@@ -77,3 +80,32 @@ def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
         [last * block / steps for block in range(start, start + depth)]
         for start, depth in zip(starts, depths, strict=False)
     ]
+
+
+def image_error(img: object, in_channels: int, dtype: torch.dtype | None) -> Exception:
+    """Return the error for an image that a backbone with these channels, and weights of this dtype, cannot take."""
+    if isinstance(img, torch.fx.Proxy):
+        return TypeError(
+            'torch.fx cannot trace this backbone, because its windows depend on the image size; select maps with '
+            'out_indices, register forward hooks on its stages, or use torch.export'
+        )
+    if not isinstance(img, Tensor):
+        return TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
+    if img.ndim != 4:
+        return ValueError(f'img must have the shape (B, {in_channels}, H, W), got {tuple(img.shape)}')
+    if not img.is_floating_point():
+        return TypeError(
+            f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
+            'or call extract_pyramid, which normalises it'
+        )
+    if img.shape[1] != in_channels:
+        return ValueError(
+            f'img must have {in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
+            f'build the backbone with in_channels={img.shape[1]}, or pass (B, {in_channels}, H, W)'
+        )
+    if 0 in img.shape[2:]:
+        return ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
+    return TypeError(
+        f'img is {img.dtype}, but the weights are {dtype}; convert one of them, for example img.to({dtype}), '
+        'or run the backbone under torch.autocast'
+    )

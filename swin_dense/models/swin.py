@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,21 +32,22 @@ from swin_dense.models.layers import (
     build_norm,
 )
 from swin_dense.ops import BACKENDS, plain
+from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, compat
 
 
 class SwinStage(nn.Module):
-    """The blocks at one resolution. The backbone, not ``forward``, calls ``downsample`` to reach the next stage."""
+    """The blocks at one resolution, and the patch merging to the next: (B, H, W, C) to the maps before and after it."""
 
     def __init__(self, blocks: Sequence[SwinBlock], downsample: PatchMerging | None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.downsample = downsample
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         for block in self.blocks:
             x = block(x)
-        return x
+        return x, x if self.downsample is None else self.downsample(x)
 
 
 class SwinBackbone(HubMixin):
@@ -153,7 +154,7 @@ class SwinBackbone(HubMixin):
         )
         stages = len(self.arch.depths)
         self.in_channels = checks.integer('in_channels', in_channels)
-        self.window_size = checks.pair('window_size', window_size)
+        self._window_size = checks.pair('window_size', window_size)
         self.strides = options.strides_of_stages(strides, checks.integer('patch_size', patch_size), stages)
         self.clamp_window = checks.boolean('clamp_window', clamp_window)
         self.out_indices = options.output_stages(out_indices, stages)
@@ -224,6 +225,18 @@ class SwinBackbone(HubMixin):
         """Return a function that builds the attention of a block."""
         return functools.partial(WindowAttention, qk_scale=qk_scale, use_rel_pos_bias=use_rel_pos_bias)
 
+    @property
+    def window_size(self) -> Pair:
+        """(height, width) of the windows in tokens; fixed, because the position bias tables have this size."""
+        return self._window_size
+
+    @window_size.setter
+    def window_size(self, window_size: Any) -> None:
+        raise AttributeError(
+            f'window_size cannot change from {self._window_size} to {window_size!r}, because weights have its size: '
+            f'build a backbone with window_size={window_size!r} and call load_checkpoint(new, old.state_dict())'
+        )
+
     def reset_parameters(self) -> None:
         """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity."""
         for module in self.modules():
@@ -278,17 +291,17 @@ class SwinBackbone(HubMixin):
         Returns:
             One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
         """
-        self._check_image(img)
+        dtype = getattr(next(self.patch_embed.parameters(), img), 'dtype', None)
+        is_map = isinstance(img, Tensor) and img.is_floating_point() and img.ndim == 4 and 0 not in img.shape[2:]
+        fits = is_map and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
+        if not fits or img.shape[1] != self.in_channels:
+            raise options.image_error(img, self.in_channels, dtype)
         x = self._add_position(self.patch_embed(img))
         outs = []
-        for index, stage in enumerate(cast('list[SwinStage]', self.stages)):
-            x = stage(x)
+        for index, stage in enumerate(self.stages):
+            out, x = stage(x)
             if index in self.out_indices:
-                norm = getattr(self, f'norm{index}')
-                maps = norm.in_one_pass(x, 'maps') if isinstance(norm, LayerNorm) else None
-                outs.append(plain.to_maps(norm(x)) if maps is None else maps)
-            if stage.downsample is not None:
-                x = stage.downsample(x)
+                outs.append(plain.to_maps(getattr(self, f'norm{index}')(out)))
         return tuple(outs)
 
     def _add_position(self, x: Tensor) -> Tensor:
@@ -296,35 +309,6 @@ class SwinBackbone(HubMixin):
             position = plain.resize_position(self.absolute_pos_embed, self.position_grid, (x.shape[1], x.shape[2]))
             x = x + position.to(x.dtype)
         return self.pos_drop(x)
-
-    def _check_image(self, img: Tensor) -> None:
-        if isinstance(img, torch.fx.Proxy):
-            raise TypeError(
-                'torch.fx cannot trace this backbone, because its windows depend on the image size; select maps with '
-                'out_indices, register forward hooks on its stages, or use torch.export'
-            )
-        if not isinstance(img, Tensor):
-            raise TypeError(f'img must be a torch.Tensor, got {type(img).__name__}')
-        if img.ndim != 4:
-            raise ValueError(f'img must have the shape (B, {self.in_channels}, H, W), got {tuple(img.shape)}')
-        if not img.is_floating_point():
-            raise TypeError(
-                f'img must be a floating-point tensor, got {img.dtype}; normalise the image first, '
-                'or call extract_pyramid, which normalises it'
-            )
-        if img.shape[1] != self.in_channels:
-            raise ValueError(
-                f'img must have {self.in_channels} channels, got {img.shape[1]} in the shape {tuple(img.shape)}; '
-                f'build the backbone with in_channels={img.shape[1]}, or pass (B, {self.in_channels}, H, W)'
-            )
-        weight = getattr(self.patch_embed.projection, 'weight', img)
-        if img.dtype != weight.dtype and not compat.is_autocast_enabled(img.device.type):
-            raise TypeError(
-                f'img is {img.dtype}, but the weights are {weight.dtype}; convert one of them, for example '
-                f'img.to({weight.dtype}), or run the backbone under torch.autocast'
-            )
-        if img.shape[2] < 1 or img.shape[3] < 1:
-            raise ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
 
     def _freeze(self) -> None:
         if self.frozen_stages >= 0:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.models.archs import Arch
-from swin_dense.models.attention import WindowAttention, Windows
+from swin_dense.models.attention import WindowAttention
 from swin_dense.models.block import SwinBlock
-from swin_dense.models.layers import NormConfig, PatchMerging, build_norm, by_neighbour, may_be_inlined
+from swin_dense.models.layers import NormConfig, PatchMerging, build_norm, known
 from swin_dense.models.swin import SwinBackbone, SwinStage
 from swin_dense.ops import plain, relative_position_bias
 from swin_dense.ops.windows import Pair, log_spaced_offsets
@@ -29,6 +29,7 @@ LARGEST_BIAS = 16
 CPB_CHANNELS = 512
 
 
+@known
 class CosineWindowAttention(WindowAttention):
     """Window attention with cosine scores, (B, H, W, C) to (B, H, W, C).
 
@@ -62,8 +63,6 @@ class CosineWindowAttention(WindowAttention):
         self.v_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.reset_position()
 
-    local_forward = WindowAttention.forward
-
     def reset_position(self) -> None:
         nn.init.constant_(self.logit_scale, math.log(10))
         for bias in (self.q_bias, self.v_bias):
@@ -86,29 +85,27 @@ class CosineWindowAttention(WindowAttention):
     def _is_linear(self) -> bool:
         return super()._is_linear() and self.qkv.bias is None
 
-    def _linear_pad_kv(self) -> Tensor | None:
+    def pad_kv(self) -> Tensor | None:
         if self.v_bias is None:
             return None
         # A zero token has a zero key, which F.normalize leaves at zero.
         return torch.cat([torch.zeros_like(self.v_bias), self.v_bias])
 
     def relative_bias(self, window: Pair) -> Tensor | None:
-        first: Any = self.cpb_mlp[0]
-        offsets = log_spaced_offsets(window, self.pretrained_window_size or window, first.weight.device)
-        table = LARGEST_BIAS * self.cpb_mlp(offsets.to(first.weight.dtype)).sigmoid()
+        offsets = log_spaced_offsets(window, self.pretrained_window_size or window, self.logit_scale.device)
+        table = LARGEST_BIAS * self.cpb_mlp(offsets.to(self.logit_scale.dtype)).sigmoid()
         return relative_position_bias(table, window, self.backend)
 
 
+@known
 class SwinBlockV2(SwinBlock):
     """Window attention and an MLP, each on a residual branch that ends with a LayerNorm: (B, H, W, C) to the same."""
 
     post_norm = True
 
-    def forward_modules(self, x: Tensor, *windows: Windows) -> Tensor:
+    def forward_modules(self, x: Tensor, *windows: Pair) -> Tensor:
         x = self.plus(x, lambda x: self.norm1(self.attn(x, *windows)))
         return self.plus(x, lambda x: self.norm2(self.ffn(x)))
-
-    local_forward = forward_modules
 
 
 class PatchMergingV2(PatchMerging):
@@ -119,10 +116,7 @@ class PatchMergingV2(PatchMerging):
         self.norm = build_norm(norm_cfg, 2 * channels) if norm_cfg else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        if may_be_inlined(self.reduction):
-            joined = plain.neighbours(x, self.stride)
-            return self.norm(F.linear(joined, by_neighbour(self.reduction.weight), self.reduction.bias))
-        return self.norm(self.reduction(plain.neighbours(x, self.stride, by_channel=True)))
+        return self.norm(self.reduction(plain.neighbours(x, self.stride)))
 
 
 class SwinV2Backbone(SwinBackbone):

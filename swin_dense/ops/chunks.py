@@ -8,6 +8,7 @@ unchanged, and the results are the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -25,36 +26,42 @@ CHUNK_VALUES = 192 * CHUNK_TOKENS
 Chunk = tuple[slice, tuple[slice, ...], Pair]
 
 
-def run(function: Callable[[Tensor, Pair], Tensor], x: Tensor, window: Pair, shift: Pair) -> Tensor | None:
+def are_faster(x: Tensor) -> bool:
+    """Return whether x, (B, H, W, C), has more tokens than one chunk."""
+    return math.prod(x.shape[:3]) > _tokens_per_chunk(x)
+
+
+def run(function: Callable[[Tensor, Pair, Pair], Tensor], x: Tensor, window: Pair, shift: Pair) -> Tensor:
     """Run a block on chunks of a map.
 
     Args:
-        function: the block; takes a map, (b, h, W, C), and the shift of its windows, and returns the same shape.
+        function: the block; takes a map, (b, h, W, C), its window and its shift, and returns the same shape.
         x: (B, H, W, C).
         window: (height, width) in tokens.
         shift: (height, width) in tokens.
 
     Returns:
-        The same as ``function(x, shift)``, (B, H, W, C), or None if the whole map fits into one chunk.
+        The same as ``function(x, window, shift)``, (B, H, W, C).
     """
-    chunks = list(cut(x, window, shift))
-    if len(chunks) < 2:
-        return None
     out: Tensor | None = None
-    for images, rows, chunk_shift in chunks:
+    for images, rows, chunk_shift in cut(x, window, shift):
         parts = [x[images, part] for part in rows]
-        result = function(parts[0] if len(parts) == 1 else torch.cat(parts, 1), chunk_shift)
+        result = function(parts[0] if len(parts) == 1 else torch.cat(parts, 1), window, chunk_shift)
         if out is None:  # under autocast the dtype may differ from that of x
             out = result.new_empty(x.shape)
         for part, values in zip(rows, result.split([part.shape[1] for part in parts], 1), strict=True):
             out[images, part] = values
-    return out
+    return function(x, window, shift) if out is None else out
+
+
+def _tokens_per_chunk(x: Tensor) -> int:
+    return max(1, min(CHUNK_TOKENS, CHUNK_VALUES // x.shape[3]))
 
 
 def cut(x: Tensor, window: Pair, shift: Pair) -> Iterator[Chunk]:
     """Yield the chunks of x, (B, H, W, C)."""
-    batch, height, width, channels = x.shape
-    tokens = max(1, min(CHUNK_TOKENS, CHUNK_VALUES // channels))
+    batch, height, width, _ = x.shape
+    tokens = _tokens_per_chunk(x)
     images_at_once = max(1, tokens // (height * width))
     rows = max(1, round(tokens / (width * window[0]))) * window[0]
     full = (height - shift[0]) // rows

@@ -67,13 +67,16 @@ def relative_position_bias(table: Tensor, window: Pair, backend: str = 'auto') -
     Returns:
         (A, T, T).
     """
+    by_kernel = gpu.is_gpu(table) and _may_expand_by_kernel(table, window, backend)
+    return (bias if by_kernel else windows).relative_position_bias(table, window)
+
+
+def _may_expand_by_kernel(table: Tensor, window: Pair, backend: str) -> bool:
     # Compilers fuse the plain version with the operations around it.
-    is_plain = context.is_rewritten() or backend not in ('auto', 'triton') or not gpu.is_gpu(table)
-    if is_plain or gpu.unsupported_reason(table):
-        return windows.relative_position_bias(table, window)
-    if backend == 'auto' and verdicts.reason_against_bias(window, table.dtype, table.device, torch.is_grad_enabled()):
-        return windows.relative_position_bias(table, window)
-    return bias.relative_position_bias(table, window)
+    if context.is_rewritten() or backend not in ('auto', 'triton') or gpu.unsupported_reason(table):
+        return False
+    mode = (table.dtype, table.device, torch.is_grad_enabled())
+    return backend == 'triton' or not verdicts.reason_against_bias(window, *mode)
 
 
 def _choose(
@@ -84,6 +87,8 @@ def _choose(
         return plain
     is_automatic = backend == 'auto'
     names = list(IMPLEMENTATIONS) if is_automatic else [backend]
+    if is_automatic and not gpu.is_gpu(qkv):
+        names.remove('triton')  # its interpreter is for tests only
     if context.plain_reason(qkv):  # plain operations are the fallback of every backend
         names.append('reference')
     reasons: list[str] = []
@@ -102,8 +107,6 @@ def _choose(
 
 def _unproven_reason(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> str | None:
     """Return why 'auto' does not use the Triton kernels although they can run, or None."""
-    if not gpu.is_gpu(qkv):
-        return 'its interpreter is for tests only'
     # While compiling, torch.compile handles torch.func itself.
     if not context.is_tracing() and context.is_transformed():
         return 'a torch.func transform is active'

@@ -146,12 +146,26 @@ def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
 
     Returns:
         (A, T, T).
+
+    Raises:
+        ValueError: the shape of the table does not match the window.
     """
     height, width = window
     tokens = height * width
+    check_bias_table(table, window)
     offsets = table.reshape(2 * height - 1, 2 * width - 1, -1)
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
     return views.permute(2, 0, 1, 3, 4).flip(3, 4).reshape(-1, tokens, tokens)
+
+
+def check_bias_table(table: Tensor, window: Pair) -> None:
+    """Raise a ValueError if a bias table does not belong to windows of this size."""
+    places = (2 * window[0] - 1) * (2 * window[1] - 1)
+    if table.ndim != 2 or table.shape[0] != places:
+        raise ValueError(
+            f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({places}, heads), '
+            f'got {tuple(table.shape)}; a backbone for other windows is built with window_size='
+        )
 
 
 def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None = None) -> Tensor:

@@ -83,8 +83,10 @@ def register_load_state_dict_pre_hook(module: nn.Module, hook: Callable[..., Non
 
 
 def has_saved_tensors_hooks() -> bool:
-    """Return whether saved-tensor hooks are active, also while tracing; always True before 2.5."""
-    return not _HAS_2_5 or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    """Return whether saved-tensor hooks are active, also while tracing, or disabled; always True before 2.5."""
+    if not _HAS_2_5 or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return True
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def get_safe_globals() -> list[Any]:

@@ -19,7 +19,7 @@ import gpu_estimate
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
 CPU = torch.device('cpu')
 ATTENTION = AttentionCase((3, 3), FLOAT32, FLOAT32, (Map(5, 4, 32, 2),))
-NORM = NormCase('tokens', FLOAT32, BFLOAT16, FLOAT32, (Map(3, 3, 16, 1),))
+NORM = NormCase(FLOAT32, BFLOAT16, FLOAT32, (Map(3, 3, 16, 1),))
 
 
 @device
@@ -34,8 +34,7 @@ NORM = NormCase('tokens', FLOAT32, BFLOAT16, FLOAT32, (Map(3, 3, 16, 1),))
         BiasCase((3, 4), FLOAT32, (Map(1, 1, 32, 2),)),
         BiasCase((3, 4), BFLOAT16, (Map(1, 1, 32, 2),)),
         *(
-            NormCase(layout, *dtypes, (Map(7, 5, 24, 1), Map(3, 4, 40, 1)))
-            for layout in norm.LAYOUTS
+            NormCase(*dtypes, (Map(7, 5, 24, 1), Map(3, 4, 40, 1)))
             for dtypes in ((FLOAT32, BFLOAT16, FLOAT32), (BFLOAT16, FLOAT32, FLOAT32), (FLOAT16,) * 3, (FLOAT32,) * 3)
         ),
     ],

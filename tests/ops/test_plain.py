@@ -42,19 +42,18 @@ def test_attention_equals_the_textbook(size, geometry, batch, has_bias, has_padd
 @given(SIZES, st.integers(1, 4))
 def test_neighbours_equal_the_textbook(size, stride):
     x = torch.randn(2, *size, CHANNELS)
-    expected = textbook.neighbours(x, stride)
+    by_neighbour = textbook.neighbours(x, stride)
+    expected = by_neighbour.unflatten(-1, (2, 2, CHANNELS)).permute(0, 1, 2, 5, 4, 3).flatten(3)
     assert torch.equal(plain.neighbours(x, stride), expected)
-    by_channel = expected.unflatten(-1, (2, 2, CHANNELS)).permute(0, 1, 2, 5, 4, 3).flatten(3)
-    assert torch.equal(plain.neighbours(x, stride, by_channel=True), by_channel)
+    assert plain.neighbours(x[:0], stride).shape == (0, *expected.shape[1:])
     with exporting():
         assert torch.equal(plain.neighbours(x, stride), expected)
-        assert torch.equal(plain.neighbours(x, stride, by_channel=True), by_channel)
 
 
-def test_neighbours_by_channel_equal_unfold():
+def test_neighbours_equal_unfold():
     x = torch.randn(2, 8, 6, CHANNELS)
     unfolded = F.unfold(x.permute(0, 3, 1, 2), 2, stride=2).transpose(1, 2).view(2, 4, 3, 4 * CHANNELS)
-    assert torch.equal(plain.neighbours(x, 2, by_channel=True), unfolded)
+    assert torch.equal(plain.neighbours(x, 2), unfolded)
 
 
 @given(SIZES, SIZES)

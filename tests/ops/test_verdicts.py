@@ -149,7 +149,7 @@ def test_an_explicit_backend_needs_no_verdict(on_a_gpu, launched, caplog, backen
 
 @needs_interpreter
 def test_the_norm_kernel_is_used_only_for_checked_channels(on_a_gpu, launched):
-    name = verdicts.norm_name('tokens', FLOAT32, FLOAT32, FLOAT32)
+    name = verdicts.norm_name(FLOAT32, FLOAT32, FLOAT32)
     on_a_gpu({name: Entry(None, (16,), GOOD.microseconds)})
     model = SwinBackbone(**TINY, window_size=4)
     with torch.no_grad():

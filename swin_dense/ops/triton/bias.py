@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_dense.ops.windows import check_bias_table
 from swin_dense.utils import compat
 
 with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
@@ -29,12 +30,7 @@ def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
     Raises:
         ValueError: the shape of the table does not match the window.
     """
-    places = (2 * window[0] - 1) * (2 * window[1] - 1)
-    if table.ndim != 2 or len(table) != places:  # otherwise a kernel would read out of bounds
-        raise ValueError(
-            f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({places}, heads), '
-            f'got {tuple(table.shape)}'
-        )
+    check_bias_table(table, window)  # otherwise a kernel would read out of bounds
     return _forward(table, window)
 
 

@@ -1,8 +1,7 @@
 """The Triton kernels of LayerNorm; :mod:`swin_dense.ops.triton.norm` launches them.
 
 A program normalises ``ROWS`` tokens of ``CHANNELS`` elements at a time, all in float32. Tokens are contiguous rows in
-memory, with two exceptions: with ``MERGES``, the input row of an output token is gathered from 2x2 neighbours, and with
-``TO_MAPS``, the output is (B, C, H, W).
+memory.
 """
 
 from __future__ import annotations
@@ -11,36 +10,6 @@ import triton
 import triton.language as tl
 
 from swin_dense.ops.triton.interpreter import cast
-
-# Triton must not recompile a kernel for other values of these arguments, which vary with the image size.
-_VARYING = ['rows', 'height', 'width', 'in_height', 'in_width']
-
-
-@triton.jit
-def _input_address(row, channel, canvas, CHANNELS: tl.constexpr, MERGES: tl.constexpr):
-    """Return the offset in x of every channel of every row, and whether the element exists.
-
-    ``canvas`` is (height, width) of the output and (height, width) of the input, in tokens.
-    """
-    height, width, in_height, in_width = canvas
-    if MERGES:
-        # Ordered by channel and then by neighbour, row by row, like the parameters.
-        neighbour = channel % 4
-        y = (row // width % height * 2)[:, None] + (neighbour // 2)[None, :]
-        x = (row % width * 2)[:, None] + (neighbour % 2)[None, :]
-        exists = (y < in_height) & (x < in_width)
-        image = (row // width // height)[:, None].to(tl.int64)
-        return ((image * in_height + y) * in_width + x) * (CHANNELS // 4) + (channel // 4)[None, :], exists
-    address = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
-    return address, address >= 0
-
-
-@triton.jit
-def _output_address(row, channel, canvas, CHANNELS: tl.constexpr, TO_MAPS: tl.constexpr):
-    if TO_MAPS:
-        area = canvas[0] * canvas[1]
-        return ((row // area).to(tl.int64) * CHANNELS * area + row % area)[:, None] + channel[None, :] * area
-    return row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
 
 
 @triton.jit
@@ -53,7 +22,7 @@ def _normalise(values, is_inside, eps, CHANNELS: tl.constexpr):
     return centred * factor[:, None], factor
 
 
-@triton.jit(do_not_specialize=_VARYING)
+@triton.jit(do_not_specialize=['rows'])
 def forward(
     x,
     weight,
@@ -61,31 +30,23 @@ def forward(
     y,
     eps,
     rows,
-    height,
-    width,
-    in_height,
-    in_width,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
-    MERGES: tl.constexpr,
-    TO_MAPS: tl.constexpr,
 ):
     """Write y. Grid: one program per ``ROWS`` rows."""
-    canvas = (height, width, in_height, in_width)
     row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     is_inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
-    address, exists = _input_address(row, channel, canvas, CHANNELS, MERGES)
-    values = tl.load(x + address, mask=is_inside & exists, other=0.0).to(tl.float32)
+    address = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
+    values = tl.load(x + address, mask=is_inside, other=0.0).to(tl.float32)
     normed, _ = _normalise(values, is_inside, eps, CHANNELS)
     scale = tl.load(weight + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
     offset = tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
     result = normed * scale[None, :] + offset[None, :]
-    address = _output_address(row, channel, canvas, CHANNELS, TO_MAPS)
     tl.store(y + address, cast(result, y.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit(do_not_specialize=[*_VARYING, 'programs'])
+@triton.jit(do_not_specialize=['rows', 'programs'])
 def backward(
     grad_y,
     x,
@@ -94,22 +55,15 @@ def backward(
     partials,
     eps,
     rows,
-    height,
-    width,
-    in_height,
-    in_width,
     programs,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
-    MERGES: tl.constexpr,
-    TO_MAPS: tl.constexpr,
 ):
     """Write the gradient of x, and partial gradients of weight and bias to a row of ``partials``.
 
     ``partials`` is (programs, 2 * CHANNELS); the sums over its rows are the gradients.
     """
-    canvas = (height, width, in_height, in_width)
     program, channel = tl.program_id(0), tl.arange(0, BLOCK)
     scale = tl.load(weight + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
     d_weight = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -117,18 +71,17 @@ def backward(
     for start in range(program * ROWS, rows, programs * ROWS):
         row = start + tl.arange(0, ROWS)
         is_inside = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
-        address, exists = _input_address(row, channel, canvas, CHANNELS, MERGES)
-        values = tl.load(x + address, mask=is_inside & exists, other=0.0).to(tl.float32)
+        address = row[:, None].to(tl.int64) * CHANNELS + channel[None, :]
+        values = tl.load(x + address, mask=is_inside, other=0.0).to(tl.float32)
         normed, factor = _normalise(values, is_inside, eps, CHANNELS)
-        out_address = _output_address(row, channel, canvas, CHANNELS, TO_MAPS)
-        d_y = tl.load(grad_y + out_address, mask=is_inside, other=0.0).to(tl.float32)
+        d_y = tl.load(grad_y + address, mask=is_inside, other=0.0).to(tl.float32)
         d_weight += d_y * normed
         d_bias += d_y
         d_normed = d_y * scale[None, :]
         mean = tl.sum(d_normed, 1) / CHANNELS
         along = tl.sum(d_normed * normed, 1) / CHANNELS
         d_x = (d_normed - mean[:, None] - normed * along[:, None]) * factor[:, None]
-        tl.store(grad_x + address, cast(d_x, grad_x.dtype.element_ty), mask=is_inside & exists)
+        tl.store(grad_x + address, cast(d_x, grad_x.dtype.element_ty), mask=is_inside)
     partials += program.to(tl.int64) * 2 * CHANNELS
     tl.store(partials + channel, tl.sum(d_weight, 0), mask=channel < CHANNELS)
     tl.store(partials + CHANNELS + channel, tl.sum(d_bias, 0), mask=channel < CHANNELS)

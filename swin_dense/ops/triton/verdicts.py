@@ -68,9 +68,9 @@ def attention_name(head_dim: int, window: Pair, dtype: torch.dtype, *parameter_d
 
 
 @functools.cache
-def norm_name(layout: str, x_dtype: torch.dtype, dtype: torch.dtype, parameter_dtype: torch.dtype) -> str:
-    """Return the name of the LayerNorm kernels from ``x_dtype`` to ``dtype``, in a layout, in a verdict."""
-    return f'LayerNorm, {layout}, {_short(x_dtype)} to {_dtypes(dtype, parameter_dtype)}'
+def norm_name(x_dtype: torch.dtype, dtype: torch.dtype, parameter_dtype: torch.dtype) -> str:
+    """Return the name of the LayerNorm kernels from ``x_dtype`` to ``dtype`` in a verdict."""
+    return f'LayerNorm, {_short(x_dtype)} to {_dtypes(dtype, parameter_dtype)}'
 
 
 @functools.cache
@@ -113,7 +113,6 @@ def reason_against_attention(
 
 @_constant
 def reason_against_norm(
-    layout: str,
     channels: int,
     x_dtype: torch.dtype,
     dtype: torch.dtype,
@@ -122,7 +121,7 @@ def reason_against_norm(
     is_training: bool,
 ) -> str | None:
     """Return why 'auto' does not use the LayerNorm kernels for maps of ``channels`` channels, or None."""
-    return _reason_against(norm_name(layout, x_dtype, dtype, parameter_dtype), device, is_training, channels)
+    return _reason_against(norm_name(x_dtype, dtype, parameter_dtype), device, is_training, channels)
 
 
 @_constant

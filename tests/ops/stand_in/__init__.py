@@ -26,7 +26,7 @@ WINDOWS = {
     'does not compile': (1, 2),
 }
 ATTENTION = {name: AttentionCase(window, torch.float32, torch.float32, (MAP,)) for name, window in WINDOWS.items()}
-NORM = NormCase('tokens', torch.float32, torch.bfloat16, torch.float32, (MAP,))
+NORM = NormCase(torch.float32, torch.bfloat16, torch.float32, (MAP,))
 BIAS = BiasCase((2, 2), torch.float32, (MAP,))
 # Timeout of a kernel in seconds; the interpreter may need half of it if many processes share a processor.
 PATIENCE = 60

@@ -1,0 +1,257 @@
+"""The backbone under tools that watch, replace, move or quantise its modules."""
+
+import copy
+import functools
+import io
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.models.attention import WindowAttention
+from tests.conftest import TINY, randomize
+
+VERSIONS = [SwinBackbone, SwinV2Backbone]
+SIZE = (1, 3, 50, 71)  # every stage has padding
+
+
+def make(kind=SwinBackbone, **options):
+    return randomize(kind(**{**TINY, 'window_size': 4, 'drop_path_rate': 0.0, **options})).double().eval()
+
+
+def make_image(batch=1):
+    return torch.randn(batch, *SIZE[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def assert_same(ours, expected, **tolerance):
+    for out, exact in zip(ours, expected, strict=True):
+        torch.testing.assert_close(out, exact, **tolerance or {'rtol': 1e-9, 'atol': 1e-9})
+
+
+def lend_by_hooks(module, lend, take_back):
+    module.register_forward_pre_hook(lambda *_: lend())
+    module.register_forward_hook(lambda *_: take_back())
+
+
+def lend_by_replacing_forward(module, lend, take_back):
+    """As accelerate's cpu_offload does."""
+    original = module.forward
+
+    def forward(*args):
+        lend()
+        out = original(*args)
+        take_back()
+        return out
+
+    module.forward = forward
+
+
+@pytest.mark.parametrize('lend', [lend_by_hooks, lend_by_replacing_forward])
+@pytest.mark.parametrize('kind', VERSIONS)
+def test_a_module_reads_its_parameters_only_in_its_own_forward(kind, lend):
+    """Outside of the forward pass of their module, parameters are NaN."""
+    model = make(kind, use_abs_pos_embed=True)
+    expected = model(make_image())
+    lent = []
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not own:
+            continue
+        values = {key: parameter.detach().clone() for key, parameter in own.items()}
+
+        def fill(own=own, values=values, name=name):
+            lent.append(name)
+            for key, parameter in own.items():
+                parameter.data.copy_(values[key])
+
+        def empty(own=own):
+            for parameter in own.values():
+                parameter.data.fill_(torch.nan)
+
+        lend(module, fill, empty)
+        empty()
+    with torch.no_grad():
+        assert_same(model(make_image()), expected)
+    assert set(lent) == {name for name, module in model.named_modules() if [*module.parameters(recurse=False)]}
+
+
+def per_sample_gradients_by_hooks(model, names, images):
+    """Return the gradients of biases and convolution weights per image, as Opacus computes them, by hooks."""
+    inputs, found = {}, {}
+
+    def keep(module, args, out, name):
+        assert args[0].is_contiguous()  # Opacus unfolds images by their strides
+        inputs[name] = args[0]
+
+    def collect(module, grad_input, grad_output, name):
+        grad = grad_output[0]
+        if isinstance(module, nn.Conv2d):
+            patches = nn.functional.unfold(inputs[name], module.kernel_size, stride=module.stride)
+            found[name] = torch.einsum('bcl,bkl->bck', grad.flatten(2), patches).unflatten(2, module.weight.shape[1:])
+        else:
+            found[name] = grad.flatten(1, -2).sum(1)
+
+    for name in names:
+        model.get_submodule(name).register_forward_hook(functools.partial(keep, name=name))
+        model.get_submodule(name).register_full_backward_hook(functools.partial(collect, name=name))
+    sum(out.square().sum() for out in model(images)).backward()
+    return found
+
+
+@pytest.mark.filterwarnings('ignore:Full backward hook')
+def test_gradients_per_sample_by_hooks():
+    """Padding tokens, and the layout of the image, must be those that the hooks see."""
+    names = ['patch_embed.projection', 'stages.0.blocks.0.attn.w_msa.qkv', 'stages.1.blocks.1.attn.w_msa.qkv']
+    model, images = make(), make_image(batch=2)
+    wanted = {name: model.get_submodule(name) for name in names}
+    wanted = {name: part.weight if isinstance(part, nn.Conv2d) else part.bias for name, part in wanted.items()}
+    expected = [
+        torch.autograd.grad(sum(out.square().sum() for out in model(image[None])), list(wanted.values()))
+        for image in images
+    ]
+    found = per_sample_gradients_by_hooks(model, names, images)
+    for index, name in enumerate(names):
+        assert_same(found[name], [gradients[index] for gradients in expected], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize('kind', VERSIONS)
+def test_a_hook_that_changes_the_projection_reaches_padding_tokens(kind):
+    hooked, expected = make(kind), make(kind)
+    for w_msa in (part for part in hooked.modules() if isinstance(part, WindowAttention)):
+        w_msa.qkv.register_forward_hook(lambda module, args, out: out + 0.5)
+    for w_msa in (part for part in expected.modules() if isinstance(part, WindowAttention)):
+        # Padding tokens are zeros, so that a module sees them as well as a hook does.
+        w_msa.qkv = nn.Sequential(w_msa.qkv, Shift())
+    assert_same(hooked(make_image()), expected(make_image()))
+    assert not torch.allclose(hooked(make_image())[0], make(kind)(make_image())[0])
+
+
+class Shift(nn.Module):
+    def forward(self, x):
+        return x + 0.5
+
+
+def attention_weights(model, name):
+    seen = []
+    model.get_submodule(name).register_forward_hook(lambda module, args, out: seen.append(out))
+    return seen
+
+
+@pytest.mark.parametrize('kind', VERSIONS)
+def test_hooks_on_attention_dropout_see_the_weights(kind):
+    model = make(kind)
+    expected = model(make_image())
+    seen = attention_weights(model, 'stages.0.blocks.1.attn.w_msa.attn_drop')
+    assert_same(model(make_image()), expected)
+    (weights,) = seen
+    assert weights.shape == (4 * 5, 1, 16, 16)  # windows, heads, tokens, tokens
+    torch.testing.assert_close(weights.sum(-1), torch.ones(20, 1, 16, dtype=torch.float64))
+
+
+def test_a_module_in_place_of_attention_dropout_is_called():
+    class Half(nn.Module):
+        def forward(self, weights):
+            return weights / 2
+
+    model = make()
+    w_msa = model.stages[0].blocks[0].attn.w_msa
+    expected = model(make_image())[0]
+    w_msa.attn_drop = Half()
+    with torch.no_grad():  # half of the weights is half of the sum of the values
+        w_msa.proj.weight.mul_(2)
+    assert_same([model(make_image())[0]], [expected])
+    w_msa.attn_drop = nn.Identity()
+    with torch.no_grad():
+        w_msa.proj.weight.div_(2)
+    assert_same([model(make_image())[0]], [expected])
+
+
+def test_any_module_may_embed_the_patches():
+    class Embed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 8, stride=4, padding=2)
+
+        def forward(self, img):
+            return self.conv(img).permute(0, 2, 3, 1)
+
+    model = make()
+    model.patch_embed = Embed().double()
+    assert model(torch.rand(1, 3, 64, 96, dtype=torch.float64))[0].shape[2:] == (16, 24)
+    with pytest.raises(TypeError, match=r'img is torch.float32, but the weights are torch.float64'):
+        model(torch.rand(1, 3, 64, 96))
+    model.patch_embed = nn.Identity()  # without parameters, any dtype may fit
+    with pytest.raises(TypeError, match='got list'):
+        model([1])
+
+
+def test_the_window_size_is_fixed():
+    model = make()
+    with pytest.raises(AttributeError, match='build a backbone with window_size=8 and call load_checkpoint'):
+        model.window_size = 8
+    assert model.window_size == (4, 4)
+    model.stages[0].blocks[0].attn.w_msa.window_size = (8, 8)
+    with pytest.raises(ValueError, match=r'of 8 x 8 must have the shape \(225, heads\), got \(49, 1\)'):
+        model(make_image())
+
+
+@pytest.mark.filterwarnings('ignore')  # torch warns of its own deprecations
+@pytest.mark.parametrize('kind', VERSIONS)
+def test_dynamic_quantisation(kind):
+    model = make(kind).float()
+    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear})
+    assert 'DynamicQuantizedLinear' in str(quantised)
+    for out, exact in zip(quantised(make_image().float()), model(make_image().float()), strict=True):
+        assert (out - exact).norm() < 0.1 * exact.norm()
+
+
+def test_functions_among_the_options_do_not_prevent_pickling(tmp_path):
+    model = make(norm_cfg=lambda channels: nn.LayerNorm(channels), act_cfg=lambda: nn.GELU())
+    file = io.BytesIO()
+    torch.save(model, file)
+    for twin in (torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(model))):
+        assert_same(twin(make_image()), model(make_image()), rtol=0, atol=0)
+        with pytest.raises(TypeError, match='norm_cfg cannot be written'):
+            twin.save_pretrained(tmp_path)
+
+
+def test_group_norm():
+    """A GroupNorm expects channels first, so it needs a permutation around it."""
+
+    class ChannelsFirst(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.norm = nn.GroupNorm(2, channels)
+
+        def forward(self, x):
+            return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    ours, plain = (make(norm_cfg=ChannelsFirst, attn_backend=backend) for backend in ('auto', 'reference'))
+    with torch.no_grad():
+        found = ours(make_image())
+    assert_same(found, plain(make_image()))
+
+
+def test_a_wide_map():
+    model = SwinBackbone(embed_dims=4, depths=(2,), num_heads=(1,), strides=(4,), drop_path_rate=0.0).eval()
+    img = torch.rand(1, 3, 9, 60_000)
+    with torch.no_grad():
+        (out,) = model(img)
+        # The first windows do not depend on the right end of the image.
+        torch.testing.assert_close(out[..., :700], model(img[..., : 4 * 749])[0][..., :700])
+    assert out.shape == (1, 4, 3, 15_000)
+
+
+def test_a_stage_returns_its_map_and_the_input_of_the_next():
+    model = make()
+    seen = []
+    for stage in model.stages:
+        stage.register_forward_hook(lambda module, args, out: seen.append((args[0], *out)))
+    outs = model(make_image())
+    for (_, _, merged), (given, _, _) in itertools.pairwise(seen):
+        assert merged is given
+    for index, (_, tokens, _) in enumerate(seen):
+        assert_same([getattr(model, f'norm{index}')(tokens).permute(0, 3, 1, 2)], [outs[index]])
