@@ -5,8 +5,7 @@
         work_dirs/demo/mask_rcnn/epoch_8.pth --image photo.jpg --out benchmarks/exports_smaller.json
 
 The model is exported once. Each file then predicts the validation images of the config in ONNX Runtime and OpenVINO,
-and the evaluator of the config computes the metrics. ``--sizes`` adds the sizes of the files of recipes with random
-weights.
+and the evaluator of the config computes the metrics.
 """
 
 import argparse
@@ -21,7 +20,6 @@ import onnx
 import onnxruntime
 import torch
 from bench_host import processor
-from exports_whole import prepare
 from mmengine.registry import METRICS, init_default_scope
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
@@ -42,7 +40,6 @@ def main() -> None:
     parser.add_argument('--out', type=Path, required=True, help='JSON file to write')
     parser.add_argument('--set', nargs='+', default=[], metavar='KEY=VALUE', help='change entries of the config')
     parser.add_argument('--image', help='image to verify the export on, in which a detector finds something')
-    parser.add_argument('--sizes', nargs='*', default=[], metavar='RECIPE')
     args = parser.parse_args()
     config = load_recipe(args.config)
     merge_settings(config, parse_settings(args.set))
@@ -51,7 +48,6 @@ def main() -> None:
         'versions': {module.__name__: module.__version__ for module in (torch, onnx, onnxruntime)},
         'config': Path(args.config).stem,
         'files': [],
-        'sizes': {},
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'model.onnx'
@@ -61,11 +57,6 @@ def main() -> None:
             for library in SESSIONS:
                 row[library] = metrics(config, runtime.load(file, runtime=library, score=0.0))
             report['files'].append(row)
-    for recipe in args.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            prepare(recipe, (800, 1216), Path(folder))
-            files = converted(Path(folder) / 'model.onnx')
-            report['sizes'][recipe] = {name: file.stat().st_size for name, file in files.items()}
     args.out.write_text(json.dumps(report, indent=1) + '\n')
 
 

@@ -166,12 +166,10 @@ def smaller_files_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_smaller.py: sizes of files and their metrics in each runtime."""
     runtimes = {'onnxruntime': 'ONNX Runtime', 'openvino': 'OpenVINO'}
     heads = ['file', 'MiB', *(f'box AP, mask AP in {name}' for name in runtimes.values())]
-    heads += [f'MiB of {recipe}' for recipe in report['sizes']]
     lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
     for row in report['files']:
         cells = [row['file'], f'{row["bytes"] / 2**20:.1f}']
         cells += [f'{row[key]["coco/bbox_mAP"]:.3f}, {row[key]["coco/segm_mAP"]:.3f}' for key in runtimes]
-        cells += [f'{sizes[row["file"]] / 2**20:.0f}' for sizes in report['sizes'].values()]
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
 
