@@ -59,6 +59,8 @@ def _pixels(image: Any) -> np.ndarray:
     """Return the pixels of a PIL image, (H, W, 3) uint8, RGB."""
     from PIL import ImageOps
 
+    if 0 in image.size:
+        raise ValueError(f'its size is {image.width} x {image.height}')
     tags = image.tag_v2 if image.format == 'TIFF' else {}
     bits, is_planar = max(tags.get(_BITS, (8,))), tags.get(_PLANES, 1) != 1
     upright = ImageOps.exif_transpose(image)

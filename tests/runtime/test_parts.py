@@ -122,6 +122,8 @@ def test_pil_images(tmp_path):
     np.testing.assert_array_equal(pictures.read(image.convert('L'))[:, :, 1], np.asarray(image.convert('L')))
     with pytest.raises(ValueError, match=r'the PIL image cannot be read as an image: .*mode F; only 8 and 16 bits'):
         pictures.read(image.convert('F'))
+    with pytest.raises(ValueError, match='its size is 0 x 5'):
+        pictures.read(Image.new('RGB', (0, 5)))
 
 
 @pytest.mark.parametrize(
