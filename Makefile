@@ -8,13 +8,14 @@
 # make docs   build the documentation site in build/site; SERVE=1 also serves it, PUBLISH=0.2.0 commits it to gh-pages
 # make lint   run ruff and mypy
 # make setup  create the environment of the other targets
+# make requirements  write requirements/*.txt from pyproject.toml; UPGRADE=numpy takes a newer version of a package
 # Each target first creates the environment that it needs, if missing. PYTHON=python3.11 chooses the interpreter.
 
 # An existing environment, for example with a torch of your choice, is completed with its own Python.
 PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
 SET_UP = @command -v "$(PYTHON)" >/dev/null || { echo 'set-up: no $(PYTHON) here: name a Python of 3.11 or newer, as in' \
     'make PYTHON=python3.12, or apt install python3-venv' >&2; exit 1; }; "$(PYTHON)" tools/set_up.py
-SET_UP_FILES := pyproject.toml uv.lock tools/set_up.py
+SET_UP_FILES := requirements/torch.txt pyproject.toml tools/set_up.py
 PY := .venv/bin/python
 READY := .venv/ready
 # Other Swins to compare with: torchvision, timm, transformers, mmpretrain. mmseg does not work in this environment.
@@ -27,20 +28,29 @@ CORE_READY := .venv-core/ready
 # More processes than the two cores of a small machine, because tests wait for the programs that they start.
 PYTEST := -m pytest -n 3 --dist worksteal
 
-.PHONY: setup demo test test-all test-core test-oldest test-newest test-onedl lint
+.PHONY: setup requirements demo test test-all test-core test-oldest test-newest test-onedl lint
 setup: $(READY)
 
-$(READY): $(SET_UP_FILES)
-	$(SET_UP) .venv dev mm
+$(READY): requirements/dev.txt $(SET_UP_FILES)
+	$(SET_UP) .venv $<
 	@touch $@
 
-$(PEERS_READY): $(SET_UP_FILES)
-	$(SET_UP) .venv-peers peers
+$(PEERS_READY): requirements/peers.txt $(SET_UP_FILES)
+	$(SET_UP) .venv-peers $<
 	@touch $@
 
-$(CORE_READY): $(SET_UP_FILES)
-	$(SET_UP) .venv-core core
+$(CORE_READY): requirements/core.txt $(SET_UP_FILES)
+	$(SET_UP) .venv-core $<
 	@touch $@
+
+# The versions that the files already name are kept. What requirements/torch.txt names is left out.
+COMPILE := .venv/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+    --no-annotate --excludes requirements/torch.txt $(addprefix --upgrade-package ,$(UPGRADE))
+requirements:
+	$(COMPILE) --output-file requirements/core.txt --group core
+	$(COMPILE) --output-file requirements/dev.txt --group dev --group mm --extra mm \
+	    --extra features --extra zarr --extra visualize --extra export
+	$(COMPILE) --output-file requirements/peers.txt --group peers --extra checkpoints
 
 demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo

@@ -59,8 +59,8 @@ FILES += ['hypothesis==6.170.15']
 def install_mmcv(session: nox.Session, requirement: str) -> None:
     """Compile mmcv against the torch of the session."""
     torch = session.run('python', '-c', 'import torch; print(torch.__version__)', silent=True).strip()
-    key, variables = mmcv_build(torch, nvcc=None)
-    session.install('--no-build-isolation', *key, requirement, env=variables)
+    options, variables = mmcv_build(torch, cuda=None)
+    session.install(*options, requirement, env=variables)
 
 
 def run(session: nox.Session, *requirements: str) -> None:

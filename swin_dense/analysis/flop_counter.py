@@ -183,6 +183,8 @@ class _Meter:
                 rows, columns = window_grid(height, width, window)
                 tokens = batch * (rows * window[0] * columns * window[1] - height * width)
                 self.padding[f'{name}.w_msa.qkv'] += 3 * tokens * channels**2
+                # The hooks make the layer project padding tokens, which it skips without them.
+                self.flops[f'{name}.w_msa.qkv'] -= 3 * tokens * channels**2
                 self.padding[f'{name}.w_msa.proj'] += tokens * channels**2
 
         return hook

@@ -132,9 +132,10 @@ def test_grad_cam_is_the_derivative_along_each_channel(stage, sign):
 
     def raised(channel, step):
         def hook(module, args, output):
-            direction = torch.zeros(output.shape[-1], dtype=output.dtype)
+            direction = torch.zeros(output[0].shape[-1], dtype=output[0].dtype)
             direction[channel] = step
-            return output + direction
+            changed = output[0] + direction
+            return changed, changed if module.downsample is None else module.downsample(changed)
 
         handle = backbone.stages[stage].register_forward_hook(hook)
         with torch.no_grad():
@@ -143,7 +144,7 @@ def test_grad_cam_is_the_derivative_along_each_channel(stage, sign):
         return value.item()
 
     seen = []
-    handle = backbone.stages[stage].register_forward_hook(lambda *args: seen.append(args[2]))
+    handle = backbone.stages[stage].register_forward_hook(lambda *args: seen.append(args[2][0]))
     with torch.no_grad():
         backbone(x)
     handle.remove()

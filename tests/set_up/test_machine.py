@@ -1,8 +1,10 @@
-"""Defects of a machine are reported in one line with a fix, before any download."""
+"""Defects of a machine and interruptions are reported in one line that says what to do."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import set_up
@@ -16,7 +18,7 @@ def run(folder, **environment):
     """Run the set-up without a connection, expect it to fail, and return the lines of its stderr."""
     # No server listens at this address, and pip does not retry.
     offline = {'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0', 'PIP_NO_INDEX': '1'}
-    command = [sys.executable, ROOT / 'tools/set_up.py', folder, 'dev', 'mm']
+    command = [sys.executable, ROOT / 'tools/set_up.py', folder, ROOT / 'requirements/dev.txt']
     done = subprocess.run(command, env={**ENVIRONMENT, **offline, **environment}, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stderr.splitlines()
@@ -69,35 +71,6 @@ def test_a_python_that_is_too_old(tmp_path, monkeypatch):
         set_up.check_python(tmp_path)
 
 
-def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
-    monkeypatch.setattr(set_up.shutil, 'disk_usage', lambda path: set_up.shutil._ntuple_diskusage(1e12, 1e12, 5e9))
-    set_up.check_space(tmp_path / 'to/be/made', 5)
-    with pytest.raises(
-        SystemExit, match=rf'^set-up: 5\.0 GB free on the disk of {tmp_path}, but 6 GB are needed: free some space$'
-    ):
-        set_up.check_space(tmp_path / 'to/be/made', 6)
-
-
-@pytest.mark.parametrize(
-    ('cuda', 'sees_gpu', 'nvcc', 'wanted', 'reason'),
-    [
-        ('13.0', False, '13.0', None, 'detects no GPU'),
-        (None, False, '13.0', None, 'detects no GPU'),
-        ('13.0', True, None, None, 'nvcc was not found: install CUDA 13.0'),
-        ('13.0', True, '12.4', None, 'nvcc is 12.4, but torch is for CUDA 13.0'),
-        ('13.0', True, '13.1', '13.1', 'nvcc 13.1, torch for CUDA 13.0'),
-    ],
-)
-def test_operators_of_mmcv_for_gpus(cuda, sees_gpu, nvcc, wanted, reason, tmp_path, monkeypatch):
-    monkeypatch.delenv('FORCE_CUDA', raising=False)
-    make_python(tmp_path, '')
-    (tmp_path / 'bin/python').rename(tmp_path / 'bin/nvcc')
-    (tmp_path / 'bin/nvcc').write_text(f'#!/bin/sh\necho "Cuda compilation tools, release {nvcc}, V{nvcc}.9"\n')
-    found, why = set_up.nvcc_for(cuda, sees_gpu, str(tmp_path) if nvcc else None)
-    assert found == wanted
-    assert reason in why
-
-
 def test_settings_of_pip_become_settings_of_uv(tmp_path):
     listed = f""":env:.find-links='{tmp_path}'
 global.extra-index-url='file:///one https://two'
@@ -108,3 +81,20 @@ install.find-links='https://wheels\\n{tmp_path}\\n/nonexistent'
     assert set_up.settings(listed) == {'UV_FIND_LINKS': str(tmp_path), **indexes}
     assert set_up.settings(listed.partition('\n')[2]) == {'UV_FIND_LINKS': f'https://wheels,{tmp_path}', **indexes}
     assert set_up.settings("global.cert='/c.pem'\n") == {'SSL_CERT_FILE': '/c.pem'}
+
+
+def test_an_interruption(tmp_path):
+    """Ctrl-C during a download: the terminal signals the set-up and pip."""
+    make_python(
+        tmp_path / 'environment',
+        f'case "$*" in *"-m pip"*) touch "{tmp_path}/pip"; exec sleep 60 ;; esac\nexec "{sys.executable}" "$@"',
+    )
+    command = [sys.executable, ROOT / 'tools/set_up.py', tmp_path / 'environment', ROOT / 'requirements/core.txt']
+    # Background jobs of a shell ignore SIGINT, and so do their children.
+    options = {'start_new_session': True, 'preexec_fn': lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options) as process:
+        while not (tmp_path / 'pip').exists() and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate()[1] == 'set-up: interrupted; run the same command again to continue\n'
+    assert process.returncode == 1
