@@ -32,7 +32,7 @@ from swin_dense import SwinBackbone
 from swin_dense.checkpoint.files import write_file
 from swin_dense.features.extraction import read_ahead, try_to_read
 from swin_dense.features.inference import Inference
-from swin_dense.features.sources import Item
+from swin_dense.features.listing import Item
 
 SIZES = ((224, 224), (3000, 4000), (6000, 8000), (9000, 12000), (13000, 13700))
 PHOTOGRAPH = (3000, 4000)

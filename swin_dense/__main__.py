@@ -101,6 +101,8 @@ def _log_in_options(parser: argparse.ArgumentParser) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Formatter('%(message)s'))
     logging.basicConfig(handlers=[handler])
+    for library in ('PIL', 'tifffile'):  # what they log about damaged files is not for the user
+        logging.getLogger(library).propagate = False
     for package in ('checkpoint', 'doctor', 'export'):
         logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)
 

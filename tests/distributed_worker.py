@@ -82,6 +82,17 @@ def shard(model: Losses) -> Losses:
     return model
 
 
+def shard_parts(model: Losses) -> Losses:
+    """Apply fully_shard to each attention and MLP, each stage with its patch merging, then to the model."""
+    for stage in model.backbone.stages:
+        for block in stage.blocks:
+            fsdp.fully_shard(block.attn.w_msa)
+            fsdp.fully_shard(block.ffn)
+        fsdp.fully_shard(stage)
+    fsdp.fully_shard(model)
+    return model
+
+
 def shard_by_mmengine(model: Losses) -> nn.Module:
     """Shard each block, then the model, as mmengine's FSDPStrategy does with swin_auto_wrap_policy."""
     from mmengine.registry import MODEL_WRAPPERS
@@ -101,6 +112,7 @@ def count(model: nn.Module, kind: type) -> int:
 WRAPPERS = {'DDP': DistributedDataParallel}
 if torch.__version__ >= '2.6':
     WRAPPERS['FSDP2'] = shard
+    WRAPPERS['FSDP2 of parts'] = shard_parts
 if find_spec('mmengine') and '__init__' in vars(torch.cpu.Stream):  # FSDP on a CPU needs it; torch 2.1 lacks it
     WRAPPERS['FSDP of mmengine'] = shard_by_mmengine
 

@@ -39,8 +39,8 @@ from swin_dense.checkpoint import CheckpointError, load_checkpoint
 from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.doctor import Finding
 from swin_dense.export import formats
-from swin_dense.features.decode import ImageError
 from swin_dense.features.images import read_image
+from swin_dense.features.pixels import ImageError
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.regions import open_large_image
 from swin_dense.utils.memory import is_out_of_memory

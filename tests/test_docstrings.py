@@ -7,7 +7,7 @@ import torch
 
 import swin_dense
 from swin_dense import ops
-from swin_dense.features.batches import Extractor
+from swin_dense.features.extractor import Extractor
 
 PUBLIC = [*(getattr(swin_dense, name) for name in swin_dense.__all__), Extractor, ops.window_attention]
 # Exceptions need no example.

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from swin_dense.features.decode import ImageError, decoding, name_of, reading
-from swin_dense.features.extraction import batches, read_ahead
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, to_tensor
-from swin_dense.features.inference import evaluation_mode
-from swin_dense.features.sources import Item, is_image, list_images
+from swin_dense.features.extraction import read_ahead
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, scale, to_tensor
+from swin_dense.features.inference import batches, evaluation_mode
+from swin_dense.features.listing import Item, is_image, list_images
+from swin_dense.features.pixels import ImageError, Pixels, decoding, naming
 from swin_dense.utils import checks
 
 TOP = 5
@@ -107,14 +107,14 @@ def read_square(path: Path, size: int, crop: bool) -> Tensor:
         size: side of the square in pixels.
         crop: crop the centre of the image; if False, resize the whole image to the square.
     """
-    with reading(path), decoding(name_of(path)), Image.open(path) as opened:
+    with naming(path), path.open('rb') as file, decoding(), Image.open(file) as opened:
         image = opened.convert('RGB')
     shorter = int(RESIZE * size)
     width, height = (shorter * side // min(image.size) for side in image.size) if crop else (size, size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - size) / 2), round((height - size) / 2)
     square = image.crop((left, top, left + size, top + size))
-    return normalize(to_tensor(np.asarray(square), 3, str(path)), IMAGENET_MEAN, IMAGENET_STD)
+    return normalize(scale(to_tensor(Pixels(np.asarray(square)), 3)), IMAGENET_MEAN, IMAGENET_STD)
 
 
 def evaluate(

@@ -138,7 +138,7 @@ def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
 
 def _prepare(backbone: Any, image: Any, bgr: bool) -> Tensor:
     parameter = next(backbone.parameters())
-    inference = Inference(bgr=bgr)
+    inference = Inference(bgr=bgr, page=0)
     img = inference.prepare(inference.read(image, backbone.in_channels))
     return img[None].to(parameter.device, parameter.dtype)
 

@@ -22,7 +22,7 @@ from swin_dense.analysis.complexity import backbone_costs, total
 from swin_dense.analysis.explain import TokenAttention
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
-from swin_dense.features.tiling import level_size
+from swin_dense.features.sinks import level_size
 from swin_dense.models.archs import arch_letter
 from swin_dense.ops.windows import Pair, merge, region_ids, window_grid
 from swin_dense.utils import checks
@@ -78,7 +78,7 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
 
 def draw_grad_cam(cams: Mapping[int, Tensor], image: Any, bgr: bool = False) -> Figure:
     """Draw Grad-CAMs, {stride: (H, W)} of :func:`swin_dense.analysis.explain.grad_cam`, as heat maps over the image."""
-    pixels = read_image(image, bgr=bgr)
+    pixels = read_image(image, bgr=bgr, page=0)
     image_size = (pixels.shape[1], pixels.shape[2])
     figure, axes = _panels(1 + len(cams), image_size)
     _show_image(axes[0], image, image_size, bgr)
@@ -103,7 +103,7 @@ def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) 
         bgr: an array or tensor is in BGR order.
     """
     window_size = checks.pair('window_size', window_size)
-    pixels = read_image(image, bgr=bgr)
+    pixels = read_image(image, bgr=bgr, page=0)
     image_size = (pixels.shape[1], pixels.shape[2])
     rows, columns = window_grid(*level_size(image_size, stride), window_size)
     padded = (rows * window_size[0] * stride, columns * window_size[1] * stride)
@@ -201,7 +201,7 @@ def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> t
 
 
 def _show_image(ax: Axes, image: Any, image_size: Pair, bgr: bool, brightness: float = 1.0) -> None:
-    pixels = read_image(image, bgr=bgr)
+    pixels = read_image(image, bgr=bgr, page=0)
     if tuple(pixels.shape[1:]) != tuple(image_size):
         raise ValueError(
             f'the image has {tuple(pixels.shape[1:])} pixels but the features are of an image of {tuple(image_size)} '

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,64 +16,62 @@ import torch
 from PIL import Image
 
 from swin_dense.commands._backbone import build_backbone
-from swin_dense.commands._progress import progress_bar, say
+from swin_dense.commands._progress import Progress, say, stop_signals
 from swin_dense.features.extraction import extract
-from swin_dense.features.folder import FeatureFolder, check_format
+from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.inference import Inference, check_levels
-from swin_dense.features.shards import Record, digest_of, lock_shard, parse_shard, shard_of_environment
-from swin_dense.features.sources import iterate, list_images
+from swin_dense.features.listing import is_image, iterate, list_images
+from swin_dense.features.shards import Record, hash_of_name, lock_shard, parse_shard, shard_of_environment
 from swin_dense.features.tiling import check_tiling
-from swin_dense.utils.signals import stop_signals
 
 
 def extract_all(args: argparse.Namespace) -> int:
     """Extract the features that are missing in the folder, and return the exit status."""
-    check_format(args.format)
+    if args.format == 'zarr':
+        check_zarr()
     shard, variables = (parse_shard(args.shard), '') if args.shard else shard_of_environment(os.environ)
     if variables:
         say(f'shard {shard.index}/{shard.count}, from {variables}')
-    images, unread = _list(args.sources, shard.index == 0)
-    mine = {name: version for name, version in images.items() if shard.owns(digest_of(name))}
+    images, unread = _list(args.places, shard.index == 0)
+    mine = {name: version for name, version in images.items() if shard.owns(hash_of_name(name))}
     backbone = build_backbone(args)
     inference = _inference(args, backbone)
-    root = args.out
-    root.mkdir(parents=True, exist_ok=True)
-    record = Record(root, shard, _settings(args, inference, backbone), images)
+    args.out.mkdir(parents=True, exist_ok=True)
+    record = Record(args.out, shard, _settings(args, inference, backbone), images)
+    total = None if any(name.endswith('.tar') for name in mine) else len(mine)
     done: Counter[str] = Counter()
-    pruned = 0
+    removed = ''
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lock_shard(root, shard))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings('ignore', module='PIL')  # what damaged files warn of
+        stack.enter_context(lock_shard(args.out, shard))
         record.begin()
         levels = inference.levels or backbone.out_strides
-        folder = FeatureFolder(root, levels, args.pool, args.format, getattr(torch, args.dtype), shard, args.part_rows)
+        dtype = getattr(torch, args.dtype)
+        folder = FeatureFolder(args.out, levels, args.pool, args.format, dtype, shard, args.part_rows)
         stack.callback(folder.close)
         received = stack.enter_context(stop_signals())
-        total = None if any(name.endswith('.tar') for name in mine) else len(mine)
-        bar = stack.enter_context(progress_bar(total, disable=os.environ.get('LOCAL_RANK', '0') != '0'))
-
-        def on_image(name: str, error: str | None) -> None:
-            bar.update()
-            done['finished' if error is None else 'failed'] += 1
-            if error is not None:
-                say(f'skipped: {error}')
-
-        extract(
-            backbone,
-            iterate(mine.items(), lambda name, version: not folder.is_finished(name, version)),
-            folder,
-            inference,
-            args.batch_size,
-            args.workers,
-            on_image,
-            lambda: bool(received),
-        )
+        progress = stack.enter_context(Progress(total, disable=os.environ.get('LOCAL_RANK', '0') != '0'))
+        items = iterate(mine.items(), lambda name, version: not folder.is_finished(name, version))
+        steps = extract(backbone, items, folder, inference, args.batch_size, args.workers)
+        with contextlib.closing(steps):
+            for step in steps:
+                if step.tile is not None:
+                    progress.within('tile {} of {}'.format(*step.tile))
+                else:
+                    progress.finish()
+                    done['finished' if step.error is None else 'failed'] += 1
+                if step.error is not None:
+                    say(f'skipped: {step.error}')
+                if received:
+                    break
         if args.prune and not received:
-            folder.flush()
-            pruned = folder.prune(images)
+            removed = f', features of {folder.prune(images)} other images removed'
     share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
-    removed = f', features of {pruned} other images removed' if args.prune else ''
-    say(f'{done["finished"]} of {done.total()} images{share} are in {args.out}, {done["failed"]} failed{removed}')
+    of_all = f' of {total or done.total()}' if total or not received else ''
+    say(f'{done["finished"]}{of_all} images{share} are in {args.out}, {done["failed"]} failed{removed}')
     if received:
+        say('stopped before the end; run the same command again to continue')
         return 128 + received[0]
     other_lists = record.other_lists()
     for message in other_lists:
@@ -82,29 +81,27 @@ def extract_all(args: argparse.Namespace) -> int:
     return int(failed and 'TORCHELASTIC_RUN_ID' not in os.environ)
 
 
-def _list(sources: list[str], is_first: bool) -> tuple[dict[str, str | None], bool]:
-    """Return the images, and whether a folder could not be read; the first shard prints what was skipped."""
-    from swin_dense.commands._progress import say
-
-    folders: list[str] = []
+def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], bool]:
+    """Return the images, and whether something could not be read; the first shard prints what was skipped."""
+    unread: list[str] = []
     no_images: Counter[str] = Counter()
 
     def on_skipped(path: str, reason: str) -> None:
-        if os.path.isdir(path):
-            folders.append(f'folder {path!r} {reason}')
+        if os.path.isdir(path) or is_image(path):
+            unread.append(f'{path!r} {reason}')
         else:
             no_images[Path(path).suffix or 'no suffix'] += 1
 
-    images = list_images(sources, on_skipped)
+    images = list_images(places, on_skipped)
     if is_first:
-        for reason in folders:
+        for reason in unread:
             say(f'skipped: {reason}')
         if no_images:
             counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
             say(f'ignored files by suffix: {counts}; to include such files, give a pattern or a list')
     if not images:
-        raise ValueError(f'no images found in {sources}')
-    return images, bool(folders)
+        raise ValueError(f'no images found in {places}')
+    return images, bool(unread)
 
 
 def _inference(args: argparse.Namespace, backbone: Any) -> Inference:
@@ -137,7 +134,7 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
         'format': 'parquet' if args.pool != 'none' else args.format,
         'dtype': args.dtype,
         'autocast': args.autocast,
-        'page': args.page,
+        'page': args.page or 0,
         'max_side': args.max_side,
         'tile': tiling.tile if tiling else None,
         'overlap': tiling.overlap if tiling else None,

@@ -14,7 +14,6 @@ import json
 from pathlib import Path
 
 from swin_dense.commands._options import add_backbone, add_loading, add_size, check_loading, require_packages
-from swin_dense.utils.signals import stop_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
     from swin_dense.commands._backbone import backbone_options, device_of
-    from swin_dense.commands._progress import progress_bar, say
+    from swin_dense.commands._progress import Progress, say, stop_signals
     from swin_dense.features.inference import on_device
     from swin_dense.models.classifier import create_classifier
 
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     classifier = on_device(create_classifier(args.checkpoint, args.arch, **options), device)
     images = list_labelled(args.folder, classes, classifier.head.out_features)
     crop = crops_at(size) if args.crop is None else args.crop
-    with stop_signals() as received, progress_bar(len(images)) as progress:
+    with stop_signals() as received, Progress(len(images)) as progress:
         scores = evaluate(
             classifier,
             images,
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             crop=crop,
             batch_size=args.batch_size,
             workers=args.workers,
-            on_image=progress.update,
+            on_image=progress.finish,
             should_stop=lambda: bool(received),
         )
     result = scores.as_dict()

@@ -23,12 +23,14 @@ from swin_dense.commands._options import add_backbone, add_loading, check_loadin
 from swin_dense.utils import checks
 
 FORMATS = ('safetensors', 'zarr')
+# Suffixes that --out, a folder, must not have: its user expects a file. Tools do read a folder .parquet.
+_FILES = ('.csv', '.h5', '.hdf5', '.json', '.npy', '.npz', '.pkl', '.pt', '.pth', '.safetensors', '.tar', '.zarr')
 DTYPES = ('float32', 'float16', 'bfloat16')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        'sources',
+        'places',
         nargs='+',
         metavar='SRC',
         help='image, tar file of images, folder, quoted pattern, .txt list of paths, or the address of one of these',
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images whose longer side is larger')
     parser.add_argument(
-        '--page', type=int, default=0, help='page of files with several pages, from 0 (default: %(default)s)'
+        '--page', type=int, help='page of files with several pages, from 0 (default: the only one, or the first frame)'
     )
     parser.add_argument(
         '--shard',
@@ -84,6 +86,11 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError('--overlap needs --tile')
     if args.tile is not None and args.max_side is not None:
         raise ValueError('--max-side cannot be used with --tile; leave --tile out')
+    if args.out.suffix.lower() in _FILES and not args.out.is_dir():
+        raise ValueError(
+            f'--out must be a folder, to which many files are written, got {str(args.out)!r}; use a name such as '
+            f'{str(args.out.with_suffix(""))!r}'
+        )
     check_loading(args)
     checks.integers('--levels', args.levels or (1,))
     for option, least in (('tile', 1), ('overlap', 0), ('max_side', 1), ('page', 0), ('part_rows', 1)):

@@ -105,7 +105,7 @@ def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: boo
         bgr: an array or tensor is in BGR order.
     """
     backbone = bare_backbone(backbone)
-    inference = Inference(bgr=bgr, max_side=max_side)
+    inference = Inference(bgr=bgr, page=0, max_side=max_side)
     pixels = inference.read(image, backbone.in_channels)
     parameter = next(backbone.parameters())
     img = inference.prepare(pixels)[None].to(parameter.device, parameter.dtype)

@@ -1,36 +1,46 @@
-"""The extraction loop: prefetch images, batch them, run the backbone and write the maps to a sink."""
+"""The extraction loop: prefetch images, batch them, run the backbone and store the features in a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from swin_dense.features.decode import ImageError, decoded_bytes, name_of
 from swin_dense.features.folder import FeatureFolder
-from swin_dense.features.inference import Inference, run_batch
+from swin_dense.features.images import decoded_bytes
+from swin_dense.features.inference import BATCH_PIXELS, Inference, batches, run_batch
+from swin_dense.features.listing import Item
+from swin_dense.features.pixels import ImageError, name_of
 from swin_dense.features.regions import open_large_image
-from swin_dense.features.sources import Item
-from swin_dense.features.tiling import run_tiles, whole_image
+from swin_dense.features.sinks import whole_image
+from swin_dense.features.tiling import plan_tiles, run_tiles
+from swin_dense.ops.windows import Pair
 from swin_dense.utils.memory import is_out_of_memory
 
 # Limit on the memory of all prefetched images. A single image may exceed it.
 _AHEAD_BYTES = 1 << 30
-# Limits on the images that wait for others of equal size: a number of batches, and a number of bytes.
-_WAITING_BATCHES = 8
-_WAITING_BYTES = 1 << 28
-# Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
-_BATCH_PIXELS = 1 << 24
 _logger = logging.getLogger(__package__)
-Key = TypeVar('Key')
 Value = TypeVar('Value')
-Outcomes = Generator[tuple[Item, str | None], None, None]  # a finished image, and its error or None
+
+
+class Step(NamedTuple):
+    """One step of an extraction: a finished image, or a tile of an unfinished one.
+
+    Attributes:
+        item: the image.
+        error: the reason why a finished image has no features.
+        tile: the number of the finished tile and of all tiles, while the image is unfinished.
+    """
+
+    item: Item
+    error: str | None = None
+    tile: tuple[int, int] | None = None
 
 
 def extract(
@@ -40,10 +50,8 @@ def extract(
     inference: Inference,
     batch_size: int = 8,
     workers: int = 0,
-    on_image: Callable[[str, str | None], None] = lambda name, error: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Extract the features of images into a folder.
+) -> Generator[Step, None, None]:
+    """Extract the features of images into a folder, and yield each step; closing the generator ends the extraction.
 
     Images of equal size are batched. With tiling, images are processed one by one.
 
@@ -54,53 +62,42 @@ def extract(
         inference: the options of preprocessing and computation.
         batch_size: the maximum number of images per batch; large images, or a device with too little memory, reduce it.
         workers: the number of threads that prefetch images.
-        on_image: called for each finished image with its name, and its error or None.
-        should_stop: polled between images and between tiles; True ends the extraction.
 
     Raises:
         OSError: the folder cannot be written. Features that are already written are kept.
     """
     if inference.tiling is None:
-        outcomes = _in_batches(backbone, items, folder, inference, batch_size, workers)
+        steps = _in_batches(backbone, items, folder, inference, batch_size, workers)
     else:
-        outcomes = _in_tiles(backbone, items, folder, inference, should_stop)
-    with contextlib.closing(outcomes):
-        for item, error in outcomes:
-            if error is not None:
-                folder.fail(item.name, item.version, error)
-            elif item.source is None:
-                folder.confirm(item.name, item.version)
-            on_image(item.name, error)
-            if should_stop():
-                return
+        steps = _in_tiles(backbone, items, folder, inference)
+    with contextlib.closing(steps):
+        for step in steps:
+            if step.error is not None:
+                folder.fail(step.item, step.error)
+            elif step.item.source is None:
+                folder.confirm(step.item)
+            yield step
 
 
 def _in_batches(
     backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
-) -> Outcomes:
+) -> Generator[Step, None, None]:
     def read(item: Item) -> Tensor | str | None:
         return item.error if item.source is None else try_to_read(item.source, inference, backbone.in_channels)
 
-    run = Runner(backbone, inference)
-    with contextlib.closing(read_ahead(items, read, workers)) as samples:
-        for members, images in batches(samples, batch_size):
-            if not isinstance(images, Tensor):
-                yield members[0], images
-                continue
-            try:
-                all_maps = run(images)
-            except ImageError as error:
-                yield from ((item, f'{name_of(item.source)}: {error}') for item in members)
-                continue
-            for item, maps in zip(members, all_maps, strict=True):
-                with folder.receive(item.name, item.version, (images.shape[2], images.shape[3])) as sink:
+    with contextlib.closing(read_ahead(items, read, workers)) as images:
+        for item, image_size, maps in Runner(backbone, inference).run(images, batch_size):
+            if isinstance(maps, dict):
+                with folder.receive(item, image_size) as sink:
                     sink.write(whole_image(maps))
-                yield item, None
+                yield Step(item)
+            else:
+                yield Step(item, maps)
 
 
 def _in_tiles(
-    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, should_stop: Callable[[], bool]
-) -> Outcomes:
+    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference
+) -> Generator[Step, None, None]:
     tiling: Any = inference.tiling
     for item in items:
         error = item.error
@@ -108,33 +105,28 @@ def _in_tiles(
             try:
                 with (
                     open_large_image(item.source, page=inference.page) as image,
-                    folder.receive(item.name, item.version, image.size, tiling.tile) as sink,
+                    folder.receive(item, image.size, tiling.tile) as sink,
                 ):
-                    for blocks in run_tiles(backbone, image, inference):
+                    count = len(plan_tiles(image.size, *tiling))
+                    for number, blocks in enumerate(run_tiles(backbone, image, inference), 1):
                         sink.write(blocks)
-                        if should_stop():
-                            raise _StopError
-            except _StopError:
-                return
+                        if number < count:
+                            yield Step(item, tile=(number, count))
             except (ImageError, FileNotFoundError) as reason:
                 error = str(reason)
             except (RuntimeError, MemoryError) as reason:
                 if not is_out_of_memory(reason):
                     raise
                 error = f'{name_of(item.source)}: too little memory for one tile; use smaller tiles: {reason}'
-        yield item, error
-
-
-class _StopError(Exception):
-    """Abort the current image, so that its temporary file is removed."""
+        yield Step(item, error)
 
 
 def try_to_read(source: Any, inference: Inference, channels: int) -> Tensor | str:
     """Return the output of :meth:`Inference.read`, (channels, H, W), or the error message if reading fails."""
     try:
         return inference.read(source, channels)
-    except (ImageError, TypeError, OSError, MemoryError) as error:
-        return str(error) or type(error).__name__
+    except (ImageError, TypeError, OSError) as error:
+        return str(error)
 
 
 def read_ahead(
@@ -185,62 +177,36 @@ def read_ahead(
         readers.shutdown(cancel_futures=True)
 
 
-def batches(
-    samples: Iterable[tuple[Key, Tensor | Value]], batch_size: int
-) -> Iterator[tuple[list[Key], Tensor | Value]]:
-    """Group images by shape and dtype into batches (B, C, H, W), and yield each batch with its keys.
-
-    A sample that is not a tensor is yielded by itself at once. If too many images wait for others of equal size, all
-    waiting groups are yielded as smaller batches.
-    """
-    waiting: dict[Any, list[tuple[Key, Tensor]]] = {}
-    count = held = 0
-    for key, image in samples:
-        if not isinstance(image, Tensor):
-            yield [key], image
-            continue
-        kind = image.shape, image.dtype
-        waiting.setdefault(kind, []).append((key, image))
-        count, held = count + 1, held + image.nbytes
-        if count == _WAITING_BATCHES * batch_size or held > _WAITING_BYTES:
-            ready = list(waiting)
-        elif len(waiting[kind]) == min(batch_size, max(1, _BATCH_PIXELS // image[0].numel())):
-            ready = [kind]
-        else:
-            continue
-        del image
-        for kind in ready:
-            group = waiting.pop(kind)
-            count, held = count - len(group), held - sum(image.nbytes for _, image in group)
-            yield _stacked(group)
-    while waiting:
-        yield _stacked(waiting.popitem()[1])
-
-
-def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
-    images = [image for _, image in group]
-    # `stack` copies, which is costly for a single large image.
-    return [key for key, _ in group], images[0][None] if len(images) == 1 else torch.stack(images)
-
-
 class Runner:
     """Run batches, and split them when the device runs out of memory; the reduced size is kept for later batches."""
 
     def __init__(self, backbone: Any, inference: Inference) -> None:
         self._backbone = backbone
         self._inference = inference
-        self._pixels = _BATCH_PIXELS
+        self._pixels = BATCH_PIXELS
 
-    def __call__(self, images: Tensor) -> list[dict[int, Tensor]]:
-        """Return the maps of each image of a batch of :func:`batches`, (B, C, H, W).
+    def run(
+        self, images: Iterable[tuple[Item, Tensor | str | None]], batch_size: int
+    ) -> Iterator[tuple[Item, Pair, dict[int, Tensor] | str | None]]:
+        """Yield each image of :meth:`Inference.read` with its (height, width) and its maps, or an error.
 
-        Raises:
-            ImageError: a single image does not fit into memory.
+        What is not a tensor, such as the error of an image that could not be read, is yielded as it is.
         """
-        pixels = images[0, 0].numel()
-        most = max(1, self._pixels // pixels)
+        for items, batch in batches(images, batch_size):
+            if not isinstance(batch, Tensor):
+                yield items[0], (0, 0), batch
+                continue
+            try:
+                results: Sequence[Any] = self._run_batch(batch)
+            except ImageError as error:
+                results = [f'{name_of(item.source)}: {error}' for item in items]
+            for item, result in zip(items, results, strict=True):
+                yield item, (batch.shape[2], batch.shape[3]), result
+
+    def _run_batch(self, images: Tensor) -> list[dict[int, Tensor]]:
+        most = max(1, self._pixels // images[0, 0].numel())
         if len(images) > most:
-            return [maps for part in images.split(most) for maps in self(part)]
+            return [maps for part in images.split(most) for maps in self._run_batch(part)]
         device = next(self._backbone.parameters()).device
         try:
             return run_batch(self._backbone, self._inference.prepare(images.to(device)), self._inference)
@@ -248,18 +214,16 @@ class Runner:
             if not is_out_of_memory(error):
                 raise
         # After the `except` block, because the exception references the tensors of the failed attempt.
+        return self._run_halves(images, device)
+
+    def _run_halves(self, images: Tensor, device: torch.device) -> list[dict[int, Tensor]]:
         if device.type == 'cuda':
             torch.cuda.empty_cache()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'
         if len(images) == 1:
             raise ImageError(f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)')
         half = (len(images) + 1) // 2
-        self._pixels = half * pixels
-        _logger.warning(
-            '%s has too little memory for %d images of %s at once; continuing with %d',
-            device,
-            len(images),
-            size,
-            half,
-        )
-        return self(images)
+        self._pixels = half * images[0, 0].numel()
+        found = f'{device} has too little memory for {len(images)} images of {size} at once'
+        _logger.warning('%s; continuing with %d', found, half)
+        return self._run_batch(images)

@@ -1,25 +1,30 @@
-"""A feature folder: a Parquet table with one row per image and, if maps are stored, one file per image."""
+"""A feature folder: a Parquet table with one row per image and, if maps are stored, one file per image.
+
+The table and the files of maps are all that a later run knows: an image is finished if its file of maps, or with
+pooling its row, is complete and records the version that the image has now.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version as version_of_package
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from swin_dense.features.parts import Parts
-from swin_dense.features.shards import ALL, Shard, digest_of
+from swin_dense.features.listing import Item, tar_of
+from swin_dense.features.shards import ALL, Shard, hash_of_name
 from swin_dense.features.sinks import FORMATS, PooledSink, Sink, map_sink, read_attributes
-from swin_dense.features.sources import tar_of
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, written_whole
 
 ROWS_PER_PART = 4096
+_SECONDS = 300.0  # after this time the buffered rows are written as a part, even if it is not full
 _SIZE_KEY, _VERSION_KEY = 'image_size', 'version'
 
 
@@ -63,66 +68,61 @@ class FeatureFolder:
         number = pyarrow.float16() if dtype == torch.float16 else pyarrow.float32()
         vectors = [(f'level_{stride}', pyarrow.list_(number)) for stride in levels]
         columns = [('file', pyarrow.string())] if pool == 'none' else vectors
-        self._parts = Parts(self.root, shard, columns, rows_per_part, self._partial)
+        self._table = _Table(self.root, shard, columns, rows_per_part, self._partial)
 
     def is_finished(self, name: str, version: str | None) -> bool:
         """Return whether this version of an image has features; None, a deleted image, matches any version."""
         if self.pool == 'none':
             recorded = (read_attributes(self.path_of(name)) or {}).get(_VERSION_KEY)
         else:
-            recorded = self._parts.versions.get(readable(name))
+            recorded = self._table.versions.get(readable(name))
         return recorded is not None and version in (None, recorded)
 
-    def confirm(self, name: str, version: str | None) -> None:
+    def confirm(self, item: Item) -> None:
         """Add the row of a finished image if it is missing: a run may have been killed between file and row."""
-        if self.pool == 'none' and version is not None and self._parts.versions.get(readable(name)) != version:
-            attributes = read_attributes(self.path_of(name)) or {}
-            self._add(name, version, attributes[_SIZE_KEY], {'file': self._relative_path_of(name)})
+        if self.pool == 'none' and item.version not in (None, self._table.versions.get(readable(item.name))):
+            attributes = read_attributes(self.path_of(item.name)) or {}
+            self._add(item, attributes[_SIZE_KEY], {'file': self._relative_path_of(item.name)})
 
     def path_of(self, name: str) -> Path:
         """Return the file of an image's maps, named by the image and a hash of its path, which avoids collisions."""
         # Subfolders, because a folder of a million files is slow to list; shortened, because names have at most 255
         # bytes.
         stem = os.fsencode(Path(name).stem)[:80].decode(errors='ignore')
-        digest = digest_of(name)
-        return self.root / 'features' / digest[:2] / f'{stem}-{digest}.{self._format}'
+        suffix = hash_of_name(name)
+        return self.root / 'features' / suffix[:2] / f'{stem}-{suffix}.{self._format}'
 
     @contextmanager
-    def receive(self, name: str, version: str | None, image_size: Pair, tile: Pair | None = None) -> Iterator[Sink]:
+    def receive(self, item: Item, image_size: Pair, tile: Pair | None = None) -> Iterator[Sink]:
         """Return a context manager that gives a sink for an image's maps; they are stored if the block does not raise.
 
         Args:
-            name: name of the image.
-            version: version of the image, obtained before it was read.
+            item: the image; its version was obtained before it was read.
             image_size: (height, width) in pixels.
             tile: (height, width) in pixels of each block; None for the whole image.
         """
         if self.pool != 'none':
-            pooled = PooledSink(self.pool)
-            yield pooled
-            vectors = {f'level_{stride}': x.numpy() for stride, x in pooled.vectors(self._dtype).items()}
-            self._add(name, version, image_size, vectors)
+            sink = PooledSink(self.pool)
+            yield sink
+            vectors = {f'level_{stride}': x.to(self._dtype).numpy() for stride, x in sink.levels().items()}
+            self._add(item, image_size, vectors)
             return
-        path = self.path_of(name)
+        path = self.path_of(item.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        attributes = {_SIZE_KEY: list(image_size), _VERSION_KEY: version}
+        attributes = {_SIZE_KEY: list(image_size), _VERSION_KEY: item.version}
         with written_whole(path, self._partial) as unfinished:
             yield map_sink(unfinished.path, image_size, attributes, tile or image_size)
             if path.is_dir():  # outdated or damaged; os.replace cannot replace a folder
                 remove(path)
-        self._add(name, version, image_size, {'file': self._relative_path_of(name)})
+        self._add(item, image_size, {'file': self._relative_path_of(item.name)})
 
-    def fail(self, name: str, version: str | None, error: str) -> None:
+    def fail(self, item: Item, error: str) -> None:
         """Record the error of an image that has no features."""
-        self._parts.add({'path': readable(name), 'version': version, 'error': readable(error)})
-
-    def flush(self) -> None:
-        """Write the buffered rows."""
-        self._parts.flush()
+        self._table.add({'path': readable(item.name), 'version': item.version, 'error': readable(error)})
 
     def close(self) -> None:
         """Write the buffered rows, also after an error, and remove temporary files."""
-        self._parts.flush()
+        self._table.flush()
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def prune(self, names: Collection[str]) -> int:
@@ -131,11 +131,12 @@ class FeatureFolder:
         Args:
             names: names of the images and tar files to keep.
         """
+        self._table.flush()
         kept = set(map(readable, names))
-        gone = {path for path in self._parts.column('path') if path not in kept and tar_of(path) not in kept}
-        self._parts.drop(gone)
+        gone = {path for path in self._table.column('path') if path not in kept and tar_of(path) not in kept}
+        self._table.drop(gone)
         if self.pool == 'none':
-            files = self._parts.column('file')
+            files = self._table.column('file')
             for path in self.root.glob('features/*/*'):
                 is_kept = path.relative_to(self.root).as_posix() in files
                 if not is_kept and self._shard.owns(path.stem.rpartition('-')[2]):
@@ -145,16 +146,20 @@ class FeatureFolder:
     def _relative_path_of(self, name: str) -> str:
         return self.path_of(name).relative_to(self.root).as_posix()
 
-    def _add(self, name: str, version: str | None, image_size: Pair, columns: dict) -> None:
-        row = {'path': readable(name), 'version': version, 'height': image_size[0], 'width': image_size[1], **columns}
-        self._parts.add(row)
+    def _add(self, item: Item, image_size: Pair, columns: dict) -> None:
+        height, width = image_size
+        self._table.add(
+            {'path': readable(item.name), 'version': item.version, 'height': height, 'width': width, **columns}
+        )
 
 
-def check_format(file_format: str) -> None:
-    """Raise ImportError if the format is zarr and the installed zarr package is too old."""
-    if file_format == 'zarr' and (found := version_of_package('zarr')).startswith('2.'):
+def check_zarr() -> None:
+    """Raise ImportError if the installed zarr package is too old to write maps."""
+    import zarr
+
+    if zarr.__version__.startswith('2.'):
         raise ImportError(
-            f'the zarr format needs zarr 3, not {found}: pip install "zarr>=3", with Python 3.11 or later; '
+            f'the zarr format needs zarr 3, not {zarr.__version__}: pip install "zarr>=3", with Python 3.11 or later; '
             'safetensors needs neither'
         )
 
@@ -162,3 +167,94 @@ def check_format(file_format: str) -> None:
 def readable(text: str) -> str:
     """Return a path as stored in the table: valid UTF-8, with invalid bytes escaped as in ``\\xff``."""
     return text.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')
+
+
+class _Table:
+    """The rows of one shard, one per image, in Parquet files ("parts") that are written atomically.
+
+    Args:
+        folder: the folder of the parts.
+        shard: the shard.
+        columns: names and pyarrow types of the columns besides path, error, height, width and version.
+        rows_per_part: number of rows per part.
+        beside: a folder for temporary files, on the same file system.
+    """
+
+    def __init__(
+        self, folder: Path, shard: Shard, columns: Iterable[tuple[str, Any]], rows_per_part: int, beside: Path
+    ) -> None:
+        import pyarrow
+
+        small, text = pyarrow.int32(), pyarrow.string()
+        fixed = [('path', text), ('error', text), ('height', small), ('width', small), ('version', text)]
+        self._schema = pyarrow.schema([*fixed, *columns])
+        self._folder = folder
+        self._prefix = f'part-{shard}-'
+        self._rows_per_part = rows_per_part
+        self._beside = beside
+        self._rows: list[dict[str, Any]] = []
+        self._oldest = time.monotonic()
+        self._next = 1 + max((int(path.stem.removeprefix(self._prefix)) for path in self._files()), default=-1)
+        # By path, the image version of each row in the written parts; None for a failed image.
+        self.versions: dict[str, str | None] = {}
+        for path in self._files():
+            table = self._read(path, ['path', 'version', 'error'])
+            for name, version, error in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                self.versions[name] = version if error is None else None
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add or replace the row of an image; missing columns are null."""
+        self._rows.append(row)
+        if len(self._rows) >= self._rows_per_part or time.monotonic() - self._oldest > _SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the buffered rows."""
+        import pyarrow
+
+        self._oldest = time.monotonic()
+        if not self._rows:
+            return
+        if replaced := {row['path'] for row in self._rows} & self.versions.keys():
+            self.drop(replaced)
+        table = pyarrow.Table.from_pylist(self._rows, self._schema)
+        self._write(self._folder / f'{self._prefix}{self._next:06}.parquet', table)
+        self._next += 1
+        self._rows = []
+
+    def drop(self, paths: Collection[str]) -> None:
+        """Remove the rows of these images from the written parts."""
+        import pyarrow
+        import pyarrow.compute
+
+        unwanted = pyarrow.array(sorted(paths), pyarrow.string())
+        for path in self._files():
+            table = self._read(path)
+            kept = table.filter(pyarrow.compute.invert(pyarrow.compute.is_in(table['path'], unwanted)))
+            if not len(kept):
+                path.unlink()
+            elif len(kept) < len(table):
+                self._write(path, kept)
+        for name in paths:
+            self.versions.pop(name, None)
+
+    def column(self, name: str) -> set[Any]:
+        """Return the values of a column in all written parts."""
+        return {value for path in self._files() for value in self._read(path, [name])[name].to_pylist()}
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(f'{self._prefix}*.parquet'))
+
+    def _read(self, path: Path, columns: list[str] | None = None) -> Any:
+        from pyarrow import parquet
+
+        try:
+            return parquet.ParquetFile(path).read(columns)
+        except (ValueError, KeyError, OSError) as error:  # pyarrow raises subclasses of ValueError for damaged files
+            raise ValueError(f'{path} is damaged ({error}); remove it, then its images are extracted again') from error
+
+    def _write(self, path: Path, table: Any) -> None:
+        from pyarrow import parquet
+
+        with written_whole(path, self._beside) as unfinished:
+            parquet.write_table(table, unfinished.path)

@@ -1,9 +1,12 @@
-"""Convert images from any supported source to float tensors (C, H, W) in [0, 1]."""
+"""Read images from any source, upright and at full bit depth, as float tensors (C, H, W) in [0, 1]."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,15 +15,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_dense.features.decode import (
-    ImageError,
-    decode_bytes,
-    decode_file,
-    decode_pil,
-    name_of,
-    reverse_colours,
-)
+from swin_dense.features import tiff
+from swin_dense.features.pixels import ImageError, Pixels, decoding, is_rgba, name_of, naming, upright, within_16_bits
 from swin_dense.utils import compat
+from swin_dense.utils.addresses import is_address, read_bytes
 
 # ImageNet statistics in RGB, on the scale 0 to 1. All published Swin models were trained with them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -30,10 +28,19 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _OVERSHOOT = 0.5
 _LEAST_STD = 1e-6  # dividing by a smaller number makes later layers overflow
 _FULL_SCALE = {torch.uint8: 255.0, compat.UINT16: 65535.0}
+_STORED_AS = {'u1': np.uint8, 'u2': compat.NUMPY_UINT16}  # floats become float32
+_KEPT_MODES = ('L', 'LA', 'RGB', 'RGBA', 'F', 'I', 'I;16', 'I;16L', 'I;16B', 'I;16N')
+_CONVERTED_MODES = {'1': 'L', 'La': 'LA', 'PA': 'RGBA', 'RGBa': 'RGBA'}  # others become RGB
+_ORIENTATION_TAG = 274
+_PNG_DEPTH = 24  # position of the bit depth in a PNG
+_ROWS_AT_ONCE = 256
+_BYTES_OF_ADDRESS = 1 << 26  # estimate for 9 megapixels, because the header of a remote image is not read in advance
 Statistic = Sequence[float] | float | None  # per channel, or one for all
 
 
-def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True, page: int = 0) -> Tensor:
+def read_image(
+    source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True, page: int | None = None
+) -> Tensor:
     """Read one image, upright and at full bit depth.
 
     Integers are divided by the largest value of their type (255 or 65535); floats must be in [0, 1]. An alpha channel
@@ -46,67 +53,208 @@ def read_image(source: Any, channels: int = 3, bgr: bool = False, check_range: b
         channels: number of input channels of the backbone.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them. Files and PIL images are not affected.
         check_range: reject floats outside [0, 1]; disable it for images that are already normalised.
-        page: page of a multi-page file, or frame of an animation, counted from 0.
+        page: page of a TIFF, or frame of an animation, counted from 0; None for the only page or the first frame.
 
     Returns:
         (channels, H, W) float32.
 
     Raises:
         FileNotFoundError: the path does not exist.
-        ImageError: the content is not an image, is truncated, or has unsupported channels or values.
+        ImageError: the content is not an image, is truncated, or has unsupported channels or values; or it has several
+            pages, and ``page`` is not given.
         TypeError: the source is none of the above.
     """
-    return scale(read_pixels(source, channels, bgr, check_range, page))
+    with naming(source):
+        return scale(to_tensor(pixels_of(source, bgr, page), channels, check_range))
 
 
-def read_pixels(source: Any, channels: int, bgr: bool = False, check_range: bool = True, page: int = 0) -> Tensor:
-    """Read one image as :func:`read_image` does, but keep uint8 and uint16: (channels, H, W)."""
-    return _as_stored(pixels_of(source, bgr, page), channels, name_of(source), check_range)
-
-
-def pixels_of(source: Any, bgr: bool = False, page: int = 0) -> np.ndarray:
+def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels:
     """Return the pixels of a source of :func:`read_image`, (H, W) or (H, W, C), in their original dtype."""
-    name = name_of(source)
     if isinstance(source, (np.ndarray, Tensor)):
-        pixels = array_pixels(source, name)
-        return reverse_colours(pixels) if bgr else pixels
+        return array_pixels(source, bgr)
     if isinstance(source, Image.Image):
-        return decode_pil(source, name)
+        with decoding():
+            return _pil_pixels(source)
     if isinstance(source, (str, os.PathLike)):
-        return decode_file(source, page)
+        return decode(read_bytes(source), page)
     if hasattr(source, 'read'):
-        source = source.read()
-        if not isinstance(source, bytes):
-            raise TypeError(f"{name}: an image file must be opened with 'rb', but read() gave {type(source).__name__}")
+        content = source.read()
+        if not isinstance(content, bytes):
+            kind = type(content).__name__
+            raise TypeError(f"{name_of(source)}: an image file must be opened with 'rb', but read() gave {kind}")
+        return decode(content, page)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return decode_bytes(bytes(source), name, page)
+        return decode(bytes(source), page)
     raise TypeError(
         'an image must be a path, an address, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
         f'{type(source).__name__}'
     )
 
 
-def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
-    """Return ``(image - mean) / std`` per channel, or the image itself if both are None.
+def array_pixels(source: np.ndarray | Tensor, bgr: bool = False) -> Pixels:
+    """Return the pixels of an array (H, W) or (H, W, C), or of a tensor (C, H, W)."""
+    if isinstance(source, Tensor):
+        if source.ndim != 3:
+            raise ImageError('a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
+        # numpy has no bfloat16.
+        source = (source.float() if source.dtype == torch.bfloat16 else source).detach().cpu().permute(1, 2, 0).numpy()
+    return Pixels(reverse_colours(source) if bgr else source, is_rgba(source.shape))
 
-    Args:
-        image: (C, H, W) or (B, C, H, W).
-        mean: C values on the scale 0 to 1, or one for all channels.
-        std: likewise, each at least 1e-6, which is a fifteenth of one 16-bit quantisation step.
+
+def reverse_colours(values: np.ndarray) -> np.ndarray:
+    """Convert BGR to RGB and BGRA to RGBA; images with other numbers of channels are unchanged."""
+    if values.ndim == 3 and values.shape[2] in (3, 4):
+        return np.concatenate([values[:, :, 2::-1], values[:, :, 3:]], 2)
+    return values
+
+
+def decode(content: bytes, page: int | None = None) -> Pixels:
+    """Decode a page of an image file, upright and at its full depth."""
+    if not content:
+        raise ImageError('the file is empty')
+    with decoding():
+        pixels = _decode_tiff(content, page) if content.startswith(tiff.MAGIC) else None
+        if pixels is not None:
+            return pixels
+        image = Image.open(io.BytesIO(content))
+        if page:  # page 0 always exists, and `n_frames` may read the whole file
+            _seek(image, page)
+        if image.format == 'PNG' and content[_PNG_DEPTH] == 16 and image.mode in ('LA', 'RGB', 'RGBA'):
+            return _deep_png_pixels(image, content)
+        return _pil_pixels(image)
+
+
+def _decode_tiff(content: bytes, page: int | None) -> Pixels | None:
+    """Decode a page with tifffile, or return None if PIL must decode it and keeps all of it."""
+    with contextlib.ExitStack() as stack:
+        pixels = tiff.open_tiff(io.BytesIO(content), page, stack)
+    if pixels is None:
+        tiff.check_kept_by_pil(Image.open(io.BytesIO(content)), page)
+    return pixels
+
+
+def _seek(image: Image.Image, page: int) -> None:
+    pages = getattr(image, 'n_frames', 1)
+    if page >= pages:
+        raise ImageError(f'there is no page {page}; it has {pages}, counted from 0')
+    image.seek(page)
+
+
+def _deep_png_pixels(image: Image.Image, content: bytes) -> Pixels:
+    """Decode a PNG with several channels of 16 bits, which PIL would reduce to 8."""
+    try:
+        import imagecodecs
+    except ImportError:
+        raise ImageError('install imagecodecs to read 16-bit colour at full depth') from None
+    values = imagecodecs.png_decode(content)
+    return Pixels(upright(values, image.getexif().get(_ORIENTATION_TAG, 1)), has_alpha=values.shape[2] in (2, 4))
+
+
+def _pil_pixels(image: Image.Image) -> Pixels:
+    """Return the pixels of a PIL image, upright; palettes, CMYK and similar modes are converted to RGB."""
+    image.load()  # PIL turns TIFFs upright itself
+    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    if image.mode not in _KEPT_MODES:
+        image = image.convert(_CONVERTED_MODES.get(image.mode, 'RGB'))
+    sample = np.asarray(image.crop((0, 0, 1, 1)))
+    values = np.empty((image.height, image.width, *sample.shape[2:]), sample.dtype)
+    for top in range(0, image.height, _ROWS_AT_ONCE):  # in strips, because `np.asarray` makes two temporary copies
+        bottom = min(top + _ROWS_AT_ONCE, image.height)
+        values[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
+    if image.mode == 'I' or values.dtype.byteorder == '>':  # PIL opens some 16-bit files as 32-bit or big-endian
+        values = within_16_bits(values)
+    return Pixels(values if orientation == 1 else upright(values, orientation), has_alpha=image.mode in ('LA', 'RGBA'))
+
+
+def decoded_bytes(source: Any) -> int:
+    """Estimate from its header the bytes needed to decode an image; 0 for sources that are already decoded."""
+    if is_address(source):
+        return _BYTES_OF_ADDRESS
+    if isinstance(source, bytes):
+        source = io.BytesIO(source)
+    if not isinstance(source, (str, os.PathLike, io.BytesIO)):
+        return 0
+    file_size = 0
+    try:
+        file_size = source.getbuffer().nbytes if isinstance(source, io.BytesIO) else os.path.getsize(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            image = Image.open(source)
+        with image:
+            # Bytes per pixel in PIL (4 for RGB) plus those of the resulting array.
+            return file_size + image.width * image.height * {'L': 2, 'RGB': 7}.get(image.mode, 12)
+    except Exception:  # reading or decoding raises it again
+        return 4 * file_size
+    finally:
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+
+
+def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor:
+    """Convert pixels to a tensor (channels, H, W) of uint8, uint16 or float32, from which :func:`scale` follows."""
+    values = pixels.values[:, :, None] if pixels.values.ndim == 2 else pixels.values
+    if values.ndim != 3 or 0 in values.shape:
+        raise ImageError('an array must have the shape (H, W) or (H, W, C) and at least one pixel')
+    if values.shape[2] != channels:
+        values = _fit_channels(values[:, :, :-1] if pixels.has_alpha else values, channels, values.shape[2])
+    dtype = np.float32 if values.dtype.kind == 'f' else _STORED_AS.get(values.dtype.str[1:])
+    if dtype is None:
+        raise ImageError(f'pixels must be uint8, uint16 or floating, got {values.dtype}; convert them first')
+    # Always copy: torch does not accept the negative strides of a flipped view, and the caller may own the memory.
+    image = torch.from_numpy(np.array(values.transpose(2, 0, 1), dtype, order='C'))
+    if image.is_floating_point():
+        check_floats(image, check_range)
+    return image
+
+
+def _fit_channels(values: np.ndarray, channels: int, given: int) -> np.ndarray:
+    """Repeat a grey image over three channels; raise ImageError for other numbers of channels than the backbone's."""
+    if values.shape[2] == 1 and channels == 3:
+        values = values.repeat(3, 2)
+    if values.shape[2] != channels:
+        hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in values.shape[:2] else ''
+        raise ImageError(
+            f'it has {given} channels but the backbone takes {channels}; select channels, or build the backbone with '
+            f'in_channels={given}{hint}'
+        )
+    return values
+
+
+def scale(image: Tensor) -> Tensor:
+    """Convert an image of :func:`to_tensor`, or a batch of them, to float32 in [0, 1]."""
+    largest = _FULL_SCALE.get(image.dtype)
+    return image if largest is None else image.to(torch.float32) / largest
+
+
+def check_floats(image: Tensor, check_range: bool) -> None:
+    """Raise ImageError for NaN and infinity and, with ``check_range``, for values far outside [0, 1]."""
+    low, high = (float(value) for value in image.detach().aminmax())  # NaN if any value is
+    if not (math.isfinite(low) and math.isfinite(high)):
+        bad = int((~image.isfinite()).sum())
+        raise ImageError(f'{bad} of its values are NaN or infinite; replace them first')
+    if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
+        raise ImageError(
+            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; divide by the largest value, or give '
+            'mean=None and std=None if the image is already normalised'
+        )
+
+
+def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
+    """Return ``(image - mean) / std`` for (C, H, W) or (B, C, H, W), or the image itself if both are None.
+
+    Each is one number or one per channel, on the scale 0 to 1. ``std`` is at least a fifteenth of a 16-bit step, 1e-6.
     """
     if mean is None and std is None:
         return image
-    channels = image.shape[-3]
     if mean is None or std is None:
         raise ValueError(f'got mean={mean!r} and std={std!r}; give both, or None for both to skip normalisation')
-    means, stds = (_per_channel(name, values, channels) for name, values in (('mean', mean), ('std', std)))
+    means, stds = (_per_channel(name, x, image.shape[-3]) for name, x in (('mean', mean), ('std', std)))
     if not (all(value <= 1 for value in means) and all(_LEAST_STD <= value <= 1 for value in stds)):
         raise ValueError(
             f'mean and std must be on the scale 0 to 1, and std at least {_LEAST_STD}, got mean={means} and '
             f'std={stds}; divide values on the scale 0 to 255 by 255'
         )
-    shape = (channels, 1, 1)
-    return (image - image.new_tensor(means).view(shape)) / image.new_tensor(stds).view(shape)
+    return (image - image.new_tensor(means)[:, None, None]) / image.new_tensor(stds)[:, None, None]
 
 
 def _per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
@@ -119,74 +267,3 @@ def _per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
     if len(numbers) != channels:
         raise ValueError(f'{name} must be one value per channel, that is {channels}, got {values!r}')
     return numbers
-
-
-def to_tensor(pixels: np.ndarray, channels: int, name: str, check_range: bool = True) -> Tensor:
-    """Convert decoded pixels, (H, W) or (H, W, C), to a (channels, H, W) float32 tensor in [0, 1]."""
-    return scale(_as_stored(pixels, channels, name, check_range))
-
-
-def _as_stored(pixels: np.ndarray, channels: int, name: str, check_range: bool) -> Tensor:
-    """Convert decoded pixels to a (channels, H, W) tensor of uint8, uint16 or float32."""
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    if pixels.ndim != 3 or 0 in pixels.shape:
-        raise ImageError(f'{name}: an array must have the shape (H, W) or (H, W, C) and at least one pixel')
-    pixels = _fit_channels(pixels, channels, name)
-    native = pixels.dtype.newbyteorder('=')
-    if pixels.dtype.kind == 'f':
-        native = np.dtype(np.float32)
-    elif native not in (np.uint8, np.uint16):
-        raise ImageError(f'{name}: pixels must be uint8, uint16 or floating, got {pixels.dtype}; convert them first')
-    # Always copy: torch does not accept the negative strides of a flipped view, and the caller may own the memory.
-    image = torch.from_numpy(np.array(pixels.transpose(2, 0, 1), compat.storable(native), order='C'))
-    if image.is_floating_point():
-        check_floats(image, name, check_range)
-    return image
-
-
-def scale(image: Tensor) -> Tensor:
-    """Convert an image of :func:`read_pixels`, or a batch of them, to float32 in [0, 1]."""
-    largest = _FULL_SCALE.get(image.dtype)
-    return image if largest is None else image.to(torch.float32) / largest
-
-
-def array_pixels(source: np.ndarray | Tensor, name: str) -> np.ndarray:
-    """Return an array (H, W) or (H, W, C) unchanged, and a tensor (C, H, W) as an array (H, W, C)."""
-    if isinstance(source, np.ndarray):
-        return source
-    if source.ndim != 3:
-        raise ImageError(f'{name}: a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
-    if source.dtype == torch.bfloat16:  # not supported by numpy
-        source = source.float()
-    return source.detach().cpu().permute(1, 2, 0).numpy()
-
-
-def _fit_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:
-    given = pixels.shape[2]
-    if given == channels:
-        return pixels
-    if given in (2, 4) and channels in (1, 3):  # the last one is alpha
-        pixels = pixels[:, :, :-1]
-    if pixels.shape[2] == 1 and channels == 3:
-        pixels = pixels.repeat(3, 2)
-    if pixels.shape[2] != channels:
-        hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in pixels.shape[:2] else ''
-        raise ImageError(
-            f'{name}: it has {given} channels but the backbone takes {channels}; select channels, or build the '
-            f'backbone with in_channels={given}{hint}'
-        )
-    return pixels
-
-
-def check_floats(image: Tensor, name: str, check_range: bool) -> None:
-    """Raise ImageError for NaN and infinity and, with ``check_range``, for values far outside [0, 1]."""
-    low, high = (float(value) for value in image.detach().aminmax())  # NaN if any value is
-    if not (math.isfinite(low) and math.isfinite(high)):
-        bad = int((~image.isfinite()).sum())
-        raise ImageError(f'{name}: {bad} of its values are NaN or infinite; replace them first')
-    if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
-        raise ImageError(
-            f'{name}: floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; divide by the largest value, '
-            'or give mean=None and std=None if the image is already normalised'
-        )

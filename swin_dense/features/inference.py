@@ -1,21 +1,30 @@
-"""Run a backbone for feature extraction: preprocessing options, evaluation mode and thread safety."""
+"""Run a backbone for feature extraction: preprocessing options, batches of images of equal size, evaluation mode."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize, read_pixels, scale
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize, pixels_of, scale, to_tensor
+from swin_dense.features.pixels import naming
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
+
+# Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
+BATCH_PIXELS = 1 << 24
+# Limits on the images that wait for others of equal size: a number of batches, and a number of bytes.
+_WAITING_BATCHES = 8
+_WAITING_BYTES = 1 << 28
+Key = TypeVar('Key')
+Other = TypeVar('Other')
 
 
 class Tiling(NamedTuple):
@@ -42,7 +51,7 @@ class Inference:
         dtype: dtype of the maps; None for the dtype that the backbone computes in.
         autocast: dtype of ``torch.autocast``; None disables it.
         tiling: tile size and overlap; None runs the whole image at once.
-        page: page of multi-page files, counted from 0.
+        page: page of multi-page files, counted from 0; None for the only one.
         max_side: images with a longer side are downscaled until it has this many pixels; None keeps their size.
 
     Raises:
@@ -56,11 +65,12 @@ class Inference:
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
     tiling: Tiling | None = None
-    page: int = 0
+    page: int | None = None
     max_side: int | None = None
 
     def __post_init__(self) -> None:
-        checks.integer('page', self.page, minimum=0)
+        if self.page is not None:
+            checks.integer('page', self.page, minimum=0)
         if self.max_side is not None:
             checks.integer('max_side', self.max_side)
             if self.tiling is not None:
@@ -72,27 +82,26 @@ class Inference:
         return self.mean is not None
 
     def read(self, source: Any, channels: int) -> Tensor:
-        """Read an image from any source of :func:`read_image` for batching: (channels, H, W).
+        """Read an image from any source of :func:`read_image`, (channels, H, W), of which batches are made.
 
-        uint8 and uint16 are kept, so that an image waiting for its batch takes up to four times less memory than after
-        :meth:`prepare`.
+        uint8 and uint16 are kept: an image waiting for its batch takes a quarter of its memory after :meth:`prepare`.
         """
-        image = read_pixels(source, channels, self.bgr, self.check_range, self.page)
-        longer = max(image.shape[1:])
-        if self.max_side is None or longer <= self.max_side:
-            return image
-        height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
-        # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
-        image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image)
-        return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
+        with naming(source):
+            image = to_tensor(pixels_of(source, self.bgr, self.page), channels, self.check_range)
+            too_large = self.max_side is not None and max(image.shape[1:]) > self.max_side
+            return _shrunk(image, self.max_side) if too_large else image
 
     def prepare(self, images: Tensor) -> Tensor:
         """Convert an image of :meth:`read`, or a batch of them, to the backbone's input: float32 and normalised."""
-        return self.normalize(scale(images))
+        return normalize(scale(images), self.mean, self.std)
 
-    def normalize(self, image: Tensor) -> Tensor:
-        """Subtract ``mean`` from an image (C, H, W) and divide by ``std``."""
-        return normalize(image, self.mean, self.std)
+
+def _shrunk(image: Tensor, max_side: Any) -> Tensor:
+    """Downscale an image of :func:`to_tensor` until its longer side has ``max_side`` pixels."""
+    height, width = (max(1, round(side * max_side / max(image.shape[1:]))) for side in image.shape[1:])
+    # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
+    image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image)
+    return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
 
 
 def bare_backbone(backbone: Any) -> Any:
@@ -151,17 +160,42 @@ def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]
     return tuple(stride for stride in backbone.out_strides if stride in chosen)
 
 
-def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
-    """Compute the maps of a batch of normalised images.
+def batches(
+    images: Iterable[tuple[Key, Tensor | Other]], batch_size: int
+) -> Iterator[tuple[list[Key], Tensor | Other]]:
+    """Group images (C, H, W) by shape and dtype into batches (B, C, H, W), and yield each batch with its keys.
 
-    Args:
-        backbone: the backbone.
-        batch: (B, C, H, W), on any device and of any floating dtype.
-        inference: the options of computation.
-        gradients: record the autograd graph.
+    What is not a tensor is yielded by itself at once. If too many images wait for others of equal size, all waiting
+    groups are yielded as smaller batches.
+    """
+    waiting: dict[Any, list[tuple[Key, Tensor]]] = {}
+    for key, image in images:
+        if not isinstance(image, Tensor):
+            yield [key], image
+            continue
+        kind, largest = (image.shape, image.dtype), min(batch_size, max(1, BATCH_PIXELS // image[0].numel()))
+        waiting.setdefault(kind, []).append((key, image))
+        del image  # so that only the batch holds it
+        held = [image.nbytes for group in waiting.values() for _, image in group]
+        if len(waiting[kind]) == largest:
+            yield _stacked(waiting.pop(kind))
+        elif len(held) == _WAITING_BATCHES * batch_size or sum(held) > _WAITING_BYTES:
+            while waiting:
+                yield _stacked(waiting.popitem()[1])
+    while waiting:
+        yield _stacked(waiting.popitem()[1])
+
+
+def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
+    keys, images = zip(*group, strict=True)
+    return list(keys), torch.stack(images) if len(images) > 1 else images[0][None]  # without a copy if it is large
+
+
+def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
+    """Compute the maps of a batch (B, C, H, W) of normalised images, on any device and of any floating dtype.
 
     Returns:
-        Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}.
+        Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}; with ``gradients``, in the autograd graph.
     """
     parameter = next(backbone.parameters())
     autocast, dtype = inference.autocast, inference.dtype
@@ -173,15 +207,14 @@ def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: boo
     maps = dict(zip(backbone.out_strides, outs, strict=True))
     strides = inference.levels or maps
     return [
-        # The copy is made outside inference mode, so that a head can be trained on it. It also frees the batch: a view
-        # would keep the maps of all images in memory.
+        # Copied outside inference mode, so that a head can be trained on it; a view would keep the batch in memory.
         {stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}
         for index in range(len(batch))
     ]
 
 
 _modes_lock = threading.Lock()
-_modes: dict[int, tuple[int, list[tuple[nn.Module, bool]]]] = {}
+_modes: dict[int, tuple[int, list[nn.Module]]] = {}
 
 
 @contextlib.contextmanager
@@ -191,20 +224,17 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     Several threads may use one module at once: the first to enter sets the mode, the last to leave restores it.
     """
     with _modes_lock:
-        users, modes = _modes.get(id(module), (0, []))
-        if users == 0:
-            modes = [(part, part.training) for part in module.modules()]
-            for part, is_training in modes:
-                if is_training:
-                    part.training = False
-        _modes[id(module)] = (users + 1, modes)
+        users, trained = _modes.get(id(module)) or (0, [part for part in module.modules() if part.training])
+        _modes[id(module)] = (users + 1, trained)
+        for part in trained:
+            part.training = False
     try:
         yield
     finally:
         with _modes_lock:
-            users, modes = _modes.pop(id(module))
+            users, trained = _modes.pop(id(module))
             if users > 1:
-                _modes[id(module)] = (users - 1, modes)
+                _modes[id(module)] = (users - 1, trained)
             else:
-                for part, is_training in modes:
-                    part.training = is_training
+                for part in trained:
+                    part.training = True

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from swin_dense.features.decode import ImageError
-from swin_dense.ops.windows import Pair
+from swin_dense.features.pixels import ImageError
 
 AXES = ('c', 'y', 'x')
 _VERSION = '0.5'
@@ -39,43 +38,47 @@ def describe_levels(strides: Iterable[int]) -> dict[str, Any]:
     return {'ome': {'version': _VERSION, 'multiscales': [multiscale]}}
 
 
-def open_plane(group: Any, page: int, name: str) -> tuple[Pair, Callable[[int, int, int, int], np.ndarray]]:
-    """Open one plane of the image in a zarr group, at the highest resolution.
+class Plane:
+    """One plane of the image in a zarr group, at the highest resolution; slicing reads pixels (h, w) or (h, w, C).
 
     Args:
         group: an OME-Zarr group up to version 0.5, or the root of a bioformats2raw output, whose first image is read.
-        page: index of the plane, counted from 0 over the depth and then over time.
-        name: name of the image for messages.
+        page: index of the plane, counted from 0 over the depth and then over time; None for the only one.
 
-    Returns:
-        (height, width), and a function from (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
+    Attributes:
+        shape: (height, width) in pixels.
 
     Raises:
-        ImageError: the group contains no image, or the page does not exist.
+        ImageError: the group contains no image, the page does not exist, or there are several and none is given.
     """
-    if 'bioformats2raw.layout' in group.attrs.get('ome', group.attrs):
-        group = group['0']
-    multiscales = group.attrs.get('ome', group.attrs).get('multiscales')
-    if not multiscales:
-        raise ImageError(
-            f'{name} is a zarr group without an OME-Zarr image; give the path of an image or array inside it'
-        )
-    array = group[multiscales[0]['datasets'][0]['path']]
-    axes = multiscales[0].get('axes') or _OLDEST_AXES
-    axes = [axis if isinstance(axis, str) else axis['name'] for axis in axes]
-    if len(axes) != len(array.shape) or axes[-2:] != ['y', 'x'] or 0 in array.shape:
-        raise ImageError(f'{name} has the axes {"".join(axes)} for an array of shape {array.shape}, which is invalid')
-    channel = axes.index('c') if 'c' in axes else None
-    others = [axis for axis in range(len(axes) - 2) if axis != channel]
-    planes = [array.shape[axis] for axis in others]
-    if not 0 <= page < math.prod(planes):
-        raise ImageError(f'{name} has {math.prod(planes)} pages, counted from 0, got page={page}')
-    index: list[Any] = [slice(None)] * len(axes)
-    for axis, position in zip(others, np.unravel_index(page, planes) if planes else (), strict=True):
-        index[axis] = int(position)
 
-    def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
-        pixels = np.asarray(array[(*index[:-2], slice(top, bottom), slice(left, right))])
-        return pixels if channel is None else np.moveaxis(pixels, 0, 2)
+    def __init__(self, group: Any, page: int | None) -> None:
+        if 'bioformats2raw.layout' in group.attrs.get('ome', group.attrs):
+            group = group['0']
+        multiscales = group.attrs.get('ome', group.attrs).get('multiscales')
+        if not multiscales:
+            raise ImageError(
+                'it is a zarr group without an OME-Zarr image; give the path of an image or array inside it'
+            )
+        array = group[multiscales[0]['datasets'][0]['path']]
+        axes = multiscales[0].get('axes') or _OLDEST_AXES
+        axes = [axis if isinstance(axis, str) else axis['name'] for axis in axes]
+        if len(axes) != len(array.shape) or axes[-2:] != ['y', 'x'] or 0 in array.shape:
+            raise ImageError(f'it has the axes {"".join(axes)} for an array of shape {array.shape}, which is invalid')
+        self._has_channels = 'c' in axes
+        others = [axis for axis, name in enumerate(axes[:-2]) if name != 'c']
+        planes = [array.shape[axis] for axis in others]
+        count = math.prod(planes)
+        if page is None and count > 1:
+            raise ImageError(f'it has {count} pages; give page= (--page), counted from 0, to read one of them')
+        if page is not None and page >= count:
+            raise ImageError(f'it has {count} pages, counted from 0, got page={page}')
+        self._index: list[Any] = [slice(None)] * (len(axes) - 2)
+        for axis, position in zip(others, np.unravel_index(page or 0, planes) if planes else (), strict=True):
+            self._index[axis] = int(position)
+        self._array = array
+        self.shape = (array.shape[-2], array.shape[-1])
 
-    return (array.shape[-2], array.shape[-1]), read
+    def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
+        pixels = np.asarray(self._array[(*self._index, *box)])
+        return np.moveaxis(pixels, 0, 2) if self._has_channels else pixels

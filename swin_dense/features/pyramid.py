@@ -6,23 +6,24 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swin_dense.features.decode import name_of
-from swin_dense.features.extraction import batches
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, check_floats
 from swin_dense.features.inference import (
     Inference,
     bare_backbone,
+    batches,
     check_dtype,
     check_levels,
     on_device,
     run_batch,
 )
+from swin_dense.features.pixels import ImageError, naming
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
@@ -89,7 +90,7 @@ def extract_pyramid(
     tile: int | Sequence[int] | None = None,
     overlap: int | Sequence[int] | None = None,
     out: str | os.PathLike | None = None,
-    page: int = 0,
+    page: int | None = None,
     max_side: int | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
@@ -107,33 +108,29 @@ def extract_pyramid(
         images: one image or a list of images, each any source of :func:`swin_dense.features.images.read_image`;
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays and paths of zarr folders.
         levels: strides of the maps to return; None for all of the backbone.
-        mean: per channel, or one number for all channels, on the scale 0 to 1. None, with ``std=None``, skips
-            normalisation.
+        mean: on the scale 0 to 1, one number or one per channel; None, with ``std=None``, if images are normalised.
         std: likewise.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them.
         batch_size: maximum number of images of equal size per batch.
-        tile: read and process the image in tiles of this many pixels, one integer or (height, width), each a
-            multiple of :func:`swin_dense.features.tiling.tile_alignment`. None processes the whole image at once.
+        tile: side or (height, width) in pixels of tiles in which to read and process an image, multiples of
+            :func:`swin_dense.features.tiling.tile_alignment`; None for the whole image at once.
         overlap: pixels read beyond each side of a tile, one integer or (vertical, horizontal). None takes the smallest
             overlap that gives the features of the whole image; a smaller one is faster and approximate.
-        out: with ``tile`` and one image, a folder to which each level is written as ``stride_<s>.npy``. The returned
-            maps are then views of these files. Files of an earlier image are replaced only when all new files are
-            complete.
-        page: page of multi-page files, or frame of animations, counted from 0.
+        out: with ``tile`` and one image, a folder for one ``stride_<s>.npy`` per level, of which the returned maps are
+            views. Files of an earlier image are replaced only when all new files are complete.
+        page: page of a file or frame of an animation, counted from 0; None for the only page or the first frame.
         max_side: downscale images with a longer side until it has this many pixels; not allowed with ``tile``.
         device: device to compute on, to which the backbone is moved; None keeps the backbone's device.
-        dtype: dtype of the maps, float16, bfloat16, float32 or float64, as a torch dtype or by name; None for the
-            dtype that the backbone computes in.
+        dtype: dtype of the maps, float16, bfloat16, float32 or float64; None for that which the backbone computes in.
         autocast: dtype of ``torch.autocast``, float16 or bfloat16; None disables it.
-        gradients: record the autograd graph, so that gradients flow to the parameters and to images given as float
-            tensors that require gradients.
+        gradients: record the autograd graph, to the parameters and to images given as tensors that require gradients.
 
     Returns:
         A :class:`Pyramid` for one image, else a list of them in the order of the images.
 
     Raises:
         FileNotFoundError: a path does not exist.
-        ImageError: an image cannot be read or does not fit the backbone.
+        ImageError: an image cannot be read, does not fit the backbone, or has several pages and none is chosen.
         ValueError: an option has an invalid value, or options contradict each other.
         TypeError: an image or an option has the wrong type.
 
@@ -150,33 +147,30 @@ def extract_pyramid(
     autocast = check_dtype('autocast', autocast, ('float16', 'bfloat16'))
     backbone = bare_backbone(backbone)
     strides = check_levels(backbone, levels)
-    sources, is_single = _as_list(images)
-    map_dtype = dtype or autocast or next(backbone.parameters()).dtype
-    _check_tile_options(tile, overlap, out, gradients, is_single, map_dtype)
-    if device is not None:
-        on_device(backbone, device)
     inference = Inference(strides, mean, std, bgr, dtype, autocast, page=page, max_side=max_side)
+    sources, is_single = _as_list(images)
+    if tile is None and not (overlap is None and out is None):
+        raise ValueError('overlap= and out= need tile=; give tile= too, or leave them out')
     if tile is not None:
         inference = replace(inference, tiling=check_tiling(backbone, tile, overlap, strides))
+        _check_tiled(out, gradients, is_single, dtype or autocast or next(backbone.parameters()).dtype)
+    if device is not None:
+        on_device(backbone, device)
+    if tile is not None:
         pyramids = [_extract_in_tiles(backbone, source, inference, out) for source in sources]
     else:
         found: dict[int, Pyramid] = {}
-        loaded = ((index, _load(x, backbone.in_channels, inference, gradients)) for index, x in enumerate(sources))
-        for members, batch in batches(loaded, batch_size):
+        read = partial(_read_for_gradients, inference) if gradients else inference.read
+        loaded = ((index, read(source, backbone.in_channels)) for index, source in enumerate(sources))
+        for indices, batch in batches(loaded, batch_size):
             all_maps = run_batch(backbone, inference.prepare(batch), inference, gradients)
-            for index, maps in zip(members, all_maps, strict=True):
+            for index, maps in zip(indices, all_maps, strict=True):
                 found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
         pyramids = [found[index] for index in range(len(sources))]
     return pyramids[0] if is_single else pyramids
 
 
-def _check_tile_options(
-    tile: Any, overlap: Any, out: Any, gradients: bool, is_single: bool, map_dtype: torch.dtype
-) -> None:
-    if tile is None:
-        if overlap is not None or out is not None:
-            raise ValueError('overlap= and out= need tile=; give tile= too, or leave them out')
-        return
+def _check_tiled(out: Any, gradients: bool, is_single: bool, map_dtype: torch.dtype) -> None:
     if gradients:
         raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
     if out is not None and not is_single:
@@ -193,7 +187,7 @@ def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str
         sink = MapSink(image.size, in_memory if out is None else stack.enter_context(in_npy_files(Path(out))))
         for blocks in run_tiles(backbone, image, inference):
             sink.write(blocks)
-        return Pyramid(sink.maps(), image.size)
+        return Pyramid(sink.levels(), image.size)
 
 
 def _as_list(images: Any) -> tuple[list[Any], bool]:
@@ -205,17 +199,14 @@ def _as_list(images: Any) -> tuple[list[Any], bool]:
     return [images], True
 
 
-def _load(source: Any, channels: int, inference: Inference, gradients: bool) -> Tensor:
-    if gradients and isinstance(source, Tensor) and source.requires_grad:
-        return _differentiable(source, channels, inference)
-    return inference.read(source, channels)
-
-
-def _differentiable(image: Tensor, channels: int, inference: Inference) -> Tensor:
-    """Check a float tensor (C, H, W) that requires gradients, and return it as an RGB image in the same graph."""
-    if image.ndim != 3 or image.shape[0] != channels:
-        raise ValueError(f'{name_of(image)}: for gradients it must have the shape ({channels}, H, W)')
-    check_floats(image, name_of(image), inference.check_range)
-    if inference.max_side is not None and max(image.shape[1:]) > inference.max_side:
-        raise ValueError(f'{name_of(image)}: max_side= cannot be used with gradients=; resize the image first')
-    return image.flip(0) if inference.bgr else image
+def _read_for_gradients(inference: Inference, source: Any, channels: int) -> Tensor:
+    """Read an image, and keep a float tensor (C, H, W) that requires gradients in its graph, as RGB."""
+    if not (isinstance(source, Tensor) and source.requires_grad):
+        return inference.read(source, channels)
+    with naming(source):
+        if source.ndim != 3 or source.shape[0] != channels:
+            raise ImageError(f'for gradients it must have the shape ({channels}, H, W)')
+        if inference.max_side is not None and max(source.shape[1:]) > inference.max_side:
+            raise ImageError('max_side= cannot be used with gradients=; resize the image first')
+        check_floats(source, inference.check_range)
+    return source.flip(0) if inference.bgr else source

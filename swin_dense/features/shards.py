@@ -28,12 +28,12 @@ class Shard:
     def __str__(self) -> str:
         return f'{self.index:05}-of-{self.count:05}'
 
-    def owns(self, digest: str) -> bool:
-        """Return whether an image belongs to this shard, given the :func:`digest_of` its name.
+    def owns(self, name_hash: str) -> bool:
+        """Return whether an image belongs to this shard, given the :func:`hash_of_name` its name.
 
         The result does not depend on the other images of the list.
         """
-        return int(digest, 16) % self.count == self.index
+        return int(name_hash, 16) % self.count == self.index
 
 
 ALL = Shard()
@@ -56,20 +56,26 @@ def shard_of_environment(environment: Mapping[str, str]) -> tuple[Shard, str]:
     index, count = int(environment.get('RANK', 0)), int(environment.get('WORLD_SIZE', 1))
     variables = ['RANK'] if count > 1 else []
     if 'SLURM_ARRAY_TASK_COUNT' in environment:
-        names = ('ID', 'COUNT', 'MIN', 'MAX')
-        task, tasks, first, last = (int(environment[f'SLURM_ARRAY_TASK_{name}']) for name in names)
-        step = (last - first) // max(tasks - 1, 1) or 1
-        if first + step * (tasks - 1) != last:
-            raise ValueError(
-                f'the {tasks} tasks of the Slurm array from {first} to {last} are not evenly spaced, so their shards '
-                'are unknown; give --shard $SLURM_ARRAY_TASK_ID/N'
-            )
-        index, count = index + (task - first) // step * count, count * tasks
+        task, tasks = _slurm_task(environment)
+        index, count = index + task * count, count * tasks
         variables.append('SLURM_ARRAY_TASK_ID')
     return Shard(index, count), ' and '.join(variables)
 
 
-def digest_of(name: str) -> str:
+def _slurm_task(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the position of this task in its Slurm array, and the number of tasks."""
+    names = ('ID', 'COUNT', 'MIN', 'MAX')
+    task, tasks, first, last = (int(environment[f'SLURM_ARRAY_TASK_{name}']) for name in names)
+    step = (last - first) // max(tasks - 1, 1) or 1
+    if first + step * (tasks - 1) != last:
+        raise ValueError(
+            f'the {tasks} tasks of the Slurm array from {first} to {last} are not evenly spaced, so their shards are '
+            'unknown; give --shard $SLURM_ARRAY_TASK_ID/N'
+        )
+    return (task - first) // step, tasks
+
+
+def hash_of_name(name: str) -> str:
     """Return a short hash of an image's name."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
@@ -98,13 +104,11 @@ class Record:
     """
 
     def __init__(self, folder: Path, shard: Shard, settings: Mapping[str, Any], names: Iterable[str]) -> None:
-        digest, count = hashlib.sha256(), 0
-        for name in names:
-            digest.update(os.fsencode(name) + b'\0')
-            count += 1
+        listed = [os.fsencode(name) + b'\0' for name in names]
+        digest = hashlib.sha256(b''.join(listed)).hexdigest()[:16]
         self._folder = folder
         self._shard = shard
-        self._content = {'settings': settings, 'listed': count, 'list': digest.hexdigest()[:16]}
+        self._content = {'settings': settings, 'listed': len(listed), 'list': digest}
 
     def begin(self) -> None:
         """Write this shard's record, after comparing its settings with those of all shards that have started.
@@ -135,20 +139,17 @@ class Record:
         ]
 
     def _check_settings(self) -> None:
-        current = json.loads(json.dumps(self._content['settings']))
+        settings = json.loads(json.dumps(self._content['settings']))
         for path, record in self._records():
             if not path.name.endswith(f'-of-{self._shard.count:05}.json'):
                 raise ValueError(
                     f'{self._folder} was written with another number of shards (see {path.name}); use the same number, '
                     'running several shards one after another if needed, or choose another folder'
                 )
-            recorded = record['settings']
-            keys = (recorded.keys() | current.keys()) - _NO_SETTINGS
-            different = sorted(key for key in keys if recorded.get(key) != current.get(key))
-            if different:
-                details = ', '.join(f'{key} {recorded.get(key)!r} there, {current.get(key)!r} now' for key in different)
+            if different := _differences(record['settings'], settings):
                 raise ValueError(
-                    f'{self._folder} contains features computed with other settings ({details}); choose another folder'
+                    f'{self._folder} contains features computed with other settings ({different}); choose another '
+                    'folder'
                 )
 
     def _records(self) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -163,3 +164,9 @@ class Record:
                     'another folder'
                 ) from error
             yield path, record
+
+
+def _differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
+    keys = sorted((recorded.keys() | current.keys()) - _NO_SETTINGS)
+    different = [key for key in keys if recorded.get(key) != current.get(key)]
+    return ', '.join(f'{key} {recorded.get(key)!r} there, {current.get(key)!r} now' for key in different)

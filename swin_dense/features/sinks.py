@@ -1,4 +1,4 @@
-"""Sinks that receive an image's feature maps block by block: memory, .npy, safetensors, zarr, or pooled vectors."""
+"""Collect the feature maps of an image, or what is pooled of them, from its tiles; write and read files of maps."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from swin_dense.features import ome_zarr
-from swin_dense.features.tiling import Blocks, level_size
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import reserve, written_whole
 
+# Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
+Blocks = dict[int, tuple[slice, slice, Tensor]]
 FORMATS = ('safetensors', 'zarr')
 _SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
 Shape = tuple[int, int, int]
-Shapes = Mapping[int, Shape]
-Make = Callable[[Shapes, Tensor], Callable[[int], Any]]
+Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
 _GEM_POWER = 3.0
 _GEM_FLOOR = 1e-6
 
@@ -65,12 +65,19 @@ class PooledSink:
             self._totals[stride] = self._totals.get(stride, 0) + self._pooling.before(values.double()).sum((1, 2))
             self._cells[stride] += values[0].numel()
 
-    def vectors(self, dtype: torch.dtype) -> dict[int, Tensor]:
-        """Return {stride: (C,)} on the CPU."""
-        return {
-            stride: self._pooling.after(total / self._cells[stride]).to('cpu', dtype)
-            for stride, total in self._totals.items()
-        }
+    def levels(self) -> dict[int, Tensor]:
+        """Return the vectors by stride, {stride: (C,)}, in float64 on the CPU."""
+        return {s: self._pooling.after(total / self._cells[s]).cpu() for s, total in self._totals.items()}
+
+
+def whole_image(maps: Mapping[int, Tensor]) -> Blocks:
+    """Return the maps of an image, {stride: (C, rows, columns)}, as the blocks of a single tile."""
+    return {stride: (slice(None), slice(None), level) for stride, level in maps.items()}
+
+
+def level_size(image_size: Pair, stride: int) -> Pair:
+    """Return (height, width) in cells of a level of an image."""
+    return -(-image_size[0] // stride), -(-image_size[1] // stride)
 
 
 class MapSink:
@@ -78,8 +85,9 @@ class MapSink:
 
     Args:
         image_size: (height, width) in pixels.
-        make: allocates the arrays, see the functions below. It is called with the shapes by stride and a tensor with
-            the dtype and device of the maps, and returns a function from a stride to the array of that level.
+        make: allocates the arrays: :func:`in_memory`, or what the functions below return. It is called
+            with the shapes by stride and a tensor with the dtype and device of the maps, and returns a function from a
+            stride to the array of that level.
     """
 
     def __init__(self, image_size: Pair, make: Make) -> None:
@@ -91,24 +99,24 @@ class MapSink:
         if not self._shapes:
             for stride, (_, _, values) in blocks.items():
                 self._shapes[stride] = (len(values), *level_size(self._image_size, stride))
-            self._array_of = self._make(self._shapes, next(iter(blocks.values()))[2])
+            self._array_of = self._make(self._shapes, values)
         for stride, (rows, columns, values) in blocks.items():
             array = self._array_of(stride)
             array[:, rows, columns] = values if isinstance(array, Tensor) else _to_numpy(values)
 
-    def maps(self) -> dict[int, Tensor]:
+    def levels(self) -> dict[int, Tensor]:
         """Return {stride: (C, rows, columns)}; maps in files are writable views of these files."""
         return {stride: torch.as_tensor(self._array_of(stride)) for stride in self._shapes}
 
 
-def in_memory(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+def in_memory(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
     """Allocate the maps in memory."""
     return {stride: like.new_empty(shape) for stride, shape in shapes.items()}.__getitem__
 
 
 @contextlib.contextmanager
 def in_npy_files(folder: Path) -> Iterator[Make]:
-    """Write one ``stride_<s>.npy`` per level into a folder.
+    """Allocate one ``stride_<s>.npy`` per level in a folder.
 
     The files replace those of an earlier image when the block ends; a ``Pyramid`` of the earlier image remains valid.
     If the block raises, the folder is unchanged.
@@ -116,7 +124,7 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as unfinished:
 
-        def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+        def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
             paths = {}
             for stride, shape in shapes.items():
                 path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path
@@ -132,9 +140,13 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
 
 
 def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
-    """Write a safetensors file with the attributes as JSON in its metadata; equal maps give identical bytes."""
+    """Allocate the maps in a safetensors file, with the attributes as JSON in its metadata.
 
-    def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+    Its library writes a file at once, from memory, and its metadata in a random order. Here, tiles are written as they
+    come, and equal maps give identical bytes.
+    """
+
+    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
         header: dict[str, Any] = {'__metadata__': {key: json.dumps(value) for key, value in attributes.items()}}
         begins, end = {}, 0
         for stride, shape in shapes.items():
@@ -152,16 +164,10 @@ def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
     return make
 
 
-def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
-    """Write an OME-Zarr folder, whose levels are the maps.
+def in_zarr(path: Path, attributes: Mapping[str, Any], chunk: Pair) -> Make:
+    """Allocate the maps in an OME-Zarr folder, whose chunks cover (height, width) pixels of the image."""
 
-    Args:
-        path: the folder.
-        attributes: attributes of the zarr group, in addition to those of OME-Zarr.
-        tile: (height, width) in pixels of the blocks, so that one block fills one chunk.
-    """
-
-    def make(shapes: Shapes, like: Tensor) -> Callable[[int], Any]:
+    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
         import zarr
 
         group = zarr.create_group(path, attributes={**attributes, **ome_zarr.describe_levels(shapes)})
@@ -169,7 +175,7 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], tile: Pair) -> Make:
             group.create_array(
                 str(stride),
                 shape=shape,
-                chunks=(shape[0], *(min(-(-side // stride), n) for side, n in zip(tile, shape[1:], strict=True))),
+                chunks=(shape[0], *(min(-(-side // stride), n) for side, n in zip(chunk, shape[1:], strict=True))),
                 dtype=_to_numpy(like[:0]).dtype,
                 dimension_names=ome_zarr.AXES,
                 config={'write_empty_chunks': True},  # so that an absent chunk means an incomplete file

@@ -8,21 +8,19 @@ overlap of :func:`exact_overlap` gives the features of the whole image, and a sm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from swin_dense.features.decode import Box
 from swin_dense.features.images import to_tensor
 from swin_dense.features.inference import Inference, Tiling, run_batch
+from swin_dense.features.pixels import Pixels, naming
 from swin_dense.features.regions import LargeImage
+from swin_dense.features.sinks import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 
-# Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
-Blocks = dict[int, tuple[slice, slice, Tensor]]
+Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -100,17 +98,14 @@ def plan_tiles(image_size: Pair, tile: Pair, overlap: Pair) -> list[Tile]:
     return tiles
 
 
-def level_size(image_size: Pair, stride: int) -> Pair:
-    """Return (height, width) in cells of a level of an image."""
-    return -(-image_size[0] // stride), -(-image_size[1] // stride)
-
-
 def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterator[Blocks]:
     """Compute the pyramid of an image tile by tile, in row-major order; without tiling, as one tile."""
     tile, overlap = inference.tiling or Tiling(image.size, (0, 0))
     for part in plan_tiles(image.size, tile, overlap):
-        pixels = to_tensor(image.read(*part.read), backbone.in_channels, image.name, inference.check_range)
-        maps = run_batch(backbone, inference.normalize(pixels)[None], inference)[0]
+        pixels = Pixels(image.read(*part.read), image.has_alpha)
+        with naming(image.source):
+            stored = to_tensor(pixels, backbone.in_channels, inference.check_range)
+        maps = run_batch(backbone, inference.prepare(stored)[None], inference)[0]
         blocks: Blocks = {}
         for stride, level in maps.items():
             top, left = part.kept[0] // stride, part.kept[1] // stride
@@ -119,11 +114,6 @@ def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterato
             values = level[:, top - above : bottom - above, left - before : right - before]
             blocks[stride] = (slice(top, bottom), slice(left, right), values)
         yield blocks
-
-
-def whole_image(maps: Mapping[int, Tensor]) -> Blocks:
-    """Return the maps of an image, {stride: (C, rows, columns)}, as the blocks of a single tile."""
-    return {stride: (slice(None), slice(None), level) for stride, level in maps.items()}
 
 
 def _stage_strides(backbone: Any) -> list[int]:

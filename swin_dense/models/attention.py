@@ -56,17 +56,19 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:
         """Attend within windows of the given size and shift, both (height, width) in tokens."""
         height, width = x.shape[1], x.shape[2]
-        if self._is_linear():
+        weights_are_seen = not (isinstance(self.attn_drop, nn.Dropout) and are_unmodified(self.attn_drop))
+        pad_kv = None
+        if weights_are_seen or not self._is_linear():  # then padding tokens pass through all layers, as in mmdet
+            x = plain.pad_to_windows(x, window)
+        else:
             pad_kv = self.pad_kv()
-        else:  # only the layer itself knows what it makes of padding tokens, so it gets them, as in mmdet
-            x, pad_kv = plain.pad_to_windows(x, window), None
         qkv, bias = self.project(x), self.relative_bias(window)
         spec = WindowSpec(self.num_heads, window, shift, self.scale)
-        if isinstance(self.attn_drop, nn.Dropout) and are_unmodified(self.attn_drop):
+        if weights_are_seen:
+            out = plain.window_attention(qkv, bias, pad_kv, spec, self.attn_drop)
+        else:
             rate = self.attn_drop.p if self.attn_drop.training else 0.0
             out = window_attention(qkv, bias, pad_kv, spec._replace(dropout=rate), self.backend)
-        else:  # a hook or another module needs the attention weights, which only this implementation has
-            out = plain.window_attention(qkv, bias, pad_kv, spec, self.attn_drop)
         return self.proj_drop(self.proj(out[:, :height, :width]))
 
     def project(self, x: Tensor) -> Tensor:
@@ -85,10 +87,10 @@ class WindowAttention(nn.Module):
 
     def relative_bias(self, window: Pair) -> Tensor | None:
         """Return the position bias that is added to the scores of a window of this size, (A, T, T), or None."""
-        table = self.relative_position_bias_table
-        if table is None:
-            return None
-        return relative_position_bias(central_offsets(table, self.window_size, window), window, self.backend)
+        table: Tensor | None = self.relative_position_bias_table
+        if table is not None and window != self.window_size:
+            table = central_offsets(table, self.window_size, window)
+        return None if table is None else relative_position_bias(table, window, self.backend)
 
     def reset_position(self) -> None:
         """Initialise the parameters that do not belong to linear layers."""

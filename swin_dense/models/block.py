@@ -47,7 +47,8 @@ class SwinBlock(nn.Module):
 
     def plus(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         """Return x plus a branch under stochastic depth; on a CPU, the branch skips the images that drop it."""
-        if not self._may_skip_images(x):
+        may_drop = self.training and getattr(self.drop_path, 'drop_prob', 0)
+        if not (may_drop and self._may_skip_images(x)):
             return x + self.drop_path(branch(x))
         factors = self.drop_path.factors(x)
         kept = factors.flatten().nonzero().flatten()
@@ -56,9 +57,8 @@ class SwinBlock(nn.Module):
         return x.index_add(0, kept, (factors[kept] * branch(x[kept])).to(x.dtype))
 
     def _may_skip_images(self, x: Tensor) -> bool:
-        if x.device.type != 'cpu' or not (isinstance(self.drop_path, DropPath) and self.drop_path.is_on()):
-            return False
-        return not context.plain_reason(x) and self._is_unmodified()
+        is_on_cpu = x.device.type == 'cpu' and not context.plain_reason(x)
+        return is_on_cpu and self.drop_path.training and self._is_unmodified()
 
     def _may_run_in_chunks(self, x: Tensor) -> bool:
         """Return whether x, (B, H, W, C), is so large that chunks are faster, and whether they give the same result."""

@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from swin_dense.ops import context, plain
 from swin_dense.ops.triton import gpu, norm, verdicts
@@ -37,10 +36,7 @@ def known(kind: _Kind) -> _Kind:
 
 
 def are_unmodified(*modules: nn.Module) -> bool:
-    """Return whether all modules have exactly a known type and its ``forward``, and no hook or compiler watches them.
-
-    Only then may a caller rely on what a module does, instead of only on what it returns.
-    """
+    """Return whether all modules have exactly a known type and its ``forward``, and no hook or compiler sees them."""
     return (
         all(kind.forward is forward for kind, forward in _FORWARDS.items())
         and all(type(part) in _FORWARDS and 'forward' not in vars(part) for part in modules)
@@ -162,28 +158,40 @@ class FFN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self._may_recompute():
             return self.layers(x)
-        # The activation has the largest output of a block, but is cheap, so the backward pass computes it again.
         (first, act, drop), second, last = cast(Any, self.layers)
-        versions = [parameter._version for parameter in second.parameters()]
+        hidden = first(x)
+        active = drop(act(hidden))
+        # What autograd keeps must not refer to the result, which is the largest tensor of a block.
+        source, memory, numel = hidden.detach(), active.untyped_storage()._cdata, active.numel()
 
-        def tail(hidden: Tensor) -> Tensor:
-            if versions != [parameter._version for parameter in second.parameters()]:
-                raise RuntimeError('the parameters of an MLP were modified in place before its backward pass')
-            return second(drop(act(hidden)))
+        def pack(saved: Tensor) -> tuple[Any, Any]:
+            is_all = saved.untyped_storage()._cdata == memory and saved.numel() == numel and saved.is_contiguous()
+            return (saved.shape, saved.dtype) if is_all else (saved, saved._version)
 
-        return last(checkpoint(tail, first(x), use_reentrant=False, preserve_rng_state=drop.p > 0))
+        def unpack(packed: tuple[Any, Any]) -> Tensor:
+            saved, state = packed
+            if isinstance(saved, torch.Size):
+                return act(source).to(state).view(saved)
+            if saved._version != state:
+                raise RuntimeError('a tensor needed for the gradients of an MLP was modified by an inplace operation')
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return last(second(active))
 
     def _may_recompute(self) -> bool:
-        """Return whether a backward pass may follow, and whether it does not matter how often the layers are called."""
+        """Return whether a backward pass may follow that can compute the activation again, and saves memory by it."""
         if not torch.is_grad_enabled() or context.manages_saved_tensors():
             return False
-        parts = [*self.layers.modules()]
+        parts: list[Any] = [*self.layers.modules()]
         kinds = [type(part) for part in parts]
-        is_as_built = kinds[:3] + kinds[4:] == _KINDS_IN_FFN and kinds[3] in _ACTIVATION_TYPES
-        return is_as_built and not getattr(parts[3], 'inplace', False) and are_unmodified(*parts)
+        is_as_built = kinds[:3] + kinds[4:] == _KINDS_IN_FFN and kinds[3] in _SAVE_THEIR_INPUT
+        is_pure = is_as_built and not (parts[4].training and parts[4].p) and not getattr(parts[3], 'inplace', False)
+        return is_pure and are_unmodified(*parts)
 
 
 _KINDS_IN_FFN = [nn.Sequential, nn.Sequential, nn.Linear, nn.Dropout, nn.Linear, nn.Dropout]  # and the activation
+_SAVE_THEIR_INPUT = _ACTIVATION_TYPES - {nn.ReLU, nn.Tanh, nn.Sigmoid}
 
 
 @known
@@ -195,11 +203,7 @@ class DropPath(nn.Module):
         self.drop_prob = drop_prob
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factors(x) if self.is_on() else x
-
-    def is_on(self) -> bool:
-        """Return whether the module can drop branches in its current mode."""
-        return self.training and self.drop_prob > 0.0
+        return x * self.factors(x) if self.training and self.drop_prob else x
 
     def factors(self, x: Tensor) -> Tensor:
         """Draw one factor per image of x, (B, ...): (B, 1, ...), 0 for images whose branch is dropped."""

@@ -13,7 +13,6 @@ from swin_dense.ops import context, plain, sdpa, windows
 from swin_dense.ops.triton import attention as triton
 from swin_dense.ops.triton import bias, gpu, verdicts
 from swin_dense.ops.windows import Pair, WindowSpec
-from swin_dense.utils import checks
 
 _logger = logging.getLogger('swin_dense.ops')
 
@@ -53,20 +52,13 @@ def window_attention(
         >>> window_attention(torch.rand(1, 20, 30, 3 * 96), None, None, spec).shape
         torch.Size([1, 20, 30, 96])
     """
+    if context.is_exporting():
+        return plain.window_attention(qkv, relative_bias, pad_kv, spec)
     return _choose(backend, qkv, relative_bias, pad_kv, spec).window_attention(qkv, relative_bias, pad_kv, spec)
 
 
 def relative_position_bias(table: Tensor, window: Pair, backend: str = 'auto') -> Tensor:
-    """Expand a bias table, by a kernel if possible; see :func:`swin_dense.ops.windows.relative_position_bias`.
-
-    Args:
-        table: ((2 * window height - 1) * (2 * window width - 1), A).
-        window: (height, width) in tokens.
-        backend: backend of the attention that reads the result.
-
-    Returns:
-        (A, T, T).
-    """
+    """Do the same as :func:`swin_dense.ops.windows.relative_position_bias`, on a GPU by a kernel if it may run."""
     by_kernel = gpu.is_gpu(table) and _may_expand_by_kernel(table, window, backend)
     return (bias if by_kernel else windows).relative_position_bias(table, window)
 
@@ -82,9 +74,8 @@ def _may_expand_by_kernel(table: Tensor, window: Pair, backend: str) -> bool:
 def _choose(
     backend: str, qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec
 ) -> ModuleType:
-    checks.one_of('backend', backend, BACKENDS)
-    if context.is_exporting():
-        return plain
+    if backend not in BACKENDS:
+        raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
     is_automatic = backend == 'auto'
     names = list(IMPLEMENTATIONS) if is_automatic else [backend]
     if is_automatic and not gpu.is_gpu(qkv):

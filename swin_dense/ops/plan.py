@@ -56,15 +56,16 @@ class Plan:
 def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
     """Return the plan of a map of height x width tokens. Its tensors are cached and must not be modified.
 
-    Each CUDA stream has its own plans, because using a tensor that another stream copies or frees needs
-    synchronisation.
-
     Raises:
         RuntimeError: a CUDA graph is being captured, and no plan for this size exists yet.
     """
     key = height, width, window, shift, device
-    if device.type != 'cuda':
-        return _cached(*key, None)
+    return _plan_on_gpu(*key) if device.type == 'cuda' else _cached(*key, None)
+
+
+def _plan_on_gpu(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
+    """Return a plan of the current stream, because using a tensor that another one copies or frees is not safe."""
+    key = height, width, window, shift, device
     if torch.cuda.is_current_stream_capturing():
         return _captured_plan(*key)
     _alive[key] = plan = _cached(*key, torch.cuda.current_stream(device).cuda_stream)

@@ -127,8 +127,6 @@ def take(x_BHWC: Tensor, y: Tensor, x: Tensor, padding_C: Tensor) -> Tensor:
 
 def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:
     """Return the rows of a window's bias table for the offsets that occur in a smaller window."""
-    if smaller == window:
-        return table
     offsets = table.reshape(2 * window[0] - 1, 2 * window[1] - 1, -1)
     rows, columns = (slice(side - less, side + less - 1) for side, less in zip(window, smaller, strict=True))
     return offsets[rows, columns].flatten(0, 1)
@@ -152,20 +150,20 @@ def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
     """
     height, width = window
     tokens = height * width
-    check_bias_table(table, window)
+    if table.shape[0] != (2 * height - 1) * (2 * width - 1):
+        raise bias_table_error(table, window)
     offsets = table.reshape(2 * height - 1, 2 * width - 1, -1)
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
     return views.permute(2, 0, 1, 3, 4).flip(3, 4).reshape(-1, tokens, tokens)
 
 
-def check_bias_table(table: Tensor, window: Pair) -> None:
-    """Raise a ValueError if a bias table does not belong to windows of this size."""
-    places = (2 * window[0] - 1) * (2 * window[1] - 1)
-    if table.ndim != 2 or table.shape[0] != places:
-        raise ValueError(
-            f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({places}, heads), '
-            f'got {tuple(table.shape)}; a backbone for other windows is built with window_size='
-        )
+def bias_table_error(table: Tensor, window: Pair) -> ValueError:
+    """Return the error for a bias table that does not have one row per offset in a window."""
+    rows = (2 * window[0] - 1) * (2 * window[1] - 1)
+    return ValueError(
+        f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({rows}, heads), '
+        f'got {tuple(table.shape)}; a backbone for other windows is built with window_size='
+    )
 
 
 def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.features.sources import IMAGE_SUFFIXES
+from swin_dense.features.listing import IMAGE_SUFFIXES
 from swin_dense.recipes.classes import ignore_values, set_classes
 from swin_dense.recipes.parts import SPLITS, class_count, datasets, dicts
 from swin_dense.recipes.standalone import check_form

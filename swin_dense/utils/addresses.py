@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
 def is_address(source: Any) -> bool:
     """Return whether a source is a URL of object storage or a server."""
     return isinstance(source, str) and '://' in source
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a path or address; any error of a remote file system is an OSError, or an ImportError."""
+    if not is_address(path):
+        return Path(path).read_bytes()
+    with any_error_as_os_error(str(path)):
+        system, inside = file_system(str(path))
+        return system.cat_file(inside)
 
 
 def file_system(address: str) -> tuple[Any, str]:

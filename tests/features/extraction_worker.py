@@ -1,5 +1,6 @@
 """Run the command line with a tiny backbone in a separate program that prints the name of each finished image."""
 
+import contextlib
 import sys
 
 import torch
@@ -10,12 +11,11 @@ from swin_dense.commands import _extract
 from tests.conftest import TINY, randomize
 
 
-def extract_and_print(backbone, items, folder, inference, batch_size, workers, on_image, should_stop):
-    def on_image_and_print(name, error):
-        on_image(name, error)
-        print(name, flush=True)
-
-    really_extract(backbone, items, folder, inference, batch_size, workers, on_image_and_print, should_stop)
+def extract_and_print(*args):
+    with contextlib.closing(really_extract(*args)) as steps:
+        for step in steps:
+            print(step.item.name, flush=True)  # its features are stored
+            yield step
 
 
 if __name__ == '__main__':

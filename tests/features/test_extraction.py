@@ -7,12 +7,15 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
+from swin_dense.__main__ import main
 from swin_dense.commands._extract import weights_digest
+from swin_dense.features import images
 from swin_dense.features.pyramid import extract_pyramid
 from tests.conftest import TINY, IfInstalled, randomize, small_disk, some
 from tests.features.helpers import (
@@ -31,7 +34,7 @@ from tests.features.helpers import (
     tree,
     wait_for_images,
 )
-from tests.features.test_sources import write_tar
+from tests.features.test_listing import write_tar
 
 tifffile, fsspec = IfInstalled('tifffile'), IfInstalled('fsspec')
 for package in ('tqdm', 'pyarrow', 'safetensors'):
@@ -267,13 +270,129 @@ def test_other_settings_need_another_folder(run, tmp_path, capsys):
         (('{image}', '--dtype', 'bfloat16', '--pool', 'avg'), '--dtype bfloat16'),
         (('{image}', '--format', 'safetensors', '--pool', 'avg'), '--pool writes Parquet'),
         (('{image}', '--overlap', '224'), '--overlap needs --tile'),
+        (('{image}', '--page', '-1'), '--page must be at least 0'),
     ],
 )
-def test_wrong_usage(run, tmp_path, capsys, args, message):
+def test_wrong_usage(run, tmp_path, monkeypatch, capsys, args, message):
     (image,) = make_images(tmp_path / 'photos', 1, broken=False)
     (tmp_path / 'no images').mkdir()
+    monkeypatch.chdir(tmp_path)
     assert run(*(arg.format(folder=tmp_path / 'no images', image=image) for arg in args)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_output_is_a_folder(run, tmp_path, capsys):
+    (path,) = make_images(tmp_path / 'photos', 1, broken=False)
+
+    def into(name):
+        return main(['features', str(path), '--pool', 'avg', '--out', str(tmp_path / name)])
+
+    assert into('maps.npz') == 2
+    assert f"--out must be a folder, to which many files are written, got '{tmp_path}/maps" in capsys.readouterr().err
+    (tmp_path / 'maps.npz').mkdir()
+    for name in ('maps.npz', 'vectors.parquet', 'version.2'):  # pandas reads a folder .parquet
+        assert into(name) == 0
+        assert finished_in(tmp_path / name) == {str(path)}
+
+
+@pytest.mark.parametrize('options', [(), ('--tile', '224'), ('--pool', 'avg', '--workers', '1')])
+def test_a_named_pipe_does_not_stop_the_run(tmp_path, options):
+    make_images(tmp_path / 'photos', 2, broken=False)
+    os.mkfifo(tmp_path / 'photos' / 'pipe.jpg')
+    os.mkfifo(tmp_path / 'photos' / 'pipe.sock')
+    (tmp_path / 'photos' / 'link.png').symlink_to(tmp_path / 'photos' / 'pipe.jpg')
+    process = start(tmp_path / 'photos', tmp_path / 'photos' / '*.jpg', '--out', tmp_path / 'out', *options)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert '2 of 2 images' in errors
+    assert f"skipped: '{tmp_path}/photos/pipe.jpg' is not a regular file" in errors
+    assert 'link.png' in errors
+
+
+def test_errors_are_named_and_libraries_are_silent(tmp_path, capsys, monkeypatch):
+    """A file of 4 bands, on which PIL reports an error, and one with a damaged tag, on which PIL warns."""
+    (tmp_path / 'photos').mkdir()
+    tifffile.imwrite(
+        tmp_path / 'photos' / 'a.tif', np.zeros((9, 9, 4), np.uint8), photometric='minisblack', planarconfig='contig'
+    )
+    tifffile.imwrite(tmp_path / 'photos' / 'b.tif', PHOTOGRAPH, photometric='rgb', software='x' * 30)
+    content = bytearray((tmp_path / 'photos' / 'b.tif').read_bytes())
+    at = content.index((305).to_bytes(2, 'little'))
+    content[at + 8 : at + 12] = b'\xff' * 4  # the tag Software points beyond the file
+    (tmp_path / 'photos' / 'b.tif').write_bytes(content)
+    process = start(tmp_path / 'photos', '--out', tmp_path / 'out', '--workers', '1')
+    _, errors = process.communicate(timeout=60)
+    lines = errors.splitlines()
+    assert len(lines) == 2, errors
+    assert lines[0].startswith(f"skipped: image '{tmp_path}/photos/a.tif': it has 4 channels")
+    assert lines[1] == f'1 of 2 images are in {tmp_path}/out, 1 failed'
+
+
+@pytest.mark.parametrize('options', [(), ('--tile', '224')])
+def test_lack_of_memory_for_one_image_names_it(run, tmp_path, monkeypatch, capsys, options):
+    paths = make_images(tmp_path / 'photos', 3, broken=False)
+    really = images.decode
+
+    def decode(content, page=None):
+        if content == paths[1].read_bytes():
+            raise MemoryError
+        return really(content, page)
+
+    monkeypatch.setattr(images, 'decode', decode)
+    assert run(tmp_path / 'photos', *options) == 1
+    assert (
+        f"skipped: image '{paths[1]}': there is too little memory to read it; use tile= (--tile)"
+        in capsys.readouterr().err
+    )
+    assert failures_in(tmp_path / 'out') == [paths[1].name]
+
+
+@pytest.mark.parametrize('options', [(), ('--tile', '224', '--overlap', '0')])
+def test_progress_is_printed_as_lines_off_a_terminal(run, tmp_path, monkeypatch, capsys, options):
+    monkeypatch.setattr('swin_dense.commands._progress._SECONDS', 0.0)
+    for index in range(2):
+        Image.fromarray(PHOTOGRAPH[index : 230 + index, :230]).save(tmp_path / f'{index}.png')
+    assert run(tmp_path / '*.png', *options) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(', after 00:0')[0] for line in lines if 'after' in line] == (
+        ['1 of 2 images', '2 of 2 images']
+        if not options
+        else [
+            *(f'0 of 2 images, tile {number} of 4 of the next' for number in (1, 2, 3)),
+            '1 of 2 images',
+            *(f'1 of 2 images, tile {number} of 4 of the next' for number in (1, 2, 3)),
+            '2 of 2 images',
+        ]
+    )
+    monkeypatch.setattr('swin_dense.commands._progress._SECONDS', 30.0)
+    assert run(tmp_path / '*.png', *options) == 0
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize('options', [(), ('--tile', '224', '--overlap', '0')])
+def test_an_interrupted_run_counts_all_images(run, backbone, tmp_path, capsys, options):
+    for index in range(5):
+        Image.fromarray(PHOTOGRAPH[index : 230 + index, : 230 + index]).save(tmp_path / f'{index}.png')
+    calls = []
+
+    def interrupt(module, args):
+        calls.append(0)
+        if len(calls) == (6 if options else 2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    handle = backbone.register_forward_hook(lambda module, args, out: interrupt(module, args))
+    try:
+        assert run(tmp_path / '*.png', *options, '--batch-size', 1) == 130
+    finally:
+        handle.remove()
+    errors = capsys.readouterr().err
+    count = 1 if options else 2
+    assert f'{count} of 5 images are in {tmp_path}/out, 0 failed' in errors
+    assert 'stopped before the end; run the same command again' in errors
+    assert len(finished_in(tmp_path / 'out')) == len(list((tmp_path / 'out').glob('features/*/*'))) == count
+    assert not list((tmp_path / 'out').glob('.partial*'))
+    assert run(tmp_path / '*.png', *options) == 0
+    assert '5 of 5 images' in capsys.readouterr().err
 
 
 def test_all_missing_packages_are_named_in_one_error(run, monkeypatch, capsys):

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from swin_dense.__main__ import main
-from swin_dense.utils.signals import stop_signals
+from swin_dense.commands._progress import stop_signals
 from tests.conftest import ROOT, photograph
 from tests.features.helpers import (
     EVERY_FORMAT,

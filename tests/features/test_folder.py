@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_dense.features.folder import FeatureFolder, check_format
+from swin_dense.features.folder import FeatureFolder, check_zarr
+from swin_dense.features.listing import Item, version_of
 from swin_dense.features.shards import Shard
-from swin_dense.features.sinks import MapSink, PooledSink, in_memory, map_sink
-from swin_dense.features.sources import version_of
-from swin_dense.features.tiling import whole_image
+from swin_dense.features.sinks import MapSink, PooledSink, in_memory, map_sink, whole_image
 from tests.conftest import IfInstalled
 from tests.features.helpers import EVERY_FORMAT, failures_in, finished_in, in_format, load, rows_of, tree
 
@@ -43,7 +42,7 @@ def folder_of(root, file_format='safetensors', **options):
 
 
 def save(folder, name, maps=MAPS, version='1-1'):
-    with folder.receive(name, version, SIZE) as sink:
+    with folder.receive(Item(name, version), SIZE) as sink:
         sink.write(whole_image(maps))
 
 
@@ -72,7 +71,7 @@ class TestSinks:
         for blocks in blocks_of(maps, tile):
             sink.write(blocks)
             memory.write(blocks)
-        assert_equal(memory.maps(), maps)
+        assert_equal(memory.levels(), maps)
         found, size = load(path)
         assert_equal(found, maps)
         assert size == SIZE
@@ -93,8 +92,8 @@ class TestSinks:
             sink = PooledSink(pool)
             for blocks in blocks_of(MAPS, tile):
                 sink.write(blocks)
-            for stride, vector in sink.vectors(torch.float32).items():
-                torch.testing.assert_close(vector, vectors[stride])
+            for stride, vector in sink.levels().items():
+                torch.testing.assert_close(vector.float(), vectors[stride])
 
 
 @pytest.mark.parametrize('file_format', EVERY_FORMAT)
@@ -109,7 +108,7 @@ class TestMaps:
         folder = folder_of(tmp_path, file_format)
 
         def write_half():
-            with folder.receive('x.tif', '1-1', SIZE, (16, 16)) as sink:
+            with folder.receive(Item('x.tif', '1-1'), SIZE, (16, 16)) as sink:
                 sink.write(next(blocks_of(MAPS, 16)))
                 assert tree(tmp_path) != {}
                 raise RuntimeError('in between')
@@ -153,10 +152,10 @@ class TestMaps:
         save(folder_of(tmp_path, file_format), 'a.jpg')  # does not write the row
         folder = folder_of(tmp_path, file_format)
         assert folder.is_finished('a.jpg', '1-1')
-        folder.confirm('a.jpg', '1-1')
+        folder.confirm(Item('a.jpg', '1-1'))
         folder.close()
         again = folder_of(tmp_path, file_format)
-        again.confirm('a.jpg', '1-1')
+        again.confirm(Item('a.jpg', '1-1'))
         again.close()
         (row,) = rows_of(tmp_path).values()
         assert (row['path'], row['height'], row['width'], row['version']) == ('a.jpg', *SIZE, '1-1')
@@ -196,7 +195,7 @@ class TestParts:
         folder = folder_of(tmp_path, pool='avg', rows_per_part=2, dtype=torch.float16)
         for index in range(5):
             save(folder, f'{index}.jpg')
-        folder.fail('x.jpg', None, 'it is\nbroken')
+        folder.fail(Item('x.jpg', None), 'it is\nbroken')
         folder.close()
         table = pandas.read_parquet(tmp_path)
         assert [len(parquet.read_table(path)) for path in sorted(tmp_path.glob('*.parquet'))] == [2, 2, 2]
@@ -213,7 +212,7 @@ class TestParts:
             folder = folder_of(tmp_path, pool='avg', rows_per_part=4)
             for name in names:
                 if version == '1-1' and name in names[1:3]:
-                    folder.fail(name, version, 'broken')
+                    folder.fail(Item(name, version), 'broken')
                 elif not folder.is_finished(name, version if name in names[4:] else '1-1'):
                     save(folder, name, version=version)
             folder.close()
@@ -306,15 +305,15 @@ def test_unsupported_formats_are_refused_at_once(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="did you mean 'safetensors'"):
         folder_of(tmp_path / 'out', 'safetensor')
     assert not (tmp_path / 'out').exists()
-    monkeypatch.setattr('swin_dense.features.folder.version_of_package', lambda name: '2.18.3')
+    monkeypatch.setattr('zarr.__version__', '2.18.3')
     with pytest.raises(ImportError, match=r'zarr 3, not 2\.18\.3: .*Python 3\.11'):
-        check_format('zarr')
+        check_zarr()
 
 
 def test_rows_of_failed_images_hold_the_error(tmp_path):
     folder = folder_of(tmp_path)
-    folder.fail('/b, "c".jpg', '1-1', 'it is\nbroken')
-    folder.fail(os.fsdecode(b'/\xff.jpg'), None, os.fsdecode(b'\xff is missing'))
+    folder.fail(Item('/b, "c".jpg', '1-1'), 'it is\nbroken')
+    folder.fail(Item(os.fsdecode(b'/\xff.jpg'), None), os.fsdecode(b'\xff is missing'))
     folder.close()
     assert failures_in(tmp_path) == ['\\xff.jpg', 'b, "c".jpg']
     assert rows_of(tmp_path)['/\\xff.jpg']['error'] == '\\xff is missing'

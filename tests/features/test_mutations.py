@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense.features.decode import ImageError
 from swin_dense.features.images import read_image
+from swin_dense.features.pixels import ImageError
 from swin_dense.features.regions import open_large_image
 from tests.features.mutations import ORIGINALS, RGB, mutate
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone, extract_pyramid
-from swin_dense.features.decode import ImageError
+from swin_dense.features.pixels import ImageError
 from swin_dense.features.regions import open_large_image
 from tests.conftest import TINY, IfInstalled, photograph, randomize
 from tests.features.helpers import command_line, rows_of

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from swin_dense.features import extraction
-from swin_dense.features.extraction import batches, read_ahead, try_to_read
-from swin_dense.features.images import read_pixels
-from swin_dense.features.inference import Inference
-from swin_dense.features.sources import Item, iterate
+from swin_dense.features import extraction, inference
+from swin_dense.features.extraction import read_ahead, try_to_read
+from swin_dense.features.inference import Inference, batches
+from swin_dense.features.listing import Item, iterate
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_images_are_yielded_in_order_and_as_stored(paths, workers):
             assert item.name in image
         else:
             assert image.dtype == torch.uint8
-            assert torch.equal(image, read_pixels(item.name, 3))
+            assert torch.equal(image, torch.from_numpy(np.array(Image.open(item.name))).permute(2, 0, 1))
 
 
 def test_images_read_ahead_fit_into_the_limit(monkeypatch):
@@ -130,11 +129,11 @@ def test_every_image_is_in_one_batch_with_images_of_equal_size(sizes, batch_size
 
 
 def test_images_of_unique_size_do_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr(extraction, '_WAITING_BYTES', 100)
+    monkeypatch.setattr(inference, '_WAITING_BYTES', 100)
     samples = iter((i, torch.zeros(3, 2, i, dtype=torch.uint8)) for i in range(1, 100))
     next(batches(samples, 8))
     assert next(samples)[0] <= 7
     samples = iter((i, torch.zeros(1, 1, i, dtype=torch.uint8)) for i in range(1, 100))
-    monkeypatch.setattr(extraction, '_WAITING_BYTES', 1 << 20)
+    monkeypatch.setattr(inference, '_WAITING_BYTES', 1 << 20)
     next(batches(samples, 2))
-    assert next(samples)[0] <= 2 * extraction._WAITING_BATCHES + 1
+    assert next(samples)[0] <= 2 * inference._WAITING_BATCHES + 1

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_dense.features.shards import ALL, Record, Shard, digest_of, lock_shard, parse_shard, shard_of_environment
+from swin_dense.features.shards import ALL, Record, Shard, hash_of_name, lock_shard, parse_shard, shard_of_environment
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=['Cs'])), unique=True), st.integers(1, 9))
 def test_every_image_belongs_to_exactly_one_shard(names, count):
     shards = [Shard(index, count) for index in range(count)]
-    assert all(sum(shard.owns(digest_of(name)) for shard in shards) == 1 for name in names)
+    assert all(sum(shard.owns(hash_of_name(name)) for shard in shards) == 1 for name in names)
 
 
 def test_shards_are_of_similar_size():
     names = [f'photos/{index}.jpg' for index in range(8000)]
-    shares = [sum(Shard(index, 8).owns(digest_of(name)) for name in names) for index in range(8)]
+    shares = [sum(Shard(index, 8).owns(hash_of_name(name)) for name in names) for index in range(8)]
     assert min(shares) > 900
     assert max(shares) < 1100
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import extract_pyramid
-from swin_dense.features.tiling import exact_overlap, level_size, plan_tiles, tile_alignment
+from swin_dense.features.sinks import level_size
+from swin_dense.features.tiling import exact_overlap, plan_tiles, tile_alignment
 from tests.conftest import TINY, randomize, small_disk
 from tests.features.helpers import in_a_process, tree
 

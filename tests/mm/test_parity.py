@@ -53,6 +53,22 @@ def assert_equal(theirs, ours, img):
         assert (parameter.grad - exact).abs().max() <= TOLERANCE * max(1.0, exact.abs().max()), (img.shape, name)
 
 
+def test_hooks_on_attention_dropout_see_the_same_weights():
+    theirs, ours = pair('mmdet', 'auto')
+    seen = []
+    img = torch.randn(2, 3, 50, 71, dtype=torch.float64)
+    for model in (theirs, ours):
+        found = []
+        seen.append(found)
+        for stage in model.stages:
+            for block in stage.blocks:
+                block.attn.w_msa.attn_drop.register_forward_hook(lambda m, args, out, found=found: found.append(out))
+        model(img)
+    assert len(seen[1]) == sum(TINY['depths'])
+    for exact, weights in zip(*seen, strict=True):
+        torch.testing.assert_close(weights, exact, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
 @pytest.mark.parametrize('window_size', [7, 12])
 @pytest.mark.parametrize('peer', PEERS)

@@ -73,3 +73,19 @@ def test_an_exported_program_has_a_dynamic_batch_and_no_custom_operators():
     img = torch.randn(3, 3, 50, 70)
     for ours, expected in zip(program.module()(img), model(img), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@needs_whole_graphs
+def test_torchs_own_export_with_dynamic_sizes():
+    """Without this setting, torch makes an error of sizes with one window where the example has several."""
+    from torch.fx.experimental import _config
+
+    model = SwinBackbone(**TINY, window_size=4).eval()
+    sides = {axis: torch.export.Dim(name, min=1) for axis, name in ((0, 'batch'), (2, 'height'), (3, 'width'))}
+    with _config.patch(backed_size_oblivious=True):
+        program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': sides})
+    for size in ((1, 3, 5, 7), (3, 3, 64, 96), (2, 3, 16, 300)):
+        img = torch.randn(size)
+        for ours, expected in zip(program.module(check_guards=False)(img), model(img), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

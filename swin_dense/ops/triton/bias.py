@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense.ops.windows import check_bias_table
+from swin_dense.ops.windows import bias_table_error
 from swin_dense.utils import compat
 
 with contextlib.suppress(Exception):  # :mod:`swin_dense.ops.triton.gpu` records the reason
@@ -30,7 +30,8 @@ def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
     Raises:
         ValueError: the shape of the table does not match the window.
     """
-    check_bias_table(table, window)  # otherwise a kernel would read out of bounds
+    if table.ndim != 2 or table.shape[0] != (2 * window[0] - 1) * (2 * window[1] - 1):
+        raise bias_table_error(table, window)  # a kernel would read out of bounds
     return _forward(table, window)
 
 

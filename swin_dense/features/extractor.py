@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from swin_dense.features.decode import ImageError
-from swin_dense.features.extraction import Runner, batches, read_ahead, try_to_read
+from swin_dense.features.extraction import Runner, read_ahead, try_to_read
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic
 from swin_dense.features.inference import Inference, check_dtype, check_levels, on_device
-from swin_dense.features.sinks import POOLINGS, PooledSink
-from swin_dense.features.sources import Item
-from swin_dense.features.tiling import whole_image
+from swin_dense.features.listing import Item
+from swin_dense.features.sinks import POOLINGS, PooledSink, whole_image
 from swin_dense.models.create import create_backbone
 from swin_dense.utils import checks
 
@@ -43,6 +41,7 @@ class Extractor:
         std: likewise.
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
+        page: page of multi-page files, counted from 0; None for the only one.
 
     Raises:
         ValueError: an option has an invalid value.
@@ -66,6 +65,7 @@ class Extractor:
     std: Statistic = IMAGENET_STD
     batch_size: int = 8
     workers: int = 2
+    page: int | None = None
 
     def __post_init__(self) -> None:
         checks.one_of('pool', self.pool, POOLINGS)
@@ -76,8 +76,10 @@ class Extractor:
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
         self._backbone = on_device(create_backbone(None, self.checkpoint), device)
         strides = check_levels(self._backbone, self.levels)
-        self._inference = Inference(strides, self.mean, self.std, autocast=autocast, max_side=self.max_side)
-        self._run = Runner(self._backbone, self._inference)
+        self._inference = Inference(
+            strides, self.mean, self.std, autocast=autocast, page=self.page, max_side=self.max_side
+        )
+        self._runner = Runner(self._backbone, self._inference)
 
     def __reduce__(self) -> Any:
         return Extractor, tuple(getattr(self, field.name) for field in fields(self))
@@ -113,21 +115,16 @@ class Extractor:
             return try_to_read(item.source, self._inference, self._backbone.in_channels)
 
         with contextlib.closing(read_ahead(items, read, self.workers)) as samples:
-            for members, stack in batches(samples, self.batch_size):
-                indices = [int(item.name) for item in members]
-                try:
-                    all_maps = self._run(stack) if isinstance(stack, torch.Tensor) else stack
-                except ImageError as error:
-                    all_maps = str(error)
-                if isinstance(all_maps, str) or isinstance(stack, str):
-                    errors[indices] = all_maps
-                    continue
-                sizes[indices] = stack.shape[2:]
-                for index, maps in zip(indices, all_maps, strict=True):
+            for item, size, maps in self._runner.run(samples, self.batch_size):
+                index = int(item.name)
+                if isinstance(maps, dict):
+                    sizes[index] = size
                     sink = PooledSink(self.pool)
                     sink.write(whole_image(maps))
-                    for stride, vector in sink.vectors(torch.float32).items():
+                    for stride, vector in sink.levels().items():
                         vectors[stride][index] = vector
+                else:
+                    errors[index] = maps
         others = {name: values for name, values in rows.items() if name not in ('bytes', 'image')}
         levels = {f'level_{stride}': values for stride, values in vectors.items()}
         return {**others, **levels, 'height': sizes[:, 0], 'width': sizes[:, 1], 'error': errors}

@@ -115,6 +115,16 @@ def test_invalid_options_raise_in_the_constructor(checkpoint, options, message):
         Extractor(checkpoint, **options)
 
 
+def test_page(backbone, checkpoint):
+    file = io.BytesIO()
+    first, second = map(Image.fromarray, IMAGES[:2])
+    first.save(file, 'tiff', save_all=True, append_images=[second])
+    rows = Extractor(checkpoint, [32], device='cpu', page=1)({'bytes': [file.getvalue()]})
+    np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32)[1:2], rtol=1e-4, atol=1e-5)
+    (error,) = Extractor(checkpoint, [32], device='cpu')({'bytes': [file.getvalue()]})['error']
+    assert '2 pages of equal size; give page=' in error
+
+
 def test_a_missing_image_column_is_an_error(checkpoint):
     with pytest.raises(ValueError, match=r"one of the columns \['bytes', 'image', 'path'\] .*got \['img'\]"):
         Extractor(checkpoint, device='cpu')({'img': []})

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address
+from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address, read_bytes
 
 IMAGE_SUFFIXES = frozenset(
     f'.{suffix}'
@@ -39,8 +39,8 @@ class Item(NamedTuple):
 
     Attributes:
         name: absolute path or address; for an image in a tar file, that of the tar file followed by the member's name.
-        version: size and modification time, or the storage's equivalent such as an ETag; None if the image does not
-            exist.
+        version: size and modification time of its file, or the storage's equivalent such as an ETag; None if the image
+            does not exist.
         source: a source for :func:`swin_dense.features.images.read_image`; None if the image is not wanted.
         error: the reason why a tar file cannot be read, or only in part.
     """
@@ -52,7 +52,7 @@ class Item(NamedTuple):
 
 
 def list_images(
-    sources: Sequence[str | os.PathLike], on_skipped: Callable[[str, str], None] = lambda path, reason: None
+    places: Sequence[str | os.PathLike], on_skipped: Callable[[str, str], None] = lambda path, reason: None
 ) -> dict[str, str | None]:
     """List the image and tar files of files, folders, glob patterns, lists and addresses, in a fixed order.
 
@@ -60,22 +60,22 @@ def list_images(
     file contains one path or address per line.
 
     Args:
-        sources: paths, patterns and addresses.
+        places: paths, patterns and addresses.
         on_skipped: called with the path of each file or folder that is skipped in a folder, and the reason.
 
     Returns:
         {name: version}; the version is None unless a listing of object storage contains it.
 
     Raises:
-        FileNotFoundError: a source does not exist, or is a pattern without matches.
+        FileNotFoundError: a place does not exist, or is a pattern without matches.
         ImportError: fsspec, or the package that it needs for an address, is not installed.
     """
     found: dict[str, str | None] = {}
-    for source in (os.fspath(source) for source in sources):
-        if is_address(source) and not source.endswith('.txt'):
-            found.update(_expand_address(source, on_skipped))
+    for place in (os.fspath(place) for place in places):
+        if is_address(place) and not place.endswith('.txt'):
+            found.update(_expand_address(place, on_skipped))
         else:
-            for name in _expand(source, on_skipped):
+            for name in _expand(place, on_skipped):
                 found[name if is_address(name) else os.path.abspath(name)] = None
     return found
 
@@ -102,20 +102,6 @@ def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a path or address.
-
-    Raises:
-        OSError: it cannot be read; errors of remote file systems are converted to this type.
-        ImportError: fsspec, or the package that it needs for the address, is not installed.
-    """
-    if not is_address(path):
-        return Path(path).read_bytes()
-    with any_error_as_os_error(str(path)):
-        system, inside = file_system(str(path))
-        return system.cat_file(inside)
-
-
 def version_of(name: str) -> str | None:
     """Return the size and modification time of a file or object as text, or None if it does not exist."""
     try:
@@ -136,16 +122,21 @@ def tar_of(name: str) -> str | None:
 
 
 def _members(tar: str, is_wanted: Callable[[str, str | None], bool]) -> Iterator[Item]:
-    seen: set[str] = set()
+    members: dict[str, tarfile.TarInfo] = {}  # of several members with one name, the last replaces the others
+    damage: Exception | None = None
     try:
         with any_error_as_os_error(tar), _open(tar) as file, tarfile.open(fileobj=file) as archive:
-            for member in archive:
-                if not (member.isfile() and is_image(member.name)) or member.name in seen:
-                    continue
-                seen.add(member.name)
-                name, version = f'{tar}/{member.name}', f'{member.size}-{member.mtime}'
-                content = archive.extractfile(member) if is_wanted(name, version) else None
-                yield Item(name, version, None if content is None else Member(content.read(), name))
+            try:
+                members.update((member.name, member) for member in archive)
+            except tarfile.TarError as error:
+                damage = error
+            for member in members.values():
+                if member.isfile() and is_image(member.name):
+                    name, version = f'{tar}/{member.name}', f'{member.size}-{member.mtime}'
+                    content = archive.extractfile(member) if is_wanted(name, version) else None
+                    yield Item(name, version, None if content is None else Member(content.read(), name))
+            if damage is not None:
+                raise damage
     except OSError as error:
         yield Item(tar, version_of(tar), error=f'tar file {tar!r} cannot be read, or only in part: {error}')
 
@@ -163,14 +154,14 @@ def _version_in(info: dict[str, Any]) -> str:
     return f'{info.get("size")}-{state.timestamp() if isinstance(state, datetime) else state}'
 
 
-def _expand_address(source: str, on_skipped: Callable[[str, str], None]) -> Iterator[tuple[str, str | None]]:
-    system, inside = file_system(source)
-    if not glob.has_magic(inside) and (is_image(source) or source.endswith(_TAR)):
-        yield source, None
+def _expand_address(address: str, on_skipped: Callable[[str, str], None]) -> Iterator[tuple[str, str | None]]:
+    system, inside = file_system(address)
+    if not glob.has_magic(inside) and (is_image(address) or address.endswith(_TAR)):
+        yield address, None
         return
     found = system.glob(inside, detail=True) if glob.has_magic(inside) else system.find(inside, detail=True)
     if not found:
-        raise FileNotFoundError(f'{source!r} does not exist, or is a pattern without matches')
+        raise FileNotFoundError(f'{address!r} does not exist, or is a pattern without matches')
     for path, info in sorted(found.items()):
         if info['type'] == 'file' and (is_image(path) or path.endswith(_TAR)):
             yield system.unstrip_protocol(path), _version_in(info)
@@ -178,40 +169,47 @@ def _expand_address(source: str, on_skipped: Callable[[str, str], None]) -> Iter
             on_skipped(path, _not_by_suffix(path))
 
 
-def _expand(source: str, on_skipped: Callable[[str, str], None]) -> list[str]:
-    path = Path(source)
-    if path.suffix == '.txt' and (is_address(source) or path.is_file()):
-        lines = read_bytes(source).decode(errors='surrogateescape').splitlines()
+def _expand(place: str, on_skipped: Callable[[str, str], None]) -> list[str]:
+    path = Path(place)
+    if path.suffix == '.txt' and (is_address(place) or path.is_file()):
+        lines = read_bytes(place).decode(errors='surrogateescape').splitlines()
         return [line for line in lines if line.strip()]
     if path.is_dir() and path.suffix != '.zarr':
-        return sorted(_walk(source, on_skipped))
+        return sorted(_walk(place, on_skipped, set()))
     if path.exists():
-        return [source]
-    matches = sorted(glob.glob(source, recursive=True))
+        return [place]
+    matches = sorted(glob.glob(place, recursive=True))
     if not matches:
-        raise FileNotFoundError(f'{source!r} does not exist, or is a pattern without matches')
-    return [match for match in matches if not os.path.isdir(match) or match.endswith('.zarr')]
+        raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
+    return [match for match in matches if match.endswith('.zarr') or not _is_special(match)]
 
 
-def _walk(source: str, on_skipped: Callable[[str, str], None]) -> Iterator[str]:
-    def skip(error: OSError) -> None:
-        on_skipped(str(error.filename), f'cannot be read: {error.strerror}')
+def _walk(folder: str, on_skipped: Callable[[str, str], None], seen: set[str]) -> Iterator[str]:
+    """Yield the images of a folder and its subfolders; ``seen`` are visited folders, because links may form cycles."""
+    real = os.path.realpath(folder)
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        on_skipped(folder, f'cannot be read: {error.strerror}')
+        return
+    for entry in entries:
+        is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+        if is_folder and not entry.name.endswith('.zarr'):
+            yield from _walk(entry.path, on_skipped, seen)
+        elif not (is_image(entry.name) or entry.name.endswith(_TAR)):
+            on_skipped(entry.path, _not_by_suffix(entry.name))
+        elif is_folder or entry.is_file(follow_symlinks=False) or not _is_special(entry.path):
+            yield entry.path
+        else:
+            on_skipped(entry.path, 'is not a regular file')
 
-    seen: set[str] = set()  # visited folders, because links may form cycles
-    for parent, folders, files in os.walk(source, onerror=skip, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        arrays = [name for name in folders if name.endswith('.zarr')]
-        folders[:] = sorted(name for name in folders if name not in arrays)
-        for name in files + arrays:
-            path = os.path.join(parent, name)
-            if is_image(name) or (name.endswith(_TAR) and name not in arrays):
-                yield path
-            else:
-                on_skipped(path, _not_by_suffix(name))
+
+def _is_special(path: str) -> bool:
+    """Return whether reading a file could wait for ever, as that of a named pipe; not so for a link to nothing."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _not_by_suffix(name: str) -> str:

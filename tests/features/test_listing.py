@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from swin_dense.features.images import read_image
+from swin_dense.features.listing import iterate, list_images, tar_of, version_of
 from swin_dense.features.regions import open_large_image
-from swin_dense.features.sources import iterate, list_images, read_bytes, tar_of, version_of
+from swin_dense.utils.addresses import read_bytes
 from tests.conftest import IfInstalled
 from tests.features.helpers import make_images
 
@@ -89,15 +90,23 @@ class TestTar:
         return {f'part/{i}.png': path.read_bytes() for i, path in enumerate(make_images(tmp_path, 3, broken=False))}
 
     def test_one_image_per_member(self, tmp_path, contents):
-        others = [('0.json', b'{}'), ('part/0.png', b'the name again'), ('0.cls', b'3')]
+        others = [('0.json', b'{}'), ('0.cls', b'3')]
         tar = write_tar(tmp_path / 'shard 0.tar', [*contents.items(), *others])
         assert str(tar) in list_images([tmp_path])
         items = list(iterate([(str(tar), None)]))
-        assert [item.name for item in items] == [f'{tar}/{name}' for name in contents]
-        assert [item.version for item in items] == [f'{len(content)}-1234' for content in contents.values()]
-        assert [item.source.read() for item in items] == list(contents.values())
+        assert len(items) == 3
+        assert {item.name: (item.version, item.source.read()) for item in items} == {
+            f'{tar}/{name}': (f'{len(content)}-1234', content) for name, content in contents.items()
+        }
         assert {tar_of(item.name) for item in items} == {str(tar)}
         assert tar_of('/x.tarball/a.png') is tar_of('/a.tar') is None
+
+    def test_the_last_of_several_members_with_one_name_counts(self, tmp_path, contents):
+        tar = write_tar(tmp_path / 'a.tar', [*((name, b'an older version') for name in contents), *contents.items()])
+        with tarfile.open(tar) as archive:
+            archive.extractall(tmp_path / 'extracted', filter='data')
+        for item in iterate([(str(tar), None)]):
+            assert item.source.read() == (tmp_path / 'extracted' / item.name.removeprefix(f'{tar}/')).read_bytes()
 
     def test_unwanted_members_are_not_read(self, tmp_path, contents):
         tar = write_tar(tmp_path / 'a.tar', contents.items())

@@ -1,0 +1,124 @@
+"""The type of decoded pixels, and the errors of reading them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from swin_dense.utils.memory import is_out_of_memory
+
+# EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
+_TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
+
+# Without a handler, Python prints what these libraries log about damaged files; errors are raised as ImageErrors.
+for _library in ('PIL', 'tifffile'):
+    logging.getLogger(_library).addHandler(logging.NullHandler())
+
+
+class ImageError(ValueError):
+    """An image cannot be read, or does not fit the backbone."""
+
+
+class Pixels(NamedTuple):
+    """Decoded pixels.
+
+    Attributes:
+        values: an array (H, W) or (H, W, C) in its original dtype, or an object that reads regions when it is sliced.
+        has_alpha: the last channel is opacity, which a backbone without that channel does not need.
+    """
+
+    values: Any
+    has_alpha: bool = False
+
+
+def is_rgba(shape: tuple[int, ...]) -> bool:
+    """Return whether the last channel of an array (H, W) or (H, W, C) is opacity, by convention."""
+    return len(shape) == 3 and shape[2] == 4
+
+
+def upright(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Undo the camera's rotation of an array (H, W) or (H, W, C), given as the EXIF orientation 1 to 8."""
+    if orientation in _TRANSPOSED:
+        values = values.swapaxes(0, 1)
+    if orientation in _UPSIDE_DOWN:
+        values = values[::-1]
+    if orientation in _MIRRORED:
+        values = values[:, ::-1]
+    return values
+
+
+def within_16_bits(values: np.ndarray) -> np.ndarray:
+    """Convert integers of 32 bits to uint16: some 16-bit files are stored or opened with 32 bits."""
+    if values.min() < 0 or values.max() > 65535:
+        raise ImageError('its pixels exceed 16 bits; scale them and pass an array')
+    return values.astype(np.uint16)
+
+
+def name_of(source: Any) -> str:
+    """Return a short description of an image source for messages."""
+    if isinstance(source, (str, os.PathLike)):
+        return f'image {os.fspath(source)!r}'
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return f'image of {len(source)} bytes'
+    if isinstance(source, Image.Image):
+        return f'PIL image of mode {source.mode} and size {source.size}'
+    if hasattr(source, 'read') and isinstance(getattr(source, 'name', None), str):
+        return f'image {source.name!r}'
+    if isinstance(source, (np.ndarray, Tensor)):
+        return f'image of shape {tuple(source.shape)} and type {source.dtype}'
+    return f'image of type {type(source).__name__}'
+
+
+@contextlib.contextmanager
+def naming(source: Any) -> Iterator[None]:
+    """Name the image in errors; OSErrors and lack of memory become ImageErrors, a missing file a FileNotFoundError."""
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(f'{name_of(source)}: {error}') from error.__cause__
+    except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
+        raise _named(name_of(source), error) from error
+
+
+def _named(name: str, error: Exception) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f'{name} does not exist')
+    if isinstance(error, IsADirectoryError):
+        return ImageError(
+            f"{name} is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
+            'features FOLDER --out DIR`; to read a zarr folder, give tile= (--tile)'
+        )
+    if isinstance(error, OSError):
+        return ImageError(f'{name} cannot be read: {error.strerror or error}')
+    return ImageError(f'{name}: there is too little memory to read it; use tile= (--tile), or smaller tiles')
+
+
+@contextlib.contextmanager
+def decoding() -> Iterator[None]:
+    """Convert any exception of a decoder to an ImageError, except for lack of memory."""
+    try:
+        yield
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:
+        raise ImageError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return 'the content is not an image of a supported format'
+    if isinstance(error, Image.DecompressionBombError):
+        return (
+            f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and use '
+            'tile= (--tile)'
+        )
+    return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'

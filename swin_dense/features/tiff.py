@@ -1,0 +1,174 @@
+"""Read TIFF files with tifffile, whole or by regions: with all bands, at full scale, upright."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from swin_dense.features.pixels import ImageError, Pixels, upright, within_16_bits
+
+MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
+# Colours that PIL converts to RGB. Of JPEG, the decoder itself converts YCbCr.
+_CONVERTED_BY_PIL = ('SEPARATED', 'YCBCR', 'CIELAB', 'ICCLAB', 'ITULAB', 'LOGL', 'LOGLUV')
+_ALPHA = (1, 2)  # values of the tag ExtraSamples
+_BITS, _PHOTOMETRIC, _BANDS, _SAMPLE_FORMAT, _DEPTH = 258, 262, 277, 339, 32997
+_SLICES = 'not an image; pass its slices as arrays'
+_SEVERAL = 'pages of equal size; give page= (--page), counted from 0, to read one of them'
+_logger = logging.getLogger(__package__)
+
+
+def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_regions: bool = False) -> Pixels | None:
+    """Read a page of a TIFF.
+
+    Args:
+        file: a path or an open file.
+        number: index of the page; None for the only one, beside which there may be smaller versions of it.
+        stack: closes the file.
+        by_regions: return values that are decoded when they are sliced, if the page and installed packages allow it.
+
+    Returns:
+        The pixels; None if PIL must decode the file, because its colours need a conversion or a package is missing.
+
+    Raises:
+        ImageError: the page does not exist, is one of several, or has an unsupported type of pixels.
+    """
+    try:
+        import tifffile
+    except ImportError:
+        return None
+    try:
+        opened = stack.enter_context(tifffile.TiffFile(file, is_ome=False))  # OME metadata may refer to other files
+        page = _page(opened, number)
+    except ImageError:
+        raise
+    except Exception:  # PIL may support the file; if not, it raises
+        return None
+    colours, compression = (getattr(tag, 'name', '') for tag in (page.photometric, page.compression))
+    if page.dtype is None or (colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG')):
+        return None
+    try:
+        tifffile.TIFF.DECOMPRESSORS[page.compression]
+    except KeyError:
+        if by_regions:
+            _logger.warning(
+                'image %r is compressed as %s, which can be read by regions only with the package imagecodecs (pip '
+                'install imagecodecs); it is decoded as a whole',
+                str(file),
+                compression or page.compression,
+            )
+        return None
+    orientation = page.tags['Orientation'].value if 'Orientation' in page.tags else 1
+    is_32_bit = _check_type(page)
+    if by_regions and orientation == 1 and not is_32_bit and find_spec('zarr'):
+        import zarr
+
+        return Pixels(_Regions(page, zarr.open_array(stack.enter_context(page.aszarr()), mode='r')), _has_alpha(page))
+    _check_size(page)
+    try:
+        values = page.asarray()
+    except ValueError:
+        if find_spec('imagecodecs'):
+            raise
+        return None
+    return Pixels(upright(_as_shown(page, values), orientation), _has_alpha(page))
+
+
+def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
+    """Raise ImageError for a TIFF of which PIL would lose pages, bands or bits, or wrap or invert values."""
+    if number is None and getattr(image, 'n_frames', 1) > 1:
+        raise ImageError(f'it has several {_SEVERAL}, or install tifffile')
+    tags: Any = image.tag_v2  # type: ignore[attr-defined]
+    if tags.get(_DEPTH, 1) > 1:
+        raise ImageError(f'it is a volume, {_SLICES}')
+    bits, formats = set(tags.get(_BITS, (1,))), set(tags.get(_SAMPLE_FORMAT, (1,)))
+    is_kept = (
+        (bits <= {1, 2, 4, 8} and formats == {1})
+        or (bits == {16} and image.mode.startswith('I;16') and tags.get(_PHOTOMETRIC) == 1)
+        or bits == {32}
+    )
+    if not is_kept or tags.get(_BANDS, 1) != len(image.getbands()):
+        raise ImageError(
+            'PIL would lose bands or bits of it; install tifffile and imagecodecs, or convert it to grey or RGB'
+        )
+
+
+class _Regions:
+    """The pixels of a page, decoded when they are sliced by rows and columns."""
+
+    def __init__(self, page: Any, stored: Any) -> None:
+        self._page, self._stored = page, stored
+        self.shape = (page.imagelength, page.imagewidth)
+
+    def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
+        return _as_shown(self._page, np.asarray(self._stored[(..., *box) if self._page.axes == 'SYX' else box]))
+
+
+def _page(file: Any, number: int | None) -> Any:
+    count = len(file.pages)
+    if number is not None and number >= count:
+        raise ImageError(f'there is no page {number}; it has {count}, counted from 0')
+    page = file.pages[number or 0]
+    if page.axes not in ('YX', 'YXS', 'SYX'):
+        raise ImageError(f'it is a volume with axes {page.axes} and shape {page.shape}, {_SLICES}')
+    if count == 1:
+        series = file.series[0]  # ImageJ, tifffile and others store a stack as one page, described in the metadata
+        if math.prod(series.shape) > math.prod(page.shape):
+            raise ImageError(f'it is a stack with axes {series.axes} and shape {series.shape}, {_SLICES}')
+    elif number is None and any(other.hash == page.hash for other in file.pages[1:]):
+        raise ImageError(f'it has {count} {_SEVERAL}')
+    if page.dataoffsets and np.add(page.dataoffsets, page.databytecounts).max() > file.filehandle.size:
+        raise ImageError('the file is truncated')  # some decoders do not report it
+    return page
+
+
+def _check_type(page: Any) -> bool:
+    """Raise ImageError for pixels whose scale is unknown; return whether they are integers of 32 bits."""
+    kind, bits = page.dtype.kind, page.dtype.itemsize * 8
+    is_32_bit = kind in 'iu' and bits == 32 == page.bitspersample
+    if not (kind in 'bf' or (kind == 'u' and bits <= 16) or is_32_bit):
+        raise ImageError(f'its pixels are {page.dtype}; convert them to uint8, uint16 or floats between 0 and 1')
+    return is_32_bit
+
+
+def _check_size(page: Any) -> None:
+    """Apply PIL's limit on the size of an image; four channels count as one pixel."""
+    limit = Image.MAX_IMAGE_PIXELS
+    pixels = page.imagewidth * page.imagelength * max(1, page.samplesperpixel / 4)
+    if limit is not None and pixels > 2 * limit:
+        raise Image.DecompressionBombError(
+            f'Image size ({page.imagewidth} x {page.imagelength} pixels of {page.samplesperpixel} channels) exceeds '
+            f'limit of {2 * limit} pixels'
+        )
+
+
+def _has_alpha(page: Any) -> bool:
+    if page.extrasamples:
+        return page.extrasamples[-1] in _ALPHA
+    return page.samplesperpixel == 4 and page.photometric == 2  # some writers of RGBA omit the tag
+
+
+def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
+    """Convert stored values of a page to pixels (H, W) or (H, W, C) on the full scale of their type, 0 as black."""
+    colours, bits = getattr(page.photometric, 'name', ''), page.bitspersample
+    if page.axes == 'SYX':
+        values = np.moveaxis(values, 0, 2)
+    if colours == 'PALETTE':
+        palette = page.colormap.T
+        return (palette >> 8 if palette.max() > 255 else palette).astype(np.uint8)[values]
+    if values.dtype.kind in 'iu' and bits == 32:
+        values = within_16_bits(values)
+    elif values.dtype.kind in 'bu' and isinstance(bits, int) and bits not in (8, 16):
+        dtype = np.uint8 if 255 % (2**bits - 1) == 0 else np.uint16
+        values = np.rint(values * np.float32(np.iinfo(dtype).max / (2**bits - 1))).astype(dtype)
+    if colours == 'MINISWHITE':
+        inverted = (np.iinfo(values.dtype).max if values.dtype.kind == 'u' else 1) - values
+        if _has_alpha(page):
+            inverted[..., -1] = values[..., -1]
+        values = inverted
+    return values

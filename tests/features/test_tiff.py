@@ -1,0 +1,374 @@
+"""TIFF files equal the arrays that were written, whole and by regions, or are refused with the option to give."""
+
+import io
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from swin_dense import SwinBackbone, extract_pyramid
+from swin_dense.features import regions
+from swin_dense.features.images import read_image, scale, to_tensor
+from swin_dense.features.pixels import ImageError, Pixels
+from swin_dense.features.regions import open_large_image
+from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
+
+tifffile = IfInstalled('tifffile')
+pytest.importorskip('imagecodecs')
+
+RGB = photograph(70, 90)
+GREY = RGB[:, :, 0]
+BANDS = np.concatenate([RGB, RGB[::-1, ::-1]], 2)
+PALETTE = np.random.default_rng(0).integers(0, 256, (3, 256))
+
+
+def planar(pixels):
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def of_bits(pixels, bits):
+    """Return 8-bit pixels on the scale of another number of bits; the result uses all values."""
+    largest = 2**bits - 1
+    return np.round(pixels / 255 * largest).astype(np.uint8 if bits <= 8 else np.uint16)
+
+
+GREYSCALE = {'photometric': 'minisblack'}
+SEPARATE = {**GREYSCALE, 'planarconfig': 'separate'}
+TILES = {'tile': (32, 16)}
+# Arrays as written, the options of tifffile.imwrite, and the values on the scale 0 to 1 that must be read.
+FILES = {
+    '1 bit': (GREY > 99, GREYSCALE, GREY > 99),
+    '1 bit, white is 0': (GREY > 99, {'photometric': 'miniswhite'}, GREY <= 99),
+    **{
+        f'{bits} bits': (of_bits(GREY, bits), {**GREYSCALE, 'bitspersample': bits}, of_bits(GREY, bits) / (2**bits - 1))
+        for bits in (2, 4, 6, 8, 10, 12, 14, 16)
+    },
+    **{
+        f'{bits} bits of colour': (
+            of_bits(RGB, bits),
+            {'photometric': 'rgb', 'bitspersample': bits},
+            of_bits(RGB, bits) / (2**bits - 1),
+        )
+        for bits in (10, 12, 16)
+    },
+    '8 bits, white is 0': (GREY, {'photometric': 'miniswhite'}, 1 - GREY / 255),
+    '12 bits, white is 0': (
+        of_bits(GREY, 12),
+        {'photometric': 'miniswhite', 'bitspersample': 12},
+        1 - of_bits(GREY, 12) / 4095,
+    ),
+    '16 bits, white is 0': (GREY * np.uint16(257), {'photometric': 'miniswhite'}, 1 - GREY / 255),
+    '32 bits': (GREY * np.uint32(257), GREYSCALE, GREY / 255),
+    'float16': ((GREY / 255).astype(np.float16), GREYSCALE, (GREY / 255).astype(np.float16)),
+    'float32': ((RGB / 255).astype(np.float32), {'photometric': 'rgb'}, RGB / 255),
+    'float64, white is 0': (GREY / 255, {'photometric': 'miniswhite'}, 1 - GREY / 255),
+    '2 bands': (BANDS[:, :, :2], {**GREYSCALE, 'planarconfig': 'contig'}, BANDS[:, :, :2] / 255),
+    '2 bands, white is 0': (
+        BANDS[:, :, :2],
+        {'photometric': 'miniswhite', 'planarconfig': 'contig'},
+        1 - BANDS[:, :, :2] / 255,
+    ),
+    '4 bands': (BANDS[:, :, :4], {**GREYSCALE, 'planarconfig': 'contig'}, BANDS[:, :, :4] / 255),
+    '6 bands': (BANDS, {**GREYSCALE, 'planarconfig': 'contig', 'compression': 'lzw'}, BANDS / 255),
+    'RGB and infrared': (
+        BANDS[:, :, :4],
+        {'photometric': 'rgb', 'extrasamples': ['unspecified']},
+        BANDS[:, :, :4] / 255,
+    ),
+    'RGBA': (BANDS[:, :, :4], {'photometric': 'rgb'}, BANDS[:, :, :4] / 255),
+    'palette': (
+        GREY,
+        {'photometric': 'palette', 'colormap': (PALETTE * 257).astype(np.uint16)},
+        PALETTE.T[GREY] / 255,
+    ),
+    **{
+        f'{count} separate {dtype} bands, {compression}': (
+            planar(BANDS[:, :, :count]).astype(dtype) * (257 if dtype == 'uint16' else 1),
+            {**SEPARATE, 'compression': compression},
+            BANDS[:, :, :count] / 255,
+        )
+        for count in (2, 3, 4)
+        for dtype, compression in (('uint8', 'deflate'), ('uint16', 'lzw'), ('uint8', None))
+    },
+    'separate RGB': (planar(RGB), {'photometric': 'rgb', 'planarconfig': 'separate', 'compression': 'lzw'}, RGB / 255),
+    'separate 12 bits': (
+        planar(of_bits(RGB, 12)),
+        {'photometric': 'rgb', 'planarconfig': 'separate', 'bitspersample': 12},
+        of_bits(RGB, 12) / 4095,
+    ),
+    'big-endian 16 bits': (RGB * np.uint16(257), {'photometric': 'rgb', 'byteorder': '>'}, RGB / 255),
+    'zstd': (RGB, {'photometric': 'rgb', 'compression': 'zstd', 'predictor': True}, RGB / 255),
+}
+
+
+def encode(pixels, **options):
+    file = io.BytesIO()
+    tifffile.imwrite(file, pixels, **options)
+    return file.getvalue()
+
+
+def expected_of(values):
+    values = np.asarray(values, np.float64)
+    return torch.from_numpy(values if values.ndim == 3 else values[:, :, None]).permute(2, 0, 1).float()
+
+
+@pytest.mark.parametrize('options', [{}, TILES], ids=['strips', 'tiles'])
+@pytest.mark.parametrize('form', FILES)
+def test_pixels_equal_the_array_that_was_written(form, options, tmp_path):
+    pixels, how, values = FILES[form]
+    if options and how.get('bitspersample', 8) not in (8, 16):
+        pytest.skip('tifffile packs bits only in strips')
+    path, expected = tmp_path / 'x.tif', expected_of(values)
+    path.write_bytes(encode(pixels, **how, **options))
+    channels = len(expected)
+    for source in (path, path.read_bytes()):
+        torch.testing.assert_close(read_image(source, channels), expected, rtol=0, atol=1e-5)
+    with open_large_image(path) as image:
+        assert image.size == (70, 90)
+        for top, left, bottom, right in ((0, 0, 70, 90), (17, 20, 50, 33)):
+            part = scale(to_tensor(Pixels(image.read(top, left, bottom, right)), channels))
+            torch.testing.assert_close(part, expected[:, top:bottom, left:right], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+@pytest.mark.parametrize('form', ['float32', '16 bits of colour', '12 bits', '2 separate uint8 bands, deflate'])
+def test_every_orientation(form, orientation, tmp_path):
+    pixels, how, values = FILES[form]
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode(pixels, **how, extratags=[(274, 'H', 1, orientation, True)]))
+    exif = Image.Exif()
+    exif[274] = orientation
+    rows, columns = np.indices((70, 90), np.int32)
+    moved = []
+    for indices in (rows, columns):  # PIL tells where every pixel belongs
+        stored = Image.fromarray(indices)
+        stored.getexif()[274] = orientation
+        moved.append(np.array(ImageOps.exif_transpose(stored)))
+    expected = expected_of(np.asarray(values)[moved[0], moved[1]])
+    torch.testing.assert_close(read_image(path, len(expected)), expected, rtol=0, atol=1e-5)
+    with open_large_image(path) as image:
+        assert image.size == expected.shape[1:]
+        part = scale(to_tensor(Pixels(image.read(5, 6, 50, 60)), len(expected)))
+    torch.testing.assert_close(part, expected[:, 5:50, 6:60], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'form', ['2 bands', '4 bands', 'RGB and infrared', '2 separate uint8 bands, deflate', '6 bands']
+)
+def test_bands_are_not_dropped(form, tmp_path):
+    pixels, how, values = FILES[form]
+    path, count = tmp_path / 'x.tif', np.shape(values)[2]
+    path.write_bytes(encode(pixels, **how))
+    backbone = randomize(SwinBackbone(**TINY)).eval()
+    for options in ({}, {'tile': 224}):
+        with pytest.raises(ImageError, match=rf'x\.tif.*{count} channels .*in_channels={count}'):
+            extract_pyramid(backbone, path, **options)
+    several = randomize(SwinBackbone(**TINY, in_channels=count)).eval()
+    whole, tiled = (
+        extract_pyramid(several, path, mean=0.4, std=0.2, **options) for options in ({}, {'tile': 224, 'overlap': 0})
+    )
+    with torch.no_grad():
+        expected = several((expected_of(values)[None] - 0.4) / 0.2)
+    for stride, level in zip(several.out_strides, expected, strict=True):
+        torch.testing.assert_close(whole[stride], level[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tiled[stride], level[0], rtol=1e-4, atol=1e-5)
+
+
+def test_opacity_is_dropped():
+    pixels, how, values = FILES['RGBA']
+    for extra in ('unassalpha', 'assocalpha'):
+        found = read_image(encode(pixels, **how, extrasamples=[extra]))
+        torch.testing.assert_close(found, expected_of(values)[:3], rtol=0, atol=1e-6)
+    grey = encode(BANDS[:, :, :2], photometric='minisblack', planarconfig='contig', extrasamples=['unassalpha'])
+    torch.testing.assert_close(read_image(grey, 1)[0], expected_of(GREY / 255)[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(('form', 'is_dropped'), [('4 bands', False), ('RGBA', True)])
+def test_files_that_do_not_declare_their_last_band(form, is_dropped):
+    content = bytearray(encode(BANDS[:, :, :4], **FILES[form][1]))
+    at = content.index((338).to_bytes(2, 'little') + (3).to_bytes(2, 'little'))
+    content[at : at + 2] = (65000).to_bytes(2, 'little')  # the tag ExtraSamples becomes a private one
+    assert read_image(bytes(content), 4).shape == (4, 70, 90)
+    if is_dropped:
+        assert read_image(bytes(content)).shape == (3, 70, 90)
+    else:
+        with pytest.raises(ImageError, match='in_channels=4'):
+            read_image(bytes(content))
+
+
+def test_an_array_of_two_channels_has_no_opacity():
+    with pytest.raises(ImageError, match='in_channels=2'):
+        read_image(BANDS[:, :, :2])
+
+
+@pytest.mark.parametrize('dtype', ['int8', 'int16', 'int64', 'uint64', 'complex64'])
+def test_unknown_scales_are_refused(dtype, tmp_path):
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
+    with pytest.raises(ImageError, match=rf'x\.tif.*its pixels are {dtype}; convert them'):
+        read_image(path)
+    with pytest.raises(ImageError, match=f'its pixels are {dtype}'), open_large_image(path):
+        pass
+
+
+def test_integers_beyond_16_bits_are_refused(tmp_path):
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode(GREY * np.uint32(70000), **GREYSCALE, **TILES))
+    for read in (read_image, lambda path: open_large_image(path).__enter__()):
+        with pytest.raises(ImageError, match=r'x\.tif.* exceed 16 bits'):
+            read(path)
+
+
+STACK = np.stack([GREY, GREY[::-1], GREY[:, ::-1]])
+STACKS = {
+    'pages': {},
+    'OME': {'ome': True, 'metadata': {'axes': 'CYX'}},
+    'ImageJ': {'imagej': True, 'metadata': {'axes': 'TYX'}},
+}
+
+
+@pytest.mark.parametrize('form', STACKS)
+def test_a_stack_needs_a_page(form, tmp_path):
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode(STACK, photometric='minisblack', **STACKS[form]))
+    backbone = SwinBackbone(**TINY)
+    for options in ({}, {'tile': 224}):
+        with pytest.raises(ImageError, match=r'x\.tif.* 3 pages .*give page= \(--page\)'):
+            extract_pyramid(backbone, path, **options)
+    with pytest.raises(ImageError, match='no page 3; it has 3'):
+        read_image(path, 1, page=3)
+    for page, expected in enumerate(STACK):
+        torch.testing.assert_close(read_image(path, 1, page=page), expected_of(expected / 255), rtol=0, atol=1e-6)
+        with open_large_image(path, page=page) as image:
+            assert np.array_equal(image.read(0, 0, 70, 90), expected)
+
+
+def test_a_stack_in_one_page_is_refused(tmp_path):
+    """tifffile and ImageJ describe the shape of such a stack in the metadata."""
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode(STACK, photometric='minisblack', metadata={'axes': 'TYX'}, truncate=True))
+    for page in (None, 0):
+        with pytest.raises(ImageError, match=r'a stack with axes TYX .*pass its slices as arrays'):
+            read_image(path, page=page)
+
+
+@pytest.mark.parametrize('dtype', ['uint8', 'complex64'])
+def test_volumes_are_refused(dtype, tmp_path):
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode(np.zeros((7, 32, 48), dtype), volumetric=True, tile=(1, 16, 16)))
+    with pytest.raises(ImageError, match='volume'):
+        read_image(path)
+    with pytest.raises(ImageError, match='volume'), open_large_image(path):
+        pass
+
+
+def test_smaller_versions_of_an_image_need_no_page(tmp_path):
+    path = tmp_path / 'x.tif'
+    with tifffile.TiffWriter(path) as file:
+        file.write(RGB, photometric='rgb', tile=(32, 16))
+        for step in (2, 4):
+            file.write(np.ascontiguousarray(RGB[::step, ::step]), photometric='rgb', subfiletype=1)
+    torch.testing.assert_close(read_image(path), expected_of(RGB / 255), rtol=0, atol=1e-6)
+    assert read_image(path, page=1).shape == (3, 35, 45)
+    with open_large_image(path) as image:
+        assert np.array_equal(image.read(0, 0, 70, 90), RGB)
+
+
+def test_regions_of_unusual_files_are_read_lazily(tmp_path, monkeypatch):
+    pixels, how, values = FILES['16 bits, white is 0']
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode(pixels, **how, **TILES))
+    monkeypatch.setattr(regions, 'pixels_of', None)
+    monkeypatch.setattr(tifffile.TiffPage, 'asarray', None)
+    with open_large_image(path) as image:
+        np.testing.assert_allclose(image.read(10, 20, 40, 60) / 65535, np.asarray(values)[10:40, 20:60])
+
+
+def with_pil(mode, **options):
+    file = io.BytesIO()
+    Image.fromarray(RGB).convert(mode).save(file, 'tiff', **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize('mode', ['1', 'L', 'P', 'RGB', 'RGBA', 'LA', 'CMYK', 'YCbCr'])
+@pytest.mark.parametrize('has_tifffile', [True, False])
+def test_files_of_pil(mode, has_tifffile, monkeypatch):
+    content = with_pil(mode)
+    if not has_tifffile:
+        monkeypatch.setitem(sys.modules, 'tifffile', None)
+    expected = np.array(Image.open(io.BytesIO(content)).convert('RGB')) / 255
+    torch.testing.assert_close(read_image(content), expected_of(expected), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('compression', ['tiff_lzw', 'jpeg', 'packbits', 'tiff_adobe_deflate'])
+def test_without_imagecodecs(compression, monkeypatch):
+    content = with_pil('RGB', compression=compression)
+    expected = read_image(content)
+    monkeypatch.setattr('swin_dense.features.tiff.find_spec', lambda name: None)
+    monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {1: None})
+    torch.testing.assert_close(read_image(content), expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    'form',
+    [
+        *(f'{bits} bits' for bits in (10, 12)),
+        '12 bits of colour',
+        '16 bits of colour',
+        '16 bits, white is 0',
+        '2 bands',
+        '4 bands',
+        '3 separate uint8 bands, deflate',
+        'RGB and infrared',
+    ],
+)
+def test_what_pil_would_change_is_refused_without_tifffile(form, monkeypatch):
+    pixels, how, values = FILES[form]
+    content = encode(pixels, **how)
+    monkeypatch.setitem(sys.modules, 'tifffile', None)
+    with pytest.raises(ImageError, match=r'install tifffile|not an image of a supported format'):
+        read_image(content, expected_of(values).shape[0])
+
+
+def test_the_messages_of_libraries_do_not_reach_the_terminal(tmp_path):
+    """A file of 4 bands, on which PIL reports an error, and one with a damaged tag, on which tifffile does."""
+    (tmp_path / 'bands.tif').write_bytes(encode(BANDS[:, :, :4], **FILES['4 bands'][1]))
+    content = bytearray(encode(RGB, photometric='rgb', software='x' * 30))
+    at = content.index((305).to_bytes(2, 'little'))
+    content[at + 8 : at + 12] = b'\xff' * 4  # the tag Software points beyond the file
+    (tmp_path / 'tag.tif').write_bytes(content)
+    code = (
+        'import sys\nfrom swin_dense.features.extraction import decoded_bytes\n'
+        'from swin_dense.features.images import read_image\n'
+        'for path, count in zip(sys.argv[1:], (4, 3)): decoded_bytes(path), read_image(path, count)'
+    )
+    command = [sys.executable, '-c', code, tmp_path / 'bands.tif', tmp_path / 'tag.tif']
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
+def test_a_program_that_handles_log_messages_still_gets_them(caplog):
+    content = bytearray(encode(RGB, photometric='rgb', software='x' * 30))
+    at = content.index((305).to_bytes(2, 'little'))
+    content[at + 8 : at + 12] = b'\xff' * 4
+    with caplog.at_level(logging.WARNING):
+        read_image(bytes(content))
+    assert any(record.name.startswith('tifffile') for record in caplog.records)
+
+
+@pytest.mark.parametrize('compression', [None, 'deflate', 'lzw', 'jpeg'])
+@pytest.mark.parametrize('options', [{'rowsperstrip': 8}, TILES])
+@pytest.mark.parametrize('part', [0.3, 0.6, 0.97])
+def test_a_truncated_file_is_refused(compression, options, part, tmp_path):
+    options = {'tile': (32, 16)} if 'tile' in options else options
+    content = encode(RGB, photometric='rgb', compression=compression, **options)
+    path = tmp_path / 'x.tif'
+    path.write_bytes(content[: int(len(content) * part)])
+    with pytest.raises(ImageError, match=r'x\.tif'):
+        read_image(path)
+    with pytest.raises(ImageError, match=r'x\.tif'), open_large_image(path) as image:
+        image.read(0, 0, *image.size)
