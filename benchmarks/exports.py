@@ -13,14 +13,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from swin_dense import SwinBackbone, create_backbone, export_model
-from swin_dense.export import running
+from swin_dense.runtime.sessions import OnnxRuntime, OpenVino
 
 SIZES = ((512, 512), (800, 1344))
 THREADS = (1, 2)
@@ -83,14 +83,14 @@ def times(backbone: SwinBackbone, folder: Path, height: int, width: int, rounds:
     result: dict[str, Any] = {'size': [height, width]}
     for threads in THREADS:
         torch.set_num_threads(threads)
-        ways: dict[str, Callable[[Tensor], Any]] = {'eager': torch.no_grad()(backbone)}
+        ways: dict[str, Callable[[], Any]] = {'eager': partial(torch.no_grad()(backbone), img)}
         for file, path in (('any size', free), ('fixed', fixed)):
-            ways[f'ONNX Runtime, {file}'] = running.onnx_runtime(path, threads)
-            ways[f'OpenVINO, {file}'] = running.openvino(path, threads)
+            for name, session in (('ONNX Runtime', OnnxRuntime), ('OpenVINO', OpenVino)):
+                ways[f'{name}, {file}'] = partial(session(path, threads).run, {'img': img.numpy()})
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for name, way in [*ways.items()] * (rounds + 2):
             start = time.perf_counter()
-            way(img)
+            way()
             seconds[name].append(time.perf_counter() - start)
         for name, values in seconds.items():  # the first two rounds are warm-ups
             result.setdefault(name, {})[str(threads)] = 1e3 * statistics.median(values[2:])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
-from swin_dense.commands._options import install_extra
+from swin_dense.commands._options import how_to_install_mm
 from swin_dense.doctor import FORKS, distribution_of, install_command
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
@@ -26,7 +26,6 @@ EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
-_COMMANDS_WITH_EXTRAS = ('export', 'features', 'visualize')  # commands with an extra of the same name
 _WITHOUT_TORCH = ('doctor', 'zoo')
 _FOLDER = Path(__file__).with_name('commands')
 _VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        explanation = _explained(name, error)
+        explanation = _explained(error)
         if explanation is None or os.environ.get(TRACEBACK):
             raise
         print(f'swin-dense {name}: error: {in_options(explanation, parser)}', file=sys.stderr)
@@ -108,7 +107,7 @@ def _log_in_options(parser: argparse.ArgumentParser) -> None:
         logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)
 
 
-def _explained(command: str, error: Exception) -> str | None:
+def _explained(error: Exception) -> str | None:
     """Return a one-line message for an error, or None if the error is a bug of this package."""
     from swin_dense import _public  # imports torch
 
@@ -130,13 +129,13 @@ def _explained(command: str, error: Exception) -> str | None:
     if error.name == 'pkg_resources':
         return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
-    return f'this command needs {package}, which is not installed: {_how_to_install(command, package)}'
+    return f'this command needs {package}, which is not installed: {_how_to_install(package)}'
 
 
-def _how_to_install(command: str, package: str) -> str:
+def _how_to_install(package: str) -> str:
     if package in ('mmengine', 'mmcv', 'mmdet', 'mmseg') and distribution_of(package) not in FORKS.values():
-        return install_extra('mm')
-    return install_extra(command) if command in _COMMANDS_WITH_EXTRAS else install_command(package)
+        return how_to_install_mm()
+    return install_command(package)
 
 
 def command_names() -> list[str]:

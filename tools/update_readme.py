@@ -162,19 +162,14 @@ def explore_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def replace_swin_table(report: dict[str, Any]) -> str:
-    """Return a table of benchmarks/replace_swin.py: time and memory of the Swin and of the model, before and after."""
-    processor = report['runs']['time']['machine']['processor']
-    heads = [f'Swin-T in, on {processor}', 'pixels', 'its Swin: ms', 'MiB', 'the whole model: ms', 'MiB']
+def smaller_files_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/exports_smaller.py: sizes of files and their metrics in each runtime."""
+    runtimes = {'onnxruntime': 'ONNX Runtime', 'openvino': 'OpenVINO'}
+    heads = ['file', 'MiB', *(f'box AP, mask AP in {name}' for name in runtimes.values())]
     lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
-    for name, row in report['rows'].items():
-        model, _, size = name.partition('@')
-        cells = [model, size.replace('x', ' x ')]
-        for part in ('swin', 'model'):
-            times, peaks = row['figures'][part], row['figures'][f'{part}_mib']
-            ratio = f'{times["ratio"]:.2f} ({times["least"]:.2f} to {times["most"]:.2f})'
-            cells += [f'{times["before"]:.0f} to {times["after"]:.0f}: {ratio}']
-            cells += [f'{peaks["before"]:.0f} to {peaks["after"]:.0f}']
+    for row in report['files']:
+        cells = [row['file'], f'{row["bytes"] / 2**20:.1f}']
+        cells += [f'{row[key]["coco/bbox_mAP"]:.3f}, {row[key]["coco/segm_mAP"]:.3f}' for key in runtimes]
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
 
@@ -212,7 +207,7 @@ GPU_NAMES = {'sdpa': 'ours, `sdpa`'}
 PAGES = (
     'README.md',
     'README_zh-CN.md',
-    'docs/elsewhere.md',
+    'docs/deploy.md',
     'docs/explore.md',
     'docs/features.md',
     'docs/install.md',
@@ -245,7 +240,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),
     'explore': (['explore.json'], explore_table),
-    'replace_swin': (['replace_swin.json'], replace_swin_table),
+    'smaller files': (['exports_smaller.json'], smaller_files_table),
 }
 
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from swin_dense.doctor import install_command
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination
 
@@ -128,15 +129,15 @@ def require_packages(packages: Sequence[str], extra: str) -> None:
     """Check that the packages of an extra are installed.
 
     Raises:
-        ImportError: packages are missing; the message contains their names and how to install the extra.
+        ImportError: packages are missing; the message contains their names and how to install them.
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         are = 'is' if len(missing) == 1 else 'are'
-        raise ImportError(f'this command needs {", ".join(missing)}, which {are} not installed: {install_extra(extra)}')
+        how = how_to_install_mm() if extra == 'mm' else install_command(*missing)
+        raise ImportError(f'this command needs {", ".join(missing)}, which {are} not installed: {how}')
 
 
-def install_extra(extra: str) -> str:
-    """Return the command that installs an extra of pyproject.toml."""
-    pip = f"pip install 'swin-dense[{extra}]'"
-    return f'pip install --no-build-isolation mmcv==2.1.0, then {pip}; see docs/install.md' if extra == 'mm' else pip
+def how_to_install_mm() -> str:
+    """Return the commands that install mmdet and mmsegmentation."""
+    return f'{install_command("mmcv", "mmengine", "mmdet", "mmseg", "ftfy", "regex")}; see docs/install.md'

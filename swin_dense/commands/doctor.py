@@ -31,26 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    findings = examine(args.again)
+    findings: list[Finding] = []
+    for finding in examine(args.again):
+        if not args.json:
+            if not findings or finding.topic != findings[-1].topic:
+                print('\n' * bool(findings) + TITLES[finding.topic])
+            print('\n'.join(lines_of(finding)), flush=True)
+        findings.append(finding)
+    broken = [finding for finding in findings if finding.status == 'broken']
     if args.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    elif not broken:
+        print('\nNothing is broken.')
     else:
-        print('\n'.join(report(findings)))
-    return int(any(finding.status == 'broken' for finding in findings))
+        cures = dict.fromkeys(finding.cure for finding in broken if finding.cure)
+        print(f'\n{len(broken)} broken. Suggested fixes:', *(f'  {cure}' for cure in cures), sep='\n')
+    return int(bool(broken))
 
 
-def report(findings: list[Finding]) -> list[str]:
-    """Return the lines of the report: the findings by topic, then the suggested fixes."""
-    lines = []
-    for topic in dict.fromkeys(finding.topic for finding in findings):
-        lines += ['', TITLES[topic]]
-        for finding in findings:
-            if finding.topic == topic:
-                gap = ' ' if len(finding.name) <= 24 else f'\n{"":10}'
-                lines.append(f'  {finding.status:7} {finding.name:24}{gap}{finding.text}')
-                lines += [f'{"":11}{"":24}-> {finding.cure}'] if finding.cure else []
-    broken = [finding for finding in findings if finding.status == 'broken']
-    if not broken:
-        return [*lines[1:], '', 'Nothing is broken.']
-    cures = dict.fromkeys(finding.cure for finding in broken if finding.cure)
-    return [*lines[1:], '', f'{len(broken)} broken. Suggested fixes:', *(f'  {cure}' for cure in cures)]
+def lines_of(finding: Finding) -> list[str]:
+    """Return the lines of the report for one finding."""
+    gap = ' ' if len(finding.name) <= 24 else f'\n{"":10}'
+    line = f'  {finding.status:7} {finding.name:24}{gap}{finding.text}'
+    return [line, f'{"":11}{"":24}-> {finding.cure}'] if finding.cure else [line]

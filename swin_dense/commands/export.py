@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_dense.commands._options import add_backbone, add_out, add_size, check_out, require_packages
+from swin_dense.commands._mm import read_config
+from swin_dense.commands._options import add_backbone, add_out, add_settings, add_size, check_out, require_packages
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='for a whole model: CONFIG CHECKPOINT FILE.onnx; or CONFIG CHECKPOINT and --out',
     )
     add_out(parser, '.onnx, .pt2 or .ts file to write', required=False)
+    add_settings(parser)
     parser.add_argument('--opset', type=int, help='ONNX opset (default: 20)')
     parser.add_argument(
         '--image',
@@ -82,16 +84,16 @@ def run(args: argparse.Namespace) -> int:
 def _write_whole(args: argparse.Namespace) -> Exported:
     given = (args.checkpoint, args.arch, args.window_size, args.out_indices, args.static, args.half, args.no_check)
     if any(given) or tuple(args.size) != (224, 224) or args.batch != 1:
-        raise ValueError('with a config and a checkpoint only --out, --force, --image and --opset are allowed')
+        raise ValueError('with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed')
     from swin_dense.export.whole import export_whole
 
-    config, checkpoint = args.model
-    return export_whole(config, checkpoint, args.out, image=args.image, opset=args.opset)
+    args.config, checkpoint = args.model
+    return export_whole(read_config(args), checkpoint, args.out, image=args.image, opset=args.opset)
 
 
 def _write_backbone(args: argparse.Namespace) -> Exported:
-    if args.image:
-        raise ValueError('--image is for a whole model: CONFIG CHECKPOINT FILE.onnx')
+    if args.image or args.set:
+        raise ValueError('--image and --set are for a whole model: CONFIG CHECKPOINT FILE.onnx')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and not args.static:

@@ -6,7 +6,7 @@
 The .onnx file must come from `swin-dense export CONFIG CHECKPOINT FILE`; it needs neither torch nor the frameworks. For
 each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json. With a detector, the JSON lists class, score,
 box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the fraction of
-pixels of every class, and PHOTO.labels.png contains the class of every pixel.
+pixels of every class, and PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 255).
 """
 
 from __future__ import annotations
@@ -70,16 +70,15 @@ def run(args: argparse.Namespace) -> int:
         for ending in ('painted.jpg', 'labels.png', 'json'):
             check_free(args.out / f'{stem}.{ending}', args.force)
     predict = _predictor(model, args)
-    from PIL import Image  # not needed for --help
+    from swin_dense.runtime import pictures  # not needed for --help
 
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for path in images:
         try:
-            with Image.open(path) as image:
-                image.load()
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            print(f'swin-dense predict: {path} cannot be read: {error}', file=sys.stderr)
+            pictures.read(path)
+        except ValueError as error:
+            print(f'swin-dense predict: {error}', file=sys.stderr)
             failed += 1
             continue
         write(args.out / Path(path).stem, predict(path))
@@ -105,8 +104,8 @@ def write(stem: Path, prediction: Prediction) -> None:
     from PIL import Image
 
     pictures = {'painted.jpg': prediction.painted}
-    if prediction.labels is not None:
-        pictures['labels.png'] = prediction.labels
+    if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
+        pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
     for ending, pixels in pictures.items():
         with written_whole(stem.with_name(f'{stem.name}.{ending}')) as unfinished:
             Image.fromarray(pixels).save(unfinished.path, quality=95)

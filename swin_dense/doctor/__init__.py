@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -82,24 +83,30 @@ class Finding:
     cure: str = ''
 
 
-def examine(again: bool = False) -> list[Finding]:
-    """Run all checks and return the findings; raises nothing.
+def examine(again: bool = False) -> Iterator[Finding]:
+    """Run all checks and yield each finding as soon as it is known, ordered by topic; raises nothing.
 
     Args:
         again: check the Triton kernels even if a stored verdict exists.
     """
+    yield from versions()
     core, *frameworks = CHECKS
     core_finding = probe('check', core)
     if core_finding.status == 'broken':  # every other check would fail for the same reason
-        return [*versions(), core_finding]
+        yield core_finding
+        return
+    yield from extras()
     with ThreadPoolExecutor(4) as pool:
-        backends = pool.submit(probe_backends)
         traps = pool.map(lambda name: probe('trap', name), TRAPS)
+        backends = pool.submit(probe_backends)
         checks = pool.map(lambda name: probe('check', name), frameworks)
-        found = [*versions(), *extras(), *traps, *backends.result(), core_finding, *checks]
+        yield from traps
+        yield from backends.result()
+        yield core_finding
+        yield from checks
     from swin_dense.doctor import kernels  # imports torch
 
-    return [*found, *kernels.examine(again)]  # last, because timing needs an idle GPU
+    yield from kernels.examine(again)  # last, because timing needs an idle GPU
 
 
 def versions() -> list[Finding]:
@@ -134,7 +141,9 @@ def extras() -> list[Finding]:
         requirements = importlib.metadata.requires('swin-dense') or []
     except importlib.metadata.PackageNotFoundError:
         return [
-            Finding('extra', 'all', 'note', 'unknown, because swin-dense is not installed', 'pip install swin-dense')
+            Finding(
+                'extra', 'all', 'note', 'unknown, because swin-dense is not installed', 'pip install . (in its clone)'
+            )
         ]
     packages: dict[str, list[str]] = {}
     for requirement in requirements:
@@ -148,12 +157,7 @@ def _extra(name: str, packages: list[str]) -> Finding:
     missing = [package for package in packages if not (_version_of(package) or _version_of(FORKS.get(package, '')))]
     if not missing:
         return Finding('extra', name, 'ok', f'has {", ".join(packages)}')
-    first = f'{install_command("mmcv")}; ' if 'mmcv' in missing else ''
-    if set(packages) & set(FORKS) and _uses_forks():
-        cure = '; '.join(install_command(package) for package in missing)
-    else:
-        cure = f"{first}pip install 'swin-dense[{name}]'"
-    return Finding('extra', name, 'note', f'missing: {", ".join(missing)}', cure)
+    return Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -223,12 +227,12 @@ def cure_for(error: str, package: str = '') -> str:
     return f'pip install --force-reinstall --no-deps {distribution_of(package)}' if package else ''
 
 
-def install_command(package: str) -> str:
-    """Return the command that installs a package, given its import name."""
-    distribution = distribution_of(package)
-    if package == 'mmcv':  # must be compiled against the installed torch
-        return f'pip install --no-build-isolation {"mmcv==2.1.0" if distribution == "mmcv" else distribution}'
-    return f'pip install {distribution}'
+def install_command(*packages: str) -> str:
+    """Return the commands that install packages, given their import names."""
+    names = {package: distribution_of(package) for package in packages}
+    mmcv = names.pop('mmcv', None)  # must be compiled against the installed torch
+    commands = [f'pip install --no-build-isolation {"mmcv==2.1.0" if mmcv == "mmcv" else mmcv}'] if mmcv else []
+    return '; '.join([*commands, *([f'pip install {" ".join(names.values())}'] if names else [])])
 
 
 def distribution_of(package: str) -> str:

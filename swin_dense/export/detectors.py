@@ -39,7 +39,7 @@ class OneStageDetector(Detector):
     """RetinaNet."""
 
     def forward(self, img: Tensor) -> tuple[Tensor, ...]:
-        """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,), by descending score."""
+        """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,) int32, by descending score."""
         head, config = self.detector.bbox_head, self.detector.bbox_head.test_cfg
         boxes, scores, labels = [], [], []
         for logits, deltas, anchors in dense_levels(head, self.maps(img)):
@@ -52,7 +52,7 @@ class OneStageDetector(Detector):
         box, score, label = torch.cat(boxes), torch.cat(scores), torch.cat(labels)
         score = discard_small(box, score, config)
         kept = batched_nms(box, score, label, config.nms, config.max_per_img)
-        return box[kept], score[kept], label[kept]
+        return box[kept], score[kept], label[kept].int()
 
 
 class TwoStageDetector(Detector):
@@ -64,7 +64,7 @@ class TwoStageDetector(Detector):
             self.OUTPUTS = (*Detector.OUTPUTS, 'masks')
 
     def forward(self, img: Tensor) -> tuple[Tensor, ...]:
-        """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,), by descending score.
+        """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,) int32, by descending score.
 
         A detector with masks also returns masks (N, h, w), the probabilities inside each box.
         """
@@ -78,8 +78,8 @@ class TwoStageDetector(Detector):
         kept = batched_nms(box, score, label, config.nms, config.max_per_img)
         box, score, label = box[kept], score[kept], label[kept]
         if not roi_head.with_mask:
-            return box, score, label
-        return box, score, label, self._masks(maps, box, label)
+            return box, score, label.int()
+        return box, score, label.int(), self._masks(maps, box, label)
 
     def _proposals(self, maps: tuple[Tensor, ...], img: Tensor) -> Tensor:
         head, config = self.detector.rpn_head, self.detector.rpn_head.test_cfg

@@ -1,45 +1,24 @@
-"""Export a model to a file, and verify it at several image sizes before it is kept."""
+"""Export a backbone, or a module that contains one, to a file."""
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from swin_dense.export import formats, running
+from swin_dense.export import formats
 from swin_dense.export.pooling import replace_adaptive_pools
+from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import written_whole
 
-_logger = logging.getLogger(__package__)
 # Maximum difference from the model's float32 output, relative to the largest value of that output.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2}
-
-
-class ExportError(RuntimeError):
-    """The model cannot be traced, or the outputs of the exported file differ from those of the model."""
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The result of an export.
-
-    Attributes:
-        path: the file.
-        nodes: number of nodes in its graph.
-        errors: maps image shapes (B, C, H, W) to the largest relative error of any output; empty with ``check=False``.
-    """
-
-    path: Path
-    nodes: int
-    errors: dict[tuple[int, ...], float]
 
 
 def export_model(
@@ -105,15 +84,17 @@ def export_model(
     # torch.export treats a size of 1 as a constant.
     shape = (2 if free else batch or 1, backbone.in_channels, height, width)
     img = torch.zeros(shape, device=weight.device, dtype=torch.float16 if half else torch.float32)
-    with written_whole(path) as unfinished, torch.no_grad():
-        _logger.info('tracing the model for %s ...', path.name)
-        try:
-            nodes = formats.FORMATS[path.suffix](recorded, img, free, opset, unfinished.path)
-        except RuntimeError as error:  # the base class of all errors of the exporters
-            hint = '; if it branches on sizes, dynamic=False may work' if dynamic else ''
-            raise ExportError(f'{type(model).__name__} could not be exported{hint}: {error}') from error
-        errors = _compare(model, unfinished.path, _shapes_to_check(img.shape, free), img.dtype) if check else {}
-    return Exported(path, nodes, errors)
+    interface = formats.Interface((img,), (free,))
+    comparison = Comparison(
+        _shapes_to_check(img.shape, free),
+        partial(_error, model, img.dtype),
+        TOLERANCES[img.dtype],
+        "its outputs are off by {error:.1e} of the model's largest value, at most {limit:.0e} is allowed",
+        device=weight.device,
+    )
+    write = partial(formats.FORMATS[path.suffix], recorded, interface, opset)
+    hint = '; if it branches on sizes, dynamic=False may work' if dynamic else ''
+    return write_verified(path, write, comparison if check else None, hint)
 
 
 def checked_path(path: str | PathLike[str], suffixes: Iterable[str]) -> Path:
@@ -169,33 +150,15 @@ def _shapes_to_check(shape: torch.Size, free: dict[int, str]) -> list[tuple[int,
     return [(images, channels, height, width) for images in ((1, 2, 3) if free else (batch,))]
 
 
-def _compare(
-    model: nn.Module, path: Path, shapes: list[tuple[int, ...]], dtype: torch.dtype
-) -> dict[tuple[int, ...], float]:
-    run = running.load(path)
-    generator = torch.Generator().manual_seed(0)
+def _error(model: nn.Module, dtype: torch.dtype, run: Run, shape: tuple[int, ...]) -> tuple[float, int]:
+    """Return the largest relative error of any output of a file on noise, and the number of outputs."""
+    img = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
     device = next(model.parameters()).device
-    errors = {}
-    for shape in shapes:
-        _logger.info('comparing the file with the model on an image of %s ...', 'x'.join(map(str, shape)))
-        img = torch.randn(shape, generator=generator).to(device, dtype)
-        expected = formats.outputs_of(model(img.float()))
-        try:
-            outs = run(img)
-        except Exception as error:  # each runtime has its own exception types
-            raise ExportError(f'the file does not run on an image {shape}, so it was removed: {error}') from error
-        errors[shape] = _relative_error(outs, expected, dtype)
-        if not errors[shape] <= TOLERANCES[dtype]:
-            raise ExportError(
-                f'the file is wrong on an image {shape}, so it was removed: its outputs are off by '
-                f"{errors[shape]:.1e} of the model's largest value, at most {TOLERANCES[dtype]:.0e} is allowed"
-            )
-    return errors
-
-
-def _relative_error(outs: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> float:
+    expected = [out.cpu() for out in formats.outputs_of(model(img.float().to(device)))]
+    outs = [torch.from_numpy(out) for out in run({'img': img.numpy()})]
     if [(out.shape, out.dtype) for out in outs] != [(out.shape, dtype) for out in expected]:
-        return float('inf')
+        return float('inf'), len(outs)
     pairs = zip(outs, expected, strict=True)
-    errors = [(out.cpu() - right.cpu()).abs().max().item() / (right.abs().max().item() or 1.0) for out, right in pairs]
-    return max(errors, key=lambda error: float('inf') if error != error else error)  # max() may ignore NaN
+    errors = [(out - right).abs().max().item() / (right.abs().max().item() or 1.0) for out, right in pairs]
+    # max() may ignore NaN.
+    return max(errors, key=lambda error: float('inf') if error != error else error), len(outs)

@@ -18,6 +18,7 @@ from torch.torch_version import TorchVersion
 from swin_dense.export.folding import fold_constants
 from swin_dense.export.operators import translations
 
+_logger = logging.getLogger(__package__)
 # The first opset with GELU as one operator.
 DEFAULT_OPSET = 20
 OLDEST_OPSET = 18
@@ -26,89 +27,92 @@ LARGEST_ONNX = 3 * 2**29
 PACKAGES = ('onnx', 'onnxscript')
 
 
-def write_onnx(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
-    """Write an ONNX file. ``free`` maps the dynamic axes of the image (B, C, H, W) to their names."""
-    return _save_onnx(_program(model, (img,), (free,)), Interface(('img',), (img,), (free,)), opset, path)
+class ExportError(RuntimeError):
+    """The model cannot be traced or converted, or the outputs of the exported file differ from those of the model."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs, outputs and metadata of an ONNX file.
+    """Inputs, outputs and metadata of a file. Names and metadata are only for ONNX.
 
     Attributes:
-        inputs: names of the inputs.
-        example: a tensor for each input. All inputs but the first are optional, with this tensor as default.
+        example: a tensor for each input. In ONNX, all inputs but the first are optional, with this tensor as default.
         free: for each input, its dynamic axes mapped to their names.
+        inputs: names of the inputs.
         outputs: names of the outputs; None gives out0, out1 and so on.
         facts: metadata of the file.
     """
 
-    inputs: tuple[str, ...]
     example: tuple[Tensor, ...]
     free: tuple[dict[int, str], ...]
+    inputs: tuple[str, ...] = ('img',)
     outputs: tuple[str, ...] | None = None
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def write_whole_onnx(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
-    """Write an ONNX file of a model with several inputs or with operators of ``swin_dense.export.operators``."""
+def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
+    """Write an ONNX file. The model may contain operators of ``swin_dense.export.operators``."""
     require(*PACKAGES)
-    program = _program(model, interface.example, interface.free)
-    return _save_onnx(program, interface, opset, path, translations())
-
-
-def _save_onnx(
-    program: torch.export.ExportedProgram,
-    interface: Interface,
-    opset: int | None,
-    path: Path,
-    operators: dict[Any, Any] | None = None,
-) -> int:
-    require(*PACKAGES)
+    program = _program(model, interface)
     outputs = interface.outputs or [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
-    with _quiet():
-        onnx_program = torch.onnx.export(
-            program,
-            interface.example,
-            input_names=list(interface.inputs),
-            output_names=list(outputs),
-            dynamic_shapes=interface.free if any(interface.free) else None,  # only sets the names
-            opset_version=opset or DEFAULT_OPSET,
-            custom_translation_table=operators,
-            dynamo=True,
-            verbose=False,
-        )
+    opset = opset or DEFAULT_OPSET
+    _logger.info('converting the graph to ONNX ...')
+    try:
+        with _quiet():
+            onnx_program = torch.onnx.export(
+                program,
+                interface.example,
+                input_names=list(interface.inputs),
+                output_names=list(outputs),
+                dynamic_shapes=interface.free if any(interface.free) else None,  # only sets the names
+                opset_version=opset,
+                custom_translation_table=translations(),
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # onnxscript raises exceptions of any type
+        raise ExportError(f'the graph could not be converted to ONNX: {type(error).__name__}: {error}') from error
     assert onnx_program is not None
-    model = onnx_program.model
-    for value, default in zip(model.graph.inputs[1:], interface.example[1:], strict=True):
+    onnx_model = onnx_program.model
+    if onnx_model.opset_imports[''] != opset:  # onnxscript only logs that it cannot convert
+        raise ExportError(
+            f'onnxscript cannot write opset={opset} for this model, only {onnx_model.opset_imports[""]}; omit it for '
+            f'{DEFAULT_OPSET}, or choose one near that'
+        )
+    graph = onnx_model.graph
+    for value, default in zip(graph.inputs[1:], interface.example[1:], strict=True):
         import onnx_ir  # a dependency of onnxscript
 
         value.const_value = onnx_ir.tensor(default.numpy(), name=value.name)
-        model.graph.register_initializer(value)
-    model.metadata_props.update(interface.facts)
-    constants = model.graph.initializers.values()
-    held = sum(value.const_value.nbytes for value in constants if value.const_value is not None)
+        graph.register_initializer(value)
+    onnx_model.metadata_props.update(interface.facts)
+    held = 0
+    for value in graph.initializers.values():
+        held += 0 if value.const_value is None else value.const_value.nbytes
+        if not value.is_graph_input():
+            # A tool that transposes a weight, such as `quantize_dynamic`, would leave a wrong second shape of it here.
+            value.shape = value.type = None
     if held > LARGEST_ONNX:
         raise ValueError(f'weights of {held:,} bytes do not fit in one .onnx file; write a .pt2, or pass half=True')
     onnx_program.save(path)
-    return len(list(model.graph))
+    return len(list(graph))
 
 
-def write_pt2(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
+def write_pt2(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
     """Write a file of ``torch.export``."""
-    program = _program(model, (img,), (free,))
+    program = _program(model, interface)
     torch.export.save(program, path)
     return len(program.graph.nodes)
 
 
-def write_torchscript(model: nn.Module, img: Tensor, free: dict[int, str], opset: int | None, path: Path) -> int:
+def write_torchscript(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
     """Write a TorchScript file, which returns one tensor or a flat tuple."""
-    if len(free) < 3:
+    if len(interface.free[0]) < 3:
         # A TorchScript trace always computes sizes at run time; a torch.export program has fixed sizes as constants.
-        model = _program(model, (img,), (free,)).module(check_guards=False)
+        model = _program(model, interface).module(check_guards=False)
         model = torch.fx.GraphModule(model, model.graph)
     with _quiet():
-        trace = torch.jit.freeze(torch.jit.trace(_Flat(model), img).eval())
+        trace = torch.jit.freeze(torch.jit.trace(_Flat(model), interface.example).eval())
         trace.save(str(path))
     return sum(1 for _ in trace.inlined_graph.nodes())
 
@@ -120,7 +124,7 @@ def require(*packages: str) -> None:
     """Raise an ImportError that names all packages that are not installed."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ImportError(f"the export needs {', '.join(missing)}; install with pip install 'swin-dense[export]'")
+        raise ImportError(f'the export needs {", ".join(missing)}: pip install {" ".join(missing)}')
 
 
 def outputs_of(result: Any) -> list[Tensor]:
@@ -140,9 +144,7 @@ def outputs_of(result: Any) -> list[Tensor]:
     return [out for part in result for out in outputs_of(part)]
 
 
-def _program(
-    model: nn.Module, example: tuple[Tensor, ...], free: tuple[dict[int, str], ...]
-) -> torch.export.ExportedProgram:
+def _program(model: nn.Module, interface: Interface) -> torch.export.ExportedProgram:
     if TorchVersion(torch.__version__) < '2.7':
         raise ImportError(
             '.onnx and .pt2 files and .ts files for a fixed size need torch 2.7 or later, '
@@ -150,14 +152,14 @@ def _program(
         )
     from torch.fx.experimental import _config as symbolic_shapes
 
-    sizes = tuple({axis: torch.export.Dim(name, min=1) for axis, name in axes.items()} for axes in free)
+    sizes = tuple({axis: torch.export.Dim(name, min=1) for axis, name in axes.items()} for axes in interface.free)
     # Without this setting torch specialises the graph on whether each size is 1.
     with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        program = torch.export.export(model, example, dynamic_shapes=sizes)
-        if 2 in free[0]:
+        program = torch.export.export(model, interface.example, dynamic_shapes=sizes)
+        if 2 in interface.free[0]:
             return program
         folded = fold_constants(program.module(check_guards=False))
-        return torch.export.export(folded, example, dynamic_shapes=sizes)
+        return torch.export.export(folded, interface.example, dynamic_shapes=sizes)
 
 
 class _Flat(nn.Module):
@@ -175,12 +177,14 @@ class _Flat(nn.Module):
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress torch's warnings to developers of exporters. Wrong files are detected by comparing outputs."""
-    logger = logging.getLogger('torch.onnx')
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ('torch.onnx', 'onnxscript')]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import colorsys
 import copy
 import json
-import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,25 +16,25 @@ from torch import nn
 
 from swin_dense.export import agreement, formats, gate
 from swin_dense.export.detectors import OneStageDetector, TwoStageDetector
-from swin_dense.export.export import Exported, ExportError, check_opset, checked_path
+from swin_dense.export.export import check_opset, checked_path
+from swin_dense.export.formats import ExportError
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.segmentor import Segmentor
+from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.runtime import pictures
-from swin_dense.runtime.sessions import KEY, OnnxRuntime
+from swin_dense.runtime.sessions import FORMAT, KEY
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import written_whole
 
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-_logger = logging.getLogger(__package__)
 # Portrait of Eileen Collins by NASA, in the public domain.
 PICTURE = Path(__file__).with_name('assets') / 'astronaut.jpg'
 # (height, width) of the image for tracing, and of the images for the comparison.
 EXAMPLE = (256, 320)
 SIZES = ((333, 500), (480, 352), (600, 797))
 # Compares a file with its framework on pixels (H, W, 3), BGR. Returns the share that differs and the number compared.
-Compare = Callable[[OnnxRuntime, np.ndarray], tuple[float, int]]
+Compare = Callable[[Run, np.ndarray], tuple[float, int]]
 
 
 def export_detector(
@@ -49,8 +48,8 @@ def export_detector(
     """Export a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
 
     The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``boxes`` (N, 4) in
-    pixels of that image, ``scores`` (N,), ``labels`` (N,) and, for a detector with masks, ``masks`` (N, h, w), the
-    probabilities inside the boxes. The graph includes normalisation, padding and thresholds; ``swin_dense.runtime``
+    pixels of that image, ``scores`` (N,), ``labels`` (N,) int32 and, for a detector with masks, ``masks`` (N, h, w),
+    the probabilities inside the boxes. The graph includes normalisation, padding and thresholds; ``swin_dense.runtime``
     does the other steps.
 
     The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
@@ -77,27 +76,28 @@ def export_detector(
         >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
     """
     path = _check_arguments(path, image, opset)
-    config, detector, names = _read(config, checkpoint, 'mmdet')
-    _check_supported(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(config)])
+    detector, names, pipeline = _read(config, checkpoint, 'mmdet')
+    _check_supported(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(pipeline)])
     graph = (TwoStageDetector if hasattr(detector, 'roi_head') else OneStageDetector)(copy.deepcopy(detector))
     settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
     mask_threshold = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
 
-    def compare(session: OnnxRuntime, pixels: np.ndarray) -> tuple[float, int]:
-        ours = agreement.instances_of_file(session.run({'img': _image(pixels)}), pixels.shape[:2], mask_threshold)
+    def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
+        ours = agreement.instances_of_file(run({'img': _image(pixels)}), pixels.shape[:2], mask_threshold)
         theirs = agreement.instances_of_framework(detector, pixels)
         return agreement.share_of_unmatched(theirs, ours, settings.score_thr, settings.max_per_img)
 
     facts = {
+        'format': FORMAT,
         'task': 'detection',
         **names,
-        'resize': gate.resize_of(config),
+        'resize': gate.resize_of(pipeline),
         'score_threshold': settings.score_thr,
         'mask_threshold': mask_threshold,
     }
     example = torch.zeros(1, 3, *EXAMPLE)
     interface = formats.Interface(
-        ('img',), (example,), ({2: 'height', 3: 'width'},), graph.OUTPUTS, {KEY: json.dumps(facts)}
+        (example,), ({2: 'height', 3: 'width'},), outputs=graph.OUTPUTS, facts={KEY: json.dumps(facts)}
     )
     return _write(graph, interface, compare, path, image, opset)
 
@@ -140,14 +140,14 @@ def export_segmentor(
         >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
     """
     path = _check_arguments(path, image, opset)
-    config, segmentor, names = _read(config, checkpoint, 'mmseg')
-    _check_supported(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(config)])
+    segmentor, names, pipeline = _read(config, checkpoint, 'mmseg')
+    _check_supported(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(pipeline)])
 
-    def compare(session: OnnxRuntime, pixels: np.ndarray) -> tuple[float, int]:
+    def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
         other = np.array(pixels.shape[:2]) * 3 // 2
         both = (pixels, pixels[::-1, ::-1])
-        (ours,) = session.run({'img': _image(*both)})
-        (resized,) = session.run({'img': _image(pixels), 'size': other})
+        (ours,) = run({'img': _image(*both)})
+        (resized,) = run({'img': _image(pixels), 'size': other})
         theirs = [agreement.classes_of_framework(segmentor, one, one.shape[:2]) for one in both]
         differ = (
             ours != np.stack(theirs),
@@ -155,20 +155,23 @@ def export_segmentor(
         )
         return max(float(part.mean()) for part in differ), ours.size
 
-    facts = {'task': 'segmentation', **names, 'resize': gate.resize_of(config)}
+    facts = {'format': FORMAT, 'task': 'segmentation', **names, 'resize': gate.resize_of(pipeline)}
     example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # tracing treats a size of 1 as a constant
     free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
-    interface = formats.Interface(('img', 'size'), example, free, ('labels',), {KEY: json.dumps(facts)})
+    interface = formats.Interface(example, free, ('img', 'size'), ('labels',), {KEY: json.dumps(facts)})
     return _write(Segmentor(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
 
 
 def export_whole(
-    config: str, checkpoint: str, path: str, *, image: str | None = None, opset: int | None = None
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
 ) -> Exported:
     """Call :func:`export_detector` for a config of mmdet and :func:`export_segmentor` for one of mmseg."""
-    from swin_dense.recipes.files import load_recipe
-
-    loaded = load_recipe(config)
+    loaded = _loaded(config)
     scope = loaded.get('default_scope')
     exporters = {'mmdet': export_detector, 'mmseg': export_segmentor}
     checks.one_of("the config's default_scope", scope, exporters)
@@ -186,22 +189,22 @@ def _check_arguments(path: str | PathLike[str], image: str | PathLike[str] | Non
 
 def _read(
     config: str | PathLike[str] | Config, checkpoint: str | PathLike[str], scope: str
-) -> tuple[Config, Any, dict[str, Any]]:
-    """Return the config, the model with its weights, and the names and colours of its classes."""
-    from swin_dense.mm.predict import Predictor  # imports the frameworks
-    from swin_dense.recipes.files import load_recipe
+) -> tuple[Any, dict[str, Any], list[dict[str, Any]]]:
+    """Return the model with its weights, the names and colours of its classes, and the test pipeline."""
+    from swin_dense.mm.predict import Predictor, test_dataset  # imports the frameworks
 
-    loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
+    loaded = _loaded(config)
     if loaded.get('default_scope') != scope:
         raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
     predictor = Predictor(loaded, str(checkpoint), 'cpu')
-    model: Any = predictor.model
-    palette = (model.dataset_meta or {}).get('palette')
-    if not isinstance(palette, (list, tuple)) or len(palette) < len(predictor.classes):
-        count = len(predictor.classes)
-        palette = [[round(255 * part) for part in colorsys.hsv_to_rgb(i / count, 0.8, 0.9)] for i in range(count)]
-    names = {'classes': list(predictor.classes), 'palette': [[int(part) for part in colour] for colour in palette]}
-    return loaded, model, names
+    names = {'classes': list(predictor.classes), 'palette': predictor.palette}
+    return predictor.model, names, test_dataset(loaded).pipeline
+
+
+def _loaded(config: str | PathLike[str] | Config) -> Config:
+    from swin_dense.recipes.files import load_recipe  # imports mmengine
+
+    return load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
 
 
 def _check_supported(model: nn.Module, reasons: Iterable[str]) -> None:
@@ -221,41 +224,15 @@ def _write(
     picture = pictures.read(image or PICTURE)[:, :, ::-1]
     replace_adaptive_pools(model)
     model.eval().requires_grad_(False)
-    with written_whole(path) as unfinished, torch.no_grad():
-        _logger.info('tracing the model for %s ...', path.name)
-        try:
-            nodes = formats.write_whole_onnx(model, interface, opset, unfinished.path)
-        except RuntimeError as error:  # the base class of all errors of the exporters
-            raise ExportError(f'the model could not be exported: {error}') from error
-        return Exported(path, nodes, _compare_outputs(unfinished.path, picture, compare, image))
-
-
-def _compare_outputs(
-    path: Path, picture: np.ndarray, compare: Compare, image: str | PathLike[str] | None
-) -> dict[tuple[int, ...], float]:
-    errors: dict[tuple[int, ...], float] = {}
-    count = 0
-    session = OnnxRuntime(path, 0)
-    for size in SIZES:
-        shape = (1, 3, *size)
-        _logger.info('comparing the file with the framework on an image of %s ...', 'x'.join(map(str, shape)))
-        try:
-            errors[shape], compared = compare(session, pictures.resized(picture, *size))
-        except Exception as error:  # each runtime has its own exception types
-            raise ExportError(f'the file does not run on an image {shape}, so it was removed: {error}') from error
-        if errors[shape] > agreement.LARGEST_SHARE:
-            raise ExportError(
-                f'the file is wrong on an image {shape}, so it was removed: {errors[shape]:.1%} of its predictions '
-                f'differ from those of the framework, at most {agreement.LARGEST_SHARE:.0%} is allowed'
-            )
-        count += compared
-    if not count:
-        raise ExportError(
-            f'the model finds nothing in {image or "the built-in image"}, so the file could not be compared and was '
-            'removed; give an image that shows objects of its classes (the argument `image`, --image on the command '
-            'line)'
-        )
-    return errors
+    comparison = Comparison(
+        [(1, 3, *size) for size in SIZES],
+        lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
+        agreement.LARGEST_SHARE,
+        '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
+        f'the model finds nothing in {image or "the built-in image"}; give an image that shows objects of its classes '
+        '(the argument `image`, --image on the command line)',
+    )
+    return write_verified(path, partial(formats.write_onnx, model, interface, opset), comparison)
 
 
 def _image(*pictures: np.ndarray) -> np.ndarray:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import colorsys
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS
 from torch import nn
 
@@ -23,32 +25,43 @@ class Predictor:
         score: minimum score of detections.
 
     Attributes:
-        classes: class names by label.
+        classes: class names by label: those of the checkpoint, or of the test data set if it has none.
+        palette: RGB colour of each class.
         model: the model.
 
     Raises:
-        ValueError: the config belongs to neither framework, its model cannot be built, or the checkpoint does not fit.
+        ValueError: the config belongs to neither framework or has no test data set, its model cannot be built, the
+            checkpoint does not fit, or the class names are not as many as the classes of the head.
     """
 
     def __init__(self, config: Config, checkpoint: str, device: str | None = None, score: float = 0.3) -> None:
         scope = config.get('default_scope')
         if scope not in ('mmdet', 'mmseg'):
             raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
+        dataset = test_dataset(config)
         self._is_detector = scope == 'mmdet'
         self._score = score
         apis = importlib.import_module(f'{scope}.apis')
+        inferencer: Any = apis.DetInferencer if self._is_detector else apis.MMSegInferencer
+        saved: dict[str, Any] = {}
+
+        class Inferencer(inferencer):  # the framework invents names if a checkpoint contains none
+            def _load_weights_to_model(self, model: nn.Module, checkpoint: dict, cfg: Config) -> None:
+                super()._load_weights_to_model(model, checkpoint, cfg)
+                meta = checkpoint.get('meta', {})
+                # Older versions saved CLASSES and PALETTE in `meta` itself.
+                saved.update({key.lower(): value for key, value in (meta.get('dataset_meta') or meta).items()})
+
         try:
-            if self._is_detector:
-                self._inferencer = apis.DetInferencer(config, checkpoint, device, show_progress=False)
-            else:
-                self._inferencer = apis.MMSegInferencer(config, checkpoint, device=device)
+            options = {'show_progress': False} if self._is_detector else {}
+            self._inferencer: Any = Inferencer(config, checkpoint, device=device, **options)
         except Exception as error:  # the frameworks raise exceptions of any type for wrong configs and files
             reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
             raise ValueError(
                 f'the model of the config cannot be built, or {checkpoint} is not a checkpoint of it ({reason})'
             ) from error
         self.model: nn.Module = self._inferencer.model
-        self._name_classes(config)
+        self._name_classes(saved, _metainfo(scope, dataset))
 
     def __call__(self, path: str) -> Prediction:
         """Return the prediction for an image file."""
@@ -56,7 +69,7 @@ class Predictor:
             result = self._inferencer(path, return_vis=True, pred_score_thr=self._score)
             return Prediction({'image': path, 'instances': self._instances(result)}, result['visualization'][0])
         result = self._inferencer(path, return_vis=True)
-        labels = result['predictions'].astype(np.uint8)
+        labels = result['predictions'].astype(np.int32)
         segments = [
             {'class': self.classes[label], 'label': int(label), 'share': float((labels == label).mean())}
             for label in np.unique(labels)
@@ -73,14 +86,65 @@ class Predictor:
                 instances.append(instance if mask is None else {**instance, 'mask': mask})
         return instances
 
-    def _name_classes(self, config: Config) -> None:
-        """Take class names from the config, because the frameworks invent names if a checkpoint contains none."""
-        model: Any = self.model
-        dataset = config.test_dataloader.dataset
-        with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
-            known = getattr(registry.get(dataset.type), 'METAINFO', {})
-        meta = {**known, **dataset.get('metainfo', {})}
-        if meta.get('classes'):
-            model.dataset_meta = {key: meta.get(key) for key in ('classes', 'palette')}
-            self._inferencer.visualizer.dataset_meta = model.dataset_meta
-        self.classes: tuple[str, ...] = tuple(model.dataset_meta['classes'])
+    def _name_classes(self, saved: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+        """Set names and colours from the checkpoint, or from the test data set if the checkpoint has no names."""
+        counts = [len(meta.get('classes') or ()) for meta in (saved, known)]
+        meta = saved if counts[0] else known
+        expected = _classes_of_head(self.model)
+        self.classes: tuple[str, ...] = tuple(meta.get('classes') or ())
+        if expected is not None and len(self.classes) != expected:
+            raise ValueError(
+                f'the head predicts {expected} classes, but the checkpoint has {counts[0]} class names and the test '
+                f'data set {counts[1]}. Names come from the checkpoint, or from the data set if the checkpoint has '
+                "none (delete its meta['dataset_meta'] if it is wrong), and must be as many: set "
+                f'test_dataloader.dataset.metainfo.classes to {expected} names'
+            )
+        count = len(self.classes)
+        palette = meta.get('palette')
+        if not isinstance(palette, (list, tuple)) or len(palette) < count:
+            hues = [colorsys.hsv_to_rgb(index / count, 0.8, 0.9) for index in range(count)]
+            palette = [[round(255 * part) for part in colour] for colour in hues]
+        # mmdet needs tuples.
+        self.palette: list[tuple[int, ...]] = [tuple(map(int, colour)) for colour in palette[:count]]
+        self._inferencer.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
+        self._inferencer.visualizer.dataset_meta = self._inferencer.model.dataset_meta
+
+
+def _metainfo(scope: str, dataset: ConfigDict) -> dict[str, Any]:
+    """Return the metadata of a data set: those of its class, and ``metainfo`` of its config."""
+    with DATASETS.switch_scope_and_registry(scope) as registry:
+        kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
+    # mmengine's method also reads names from a file, if `metainfo` contains its path.
+    return getattr(kind, '_load_metainfo', dict)(dataset.get('metainfo') or {})
+
+
+def _classes_of_head(model: Any) -> int | None:
+    """Return the number of classes that a model predicts, or None if it has no known head."""
+    if getattr(model, 'out_channels', None) == 1:  # a binary head of mmseg
+        return 2
+    owner = getattr(model, 'roi_head', model)
+    # The fusion head counts things and stuff.
+    heads = [getattr(model, 'panoptic_fusion_head', None)]
+    heads += [getattr(owner, name, None) for name in ('bbox_head', 'mask_head', 'decode_head')]
+    head = next((head for head in heads if head is not None), None)
+    return getattr(head[-1] if isinstance(head, nn.ModuleList) else head, 'num_classes', None)
+
+
+def test_dataset(config: Config) -> ConfigDict:
+    """Return the data set in the ``test_dataloader`` of a config, which has the test pipeline and the class names.
+
+    Raises:
+        ValueError: there is none, or it wraps other data sets.
+    """
+    dataset = (config.get('test_dataloader') or {}).get('dataset')
+    if not dataset:
+        raise ValueError(
+            'the config has no test_dataloader.dataset, whose pipeline describes how images are read; add it, such as '
+            'test_dataloader = val_dataloader'
+        )
+    if 'pipeline' not in dataset:
+        raise ValueError(
+            f'test_dataloader.dataset is a {dataset.get("type")} without a pipeline of its own, as data sets are that '
+            'wrap others; set it to one of the wrapped data sets'
+        )
+    return dataset

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swin_dense.runtime import masks, painting, pictures
-from swin_dense.runtime.sessions import SESSIONS, Session
+from swin_dense.runtime.sessions import FORMAT, SESSIONS, Session
 from swin_dense.utils import checks
 
-Picture = str | PathLike[str] | np.ndarray
+if TYPE_CHECKING:
+    from swin_dense.runtime.pictures import Picture
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Prediction:
     Attributes:
         record: the prediction in types that JSON supports.
         painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB.
-        labels: class index of every pixel, (H, W), uint8; None for a detector.
+        labels: class index of every pixel, (H, W), int32; None for a detector.
     """
 
     record: dict[str, Any]
@@ -45,7 +46,8 @@ def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: floa
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file was not written by ``swin-dense export``, or contains only a backbone.
+        ValueError: the file is damaged or incomplete, was not written by ``swin-dense export``, contains only a
+            backbone, or was written by a later version of this package.
         ImportError: the runtime is not installed.
     """
     checks.one_of('runtime', runtime, SESSIONS)
@@ -53,10 +55,23 @@ def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: floa
     checks.integer('threads', threads, minimum=0)
     if not Path(path).is_file():
         raise FileNotFoundError(f'there is no file {path}')
-    session = SESSIONS[runtime](path, threads)
+    try:
+        session = SESSIONS[runtime](path, threads)
+    except ImportError:
+        raise
+    except Exception as error:  # each library has its own exception types
+        reason = ' '.join(str(error).split())
+        raise ValueError(f'{runtime} cannot load {path}, which may be damaged or incomplete: {reason}') from error
     if session.facts is None:
         raise ValueError(f'{path} contains no whole model; write one with `swin-dense export CONFIG CHECKPOINT FILE`')
-    return Model(session, json.loads(session.facts), score)
+    facts = json.loads(session.facts)
+    written = facts.get('format', FORMAT)  # absent in files of the first version
+    if written > FORMAT:
+        raise ValueError(
+            f'{path} has the format {written} of a later version of swin_dense, this one reads {FORMAT}: update '
+            'swin_dense here, or export the model again with this version'
+        )
+    return Model(session, facts, score)
 
 
 class Model:
@@ -74,11 +89,11 @@ class Model:
         self.classes: list[str] = facts['classes']
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
-        """Return the ``record`` of :class:`Prediction` for an image: a file, or (H, W, 3) uint8 in RGB."""
+        """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
         return self._predict(picture)[0]
 
     def predict(self, picture: Picture) -> Prediction:
-        """Return the complete prediction for an image: a file, or (H, W, 3) uint8 in RGB."""
+        """Return the complete prediction for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
         record, paint, labels = self._predict(picture)
         return Prediction(record, paint(), labels)
 
@@ -96,13 +111,13 @@ class Model:
         height, width = pixels.shape[:2]
         size = pictures.size_in_model(height, width, self.facts['resize'])
         img = pictures.resized(pixels, *size)[None, :, :, ::-1].transpose(0, 3, 1, 2).astype(np.float32)
-        record = {'image': None if isinstance(picture, np.ndarray) else str(picture)}
+        record = {'image': str(picture) if isinstance(picture, (str, PathLike)) else None}
         if self.facts['task'] == 'detection':
             found, masks_found = self._instances(self.run(img), pixels, size)
             paint = partial(painting.instances, pixels, found, masks_found, self.facts['palette'])
             return {**record, 'instances': found}, paint, None
         (labels,) = self.run(img, size=np.array(pixels.shape[:2]))
-        label_map = labels[0].astype(np.uint8)
+        label_map = labels[0]
         segments = [
             {'class': self.classes[label], 'label': int(label), 'share': float((label_map == label).mean())}
             for label in np.unique(label_map)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+    Picture = str | PathLike[str] | np.ndarray | Image.Image
+
 # OpenCV uses fixed-point weights with this denominator.
 _ONE = 2048
+_MODES = ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'CMYK', 'YCbCr')
+_BITS, _PHOTOMETRIC, _PLANES = 258, 262, 284  # tags of TIFF
 
 
-def read(picture: str | PathLike[str] | np.ndarray) -> np.ndarray:
-    """Return an image as (H, W, 3) uint8, RGB, with the EXIF orientation applied to files.
+def read(picture: Picture) -> np.ndarray:
+    """Return an image as (H, W, 3) uint8, RGB, with the values that mmdet and mmseg read from the same file.
+
+    Like OpenCV, it reduces 16 bits to the upper 8, drops alpha (TIFF: multiplies by it) and applies the orientation.
+    Conversions from CMYK and YCbCr differ by one level.
 
     Args:
-        picture: file, or array, which is returned unchanged.
+        picture: file, PIL image, or array, which is returned unchanged.
 
     Raises:
-        ValueError: an array has another shape.
-        TypeError: an array has another dtype.
+        FileNotFoundError: there is no such file.
+        ValueError: an array has another shape, or the image is damaged or of a kind that is not supported.
+        TypeError: an array has another dtype, or ``picture`` another type.
     """
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
@@ -27,10 +40,43 @@ def read(picture: str | PathLike[str] | np.ndarray) -> np.ndarray:
         if picture.dtype != np.uint8:
             raise TypeError(f'a picture must have the type uint8, got {picture.dtype}')
         return picture
-    from PIL import Image, ImageOps  # not needed for arrays
+    from PIL import Image  # not needed for arrays
 
-    with Image.open(picture) as image:
-        return np.asarray(ImageOps.exif_transpose(image).convert('RGB'))
+    if not isinstance(picture, (str, PathLike, Image.Image)):
+        raise TypeError(f'a picture must be a file, a PIL image or an array, got {type(picture).__name__}')
+    path = None if isinstance(picture, Image.Image) else Path(picture)
+    if path and not path.is_file():
+        raise FileNotFoundError(f'there is no file {path}')
+    try:
+        with Image.open(path) if path else contextlib.nullcontext(picture) as image:
+            return _pixels(image)
+    except Exception as error:  # decoders raise any exception for damaged files
+        reason = str(error) or type(error).__name__
+        raise ValueError(f'{path or "the PIL image"} cannot be read as an image: {reason}') from error
+
+
+def _pixels(image: Any) -> np.ndarray:
+    """Return the pixels of a PIL image, (H, W, 3) uint8, RGB."""
+    from PIL import ImageOps
+
+    if 0 in image.size:
+        raise ValueError(f'its size is {image.width} x {image.height}')
+    tags = image.tag_v2 if image.format == 'TIFF' else {}
+    bits, is_planar = max(tags.get(_BITS, (8,))), tags.get(_PLANES, 1) != 1
+    upright = ImageOps.exif_transpose(image)
+    # 16-bit PNG and PGM have the mode I in older versions of Pillow.
+    is_deep = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
+    if bits not in (1, 2, 4, 8, 16) or (bits == 16 and is_planar) or not (is_deep or image.mode in _MODES):
+        kind = f', in a TIFF of {bits} bits{" in planes" * is_planar}' if tags else ''
+        raise ValueError(
+            f'it has pixels of the mode {image.mode}{kind}; only 8 and 16 bits, grey or colour, are supported: convert '
+            'it, or pass an array of uint8'
+        )
+    if not is_deep:
+        # From TIFF, OpenCV returns colours multiplied by alpha.
+        return np.asarray(upright.convert('RGBa' if tags and image.mode == 'RGBA' else 'RGB'))[:, :, :3]
+    grey = (np.asarray(upright) >> 8).astype(np.uint8)
+    return np.stack([255 - grey if tags.get(_PHOTOMETRIC) == 0 else grey] * 3, 2)
 
 
 def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tuple[int, int]:

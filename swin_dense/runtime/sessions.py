@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 KEY = 'swin_dense'  # key of the JSON metadata in the file
+FORMAT = 1  # version of the metadata and outputs; raised when an earlier version of this package would misread a file
 OPTIONAL = ('size',)  # inputs with a default value
 
 

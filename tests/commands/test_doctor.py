@@ -62,8 +62,8 @@ def test_extras_and_what_is_missing_from_each(installed, monkeypatch):
     installed(filelock='4.2')
     features, mm = extras()
     assert (features.name, features.status, features.text) == ('features', 'note', 'missing: tifffile')
-    assert features.cure == "pip install 'swin-dense[features]'"
-    assert mm.cure == "pip install --no-build-isolation mmcv==2.1.0; pip install 'swin-dense[mm]'"
+    assert features.cure == 'pip install tifffile'
+    assert mm.cure == 'pip install --no-build-isolation mmcv==2.1.0; pip install ftfy'
     installed(filelock='4.2', tifffile='2026.3.3', onedl_mmcv='2.3.6')
     features, mm = extras()
     assert (features.status, features.text) == ('ok', 'has filelock, tifffile')
@@ -116,7 +116,7 @@ def test_cures_name_forks_where_forks_are_installed(installed):
     recompile = cure_for('ImportError: mmcv/_ext.cpython-312.so: undefined symbol: _ZN3c10', 'mmcv')
     assert recompile.endswith(f'pip uninstall onedl-mmcv mmcv-lite; pip cache remove onedl_mmcv; {compile_mmcv}')
     error = ModuleNotFoundError("No module named 'mmcv'", name='mmcv')
-    assert _explained('predict', error).endswith(f'not installed: {compile_mmcv}')
+    assert _explained(error).endswith(f'not installed: {compile_mmcv}')
 
 
 @pytest.mark.parametrize(
@@ -262,3 +262,26 @@ def test_exit_status_and_report(monkeypatch, capsys):
     assert printed.endswith('1 broken. Suggested fixes:\n  pip install x\n')
     assert '-> pip install x' in printed
     assert calls == [True, False]
+
+
+def test_findings_are_printed_as_they_are_found(monkeypatch, capsys):
+    printed = []
+
+    def examine(again):
+        yield Finding('version', 'torch', 'ok', '2.13')
+        printed.append(capsys.readouterr().out)
+        yield Finding('version', 'numpy', 'ok', '2.3')
+        yield Finding('trap', 'resume', 'ok', 'works')
+        printed.append(capsys.readouterr().out)
+
+    monkeypatch.setattr('swin_dense.commands.doctor.examine', examine)
+    assert main(['doctor']) == 0
+    assert [line.split() for line in printed[0].splitlines()] == [['Versions'], ['ok', 'torch', '2.13']]
+    assert printed[1].splitlines()[1:3] == ['', 'Known problems']
+    assert capsys.readouterr().out == '\nNothing is broken.\n'
+
+
+def test_versions_are_known_before_any_check_has_run(monkeypatch):
+    monkeypatch.setattr(doctor, 'probe', None)
+    findings = doctor.examine()
+    assert [next(findings).name for _ in range(2)] == ['python', 'torch']

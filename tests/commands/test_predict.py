@@ -12,17 +12,18 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from swin_dense.__main__ import main
+from swin_dense.mm.predict import Predictor
 from swin_dense.recipes.files import load_recipe
 
 RECIPES = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}
 
 
-def make_weights(framework, path):
-    """Save random weights of a demo model, without class names, to a file."""
+def make_weights(framework, path, **meta):
+    """Save random weights of a demo model, without class names unless ``meta`` has some, to a file."""
     init_default_scope(framework)
     model = MODELS.build(load_recipe(RECIPES[framework]).model)
     model.init_weights()
-    torch.save({'state_dict': model.state_dict(), 'meta': {}}, path)
+    torch.save({'state_dict': model.state_dict(), 'meta': meta}, path)
 
 
 @pytest.fixture
@@ -87,6 +88,75 @@ def test_a_segmentor_and_a_file_that_is_no_image(tmp_path, pictures, capsys):
     for segment in segments:
         assert segment['class'] == names[segment['label']]
         assert segment['share'] == pytest.approx((expected == segment['label']).mean())
+
+
+FIVE, SIX = ('a', 'b', 'c', 'd', 'e'), ('u', 'v', 'w', 'x', 'y', 'z')
+COLOURS = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12), (13, 14, 15)]
+
+
+@pytest.mark.parametrize(
+    ('framework', 'meta', 'dataset', 'classes', 'palette'),
+    [
+        # Names of the checkpoint, also if the test data set is COCO with its 80 names.
+        ('mmdet', {'dataset_meta': {'classes': FIVE, 'palette': COLOURS}}, {'metainfo': {}}, FIVE, COLOURS),
+        ('mmdet', {'CLASSES': FIVE, 'PALETTE': COLOURS}, {'metainfo': {}}, FIVE, COLOURS),
+        ('mmdet', {'dataset_meta': {'CLASSES': FIVE}}, {}, FIVE, None),
+        ('mmseg', {'dataset_meta': {'classes': SIX, 'palette': COLOURS}}, {'type': 'ADE20KDataset'}, SIX, None),
+        # Names of the test data set.
+        ('mmdet', {}, {'metainfo': {'classes': FIVE, 'palette': COLOURS}}, FIVE, COLOURS),
+        ('mmdet', {}, {'metainfo': {'classes': '{file}'}}, FIVE, None),
+        ('mmseg', {'epoch': 3}, {'metainfo': {'classes': SIX}}, SIX, None),
+    ],
+)
+def test_class_names_come_from_the_checkpoint_or_the_data_set(tmp_path, framework, meta, dataset, classes, palette):
+    names = tmp_path / 'names.txt'
+    names.write_text('\n'.join(FIVE))
+    config = load_recipe(RECIPES[framework])
+    for key, value in dataset.items():
+        config.test_dataloader.dataset[key] = value
+    if config.test_dataloader.dataset.get('metainfo', {}).get('classes') == '{file}':
+        config.test_dataloader.dataset.metainfo = {'classes': str(names)}
+    make_weights(framework, tmp_path / 'w.pth', **meta)
+    predictor = Predictor(config, str(tmp_path / 'w.pth'), 'cpu')
+    assert predictor.classes == classes
+    assert predictor.model.dataset_meta == {'classes': classes, 'palette': predictor.palette}
+    assert predictor.palette == palette or palette is None
+    assert len(predictor.palette) == len(classes)
+
+
+@pytest.mark.parametrize(
+    ('framework', 'meta', 'dataset', 'message'),
+    [
+        ('mmdet', {}, {'metainfo': {}}, 'predicts 5 classes, but the checkpoint has 0 class names and .* set 80'),
+        ('mmdet', {'CLASSES': SIX}, {}, 'predicts 5 classes, but the checkpoint has 6 class names and .* set 5'),
+        ('mmseg', {}, {'type': 'ADE20KDataset', 'metainfo': {}}, 'predicts 6 .* has 0 class names and .* set 150'),
+        ('mmseg', {}, {'type': 'BaseSegDataset', 'metainfo': {}}, 'predicts 6 .* has 0 class names and .* set 0'),
+    ],
+)
+def test_class_names_must_be_as_many_as_the_head_has(tmp_path, framework, meta, dataset, message):
+    config = load_recipe(RECIPES[framework])
+    for key, value in dataset.items():
+        config.test_dataloader.dataset[key] = value
+    make_weights(framework, tmp_path / 'w.pth', **meta)
+    with pytest.raises(ValueError, match=message):
+        Predictor(config, str(tmp_path / 'w.pth'), 'cpu')
+
+
+def test_more_than_256_classes(tmp_path, pictures):
+    config = load_recipe(RECIPES['mmseg'])
+    config.model.decode_head.num_classes = config.model.auxiliary_head.num_classes = 300
+    config.test_dataloader.dataset.metainfo = {'classes': [f'class {index}' for index in range(300)]}
+    init_default_scope('mmseg')
+    model = MODELS.build(config.model)
+    with torch.no_grad():
+        model.decode_head.conv_seg.bias[259] = 1e3
+    weights, written = tmp_path / 'w.pth', tmp_path / 'config.py'
+    torch.save({'state_dict': model.state_dict(), 'meta': {}}, weights)
+    config.dump(written)
+    assert main(['predict', str(written), str(weights), str(pictures[0]), '--out', str(tmp_path / 'out')]) == 0
+    (segment,) = json.loads((tmp_path / 'out' / 'a b.json').read_text())['segments']
+    assert segment == {'class': 'class 259', 'label': 259, 'share': 1.0}
+    assert (np.array(Image.open(tmp_path / 'out' / 'a b.labels.png')) == 259).all()
 
 
 @pytest.mark.parametrize(

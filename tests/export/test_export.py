@@ -1,5 +1,7 @@
 """Exported files against the model, at other sizes and batches than recorded; refused models and removed files."""
 
+import logging
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,8 +10,10 @@ from torch import nn
 
 from swin_dense import SwinBackbone, SwinV2Backbone, export_model
 from swin_dense.__main__ import main
-from swin_dense.export import ExportError, formats, running
+from swin_dense.export import ExportError, formats
 from swin_dense.export.pooling import RecordedPool
+from swin_dense.export.verify import load
+from swin_dense.runtime.sessions import SESSIONS
 from tests.conftest import needs, randomize
 from tests.models.test_ablations import ROWS
 
@@ -40,10 +44,10 @@ def assert_right(run, model, shapes=SHAPES, tolerance=1e-4):
     for batch, height, width in shapes:
         img = torch.randn(batch, 3, height, width)
         with torch.no_grad():
-            expected = formats.outputs_of(model(img))
-        for ours, theirs in zip(run(img), expected, strict=True):
+            expected = [out.numpy() for out in formats.outputs_of(model(img))]
+        for ours, theirs in zip(run({'img': img.numpy()}), expected, strict=True):
             assert ours.shape == theirs.shape
-            assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max(), (batch, height, width)
+            assert abs(ours - theirs).max() <= tolerance * abs(theirs).max(), (batch, height, width)
 
 
 class Classifier(nn.Module):
@@ -87,9 +91,9 @@ def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
     exported = export_model(model, path, size=(75, 100))
     assert len(exported.errors) == 3
     assert list(tmp_path.iterdir()) == [path]
-    assert_right(running.onnx_runtime(path, threads=1), model)
+    assert_right(SESSIONS['onnxruntime'](path, 1).run, model)
     pytest.importorskip('openvino')
-    assert_right(running.openvino(path, threads=1), model)
+    assert_right(SESSIONS['openvino'](path, 1).run, model)
 
 
 @pytest.mark.slow
@@ -107,7 +111,7 @@ def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
 )
 def test_dynamic_program_is_right_at_every_size(tmp_path, model):
     export_model(model, tmp_path / 'x.pt2', size=(75, 100), check=False)
-    assert_right(running.load(tmp_path / 'x.pt2'), model)
+    assert_right(load(tmp_path / 'x.pt2'), model)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_dynamic_program_is_right_at_every_size(tmp_path, model):
 )
 def test_dynamic_torchscript_is_right_at_every_size(tmp_path, model):
     export_model(model, tmp_path / 'x.ts', check=False)
-    assert_right(running.load(tmp_path / 'x.ts'), model)
+    assert_right(load(tmp_path / 'x.ts'), model)
 
 
 class TestStatic:
@@ -150,13 +154,13 @@ class TestStatic:
         ]
         operators = {node.op_type for node in graph.node}
         assert not operators & {'Shape', 'Range', 'Concat', 'Div', 'Mod', 'Less', 'Equal', 'Expand', 'Pad'}
-        assert_right(running.load(path), self.MODEL, [(batch, *self.SIZE) for batch in (1, 2, 5)])
+        assert_right(load(path), self.MODEL, [(batch, *self.SIZE) for batch in (1, 2, 5)])
 
     @pytest.mark.parametrize('suffix', ['pt2', 'ts'])
     def test_torchs_formats(self, tmp_path, suffix):
         path = tmp_path / f'x.{suffix}'
         export_model(self.MODEL, path, dynamic=False, size=self.SIZE)
-        assert_right(running.load(path), self.MODEL, [(1, *self.SIZE)])
+        assert_right(load(path), self.MODEL, [(1, *self.SIZE)])
         if suffix == 'pt2':
             operators = {str(node.target) for node in torch.export.load(path).graph.nodes}
             assert not operators & {'aten.arange.default', 'aten.where.ScalarOther', 'aten.unfold.default'}
@@ -170,13 +174,15 @@ class TestStatic:
 
 @pytest.mark.slow
 @needs_onnx
-def test_half_precision(tmp_path):
+def test_half_precision(tmp_path, caplog):
     model = build()
+    caplog.set_level(logging.INFO, 'swin_dense.export')
     exported = export_model(model, tmp_path / 'x.onnx', dynamic=False, size=64, half=True)
     (error,) = exported.errors.values()
     assert 1e-6 < error < 2e-2
-    out = running.load(tmp_path / 'x.onnx')(torch.randn(1, 3, 64, 64).half())
-    assert {part.dtype for part in out} == {torch.float16}
+    assert [message.split()[0] for message in caplog.messages] == ['tracing', 'converting', 'comparing']
+    out = load(tmp_path / 'x.onnx')({'img': torch.randn(1, 3, 64, 64).half().numpy()})
+    assert {part.dtype.name for part in out} == {'float16'}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
@@ -231,6 +237,14 @@ class TwoOutputs(nn.Module):
         return (out, self.function(out))[:: self.step]
 
 
+class TwoClamps(Batched):
+    """A model that clamps one value twice with constants."""
+
+    def forward(self, img):
+        (out,) = self.backbone(img)
+        return out.clamp(0, 1), out.clamp(0, 2)
+
+
 @pytest.mark.parametrize('is_first', [True, False])
 def test_a_file_with_nan_is_refused_whichever_output_holds_it(tmp_path, is_first):
     model = TwoOutputs(lambda x: (x - x) / (x - x), is_first)
@@ -245,9 +259,27 @@ def test_an_output_of_zeros_passes_the_check(tmp_path):
 
 
 def test_a_model_that_cannot_be_recorded_raises(tmp_path):
-    with pytest.raises(ExportError, match='Batched could not be exported; if it branches on sizes'):
+    with pytest.raises(ExportError, match='the model could not be exported; if it branches on sizes'):
         export_model(Batched(), tmp_path / 'x.pt2', size=32)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@needs_onnx
+@pytest.mark.parametrize(
+    ('model', 'opset', 'message'),
+    [
+        # onnxscript replaces both by Clip with bounds of the same names, and writes an invalid file.
+        (TwoClamps(), 20, 'the file does not run on an image'),
+        (build(out_indices=(0,)), 26, 'cannot write opset=26 for this model, only 18; omit it for 20'),
+    ],
+    ids=['onnxscript', 'opset'],
+)
+def test_errors_of_onnx_libraries_are_export_errors(tmp_path, capfd, model, opset, message):
+    with pytest.raises(ExportError, match=message):
+        export_model(model, tmp_path / 'x.onnx', size=32, opset=opset)
+    assert not list(tmp_path.iterdir())
+    assert 'Traceback' not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -287,7 +319,7 @@ def test_missing_packages_are_named_in_one_line(tmp_path, monkeypatch):
         formats.importlib.util, 'find_spec', lambda name: None if name in ('onnx', 'onnxruntime') else found(name)
     )
     for check, missing in ((True, 'onnxruntime'), (False, 'onnx')):
-        with pytest.raises(ImportError, match=rf"needs {missing}; .* 'swin-dense\[export\]'") as raised:
+        with pytest.raises(ImportError, match=rf'needs {missing}: pip install {missing}') as raised:
             export_model(build(), tmp_path / 'x.onnx', check=check)
         assert '\n' not in str(raised.value)
 

@@ -29,7 +29,7 @@ def built(config):
 def test_supported_models_are_not_refused(demo_data, name):
     config = config_of(name, demo_data)
     reasons = gate.reasons_against_segmentor if name == 'upernet' else gate.reasons_against_detector
-    assert not [*reasons(built(config)), *gate.reasons_against_pipeline(config)]
+    assert not [*reasons(built(config)), *gate.reasons_against_pipeline(config.test_dataloader.dataset.pipeline)]
 
 
 SOFTMAX = {'_delete_': True, 'type': 'CrossEntropyLoss', 'use_sigmoid': False}
@@ -58,18 +58,28 @@ GENERIC = {
         ('faster_rcnn', 'rpn_head.bbox_coder.type', 'LegacyDeltaXYWHBBoxCoder', 'is a LegacyDeltaXYWHBBoxCoder'),
         ('faster_rcnn', 'roi_head.bbox_head.bbox_coder.type', 'LegacyDeltaXYWHBBoxCoder', 'bbox_head.bbox_coder is a'),
         ('retinanet', 'bbox_head.anchor_generator.type', 'LegacyAnchorGenerator', 'is a LegacyAnchorGenerator'),
-        ('retinanet', 'bbox_head.loss_cls', SOFTMAX, 'is a CrossEntropyLoss without a sigmoid'),
+        ('retinanet', 'bbox_head.loss_cls', SOFTMAX, 'is a RetinaHead with use_sigmoid_cls=False'),
         ('retinanet', 'type', 'FCOS', 'model is a FCOS'),
         ('faster_rcnn', 'roi_head.type', 'DoubleHeadRoIHead', 'model.roi_head is a DoubleHeadRoIHead'),
         ('faster_rcnn', 'roi_head.bbox_head.loss_cls', SEESAW, 'bbox_head.loss_cls is a SeesawLoss'),
         ('faster_rcnn', 'roi_head.bbox_roi_extractor', GENERIC, 'is a GenericRoIExtractor'),
         ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer.type', 'RoIPool', 'is a RoIPool'),
-        ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer.pool_mode', 'max', "pools with 'max'"),
+        ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer.pool_mode', 'max', "is a RoIAlign with pool_mode='max'"),
         ('mask_rcnn', 'roi_head.mask_head.type', 'CoarseMaskHead', 'mask_head is a CoarseMaskHead'),
-        ('upernet', 'test_cfg', {'mode': 'slide', 'crop_size': (64, 64), 'stride': (32, 32)}, "mode is 'slide'"),
-        ('upernet', 'backbone.clamp_window', True, 'model.backbone has clamp_window=True'),
+        (
+            'upernet',
+            'test_cfg',
+            {'mode': 'slide', 'crop_size': (64, 64), 'stride': (32, 32)},
+            "mode='slide'; supported: 'whole'",
+        ),
+        ('upernet', 'backbone.clamp_window', True, 'model.backbone is a SwinDense with clamp_window=True'),
         ('upernet', 'decode_head.num_classes', 1, 'one output for two classes (a binary head)'),
-        ('upernet', 'data_preprocessor.test_cfg', {'size_divisor': 32}, "test_cfg is {'size_divisor': 32}"),
+        (
+            'upernet',
+            'data_preprocessor.test_cfg',
+            {'size_divisor': 32},
+            'is a ConfigDict with size_divisor=32',
+        ),
     ],
 )
 def test_unsupported_models(demo_data, name, key, value, message):
@@ -92,6 +102,7 @@ def test_unsupported_models(demo_data, name, key, value, message):
     [
         ('mmdet', 'dino/dino-4scale_r50_8xb2-12e_coco.py', 'model is a DINO of mmdet'),
         ('mmdet', 'mask2former/mask2former_r50_8xb2-lsj-50e_coco.py', 'model is a Mask2Former of mmdet'),
+        ('mmdet', 'sabl/sabl-faster-rcnn_r50_fpn_1x_coco.py', 'model.roi_head.bbox_head is a SABLHead of mmdet'),
         ('mmdet', 'htc/htc-without-semantic_r50_fpn_1x_coco.py', 'model is a HybridTaskCascade of mmdet'),
         ('mmseg', '_base_/models/pointrend_r50.py', 'model is a CascadeEncoderDecoder of mmseg'),
         ('mmseg', '_base_/models/encnet_r50-d8.py', 'is a EncHead, which overrides `predict`'),
@@ -121,8 +132,25 @@ def test_unsupported_published_models(framework, path, message):
 )
 def test_unsupported_pipelines(demo_data, index, transform, message):
     config = config_of('faster_rcnn', demo_data)
-    config.test_dataloader.dataset.pipeline[index] = ConfigDict(transform)
-    assert message in '; '.join(gate.reasons_against_pipeline(config))
+    pipeline = config.test_dataloader.dataset.pipeline
+    pipeline[index] = ConfigDict(transform)
+    assert message in '; '.join(gate.reasons_against_pipeline(pipeline))
+
+
+@pytest.mark.parametrize(
+    ('loader', 'message'),
+    [
+        (None, 'the config has no test_dataloader.dataset'),
+        ({'batch_size': 1}, 'the config has no test_dataloader.dataset'),
+        ({'dataset': {'type': 'RepeatDataset', 'dataset': {}}}, 'test_dataloader.dataset is a RepeatDataset without a'),
+        ({'dataset': {'type': 'ConcatDataset', 'datasets': []}}, 'test_dataloader.dataset is a ConcatDataset without'),
+    ],
+)
+def test_a_missing_or_wrapped_test_data_set_is_named(demo_data, tmp_path, loader, message):
+    config = config_of('faster_rcnn', demo_data)
+    config.test_dataloader = loader
+    with pytest.raises(ValueError, match=message):
+        export_detector(config, tmp_path / 'not read.pth', tmp_path / 'x.onnx')
 
 
 def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, capsys):
@@ -149,14 +177,19 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
         (['{config}', '{config}', 'x.pt2'], '--out must end in .onnx'),
         (['{config}', '{config}', 'nowhere/x.onnx'], 'nowhere'),
         (['{config}', 'x.onnx'], 'give CONFIG CHECKPOINT FILE.onnx for a whole model, or'),
-        (['{config}', '{config}', 'x.onnx', '--half'], 'only --out, --force, --image and --opset are allowed'),
+        (['{config}', '{config}', 'x.onnx', '--half'], 'only --out, --force, --set, --image and --opset are allowed'),
         (
             ['{config}', '{config}', 'x.onnx', '--size', '9', '9'],
-            'only --out, --force, --image and --opset are allowed',
+            'only --out, --force, --set, --image and --opset are allowed',
         ),
         (['{config}', '{config}', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
         (['{config}', '{config}', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
-        (['--out', 'x.ts', '--image', 'a.jpg'], '--image is for a whole model'),
+        (['--out', 'x.ts', '--set', 'a=1'], '--image and --set are for a whole model'),
+        (
+            ['{config}', '{config}', 'x.onnx', '--set', 'test_dataloader=None'],
+            'the config has no test_dataloader.dataset',
+        ),
+        (['--out', 'x.ts', '--image', 'a.jpg'], '--image and --set are for a whole model'),
     ],
 )
 def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, message):

@@ -14,6 +14,8 @@ import torch
 from mmengine.registry import METRICS, MODELS, init_default_scope
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
+from onnxruntime.quantization import quantize_dynamic
+from PIL import Image
 from pycocotools import mask as coco_mask
 
 from swin_dense import export_detector, export_segmentor, runtime
@@ -22,7 +24,7 @@ from swin_dense.export import ExportError, agreement, detectors, whole
 from swin_dense.export.detectors import OneStageDetector, TwoStageDetector
 from swin_dense.mm.predict import Predictor
 from swin_dense.runtime import pictures
-from swin_dense.runtime.sessions import SESSIONS
+from swin_dense.runtime.sessions import FORMAT, KEY, SESSIONS
 from tests.conftest import ROOT
 from tests.export.whole_models import DETECTORS, config_of, train
 
@@ -127,6 +129,21 @@ def test_a_batch_and_another_size_of_the_class_map(trained, demo_data):
             assert (labels != np.stack(expected)).mean() < 1e-3
 
 
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'upernet')])
+def test_files_can_be_quantized(trained, demo_data, tmp_path, name):
+    *_, path = trained(name)
+    small = tmp_path / 'small.onnx'
+    quantize_dynamic(path, small, op_types_to_quantize=['MatMul', 'Gemm'])
+    assert small.stat().st_size < 0.75 * path.stat().st_size  # convolutions remain
+    expected, found = (runtime.load(file, score=0.05).predict(picture_of(demo_data)) for file in (path, small))
+    if name == 'upernet':
+        assert (found.labels != expected.labels).mean() < 0.05
+    else:
+        count = len(expected.record['instances'])
+        assert 0.7 * count < len(found.record['instances']) < 1.3 * count
+        assert found.record['instances'][0]['label'] == expected.record['instances'][0]['label']
+
+
 @pytest.mark.parametrize('name', [costly(name) for name in DETECTORS])
 @pytest.mark.parametrize('runtime_name', RUNTIMES)
 def test_an_image_without_objects(trained, name, runtime_name):
@@ -221,7 +238,7 @@ def test_the_runtime_equals_the_predictor(trained, demo_data, tmp_path, name, re
     resized = tmp_path / 'resized.onnx'
     model = onnx.load(path)
     (facts,) = model.metadata_props
-    facts.value = json.dumps({**json.loads(facts.value), 'resize': whole.gate.resize_of(config)})
+    facts.value = json.dumps({**json.loads(facts.value), 'resize': whole.gate.resize_of(pipeline)})
     onnx.save(model, resized)
     picture = str(picture_of(demo_data))
     expected = Predictor(config, str(weights), 'cpu', score=0.05)(picture)
@@ -300,13 +317,21 @@ def test_an_image_without_detections_cannot_verify_a_file(demo_data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['w.pth']
 
 
-def test_files_without_a_whole_model(tmp_path):
+@pytest.fixture
+def other_file(tmp_path):
+    """Return an ONNX file without metadata."""
+
     class Backbone(torch.nn.Module):
         def forward(self, img):
             return img + 1
 
     path = tmp_path / 'backbone.onnx'
     torch.onnx.export(Backbone(), (torch.zeros(1, 3, 8, 8),), path, dynamo=True, verbose=False)
+    return path
+
+
+def test_files_without_a_whole_model(other_file):
+    path = other_file
     for each in RUNTIMES:
         with pytest.raises(ValueError, match='contains no whole model; write one with `swin-dense export CONFIG'):
             runtime.load(path, runtime=each)
@@ -314,6 +339,23 @@ def test_files_without_a_whole_model(tmp_path):
         runtime.load('nowhere.onnx')
     with pytest.raises(ValueError, match=r"runtime must be one of .*'tensorrt'"):
         runtime.load(path, runtime='tensorrt')
+
+
+@pytest.mark.parametrize('each', RUNTIMES)
+def test_damaged_files_and_files_of_later_versions(other_file, tmp_path, each):
+    content = other_file.read_bytes()
+    damaged = {'empty': b'', 'half': content[: len(content) // 2], 'no onnx': b'no model' * 99}
+    for name, part in damaged.items():
+        path = tmp_path / f'{name}.onnx'
+        path.write_bytes(part)
+        with pytest.raises(ValueError, match=f'{name}.onnx') as raised:
+            runtime.load(path, runtime=each)
+        assert '\n' not in str(raised.value)
+    model = onnx.load(other_file)
+    model.metadata_props.add(key=KEY, value=json.dumps({'format': FORMAT + 1}))
+    onnx.save(model, other_file)
+    with pytest.raises(ValueError, match=f'format {FORMAT + 1} of a later version of swin_dense, this one reads'):
+        runtime.load(other_file, runtime=each)
 
 
 ALONE = """
@@ -373,4 +415,12 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
         exec(block, names)
     assert names['record'].keys() == {'image', 'instances'}
     assert names['painted'].dtype == np.uint8
-    assert runtime.load('model.onnx').facts['mask_threshold'] == 0.5
+    facts = runtime.load('model.onnx').facts
+    assert (facts['format'], facts['mask_threshold']) == (FORMAT, 0.5)
+    with Image.open('photo.jpg') as image:
+        assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
+    for each in RUNTIMES:
+        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
+        scores = [[instance['score'] for instance in record['instances']] for record in records]
+        assert scores[1] == pytest.approx(scores[0], abs=2e-2)
+        assert len(scores[0]) > 3

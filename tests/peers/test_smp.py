@@ -3,15 +3,16 @@
 import copy
 import pickle
 
-import numpy as np
+import huggingface_hub
 import pytest
+import safetensors.torch
 import torch
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, load_checkpoint
 from tests.conftest import TINY, randomize
 
 smp = pytest.importorskip('segmentation_models_pytorch', reason='see the group peers of pyproject.toml')
-import swin_dense.integrations.smp as ours  # noqa: E402
+import swin_dense.integrations.smp  # noqa: E402
 import swin_dense.integrations.timm  # noqa: E402, F401
 
 DECODERS = ['Unet', 'UnetPlusPlus', 'MAnet', 'Linknet', 'FPN', 'PSPNet', 'PAN', 'DeepLabV3', 'DeepLabV3Plus', 'UPerNet',
@@ -79,45 +80,39 @@ def test_sizes_that_are_not_multiples_of_32():
 
 
 @torch.no_grad()
-def test_encoder_weights_from_a_file(weights):
+def test_weights_are_loaded_into_the_backbone(weights):
     path, backbone = weights
-    for name in (path, str(path)):
-        model = build('Unet', encoder_weights=name).eval()
-        assert all(torch.equal(value, model.encoder.backbone.state_dict()[key])
-                   for key, value in backbone.state_dict().items())  # fmt: skip
-    grey = build('FPN', encoder_weights=str(path), in_channels=1).eval()
+    model = build('Unet').eval()
+    load_checkpoint(model.encoder.backbone, path)
+    assert all(torch.equal(value, model.encoder.backbone.state_dict()[key])
+               for key, value in backbone.state_dict().items())  # fmt: skip
+    grey = build('FPN', in_channels=1).eval()
+    load_checkpoint(grey.encoder.backbone, path)
     image = torch.rand(1, 1, 64, 64)
     expected = backbone.eval()(image.expand(-1, 3, -1, -1))
     assert max((a - b).abs().max() for a, b in zip(grey.encoder(image)[2:], expected, strict=True)) < 1e-4
-    with pytest.raises(Exception, match=r'nothing\.pth'):
-        build('Unet', encoder_weights='nothing.pth')
+
+
+@pytest.mark.parametrize('name', ['imagenet', 'swin.pth'])
+def test_weights_named_to_smp_are_refused_with_an_explanation(name):
+    with pytest.raises(ValueError, match=f"no weights '{name}' for a Swin: .*, then call load_checkpoint"):
+        smp.Unet('swin_dense_t', encoder_weights=name)
+    with pytest.raises(ValueError, match="name the encoder 'tu-swin_dense_t'"):
+        smp.encoders.get_preprocessing_params('swin_dense_t', name)
 
 
 def test_preprocessing():
     """As in smp's tutorials; Swins are trained with the mean and standard deviation of ImageNet."""
     expected = smp.encoders.get_preprocessing_params('tu-swin_tiny_patch4_window7_224')
-    for name in ('swin_dense_t', 'swinv2_dense_b', 'tu-swin_dense_t'):
-        found = smp.encoders.get_preprocessing_params(name)
-        assert {key: found[key] for key in ('mean', 'std')} == {key: expected[key] for key in ('mean', 'std')}
-    assert smp.encoders.get_preprocessing_fn('swin_dense_t', 'imagenet')(np.zeros((2, 2, 3))).shape == (2, 2, 3)
+    found = smp.encoders.get_preprocessing_params('tu-swin_dense_t')
+    assert {key: found[key] for key in ('mean', 'std')} == {key: expected[key] for key in ('mean', 'std')}
 
 
-def test_smps_default_weights_are_refused_with_an_explanation():
-    with pytest.raises(ValueError, match=r"encoder_weights='imagenet': .* give a file, an address, or None"):
-        smp.Unet('swin_dense_t')
-
-
-def test_weights_of_other_encoders_still_come_from_the_hub(monkeypatch):
-    requested = []
-
-    def download(repo_id, **kwargs):
-        requested.append(repo_id)
-        raise OSError('no network')
-
-    monkeypatch.setattr(ours, '_smp_download', download)
-    with pytest.raises(OSError, match='no network'):
-        smp.Unet('resnet18', encoder_weights='imagenet')
-    assert requested == ['smp-hub/resnet18.imagenet']
+def test_other_encoders_are_those_of_smp():
+    """The integration adds encoders, and changes nothing in smp."""
+    assert smp.encoders.hf_hub_download is huggingface_hub.hf_hub_download
+    assert smp.encoders.load_file is safetensors.torch.load_file
+    assert smp.encoders.get_preprocessing_params.__module__ == 'segmentation_models_pytorch.encoders'
 
 
 @torch.no_grad()
@@ -134,9 +129,8 @@ def test_depths_strides_channels_and_export():
     assert (exported(image) - model(image)).abs().max() < 1e-5
 
 
-def test_save_and_load(tmp_path, weights):
-    model, other = build('Unet', encoder_weights=str(weights[0])), build('Unet')
-    randomize(model)
+def test_save_and_load(tmp_path):
+    model, other = randomize(build('Unet')), build('Unet')
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
     torch.save(model.state_dict(), tmp_path / 'model.pth')
@@ -144,12 +138,10 @@ def test_save_and_load(tmp_path, weights):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_save_pretrained_of_smp(tmp_path, weights):
-    """smp saves ``encoder_weights``; passing None on loading means that the file is not needed again."""
-    model = randomize(build('FPN', encoder_weights=str(weights[0]), in_channels=4)).eval()
+def test_save_pretrained_of_smp(tmp_path):
+    model = randomize(build('FPN', in_channels=4)).eval()
     model.save_pretrained(tmp_path / 'saved')
-    weights[0].unlink()
-    loaded = smp.from_pretrained(tmp_path / 'saved', encoder_weights=None).eval()
+    loaded = smp.from_pretrained(tmp_path / 'saved').eval()
     image = torch.rand(1, 4, 64, 96)
     with torch.no_grad():
         assert torch.equal(loaded(image), model(image))

@@ -1,7 +1,6 @@
-"""SwinDenseBackbone in models of transformers, and replace_swin on existing models."""
+"""SwinDenseBackbone in models of transformers."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from swin_dense import SwinBackbone, load_checkpoint
 from tests.conftest import TINY, randomize
 
 tf = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
-from swin_dense.integrations.transformers import SwinDenseBackbone, SwinDenseConfig, replace_swin  # noqa: E402
+from swin_dense.integrations.transformers import SwinDenseBackbone, SwinDenseConfig  # noqa: E402
 
 IMAGE = torch.rand(2, 3, 96, 128)
 THEIRS = {'embed_dim': 16, 'depths': [2, 2, 2, 2], 'num_heads': [1, 2, 4, 8], 'window_size': 2, 'image_size': 64}
@@ -186,8 +185,28 @@ def test_config():
         SwinDenseConfig('swin_t', windowsize=8)
     with pytest.raises(TypeError, match='num_channels follows'):
         SwinDenseConfig('swin_t', num_channels=4)
+    labelled = SwinDenseConfig('swin_t', id2label={0: 'a'}, output_hidden_states=True, dtype='float16', num_labels=1)
+    assert labelled.num_labels == 1
     with pytest.raises(ValueError, match='the stem is not returned'):
         SwinDenseConfig('swin_t', out_features=['stem'])
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        'hidden_act',
+        'layer_norm_eps',
+        'drop_path',
+        'hidden_dropout_prob',
+        'image_size',
+        'embed_dim',
+        'initializer_range',
+    ],
+)
+def test_names_of_a_swin_config_are_refused(name):
+    """transformers sets any argument as an attribute of a config, where it would be ignored."""
+    with pytest.raises(TypeError, match=rf"unknown option '{name}' of a Swin.*; SwinDenseConfig.of_swin converts"):
+        SwinDenseConfig('swin_t', **{name: 1})
 
 
 def test_hidden_states_and_checkpointing():
@@ -202,210 +221,25 @@ def test_hidden_states_and_checkpointing():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def tensors_of(output):
-    for value in output.values():
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from (entry for entry in value if isinstance(entry, torch.Tensor))
-
-
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ('build', 'inputs', 'name'),
-    [
-        (upernet, {}, 'backbone.swin'),
-        (mask2former, {}, 'model.pixel_level_module.encoder.swin'),
-        (maskformer, {}, 'model.pixel_level_module.encoder.model'),
-        (oneformer, {'task_inputs': torch.rand(2, 9)}, 'model.pixel_level_module.encoder.swin'),
-        (
-            grounding_dino,
-            {'input_ids': torch.tensor([[101, 7, 1012, 102]] * 2)},
-            'model.backbone.conv_encoder.model.swin',
-        ),
-        (tf.SwinModel, {'output_hidden_states': True}, ''),
-        (tf.SwinForImageClassification, {'output_hidden_states': True}, 'swin'),
-        (tf.SwinBackbone, {'output_hidden_states': True}, 'swin'),
-    ],
-    ids=lambda value: getattr(value, '__name__', None),
-)
-def test_replacing_keeps_the_outputs(build, inputs, name):
-    stages = {'out_indices': [2, 3, 4], 'out_features': None} if build is grounding_dino else {}
-    model = build(swin_config(**stages))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    model.double().eval()
-    inputs = {'pixel_values': IMAGE, **inputs}
-    inputs = {name: value.double() if name != 'input_ids' and isinstance(value, torch.Tensor) else value
-              for name, value in inputs.items()}  # fmt: skip
-    before = list(tensors_of(model(**inputs)))
-    report = replace_swin(model, image_size=(64, 96))
-    after = list(tensors_of(model(**inputs)))
-    assert len(before) > 0
-    assert largest_difference(after, before) < 1e-9
-    assert [item.name for item in report.items] == [name]
-    assert 'ms before' in str(report)
-    assert 'MiB before' in str(report)
-    assert all(seconds > 0 for seconds in report.items[0].seconds)
-    # The peak is lower because attention weights are not materialised.
-    assert report.items[0].peak_bytes[1] < report.items[0].peak_bytes[0]
-
-
-def test_replacing_keeps_gradients_frozen_parameters_and_mode():
-    model = tf.SwinForImageClassification(swin_config()).train()
-    model.swin.requires_grad_(False)
-    replace_swin(model, (64, 64))
-    assert model.swin.encoder.training
-    assert not any(parameter.requires_grad for parameter in model.swin.encoder.parameters())
-    model = tf.SwinForImageClassification(swin_config()).train()
-    model.swin.encoder.layers[0].requires_grad_(False)
-    model.swin.encoder.layers[2].blocks[1].layernorm_after.weight.requires_grad_(False)
-    replace_swin(model, (64, 64))
-    frozen = {name for name, parameter in model.swin.encoder.named_parameters() if not parameter.requires_grad}
-    first = {f'stages.0.{name}' for name, _ in model.swin.encoder.stages[0].named_parameters()}
-    assert frozen == {*first, 'stages.2.blocks.1.norm2.weight'}
-    model = tf.SwinForImageClassification(swin_config(drop_path_rate=0.0)).train()
-    other = tf.SwinForImageClassification(swin_config(drop_path_rate=0.0)).train()
-    other.load_state_dict(model.state_dict())
-    replace_swin(model, (64, 64))
-    assert all(parameter.grad is None for parameter in model.parameters())
-    for each in (model, other):
-        each(IMAGE, labels=torch.tensor([1, 1])).loss.backward()
-    ours, theirs = (each.swin.embeddings.patch_embeddings.projection.weight.grad for each in (model, other))
-    assert (ours - theirs).abs().max() < 1e-5
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('build', [upernet, maskformer, tf.SwinBackbone])
-def test_replacing_keeps_the_outputs_on_maps_smaller_than_a_window(build):
-    """Classifiers of transformers fail on such maps. The weights have float64 values that float32 cannot represent."""
-    model = build(swin_config(window_size=7)).double().eval()
-    for parameter in model.parameters():
+@pytest.mark.parametrize('build', [upernet, mask2former, detr])
+def test_a_finished_model_with_our_backbone_keeps_its_outputs(build):
+    """As on the page: a model with the converted config, the weights of its heads, and those of its Swin."""
+    theirs = build(swin_config())
+    for parameter in theirs.parameters():
         parameter += 0.05 * torch.randn_like(parameter)
-    for size in ((64, 96), (49, 133)):
-        image = torch.rand(1, 3, *size).double()
-        copied = copy.deepcopy(model)
-        replace_swin(copied, size)
-        before, after = (list(tensors_of(each(pixel_values=image))) for each in (model, copied))
-        assert largest_difference(after, before) < 1e-9
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('build', [tf.SwinModel, tf.SwinForImageClassification])
-def test_replacing_keeps_the_outputs_of_a_classifier_whose_last_map_is_a_window(build):
-    model = build(swin_config(window_size=3)).eval()
-    randomize(model).double()
-    image = torch.rand(1, 3, 96, 128).double()
-    copied = copy.deepcopy(model)
-    replace_swin(copied, (96, 128))
-    before, after = (list(tensors_of(each(image, output_hidden_states=True))) for each in (model, copied))
-    assert largest_difference(after, before) < 1e-9
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('build', [upernet, mask2former, maskformer, oneformer, tf.SwinForImageClassification])
-def test_files_are_interchangeable_before_and_after_replacing(build, tmp_path):
-    """A file saved after the replacement loads into transformers, and a file saved before it loads afterwards."""
-    inputs = {'pixel_values': IMAGE.double()} | (
-        {'task_inputs': torch.rand(2, 9).double()} if build is oneformer else {}
-    )
-    original = randomize(build(swin_config())).double().eval()
-    expected = list(tensors_of(original(**inputs)))
-    replaced = build(swin_config()).double().eval()
-    keys = list(replaced.state_dict())
-    replace_swin(replaced, (64, 64))
-    assert sorted(replaced.state_dict()) == sorted(keys)
-    replaced.load_state_dict(original.state_dict())
-    assert largest_difference(list(tensors_of(replaced(**inputs))), expected) < 1e-9
-    replaced.save_pretrained(tmp_path)
-    loaded = type(original).from_pretrained(tmp_path).eval()
-    assert all(
-        torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), original.state_dict().values(), strict=True)
-    )
-    replace_swin(loaded, (64, 64))
-    assert largest_difference(list(tensors_of(loaded(**inputs))), expected) < 1e-9
-
-
-def test_a_replaced_model_trains_copies_and_supports_peft(tmp_path):
-    peft = pytest.importorskip('peft', reason='see the group peers of pyproject.toml')
-    model = tf.SwinForImageClassification(swin_config(drop_path_rate=0.0)).train()
-    model.gradient_checkpointing_enable()
-    replace_swin(model, (64, 64))
-    assert model.swin.encoder.gradient_checkpointing
-    model.gradient_checkpointing_disable()
-    assert not model.swin.encoder.gradient_checkpointing
-    model.gradient_checkpointing_enable()
-    model(IMAGE, labels=torch.tensor([1, 1])).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    model.gradient_checkpointing_disable()
-    lacking = {key: value for key, value in model.state_dict().items() if 'blocks.0.layernorm_before' not in key}
-    with pytest.raises(RuntimeError, match=r'encoder\.stages\.0\.blocks\.0\.norm1'):
-        model.load_state_dict(lacking)
-    model.eval()
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied(IMAGE).logits, model(IMAGE).logits)
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=['qkv'], init_lora_weights=False)).eval()
-    adapted.save_pretrained(tmp_path)
-    other = tf.SwinForImageClassification(swin_config(drop_path_rate=0.0))
-    replace_swin(other, (64, 64))
-    other.load_state_dict(state)
-    loaded = peft.PeftModel.from_pretrained(other, tmp_path).eval()
-    assert torch.equal(loaded(IMAGE).logits, adapted(IMAGE).logits)
-
-
-def test_unsupported_models_are_refused():
-    with pytest.raises(ValueError, match='Linear contains no SwinModel'):
-        replace_swin(torch.nn.Linear(1, 1))
-    model = tf.SwinModel(swin_config(hidden_act='tanh'))
-    with pytest.raises(ValueError, match="the activation 'tanh' is not supported"):
-        replace_swin(model, (64, 64))
-    model = tf.SwinModel(swin_config(output_attentions=True))
-    with pytest.raises(ValueError, match='output_attentions cannot be True'):
-        replace_swin(model, (64, 64))
-    model = tf.SwinForImageClassification(swin_config()).eval()
-    replace_swin(model, (64, 64))
-    with pytest.raises(ValueError, match='output_attentions cannot be True'):
-        model(IMAGE, output_attentions=True)
-
-
-def test_either_all_encoders_or_none_are_replaced():
-    models = torch.nn.ModuleList(tf.SwinModel(swin_config(hidden_act=name)) for name in ('gelu', 'tanh'))
-    encoder = models[0].encoder
-    with pytest.raises(ValueError, match="the activation 'tanh' is not supported"):
-        replace_swin(models, (64, 64))
-    assert models[0].encoder is encoder
-
-
-@pytest.mark.parametrize('change', ['output', 'call'])
-def test_an_incompatible_version_of_transformers_keeps_its_encoder(change, monkeypatch):
-    """A future version of transformers might compute a different output, or call its encoder differently."""
-    from swin_dense.integrations import transformers as ours
-
-    model = tf.SwinModel(swin_config()).train()
-    model.encoder.layers[0].eval()
-    theirs, modes = model.encoder, [module.training for module in model.modules()]
-    forward, measure = type(theirs).forward, ours._measure
-
-    def mirrored(self, hidden_states, *args, **kwargs):
-        return forward(self, hidden_states.flip(1), *args, **kwargs)
-
-    def called(swin, image_size):
-        if swin.encoder is not theirs:
-            raise TypeError('an unexpected argument')
-        return measure(swin, image_size)
-
-    if change == 'output':
-        monkeypatch.setattr(type(theirs), 'forward', mirrored)
-        expected = pytest.raises(RuntimeError, match=f'SwinModel in transformers {tf.__version__} by .*% of the output')
-    else:
-        monkeypatch.setattr(ours, '_measure', called)
-        expected = pytest.raises(TypeError, match='an unexpected argument')
-    with expected:
-        replace_swin(model, (64, 64))
-    assert model.encoder is theirs
-    assert [module.training for module in model.modules()] == modes
+    changed = copy.deepcopy(theirs.config)
+    changed.backbone_config = SwinDenseConfig.of_swin(theirs.config.backbone_config)
+    ours = type(theirs)(changed)
+    (backbone,) = (module for module in ours.modules() if isinstance(module, SwinDenseBackbone))
+    ((name, swin),) = ((n, m) for n, m in theirs.named_modules() if isinstance(m, tf.SwinBackbone))
+    load_checkpoint(backbone.backbone, swin.state_dict(), log=None)
+    heads = {key: value for key, value in theirs.state_dict().items() if not key.startswith(f'{name}.')}
+    ours.load_state_dict({**ours.state_dict(), **heads})
+    outputs = [list(model.double().eval()(pixel_values=IMAGE.double()).to_tuple()) for model in (ours, theirs)]
+    outputs = [[out for out in each if isinstance(out, torch.Tensor)] for each in outputs]
+    assert len(outputs[0]) > 0
+    assert largest_difference(*outputs) < 1e-5
 
 
 @torch.no_grad()

@@ -48,9 +48,89 @@ def test_pictures_are_read_as_the_frameworks_read_them(tmp_path, suffix):
     assert pictures.read(path).shape == (70, 50, 3)
 
 
+def tiff(path, pixels, **options):
+    IfInstalled('tifffile').imwrite(path, pixels, **options)
+
+
+def png(path, pixels, **options):
+    Image.fromarray(pixels).save(path, **options)
+
+
+DEEP = (photograph(50, 70).astype(np.uint16) << 8) + photograph(50, 70)[::-1]
+ALPHA = {'photometric': 'rgb', 'extrasamples': ['unassalpha']}
+
+
+@pytest.mark.parametrize(
+    ('name', 'write', 'pixels', 'options'),
+    [
+        ('grey.png', png, DEEP[:, :, 0], {}),
+        ('grey.jp2', png, DEEP[:, :, 0], {}),
+        ('grey.tif', tiff, DEEP[:, :, 0], {}),
+        ('big endian.tif', tiff, DEEP[:, :, 0], {'byteorder': '>'}),
+        ('inverted.tif', tiff, DEEP[:, :, 0], {'photometric': 'miniswhite'}),
+        ('inverted 8.tif', tiff, photograph(50, 70)[:, :, 0], {'photometric': 'miniswhite'}),
+        ('colour.tif', tiff, DEEP, {'photometric': 'rgb'}),
+        ('alpha.tif', tiff, np.concatenate([photograph(50, 70), photograph(50, 70)[::-1, :, :1]], 2), ALPHA),
+        ('alpha.png', png, np.concatenate([photograph(50, 70), photograph(50, 70)[::-1, :, :1]], 2), {}),
+        ('two.tif', tiff, np.stack([photograph(50, 70)[:, :, 0]] * 2), {}),
+    ],
+)
+def test_deep_images_and_alpha_are_read_as_the_frameworks_read_them(tmp_path, name, write, pixels, options):
+    path = tmp_path / name
+    write(path, pixels, **options)
+    expected = mmcv.imread(str(path))[:, :, ::-1].astype(int)
+    assert expected.std() > 10
+    found = pictures.read(path)
+    assert found.dtype == np.uint8
+    assert np.abs(found - expected).max() <= 1
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(pictures.read(image), found)
+
+
+@pytest.mark.parametrize(
+    ('pixels', 'options', 'message'),
+    [
+        (DEEP[:, :, 0].astype(np.float32), {}, 'pixels of the mode F, in a TIFF of 32 bits; only 8 and 16'),
+        (DEEP[:, :, 0].view(np.int16), {}, 'pixels of the mode I, in a TIFF of 16 bits'),
+        (DEEP[:, :, 0].astype(np.uint32), {}, 'pixels of the mode I, in a TIFF of 32 bits'),
+        (DEEP.astype(np.float32), {'photometric': 'rgb'}, 'cannot identify image file'),
+        (np.moveaxis(DEEP, 2, 0), {'photometric': 'rgb', 'planarconfig': 'separate'}, 'TIFF of 16 bits in planes'),
+    ],
+)
+def test_images_that_cannot_be_read_as_the_frameworks_do_are_refused(tmp_path, pixels, options, message):
+    path = tmp_path / 'a b.tif'
+    tiff(path, pixels, **options)
+    with pytest.raises(ValueError, match=f'a b.tif cannot be read as an image: .*{message}'):
+        pictures.read(path)
+
+
+def test_damaged_and_missing_files(tmp_path):
+    whole, path = tmp_path / 'whole.jpg', tmp_path / 'half.jpg'
+    Image.fromarray(photograph(50, 70)).save(whole)
+    for content in (whole.read_bytes()[:900], b'', b'no image'):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r'half.jpg cannot be read as an image: .'):
+            pictures.read(path)
+    for missing in ('nowhere.jpg', tmp_path):
+        with pytest.raises(FileNotFoundError, match='there is no file'):
+            pictures.read(missing)
+
+
+def test_pil_images(tmp_path):
+    image = Image.fromarray(photograph(50, 70))
+    np.testing.assert_array_equal(pictures.read(image), photograph(50, 70))
+    np.testing.assert_array_equal(pictures.read(image.convert('L'))[:, :, 1], np.asarray(image.convert('L')))
+    with pytest.raises(ValueError, match=r'the PIL image cannot be read as an image: .*mode F; only 8 and 16 bits'):
+        pictures.read(image.convert('F'))
+    with pytest.raises(ValueError, match='its size is 0 x 5'):
+        pictures.read(Image.new('RGB', (0, 5)))
+
+
 @pytest.mark.parametrize(
     ('picture', 'error', 'message'),
     [
+        (b'bytes', TypeError, 'a file, a PIL image or an array, got bytes'),
+        (None, TypeError, 'got NoneType'),
         (np.zeros((4, 4), np.uint8), ValueError, r'shape \(H, W, 3\), got \(4, 4\)'),
         (np.zeros((0, 4, 3), np.uint8), ValueError, r'got \(0, 4, 3\)'),
         (np.zeros((4, 4, 3), np.float32), TypeError, 'uint8, got float32'),

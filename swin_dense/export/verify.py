@@ -1,0 +1,122 @@
+"""Write a file under a temporary name, and compare it with its model before it gets its final name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from swin_dense.export.formats import ExportError, outputs_of
+from swin_dense.runtime.sessions import OnnxRuntime
+from swin_dense.utils.atomic import written_whole
+
+_logger = logging.getLogger(__package__)
+# Maps the inputs of a file by name to its outputs in their order.
+Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export.
+
+    Attributes:
+        path: the file.
+        nodes: number of nodes in its graph.
+        errors: maps image shapes (B, C, H, W) to the error there: of a backbone the largest relative error of any
+            output, of a whole model the share of predictions that differ. Empty with ``check=False``.
+    """
+
+    path: Path
+    nodes: int
+    errors: dict[tuple[int, ...], float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a file is compared with its model.
+
+    Attributes:
+        shapes: shapes (B, C, H, W) of the images.
+        error: returns the error of a file for an image of a shape, and the number of outputs or predictions compared.
+        limit: largest error allowed.
+        message: describes a larger ``error``, with ``limit``, as a format string.
+        if_nothing: message if nothing was compared for any shape.
+        device: device of the model, for files of torch.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    error: Callable[[Run, tuple[int, ...]], tuple[float, int]]
+    limit: float
+    message: str
+    if_nothing: str = 'the model has no outputs'
+    device: torch.device | str = 'cpu'
+
+
+def write_verified(path: Path, write: Callable[[Path], int], comparison: Comparison | None, hint: str = '') -> Exported:
+    """Write a file and compare it with its model.
+
+    Args:
+        path: the destination.
+        write: traces the model, writes the file to a path and returns the number of nodes.
+        comparison: how to compare; None does not.
+        hint: what may help if the model cannot be traced.
+
+    Raises:
+        ExportError: the model cannot be traced or converted, or the file does not run or differs from the model. The
+            new file is removed; an existing file stays.
+    """
+    with written_whole(path) as unfinished, torch.no_grad():
+        _logger.info('tracing the model for %s ...', path.name)
+        try:
+            nodes = write(unfinished.path)
+        except ExportError:
+            raise
+        except RuntimeError as error:  # the base class of all errors of torch.export and torch.jit
+            raise ExportError(f'the model could not be exported{hint}: {error}') from error
+        return Exported(path, nodes, _errors(unfinished.path, comparison) if comparison else {})
+
+
+def _errors(path: Path, comparison: Comparison) -> dict[tuple[int, ...], float]:
+    errors: dict[tuple[int, ...], float] = {}
+    run: Run | None = None
+    compared = 0
+    for shape in comparison.shapes:
+        _logger.info('comparing the file with the model on an image of %s ...', 'x'.join(map(str, shape)))
+        try:
+            run = run or load(path, comparison.device)
+            errors[shape], count = comparison.error(run, shape)
+        except Exception as error:  # each runtime has its own exception types
+            raise ExportError(
+                f'the file does not run on an image {shape}, so it was removed: {type(error).__name__}: {error}'
+            ) from error
+        if not errors[shape] <= comparison.limit:
+            message = comparison.message.format(error=errors[shape], limit=comparison.limit)
+            raise ExportError(f'the file is wrong on an image {shape}, so it was removed: {message}')
+        compared += count
+    if not compared:
+        raise ExportError(f'the file could not be compared, so it was removed: {comparison.if_nothing}')
+    return errors
+
+
+def load(path: Path, device: torch.device | str = 'cpu') -> Run:
+    """Return a function that runs a file: ``.onnx`` in ONNX Runtime on the CPU, others in torch.
+
+    Args:
+        path: the file.
+        device: device of the inputs of ``.ts`` and ``.pt2`` files, that of the export.
+    """
+    if path.suffix == '.onnx':
+        return OnnxRuntime(path, 0).run
+    module: Any = torch.jit.load(path) if path.suffix == '.ts' else torch.export.load(path).module()
+
+    def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        with torch.no_grad():
+            outputs = module(*(torch.from_numpy(value).to(device) for value in feed.values()))
+        return [out.cpu().numpy() for out in outputs_of(outputs)]
+
+    return run
