@@ -21,9 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.checkpoint.export import export_parameters
-from swin_dense.checkpoint.names import plain_name
-from swin_dense.checkpoint.source import read_source
-from swin_dense.checkpoint.target import Target, is_standard
+from swin_dense.checkpoint.families import plain_name
+from swin_dense.checkpoint.find import find
+from swin_dense.checkpoint.fit import Target, is_standard
 from swin_dense.integrations import require, run_stages, set_checkpointing
 from swin_dense.models.archs import split_name
 from swin_dense.models.create import BACKBONES
@@ -369,7 +369,7 @@ def _read_theirs(encoder: SwinDenseEncoder, state_dict: dict[str, Any], prefix: 
     given = {key: tensor for key, tensor in state_dict.items() if key.startswith(f'{prefix}layers.')}
     if not given:
         return
-    found = read_source({f'encoder.{key.removeprefix(prefix)}': tensor for key, tensor in given.items()}, 'the file')
+    found = find({f'encoder.{key.removeprefix(prefix)}': tensor for key, tensor in given.items()}, 'the file')
     for key in given:
         del state_dict[key]
     state_dict.update({prefix + name: tensor for name, tensor in found.parameters.items()})
