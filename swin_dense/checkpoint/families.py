@@ -62,7 +62,7 @@ _RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
             r'\bpixel_level_module\.encoder\.model\.(?=embeddings\.|encoder\.|layernorm\.|$)',
             'pixel_level_module.encoder.',
         ),
-        (r'\bhidden_states_norms\.(\d+)', lambda match: f'hidden_states_norms.stage{int(match[1]) + 1}'),
+        (r'\bhidden_states_norms\.(\d{1,3})\b', lambda match: f'hidden_states_norms.stage{int(match[1]) + 1}'),
         (r'\brpe_mlp\.', 'cpb_mlp.'),
         (r'\battention\.self\.query\b', 'attention.q_proj'),
         (r'\battention\.self\.key\b', 'attention.k_proj'),
@@ -104,12 +104,7 @@ class _Template:
     def __init__(self, template: str, leaf: str) -> None:
         self._pieces = re.split(r'\{(.+?)\}', template)
         plain = re.split(r'\{.+?\}', plain_name(template))
-        self.pattern = re.compile(r'(\d+)'.join(map(re.escape, plain)) + leaf)
-
-    @property
-    def stem(self) -> str:
-        """The part before the first number."""
-        return self._pieces[0]
+        self.pattern = re.compile(r'(\d{1,3})'.join(map(re.escape, plain)) + leaf)
 
     def write(self, name: Name) -> str:
         filled = list(self._pieces)
@@ -145,6 +140,7 @@ class Family:
         position_map: whether the absolute position embedding is (1, C, H, W) instead of our (1, L, C).
         index: the index buffer stored with each relative position table: 'square' (T, T), 'flat' (T * T) or None.
         inner: the prefix of all names except those of the output norms.
+        stems: the beginnings of the names in stages and of the output norms.
         version: the version of Swin, 1 or 2. The merging norm of V2 follows the reduction.
         joined_bias: whether V2's query and value biases are stored in one tensor with an unused key bias.
         coordinates: whether the coordinates of each V2 position network are stored as a buffer.
@@ -156,6 +152,7 @@ class Family:
     position_map: bool = False
     index: str | None = None
     inner: str = ''
+    stems: tuple[str, str] = ('stages.', 'norm')
     version: int = 1
     joined_bias: bool = False
     coordinates: bool = False
@@ -176,11 +173,6 @@ class Family:
             for role in _DISTINCTIVE
         )
         return re.compile(rf'((?:.+\.)?)(?:{names})')
-
-    @property
-    def stems(self) -> tuple[str, ...]:
-        """The common beginnings of the names in stages and of the output norms."""
-        return tuple(self._templates[role][0].stem for role in ('norm1', 'out_norm'))
 
     def locate(self, key: str) -> tuple[str, str] | None:
         """Return the prefix before a distinctive name of this family, and its role; None if there is no such name."""
@@ -263,6 +255,7 @@ OFFICIAL = Family(
         'merge_norm': 'layers.{stage}.downsample.norm',
         'merge': 'layers.{stage}.downsample.reduction',
     },
+    stems=('layers.', 'norm'),
     slice_order=True,
     position_map=True,
 )
@@ -293,6 +286,7 @@ TORCHVISION = Family(
         'merge_norm': 'features.{2*stage+2}.norm',
         'merge': 'features.{2*stage+2}.reduction',
     },
+    stems=('features.', 'norm'),
     slice_order=True,
     index='flat',
 )
@@ -315,6 +309,7 @@ TRANSFORMERS = Family(
         'out_norm': 'hidden_states_norms.stage{stage+1}',
         'final_norm': 'layernorm',
     },
+    stems=('encoder.layers.', 'hidden_states_norms.stage'),
     slice_order=True,
     inner='swin.',
 )
@@ -347,6 +342,7 @@ TRANSFORMERS_V2 = replace(
         'fc1': 'encoder.layers.{stage}.blocks.{block}.intermediate.dense',
         'fc2': 'encoder.layers.{stage}.blocks.{block}.output.dense',
     },
+    stems=('encoder.layers.', 'norm'),
     inner='',
     version=2,
 )

@@ -45,7 +45,7 @@ _LEFT_OUT = {
 }
 
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
-_BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+_BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 _MAX_DEPTH = 32  # of nested dicts
 _MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
 
@@ -66,8 +66,6 @@ class Found:
             checkpoint determines.
         version: the version of Swin, 1 or 2.
         trained_windows: maps stages to the window with which V2's position networks were trained, if known.
-        head: 'weight' and 'bias' of the classifier on the backbone, or empty.
-        head_keys: maps 'weight' and 'bias' to the keys of the head in the checkpoint.
         left_out: maps keys that are skipped on purpose to the reason.
         stems: the common beginnings of the names in stages and of the output norms.
     """
@@ -82,8 +80,6 @@ class Found:
     windows: dict[str, Pair] = field(default_factory=dict)
     version: int = 1
     trained_windows: dict[int, Pair] = field(default_factory=dict)
-    head: dict[str, Tensor] = field(default_factory=dict)
-    head_keys: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     stems: tuple[str, ...] = ()
 
@@ -238,13 +234,13 @@ def _why_unusable(value: Value) -> str:
 
 
 def _find_head(found: Found, plain_names: Mapping[str, str], values: Mapping[str, Value]) -> None:
-    """Store the classifier's linear layer in ``found``. It is a sibling of the stages or of the backbone."""
+    """Store the classifier's linear layer as ``head``. It is a sibling of the stages or of the backbone."""
     parents = {found.prefix, found.prefix.rstrip('.').rpartition('.')[0] + '.' if '.' in found.prefix[:-1] else ''}
     for key, plain in plain_names.items():
         match, value = _HEAD.fullmatch(plain), values[key]
         if match is not None and match[1] in parents and isinstance(value, Tensor) and not _why_unusable(value):
-            found.head[match[2]] = value
-            found.head_keys[match[2]] = key
+            found.parameters[f'head.{match[2]}'], found.keys[f'head.{match[2]}'] = value, [key]
+            found.left_out.pop(key, None)
 
 
 def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
@@ -330,7 +326,7 @@ def _label(family: Family, found: Found, keys: Collection[str]) -> str:
     if family is MMDET:
         if 'decode_head' in components:
             return 'mmseg'
-        if plain_name(found.head_keys.get('weight', '')).endswith('head.fc.weight'):  # beside the backbone
+        if found.keys.get('head.weight', [''])[0].endswith('head.fc.weight'):  # beside the backbone
             return 'mmpretrain'
     return family.name
 

@@ -19,8 +19,8 @@ from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 
 Shape = tuple[int, ...]
-STAGE = re.compile(r'stages\.(\d+)\.')
-OUT_NORM = re.compile(r'norm(\d+)\.(weight|bias)')
+STAGE = re.compile(r'stages\.(\d{1,3})\.')
+OUT_NORM = re.compile(r'norm(\d{1,3})\.(weight|bias)')
 HEAD = ('head.weight', 'head.bias')
 TABLE_METHODS = ('bicubic', 'geometric')
 CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
@@ -87,7 +87,7 @@ class Target:
             is_meta |= tensor.is_meta
             names[plain] = _SELF_RENAMING.sub('', name)
             shapes[plain] = None if sharded else tuple(tensor.shape)
-        trained = getattr(backbone, 'pretrained_window_size', None)
+        trained = getattr(backbone, 'pretrained_window_size', None)  # of V2 only
         return cls(
             names,
             shapes,
@@ -184,9 +184,9 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
         if found.version == 2:
             _check_trained_windows(found, target)
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
-    if target.is_classifier:
-        _take_head(found, report, options)
-    elif not target.clamps and (found.head or 'norm.weight' in found.parameters):
+    if target.is_classifier and 'head.weight' not in found.parameters and not options.allow_partial:
+        raise CheckpointError(f'{found.described} ({found.family}) contains no linear head of a classifier')
+    if not (target.is_classifier or target.clamps) and {'head.weight', 'norm.weight'} & found.parameters.keys():
         report.notes.append(
             'a classifier shrinks its windows to small maps, such as those of stage 4 at 224 pixels; to reproduce its '
             'outputs, build the model with clamp_window=True'
@@ -250,16 +250,6 @@ def _fit_one(
     if how is not None:
         report.resized[name] = how
     return adapted
-
-
-def _take_head(found: Found, report: Report, options: Options) -> None:
-    """Move the weight and bias of the classifier's head to ``found.parameters``."""
-    if found.head.keys() == {'weight', 'bias'}:
-        for leaf, key in found.head_keys.items():
-            found.parameters[f'head.{leaf}'], found.keys[f'head.{leaf}'] = found.head[leaf], [key]
-            report.left_out.pop(key, None)
-    elif not options.allow_partial:
-        raise CheckpointError(f'{found.described} ({found.family}) contains no linear head of a classifier')
 
 
 def _is_new(name: str, found: Found, target: Target) -> bool:
@@ -382,6 +372,8 @@ def _report_unused(found: Found, target: Target, report: Report) -> list[str]:
             reason = 'norms of stages that are not returned'
         elif name in ('norm.weight', 'norm.bias'):
             reason = "the classifier's final norm"
+        elif name in HEAD:
+            reason = 'the classifier'
         else:
             report.unexpected += keys
             if is_standard(name) or name.startswith(found.stems):

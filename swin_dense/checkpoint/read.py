@@ -47,20 +47,11 @@ _HASH_SUFFIX = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,16}|[0-9a-f]{64})$')
 
 
 def read(source: str | os.PathLike[str], trust: bool = False) -> Mapping[Any, Any]:
-    """Read a checkpoint from a path or an address.
+    """Read a checkpoint from a path or an address; executes no code from the file unless ``trust`` is given.
 
     Args:
-        source: a path of a file or folder, see :func:`read_file`; an http, https or file address;
-            ``hf://owner/repository[@revision][/file]``, with huggingface_hub (for an index, all of its shards are
-            downloaded too); or any other address that fsspec reads, such as ``s3://`` with s3fs. An address may end in
-            ``#sha256=DIGEST`` (or sha384, sha512) to verify the file.
+        source: a path, see :func:`read_file`, or an address, see :func:`local_file`.
         trust: unpickle everything, which can execute arbitrary code.
-
-    Raises:
-        CheckpointError: the address cannot be reached or has an unsupported scheme, or the file has another digest, is
-            damaged or is no checkpoint.
-        FileNotFoundError: there is no such file.
-        ImportError: a package that the scheme needs is not installed.
     """
     if not is_address(source):
         return read_file(Path(source), trust)
@@ -77,6 +68,10 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
             hexadecimal digits, not all of them decimal, as in ``swin-1cdeb081.pth``, the file's SHA-256 must begin
             with these digits.
         trust: see :func:`read`.
+
+    Raises:
+        CheckpointError: the file is damaged or is no checkpoint.
+        FileNotFoundError: there is no such file.
     """
     path = path.expanduser()
     if path.is_dir():
@@ -85,8 +80,7 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
     if path.name.endswith(_INDEX):
         return _read_shards(path, trust)
-    if suffix := _HASH_SUFFIX.search(path.stem):
-        _check_suffix(path, path.name, suffix[1])
+    _check_suffix(path, path.name)
     try:
         checkpoint = _safetensors().load_file(path) if path.suffix == '.safetensors' else read_pickle(path, trust)
     except ImportError:
@@ -150,7 +144,17 @@ def file_digest(path: Path, algorithm: str) -> str:
 
 @contextlib.contextmanager
 def local_file(address: str) -> Iterator[Path]:
-    """Yield a local copy of the file at an address, see :func:`read`, which may exist inside the context only."""
+    """Yield a local copy of the file at an address, which may exist inside the context only.
+
+    Args:
+        address: an http, https or file address; ``hf://owner/repository[@revision][/file]``, with huggingface_hub (for
+            an index, all of its shards are downloaded too); or any other address that fsspec reads, such as ``s3://``
+            with s3fs. It may end in ``#sha256=DIGEST`` (or sha384, sha512) to verify the file.
+
+    Raises:
+        CheckpointError: the address cannot be reached or has an unsupported scheme, or the file has another digest.
+        ImportError: a package that the scheme needs is not installed.
+    """
     try:
         parts = urlsplit(address)
     except ValueError as error:  # an IPv6 host without its closing bracket, say
@@ -188,11 +192,12 @@ def _check_digest(path: Path, digest: tuple[str, str] | None) -> None:
         raise CheckpointError(f'{path} must have the {digest[0]} digest {digest[1]}, but has {actual}')
 
 
-def _check_suffix(path: Path, name: str, digits: str) -> None:
-    actual = file_digest(path, 'sha256')
-    if not actual.startswith(digits):
+def _check_suffix(path: Path, name: str) -> None:
+    """Raise a CheckpointError if a file's SHA-256 does not begin with the digits in its name, current or future."""
+    suffix = _HASH_SUFFIX.search(Path(name).stem)
+    if suffix is not None and not (actual := file_digest(path, 'sha256')).startswith(suffix[1]):
         raise CheckpointError(
-            f'by the name {name} its SHA-256 begins with {digits}, but it begins with {actual[:8]}: '
+            f'by the name {name} its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
             'the file is damaged or is another file. Download it again, or rename it if you trust it'
         )
 
@@ -227,9 +232,12 @@ def _download(address: str, digest: tuple[str, str] | None) -> Path:
                     leftover.unlink()
                 with written_whole(path) as unfinished:
                     _receive(address, unfinished.path)
-                    _check_received(address, unfinished.path, name, digest)
-    except CheckpointError:
-        raise
+                    _check_digest(unfinished.path, digest)
+                    _check_suffix(unfinished.path, name)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f'{shown(address)} sent a file with an unexpected digest; nothing was kept: {error}'
+        ) from error
     except (OSError, HTTPException, ValueError) as error:  # a ValueError: of an odd address, or the name of a file
         raise CheckpointError(
             f'{shown(address)} cannot be fetched: {error}; nothing was kept. Without a network connection, download '
@@ -258,17 +266,6 @@ def _request(address: str) -> Request:
         encoded = b64encode(unquote(access).encode()).decode()
         request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not sent to the host of a redirect
     return request
-
-
-def _check_received(address: str, path: Path, name: str, digest: tuple[str, str] | None) -> None:
-    try:
-        _check_digest(path, digest)
-        if suffix := _HASH_SUFFIX.search(Path(name).stem):
-            _check_suffix(path, name, suffix[1])
-    except CheckpointError as error:
-        raise CheckpointError(
-            f'{shown(address)} sent a file with an unexpected digest; nothing was kept: {error}'
-        ) from error
 
 
 def _download_from_hub(address: str) -> Path:

@@ -68,25 +68,11 @@ class StandIn(dict):
     append = extend = add = ignore
 
 
-def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor | StandIn:
+def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any) -> Tensor | StandIn:
+    """Replace torch's functions that make a tensor; of its further arguments, only a type that is given is used."""
     if not isinstance(storage, TypedStorage):
         raise RefusedError('a tensor without a storage')
-    return _view(storage, storage.dtype, offset, size, stride)
-
-
-def _tensor_v3(
-    storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any
-) -> Tensor | StandIn:
-    """Make a tensor of a type for which torch has no class of storages."""
-    dtype = rest[2]
-    if not isinstance(storage, TypedStorage) or not isinstance(dtype, torch.dtype):
-        raise RefusedError('a tensor without a storage')
-    return _view(storage, dtype, offset, size, stride)
-
-
-def _view(
-    storage: TypedStorage, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
-) -> Tensor | StandIn:
+    dtype = next((value for value in rest if isinstance(value, torch.dtype)), storage.dtype)
     # torch would enlarge a storage that is too small, and fill the tensor with whatever the memory held before.
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     held = storage._untyped_storage.nbytes() // dtype.itemsize
@@ -104,7 +90,7 @@ def _first(value: Any, *_: Any) -> Any:
 
 def _tensor_of_type(rebuild: Any, kind: Any, arguments: Any, *_: Any) -> Any:
     """Make a tensor of a subclass, or with attributes, as a plain tensor."""
-    if isinstance(rebuild, StandIn) or rebuild not in (_tensor, _tensor_v3, _first):
+    if isinstance(rebuild, StandIn) or rebuild not in (_tensor, _first):
         return StandIn(kind.kind if isinstance(kind, StandIn) else 'a tensor of another class')
     return rebuild(*arguments)
 
@@ -174,7 +160,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     'torch.Size': torch.Size,
     'torch._utils._rebuild_tensor': _tensor,
     'torch._utils._rebuild_tensor_v2': _tensor,
-    'torch._utils._rebuild_tensor_v3': _tensor_v3,
+    'torch._utils._rebuild_tensor_v3': _tensor,
     'torch._utils._rebuild_parameter': _first,
     'torch._utils._rebuild_parameter_with_state': _first,
     'torch._utils._rebuild_device_tensor_from_cpu_tensor': _first,
@@ -194,6 +180,13 @@ _PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
 
 class Unpickler(_PythonUnpickler):
     """The pure Python unpickler, which resolves the names of ``ALLOWED``, and calls and changes nothing else."""
+
+    def __init__(self, file: Any, **options: Any) -> None:
+        super().__init__(file, **options)
+        position = file.tell()
+        self._unread = file.seek(0, io.SEEK_END) - position
+        file.seek(position)
+        self._cleared: set[Any] = set()
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
@@ -234,8 +227,20 @@ class Unpickler(_PythonUnpickler):
             self.stack[-1] = wanted[1]
         elif kind in ('storage', b'storage'):
             super().load_binpersid()
+            if len(wanted) == 6:
+                self._clear(wanted[2])
         else:
             raise RefusedError('an object outside of the pickle')
+
+    def _clear(self, key: Any) -> None:
+        """Clear a storage that torch allocated and fills later, if a legacy file lists it, and check its size."""
+        storage = self.stack[-1]._untyped_storage
+        if key not in self._cleared:
+            self._unread -= storage.nbytes()
+            if self._unread < 0:
+                raise RefusedError('more data than the file contains')
+            self._cleared.add(key)
+            storage.fill_(0)
 
     def refuse(self) -> NoReturn:
         """Refuse the registry of extensions, whose objects are used without a name."""

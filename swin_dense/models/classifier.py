@@ -90,8 +90,8 @@ def create_classifier(
     arch: Any = inferred.pop('arch')
     if isinstance(arch, dict):  # a dict does not contain the family, which SwinClassifier takes from the name
         arch, inferred = 't', {**arch, **inferred}
-    if 'weight' in found.head:
-        inferred.setdefault('num_classes', len(found.head['weight']))
+    if 'head.weight' in found.parameters:
+        inferred.setdefault('num_classes', len(found.parameters['head.weight']))
     classifier = SwinClassifier(f'{network}_{split_name(arch)[1]}', **inferred)
     load_found(classifier, found)
     return classifier.eval()

@@ -121,7 +121,7 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
     window = (
         found.windows.get(_FIRST_TABLE)
         or found.windows.get(_FIRST_SCALE)
-        or (square_window(len(table)) if table is not None else None)
+        or (square_window(len(table)) if table is not None and table.ndim == 2 else None)
     )
     if window is not None:
         inferred['window_size'] = window
@@ -134,7 +134,7 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
             'need; give pretrained_window_size (--source-window-size of swin-dense convert), one side or one per stage'
         )
     position = found.parameters.get('absolute_pos_embed')
-    if position is not None and 'pretrain_img_size' not in given:
+    if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:
         grid = found.grid or square_grid(position.shape[1])
         if grid is None:
             raise CheckpointError(

@@ -425,6 +425,26 @@ def test_only_a_head_beside_the_backbone_is_that_of_mmpretrain():
         assert load(build(2), {**state, key: torch.zeros(3, 64)}).family == 'mmdet'
 
 
+@pytest.mark.parametrize('digits', [4, 12, 5000])
+@pytest.mark.parametrize('name', ['stages.{}.blocks.0.norm1.weight', 'stages.0.blocks.{}.x', 'norm{}.weight'])
+def test_numbers_in_names_are_bounded(digits, name):
+    """Neither a list of that many stages nor Python's limit for the digits of an integer is reached."""
+    state = {**build(1).state_dict(), name.format('9' * digits): torch.zeros(3)}
+    with pytest.raises(CheckpointError, match='but not in the model'):
+        load(build(2), state)
+    create_backbone(checkpoint=build(1).state_dict())
+    with pytest.raises(CheckpointError):
+        create_backbone(checkpoint=state)
+
+
+@pytest.mark.parametrize('name', ['absolute_pos_embed', PART.replace('qkv.weight', 'relative_position_bias_table')])
+def test_a_model_is_not_built_for_parameters_of_another_rank(name):
+    state = build(1, use_abs_pos_embed=True, pretrain_img_size=32).state_dict()
+    state[name] = torch.tensor(1.0)
+    with pytest.raises(CheckpointError):
+        create_backbone(checkpoint=state)
+
+
 def test_a_small_file_cannot_contain_a_dict_any_number_of_times():
     inner = build(1).state_dict()
     checkpoint = {'model': inner}

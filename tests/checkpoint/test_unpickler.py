@@ -351,6 +351,20 @@ class TestClaims:
         assert type(found['a']) is StandIn
         assert torch.equal(found['b'], torch.ones(2))
 
+    @pytest.mark.parametrize('claimed', [8, 1 << 40])
+    def test_a_storage_that_a_legacy_file_does_not_contain(self, tmp_path, claimed):
+        """torch allocates it and fills only those that the file lists, so that it held what the memory held before."""
+        save_legacy({'a': torch.full((4,), 7.0)}, tmp_path / 'a.pth')
+        content = (tmp_path / 'a.pth').read_bytes()
+        keys = content.rindex(b'\x80\x02]q')  # the list of storages, followed by their data
+        program = content[:keys].replace(b'K\x04N', b'\x8a\x08' + claimed.to_bytes(8, 'little') + b'N')
+        (tmp_path / 'a.pth').write_bytes(program + b'\x80\x02]q\x00.' + bytes(64))
+        if claimed == 8:
+            assert torch.equal(read_pickle(tmp_path / 'a.pth')['a'], torch.zeros(4))
+        else:
+            with pytest.raises((RefusedError, RuntimeError), match=r'more data than the file|memory'):
+                read_pickle(tmp_path / 'a.pth')
+
     def test_an_array_beyond_its_data(self):
         """NumPy would read beyond the end of the list."""
         content = pickle.dumps(np.array([1, 'a'], object), 2)
