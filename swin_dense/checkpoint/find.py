@@ -244,21 +244,22 @@ def _find_head(found: Found, plain_names: Mapping[str, str], values: Mapping[str
 
 
 def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
-    kinds = {name: value for name, value in values.items() if isinstance(value, StandIn)}
-    for name, value in kinds.items():
-        if value.is_module:
-            where = f' under {name!r}' if name else ''
-            return CheckpointError(
-                f'{described} holds a whole model, pickled as a {value.kind}{where}, not its weights. Reading it would '
-                'run the code of its class; nothing was run. Where the class is installed, save the weights instead: '
-                "torch.save(model.state_dict(), 'weights.pth')",
-                '. Only if you trust the author of the file, load it with load_checkpoint(..., trust=True)',
-            )
-    objects = f' and objects of {listed(sorted({value.kind for value in kinds.values()}))}, which are not read'
+    objects = {name: value for name, value in values.items() if isinstance(value, StandIn)}
+    tensors = [name for name in values if name not in objects]
+    models = [name for name, value in objects.items() if value.is_module]
+    if models and not tensors:
+        where = f' under {models[0]!r}' if models[0] else ''
+        return CheckpointError(
+            f'{described} holds a whole model, pickled as a {objects[models[0]].kind}{where}, not its weights. Reading '
+            'it would run the code of its class; nothing was run. Where the class is installed, save the weights '
+            "instead: torch.save(model.state_dict(), 'weights.pth')",
+            '. Only if you trust the author of the file, load it with load_checkpoint(..., trust=True)',
+        )
+    kinds = listed(sorted({value.kind for value in objects.values()}))
+    ignored = f' and objects of {kinds}, which are not read' if objects else ''
     return CheckpointError(
         f'{described}: no parameters of a Swin Transformer were found; the checkpoint contains '
-        f'{listed(name for name in values if name not in kinds) or "no tensors"}{objects if kinds else ""}. '
-        f'Supported families: {", ".join(EXPORTED)}'
+        f'{listed(tensors) or "no tensors"}{ignored}. Supported families: {", ".join(EXPORTED)}'
     )
 
 

@@ -74,33 +74,25 @@ class Target:
         if not hasattr(backbone, 'patch_embed') or not isinstance(window, tuple) or not isinstance(grid, tuple):
             inside = '; pass its .backbone' if hasattr(model, 'backbone') else ''
             raise TypeError(f'backbone must be a SwinBackbone, got {type(model).__name__}{inside}')
-        names: dict[str, str] = {}
-        shapes: dict[str, Shape | None] = {}
-        complete, is_meta = True, False
-        for name, tensor in state_of(model):
-            if name.endswith('_flat_param'):
-                complete = False
-                continue
-            plain = plain_name(name)
-            plain = plain.removeprefix('backbone.') if is_classifier else plain
-            sharded = '_fsdp_wrapped_module.' in name or tensor.numel() == 0
-            is_meta |= tensor.is_meta
-            names[plain] = _SELF_RENAMING.sub('', name)
-            shapes[plain] = None if sharded else tuple(tensor.shape)
+        state = dict(state_of(model))
+        keys = {plain_name(key): key for key in state if not key.endswith('_flat_param')}
+        if is_classifier:
+            keys = {name.removeprefix('backbone.'): key for name, key in keys.items()}
+        sharded = {key for key in state if '_fsdp_wrapped_module.' in key or state[key].numel() == 0}
         trained = getattr(backbone, 'pretrained_window_size', None)  # of V2 only
         return cls(
-            names,
-            shapes,
-            frozenset(name for name in names if not (is_standard(name) or (is_classifier and name in HEAD))),
-            window,
-            grid,
-            len(backbone.stages),
-            complete,
+            names={name: _SELF_RENAMING.sub('', key) for name, key in keys.items()},
+            shapes={name: None if key in sharded else tuple(state[key].shape) for name, key in keys.items()},
+            added=frozenset(name for name in keys if not (is_standard(name) or (is_classifier and name in HEAD))),
+            window=window,
+            grid=grid,
+            stages=len(backbone.stages),
+            complete=not any(key.endswith('_flat_param') for key in state),
             version=1 if trained is None else 2,
             trained_windows=tuple((side, side) if side else window for side in trained or ()),
             clamps=getattr(backbone, 'clamp_window', False) is True,
             is_classifier=is_classifier,
-            is_meta=is_meta,
+            is_meta=any(tensor.is_meta for tensor in state.values()),
         )
 
     def extended_by(self, given: Mapping[str, Tensor]) -> Target:

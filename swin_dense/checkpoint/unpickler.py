@@ -196,6 +196,8 @@ class Unpickler(_PythonUnpickler):
         """Push the result of a call; the opcodes INST and OBJ end here too."""
         if isinstance(function, StandIn):
             self.append(StandIn(function.kind))
+            for value in arguments if isinstance(arguments, tuple) else ():
+                self.stack[-1].is_module |= _is_state_of_module(value)
         elif any(function is allowed for allowed in _FUNCTIONS.values()):
             self.append(function(*arguments))
         else:
@@ -212,7 +214,7 @@ class Unpickler(_PythonUnpickler):
     def load_build(self) -> None:
         state, owner = self.stack.pop(), self.stack[-1]
         if isinstance(owner, StandIn):
-            owner.is_module |= isinstance(state, dict) and '_modules' in state
+            owner.is_module |= _is_state_of_module(state)
         elif isinstance(owner, np.ndarray):
             _fill_array(owner, state)
         elif isinstance(owner, np.dtype) and isinstance(state, tuple) and state[2:5] == (None, None, None):
@@ -255,6 +257,10 @@ class Unpickler(_PythonUnpickler):
         pickle.BUILD[0]: load_build,
         pickle.BINPERSID[0]: load_binpersid,
     }
+
+
+def _is_state_of_module(value: Any) -> bool:
+    return isinstance(value, dict) and '_modules' in value
 
 
 def _fill_array(array: np.ndarray, state: Any) -> None:

@@ -264,6 +264,20 @@ def test_a_whole_model_needs_trust(tmp_path, source, backbone, zipped, nested):
     assert equal_weights(backbone, source)
 
 
+def test_a_whole_graph_is_named(tmp_path, backbone):
+    torch.save(torch.fx.symbolic_trace(torch.nn.Linear(1, 1)), tmp_path / 'model.pth')
+    with pytest.raises(CheckpointError, match=r'holds a whole model, pickled as a torch\.fx\.'):
+        load(backbone, tmp_path / 'model.pth')
+
+
+def test_a_model_beside_other_weights_is_not_blamed(tmp_path, backbone):
+    torch.save({'state_dict': {'fc.weight': torch.ones(1)}, 'loss': torch.nn.GELU()}, tmp_path / 'resnet.ckpt')
+    with pytest.raises(
+        CheckpointError, match=r'no parameters of a Swin.* contains state_dict\.fc\.weight and objects of'
+    ):
+        load(backbone, tmp_path / 'resnet.ckpt')
+
+
 @pytest.mark.parametrize('protocol', [2, 4, 5])
 @pytest.mark.parametrize('whole', [True, False])
 def test_a_plain_pickle_of_detectron2_loads(tmp_path, source, backbone, protocol, whole):
