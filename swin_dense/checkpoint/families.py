@@ -166,19 +166,6 @@ class Family:
             templates[role] = tuple(_Template(name, leaf) for name in ([names] if isinstance(names, str) else names))
         return templates
 
-    @cached_property
-    def _anywhere(self) -> re.Pattern[str]:
-        names = '|'.join(
-            f'(?P<{role}>{"|".join(template.pattern.pattern for template in self._templates[role])})'
-            for role in _DISTINCTIVE
-        )
-        return re.compile(rf'((?:.+\.)?)(?:{names})')
-
-    def locate(self, key: str) -> tuple[str, str] | None:
-        """Return the prefix before a distinctive name of this family, and its role; None if there is no such name."""
-        match = self._anywhere.fullmatch(key)
-        return None if match is None else (match[1], str(match.lastgroup))
-
     def write(self, name: Name) -> tuple[str, ...]:
         """Return the names of a parameter in this family: one, or one per part."""
         return tuple(template.write(name) for template in self._templates[name.role])
@@ -372,11 +359,11 @@ def find_backbones(keys: Iterable[str]) -> dict[tuple[Family, str], set[str]]:
     """Map each pair of naming scheme and prefix to the roles of the parameters that the keys contain of it."""
     found: dict[tuple[Family, str], set[str]] = {}
     for key in keys:
-        for family in _SCHEMES:
-            located = family.locate(key)
-            if located is not None:
-                prefix, role = located
-                found.setdefault((family, prefix), set()).add(role)
+        for scheme in _SCHEMES:
+            start = f'.{key}'.rfind(f'.{scheme.stems[0]}')
+            name = scheme.read(key[start:]) if start >= 0 else None
+            if name is not None and name.role in _DISTINCTIVE:
+                found.setdefault((scheme, key[:start]), set()).add(name.role)
     return found
 
 

@@ -161,11 +161,18 @@ def local_file(address: str) -> Iterator[Path]:
         raise CheckpointError(f'{address!r} is not an address: {error}') from error
     digest = _read_fragment(address, parts.fragment)
     address = address.partition('#')[0]
+    if parts.scheme in ('http', 'https'):
+        path = _download(address, digest)
+        try:
+            _check_digest(path, digest)
+            yield path
+        except CheckpointError as error:
+            raise CheckpointError(
+                f'{error}\n  It was downloaded from {shown(address)} to {path}; delete the file to fetch it again.'
+            ) from error
+        return
     with contextlib.ExitStack() as stack:
-        if parts.scheme in ('http', 'https'):
-            path = _download(address, digest)
-            stack.enter_context(_naming(path, address))
-        elif parts.scheme == 'file':
+        if parts.scheme == 'file':
             path = Path(unquote(parts.path))
         elif parts.scheme == 'hf':
             path = _download_from_hub(address)
@@ -200,17 +207,6 @@ def _check_suffix(path: Path, name: str) -> None:
             f'by the name {name} its SHA-256 begins with {suffix[1]}, but it begins with {actual[:8]}: '
             'the file is damaged or is another file. Download it again, or rename it if you trust it'
         )
-
-
-@contextlib.contextmanager
-def _naming(path: Path, address: str) -> Iterator[None]:
-    """Add to the error for a cached file where it came from."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(
-            f'{error}\n  It was downloaded from {shown(address)} to {path}; delete the file to fetch it again.'
-        ) from error
 
 
 def _download(address: str, digest: tuple[str, str] | None) -> Path:
