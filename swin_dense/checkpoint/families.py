@@ -181,12 +181,7 @@ class Family:
         return None
 
     def decode(self, name: Name, parts: list[Tensor]) -> Tensor:
-        """Convert a parameter of this family to our layout.
-
-        Args:
-            name: the parameter.
-            parts: its tensors in this family.
-        """
+        """Convert the tensors of a parameter in this family to our layout."""
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
         if self._is_sliced(name) and tensor.shape[-1:].numel() % 4 == 0:
             # (2x2 column by column, C) to (C, 2x2 row by row)
@@ -196,13 +191,7 @@ class Family:
         return tensor
 
     def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> list[Tensor]:
-        """Undo :meth:`decode`.
-
-        Args:
-            name: the parameter.
-            tensor: its tensor in our layout.
-            grid: (H, W) of the absolute position embedding, if the model has one.
-        """
+        """Undo :meth:`decode`; ``grid`` is (H, W) of the absolute position embedding, if the model has one."""
         if self._is_sliced(name):
             tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
         if name.role == 'position' and self.position_map and grid is not None:
@@ -368,13 +357,7 @@ def find_backbones(keys: Iterable[str]) -> dict[tuple[Family, str], set[str]]:
 
 
 def resolve_family(scheme: Family, prefix: str, keys: Iterable[str]) -> Family:
-    """Return the family of the keys among those that share the block names of ``scheme``.
-
-    Args:
-        scheme: the naming scheme, from :func:`find_backbones`.
-        prefix: the prefix of the backbone's keys.
-        keys: keys in the spelling of :func:`plain_name`.
-    """
+    """Return the family of the keys with a prefix, among the families that share the block names of ``scheme``."""
     own = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     names = [name for name in map(scheme.read, own) if name is not None]
     last = max((name.stage or 0 for name in names if name.block is not None), default=None)

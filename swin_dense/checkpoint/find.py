@@ -118,7 +118,8 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
             pending += [
                 (f'{prefix}{key}', item, around | {id(value)})
                 for key, item in reversed(list(value.items()))
-                if isinstance(item, (Tensor, np.ndarray, nn.Module)) or (isinstance(key, str) and key != 'optimizer')
+                if (isinstance(key, str) and key != 'optimizer')
+                or (isinstance(key, (str, int)) and isinstance(item, (Tensor, np.ndarray, nn.Module)))
             ]
     return values
 
@@ -266,12 +267,7 @@ def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
 def _choose(
     candidates: Mapping[tuple[Family, str], Collection[str]], described: str, prefix: str | None, ema: bool
 ) -> tuple[Family, str]:
-    """Return the naming scheme and the prefix of the backbone to load.
-
-    Args:
-        candidates: maps naming schemes and prefixes to the kinds of parameters found, see :func:`find_backbones`.
-        described: see :func:`find`; so are ``prefix`` and ``ema``.
-    """
+    """Return the naming scheme and the prefix of the backbone to load, among those of :func:`find_backbones`."""
     momentum = [choice for choice in candidates if _MOMENTUM_BRANCHES & set(choice[1].split('.'))]
     chosen = [choice for choice in candidates if _is_average(choice[1]) == ema and choice not in momentum]
     if prefix is not None:

@@ -116,12 +116,7 @@ def load_found(
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside wrappers of data parallelism and compilation.
-
-    Raises:
-        TypeError: it is not a backbone or a classifier.
-        CheckpointError: weights cannot be copied into it.
-    """
+    """Return the module inside wrappers of data parallelism and compilation, if weights can be copied into it."""
     while not hasattr(model, 'patch_embed') or hasattr(model, '_orig_mod'):
         inner = getattr(model, 'module', getattr(model, '_orig_mod', None))
         if not isinstance(inner, nn.Module):

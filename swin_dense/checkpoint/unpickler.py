@@ -190,7 +190,9 @@ class Unpickler(_PythonUnpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
-        return ALLOWED[full_name] if full_name in ALLOWED else StandIn(full_name)
+        if full_name in ALLOWED:
+            return ALLOWED[full_name]
+        return StandIn(full_name if full_name.isprintable() else ascii(full_name))  # messages contain it
 
     def _instantiate(self, function: Any, arguments: Any) -> None:
         """Push the result of a call; the opcodes INST and OBJ end here too."""

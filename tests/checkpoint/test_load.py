@@ -13,6 +13,7 @@ from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_back
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read, unpickler
 from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.checkpoint.read import write_file
+from swin_dense.checkpoint.unpickler import StandIn
 from tests.conftest import randomize
 
 FRAMEWORKS = ('mmdet', 'mmseg')
@@ -443,6 +444,17 @@ def test_a_model_is_not_built_for_parameters_of_another_rank(name):
     state[name] = torch.tensor(1.0)
     with pytest.raises(CheckpointError):
         create_backbone(checkpoint=state)
+
+
+def test_keys_that_are_neither_text_nor_numbers_are_skipped():
+    """The text of an object can be far longer than its pickle."""
+    key = StandIn('a.Key')
+    nested = []
+    for _ in range(64):
+        nested = [nested, nested]
+    key['x'] = nested
+    state = build(1).state_dict()
+    load(build(2), {**state, key: torch.ones(3), (1, 2): torch.ones(3), 5: torch.ones(3)})
 
 
 def test_a_small_file_cannot_contain_a_dict_any_number_of_times():

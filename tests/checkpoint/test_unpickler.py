@@ -283,6 +283,10 @@ def test_other_names_become_stand_ins(code):
     assert not hasattr(value, '__setstate__') or '__setstate__' not in vars(StandIn)
 
 
+def test_the_name_of_a_stand_in_cannot_control_the_terminal():
+    assert unpickler.load(io.BytesIO(b'\x80\x02ca\x1b[2J\nb\n.')).kind == r"'a\x1b[2J.b'"
+
+
 def test_the_extension_registry_is_not_consulted(monkeypatch):
     copyreg.add_extension('posix', 'system', 9)
     monkeypatch.setitem(copyreg._extension_cache, 9, os.system)
