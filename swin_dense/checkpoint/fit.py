@@ -27,6 +27,14 @@ CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
 # Wrappers of PyTorch whose own load hooks remove this component from parameter names.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 _CONVOLUTIONAL_STEM = re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight')
+_OF_CLASSIFIER = (
+    'a classifier shrinks its windows to small maps, such as those of stage 4 at 224 pixels; to reproduce its '
+    'outputs, build the model with clamp_window=True'
+)
+_NOT_SQUARE = (
+    '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint '
+    '(--source-window-size of swin-dense convert)'
+)
 
 
 @dataclass(frozen=True)
@@ -171,18 +179,16 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     if found.version != target.version:
         raise other_version(f'{found.described} ({found.family})', found.version, _options_of(found))
     if not options.allow_partial:
-        if len({*(windows := _windows(found, target)).values()}) > 1:
-            raise _windows_differ(found, windows)
+        tables = [table for name, table in found.parameters.items() if _is_table(name)]
+        if len({table.shape[:1] for table in tables}) > 1 or len(set(found.windows.values())) > 1:
+            _check_windows(found, target)
         if found.version == 2:
             _check_trained_windows(found, target)
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
     if target.is_classifier and 'head.weight' not in found.parameters and not options.allow_partial:
         raise CheckpointError(f'{found.described} ({found.family}) contains no linear head of a classifier')
     if not (target.is_classifier or target.clamps) and {'head.weight', 'norm.weight'} & found.parameters.keys():
-        report.notes.append(
-            'a classifier shrinks its windows to small maps, such as those of stage 4 at 224 pixels; to reproduce its '
-            'outputs, build the model with clamp_window=True'
-        )
+        report.notes.append(_OF_CLASSIFIER)
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
     absent = {n: x for n, x in found.parameters.items() if n not in target.shapes and is_standard(n)}
@@ -234,10 +240,7 @@ def _fit_one(
     if tuple(adapted.shape) != shape:
         report.mismatched[name] = f'{tuple(tensor.shape)} in the checkpoint, {shape} in the model'
         if _is_table(name) and square_window(tensor.shape[:1].numel()) is None:
-            report.mismatched[name] += (
-                '; its window is not square, so pass the height and width of its window as `window_size` of '
-                'load_checkpoint (--source-window-size of swin-dense convert)'
-            )
+            report.mismatched[name] += _NOT_SQUARE
         return None
     if how is not None:
         report.resized[name] = how
@@ -252,25 +255,22 @@ def _is_new(name: str, found: Found, target: Target) -> bool:
     return found.keys.keys().isdisjoint(f'norm{norm[1]}.{leaf}' for leaf in ('weight', 'bias'))
 
 
-def _windows(found: Found, target: Target) -> dict[int, Pair]:
-    """Return the windows of the bias tables in the stages of the model, as far as the checkpoint determines them."""
+def _check_windows(found: Found, target: Target) -> None:
+    """Raise a CheckpointError if windows differ per stage, as far as buffers or lengths of tables determine them."""
     windows = {}
     for name, table in found.parameters.items():
         if _is_table(name) and table.ndim == 2 and (stage := STAGE.match(name)) and int(stage[1]) < target.stages:
             window = found.windows.get(name) or square_window(len(table))
             if window is not None:
                 windows[int(stage[1])] = window
-    return windows
-
-
-def _windows_differ(found: Found, windows: dict[int, Pair]) -> CheckpointError:
-    return CheckpointError(
-        f'{found.described} ({found.family}): its windows differ per stage '
-        f'({", ".join(_by(window) for _, window in sorted(windows.items()))} tokens), but a model has one window for '
-        'all stages, so the tables of other stages would be resized, which changes their maps',
-        '. To resize them, build the model with one of these windows as window_size and use '
-        'load_checkpoint(..., allow_partial=True)',
-    )
+    if len(set(windows.values())) > 1:
+        shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
+        raise CheckpointError(
+            f'{found.described} ({found.family}): its windows differ per stage ({shown} tokens), but a model has one '
+            'window for all stages, so the tables of other stages would be resized, which changes their maps',
+            '. To resize them, build the model with one of these windows as window_size and use '
+            'load_checkpoint(..., allow_partial=True)',
+        )
 
 
 def _check_trained_windows(found: Found, target: Target) -> None:
