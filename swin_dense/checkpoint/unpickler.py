@@ -229,12 +229,12 @@ class Unpickler(_PythonUnpickler):
         kind = wanted[0] if isinstance(wanted, tuple) and len(wanted) > 1 else None
         if kind in ('module', b'module'):  # a class, with its source code, which torch would compare with the installed
             self.stack[-1] = wanted[1]
-        elif kind in ('storage', b'storage'):
+        elif kind in ('storage', b'storage') and wanted[5:] in ((), (None,)):
             super().load_binpersid()
-            if len(wanted) == 6:
+            if len(wanted) == 6:  # of a legacy file
                 self._clear(wanted[2])
         else:
-            raise RefusedError('an object outside of the pickle')
+            raise RefusedError('an object outside of the pickle')  # or a view of a storage, of torch before 0.4
 
     def _clear(self, key: Any) -> None:
         """Clear a storage that torch allocated and fills later, if a legacy file lists it, and check its size."""

@@ -250,6 +250,7 @@ def _kind_of_result(program):
         # Objects outside of the pickle.
         (b'\x80\x02X\x06\x00\x00\x00moduleQ.', 'outside of the pickle'),
         (b'\x80\x02K\x01Q.', 'outside of the pickle'),
+        (b'\x80\x02(X\x07\x00\x00\x00storageK\x01K\x02K\x03K\x04)tQ.', 'outside of the pickle'),
     ],
 )
 def test_forbidden_operations_are_refused(code, why):
