@@ -15,6 +15,7 @@ import importlib
 import io
 import math
 import os
+import pickle
 import random
 import shutil
 import tempfile
@@ -263,7 +264,7 @@ _TEXTS = ('f4', 'O', 'V8', '__class__', '_modules', 'storage', 'module', 'cpu', 
 def pickle_program(chance: random.Random) -> bytes:
     """Return a pickle of random operations, which usually find enough arguments on the stack."""
     parts = [bytes([0x80, chance.choice([2, 4, 5])])]
-    for _ in range(chance.choice([3, 10, 40])):
+    for _ in range(chance.choice([1, 2, 3, 5, 10, 40])):
         kind = chance.randrange(12)
         if kind < 3:
             module, name = chance.choice(NAMES)
@@ -290,6 +291,11 @@ def pickle_program(chance: random.Random) -> bytes:
     return b''.join([*parts, b'.'])
 
 
+@functools.cache
+def _pickled_weights() -> bytes:
+    return pickle.dumps({name: tensor.numpy() for name, tensor in toy().state_dict().items()}, 2)[2:-1]
+
+
 def _pushed(text: str) -> bytes:
     return b'\x8c' + bytes([len(text)]) + text.encode()
 
@@ -298,6 +304,8 @@ def try_pickle(example: Any) -> str:
     seed, zipped, receiver = example
     path = playground() / 'program.pth'
     program = pickle_program(random.Random(seed))
+    # The program makes the value of one more key of a dict of weights: {'model': {...}, 'x': value}.
+    program = b'\x80\x02}' + _pushed('model') + _pickled_weights() + b's' + _pushed('x') + program[2:-1] + b's.'
     if zipped:
         with zipfile.ZipFile(path, 'w') as archive:
             archive.writestr('a/data.pkl', program)
