@@ -340,7 +340,7 @@ def claiming(size, stride, offset=0):
 class TestClaims:
     """A small file that claims large contents neither reads foreign memory nor fills the memory."""
 
-    @pytest.mark.parametrize('save', [save_zipped, save_legacy])
+    @pytest.mark.parametrize('save', SAVERS)
     @pytest.mark.parametrize(
         ('size', 'stride', 'offset'), [((5,), (1,), 0), ((4,), (1,), 1), ((2, 2), (9, 1), 0), ((4,), (1,), -1)]
     )
