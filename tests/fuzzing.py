@@ -15,11 +15,13 @@ import importlib
 import io
 import math
 import os
+import pickle
 import random
 import shutil
 import tempfile
 import traceback
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -231,6 +233,88 @@ def checkpoints() -> dict[str, bytes]:
     files['legacy.pth'] = stream.getvalue()
     files['bare.safetensors'] = safetensors.torch.save(state)
     return files
+
+
+# Names that a pickle may ask for: dangerous ones, dotted ones, and those that weights need.
+NAMES = (
+    ('os', 'system'), ('posix', 'system'), ('nt', 'system'), ('subprocess', 'Popen'), ('builtins', 'eval'),
+    ('__builtin__', 'eval'), ('builtins', 'exec'), ('builtins', '__import__'), ('builtins', 'getattr'),
+    ('builtins', 'open'), ('builtins', 'object'), ('builtins', 'type'), ('builtins', 'bytearray'), ('io', 'open'),
+    ('importlib', 'import_module'), ('pickle', 'loads'), ('_pickle', 'loads'), ('copyreg', '_reconstructor'),
+    ('copyreg', '__newobj__'), ('functools', 'partial'), ('operator', 'attrgetter'), ('operator', 'methodcaller'),
+    ('types', 'CodeType'), ('types', 'FunctionType'), ('ctypes', 'CDLL'), ('this', 's'), ('antigravity', 'webbrowser'),
+    ('', ''), ('', 'eval'), ('torch', 'load'), ('torch', 'jit.load'), ('torch.jit', 'load'), ('torch', 'hub.load'),
+    ('torch._utils', '_rebuild_wrapper_subclass'), ('torch._utils', '_rebuild_nested_tensor'),
+    ('torch._utils', '_import_dotted_name'), ('torch.serialization', 'load'), ('torch.nn', 'Linear'),
+    ('torch.storage', 'UntypedStorage.from_file'), ('torch', 'FloatStorage'), ('torch.storage', 'TypedStorage'),
+    ('numpy', 'load'), ('numpy', 'fromfile'), ('numpy', 'memmap'), ('numpy', 'matrix'), ('numpy', 'ndarray.tofile'),
+    ('numpy.core.multiarray', 'fromfile'), ('numpy.core', 'multiarray.scalar'),
+    ('numpy.f2py.crackfortran', 'getlincoef'),
+    ('collections', 'OrderedDict.update'), ('collections', 'OrderedDict.__init__.__globals__'),
+    ('swin_dense.checkpoint.unpickler', 'load'), ('swin_dense.checkpoint.unpickler', 'sys.modules'),
+    ('collections', 'OrderedDict'), ('torch', 'Size'), ('torch', 'float32'), ('torch._utils', '_rebuild_tensor_v2'),
+    ('torch._utils', '_rebuild_tensor_v3'), ('torch._utils', '_rebuild_parameter'), ('numpy', 'dtype'),
+    ('torch._tensor', '_rebuild_from_type_v2'), ('torch.storage', '_load_from_bytes'), ('numpy', 'ndarray'),
+    ('torch.storage', 'UntypedStorage'), ('numpy.core.multiarray', '_reconstruct'), ('builtins', 'bytes'),
+    ('numpy.core.multiarray', 'scalar'), ('numpy._core.numeric', '_frombuffer'), ('_codecs', 'encode'),
+)  # fmt: skip
+_TEXTS = ('f4', 'O', 'V8', '__class__', '_modules', 'storage', 'module', 'cpu', '0', 'C', '<', 'weight')
+
+
+def pickle_program(chance: random.Random) -> bytes:
+    """Return a pickle of random operations, which usually find enough arguments on the stack."""
+    parts = [bytes([0x80, chance.choice([2, 4, 5])])]
+    for _ in range(chance.choice([1, 2, 3, 5, 10, 40])):
+        kind = chance.randrange(12)
+        if kind < 3:
+            module, name = chance.choice(NAMES)
+            if chance.random() < 0.5 or not module or not name:
+                parts.append(_pushed(module) + _pushed(name) + b'\x93')
+            else:
+                parts.append(f'{chance.choice("cci")}{module}\n{name}\n'.encode())
+        elif kind < 6:
+            numbers = [bytes([0x4B, chance.randrange(256)]), b'J\xff\xff\xff\x7f', b'J\xff\xff\xff\xff', b'N', b'\x88']
+            containers = [b'}', b']', b')', b'\x8f', b'C\x04abcd', b'G?\xf0\x00\x00\x00\x00\x00\x00']
+            parts.append(chance.choice([*numbers, *containers, _pushed(chance.choice(_TEXTS))]))
+        elif kind < 9:  # build a tuple and call, make or change something with it
+            parts.append(
+                chance.choice([b'\x85', b'\x86', b'\x87', b')']) + chance.choice([b'R', b'\x81', b'}\x92', b'b'])
+            )
+        else:
+            operations = (
+                b'(', b't', b'l', b'd', b'e', b'u', b's', b'a', b'\x90', b'\x91', b'0', b'1', b'2', b'\x94', b'q\x00',
+                b'h\x00', b'b', b'R', b'o', b'Q', b'P0\n', b'\x82\x01', b'\x97', b'\x98', b'\x93',
+                b'\x95\xff\xff\xff\xff\0\0\0\0',
+                b'B\xff\xff\xff\x7f', b'\x96\xff\xff\xff\xff\xff\xff\xff\x7f', b'r\xff\xff\xff\x7f',
+            )  # fmt: skip
+            parts.append(chance.choice(operations))
+    return b''.join([*parts, b'.'])
+
+
+@functools.cache
+def _pickled_weights() -> bytes:
+    return pickle.dumps({name: tensor.numpy() for name, tensor in toy().state_dict().items()}, 2)[2:-1]
+
+
+def _pushed(text: str) -> bytes:
+    return b'\x8c' + bytes([len(text)]) + text.encode()
+
+
+def try_pickle(example: Any) -> str:
+    seed, zipped, receiver = example
+    path = playground() / 'program.pth'
+    program = pickle_program(random.Random(seed))
+    # The program makes the value of one more key of a dict of weights: {'model': {...}, 'x': value}.
+    program = b'\x80\x02}' + _pushed('model') + _pickled_weights() + b's' + _pushed('x') + program[2:-1] + b's.'
+    if zipped:
+        with zipfile.ZipFile(path, 'w') as archive:
+            archive.writestr('a/data.pkl', program)
+            archive.writestr('a/data/0', bytes(16))
+            archive.writestr('a/version', '3\n')
+            archive.writestr('a/byteorder', 'little')
+    else:
+        path.write_bytes(program)
+    return _try_to_load(receiver, path, {})
 
 
 LOADING_OPTIONS = {
@@ -579,7 +663,7 @@ KINDS = {
     'lists of KEY=VALUE': Kind(
         st.lists(st.text(alphabet='ab.=[](){},"\'1e-_ \\\n\x00', max_size=40), max_size=3),
         try_settings,
-        20,
+        10,
         ('mmengine',),
     ),
     'checkpoint files, whole and damaged': Kind(
@@ -595,6 +679,9 @@ KINDS = {
         try_checkpoint_file,
         13,
         ('safetensors',),
+    ),
+    'pickles of random operations': Kind(
+        st.tuples(SEEDS, st.booleans(), st.sampled_from(['v1', 'v2'])), try_pickle, 10
     ),
     'state dicts with wrong entries': Kind(
         st.tuples(

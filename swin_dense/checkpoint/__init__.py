@@ -1,14 +1,19 @@
 """Load the weights of any Swin into a backbone, and export them in the formats of other libraries.
 
-Loading has four steps: ``fetch`` and ``files`` read the checkpoint, ``source`` finds the backbone in it with the name
-tables of ``families``, and ``fit`` adapts the parameters to the shapes of the model (``target``) and returns a report.
-:func:`load_checkpoint` does this for files and dicts. The hook :func:`convert_before_load` does it for the state dicts
-passed to ``load_state_dict`` of the backbone or of a model that contains it.
+| file | what it does |
+| --- | --- |
+| read.py | reads a checkpoint from an address, a folder or a file, and writes one |
+| unpickler.py | unpickles tensors and arrays, and runs nothing else |
+| families.py | translates the parameter names and layouts of each library |
+| find.py | finds the backbone in a checkpoint |
+| fit.py | fits it to a model, and resizes what has another size |
+| report.py | reports what loaded, or why the checkpoint does not fit |
+| load.py | loads it: :func:`load_checkpoint`, and a hook of ``load_state_dict`` |
+| export.py | exports the weights of a model |
 """
 
 from swin_dense.checkpoint.export import export_state_dict
-from swin_dense.checkpoint.hook import allow_partial_loading, convert_before_load
-from swin_dense.checkpoint.load import load_checkpoint
+from swin_dense.checkpoint.load import allow_partial_loading, convert_before_load, load_checkpoint
 from swin_dense.checkpoint.report import CheckpointError, Report
 
 __all__ = [

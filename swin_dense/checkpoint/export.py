@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_dense.checkpoint import v2
-from swin_dense.checkpoint.families import EXPORTED, EXPORTED_V2
-from swin_dense.checkpoint.names import MMDET
-from swin_dense.checkpoint.target import Target
-from swin_dense.ops.windows import Pair
+from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
+from swin_dense.checkpoint.fit import Target
+from swin_dense.ops.windows import Pair, log_spaced_offsets
 from swin_dense.utils import checks
 
 # For each family, the key of the state dict in its checkpoint files and the prefix of the backbone's parameter names.
@@ -70,7 +68,7 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
             raise ValueError(f'{family} has no Swin V2; family must be one of {list(EXPORTED_V2)}')
         layout = EXPORTED_V2[family]
     if layout.joined_bias:
-        parameters = v2.join_biases(parameters)
+        parameters = _join_biases(parameters)
     exported = {}
     for our_name, parameter in parameters.items():
         name = MMDET.read(our_name)
@@ -83,7 +81,7 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
                 trained = target.trained_windows[name.stage or 0]
-                exported[key.replace('logit_scale', v2.COORDINATES)] = v2.coordinates_of(target.window, trained)
+                exported[key.replace('logit_scale', COORDINATES)] = _coordinates(target.window, trained)
             if name.role in ('table', 'logit_scale') and layout.index is not None:
                 index = _position_index(target.window)
                 index_key = key.rpartition('.')[0] + '.relative_position_index'
@@ -111,3 +109,18 @@ def _position_index(window: Pair) -> Tensor:
     row_offsets = rows.flatten()[:, None] - rows.flatten()[None] + height - 1
     column_offsets = columns.flatten()[:, None] - columns.flatten()[None] + width - 1
     return row_offsets * (2 * width - 1) + column_offsets
+
+
+def _join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join the query and value biases of V2 into one qkv bias, with a key bias of zeros."""
+    joined = {name: tensor for name, tensor in parameters.items() if not name.endswith(('.q_bias', '.v_bias'))}
+    for name, q_bias in parameters.items():
+        if name.endswith('.q_bias'):
+            stem = name.removesuffix('q_bias')
+            joined[f'{stem}qkv.bias'] = torch.cat([q_bias, torch.zeros_like(q_bias), parameters[f'{stem}v_bias']])
+    return joined
+
+
+def _coordinates(window: Pair, trained: Pair) -> Tensor:
+    """Return the coordinate buffer of a window, scaled to the pretraining window."""
+    return log_spaced_offsets(window, trained).view(1, 2 * window[0] - 1, 2 * window[1] - 1, 2)

@@ -1,14 +1,215 @@
-"""Parameter names of Swin Transformers in other libraries, one table per family, and detection of the family."""
+"""Parameter names and layouts of Swin Transformers in other libraries, one table per family.
+
+A family is a table of its names by role. Loading and export use the same table.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from swin_dense.checkpoint.names import MMDET, Family
+import torch
+from torch import Tensor
 
+COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
+
+# Our names by role of the module or parameter. These are the names of mmdet and mmseg.
+_OURS: dict[str, str] = {
+    'patch_proj': 'patch_embed.projection',
+    'patch_norm': 'patch_embed.norm',
+    'position': 'absolute_pos_embed',
+    'norm1': 'stages.{stage}.blocks.{block}.norm1',
+    'table': 'stages.{stage}.blocks.{block}.attn.w_msa.relative_position_bias_table',
+    'logit_scale': 'stages.{stage}.blocks.{block}.attn.w_msa.logit_scale',
+    'cpb1': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.0',
+    'cpb2': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.2',
+    'q_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.q_bias',
+    'v_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.v_bias',
+    'qkv': 'stages.{stage}.blocks.{block}.attn.w_msa.qkv',
+    'proj': 'stages.{stage}.blocks.{block}.attn.w_msa.proj',
+    'norm2': 'stages.{stage}.blocks.{block}.norm2',
+    'fc1': 'stages.{stage}.blocks.{block}.ffn.layers.0.0',
+    'fc2': 'stages.{stage}.blocks.{block}.ffn.layers.1',
+    'merge_norm': 'stages.{stage}.downsample.norm',
+    'merge': 'stages.{stage}.downsample.reduction',
+    'out_norm': 'norm{stage}',
+    'final_norm': 'norm',
+}
+# Roles of single parameters. All other roles are modules with a weight or a bias.
+_PARAMETERS = ('position', 'table', 'logit_scale', 'q_bias', 'v_bias')
+# Placeholders for stage and block numbers, as (attribute, scale, offset): number = scale * our number + offset.
+_NUMBERS = {
+    'stage': ('stage', 1, 0),
+    'stage+1': ('stage', 1, 1),
+    '2*stage+1': ('stage', 2, 1),
+    '2*stage+2': ('stage', 2, 2),
+    'block': ('block', 1, 0),
+}
+# Roles whose names distinguish families from each other and a Swin from other networks.
+_DISTINCTIVE = ('norm1', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
+
+# Regular expressions that normalise variants of these names: components inserted by wrappers, names of timm's
+# features_only models, and in transformers the name of the base model, the norms of MaskFormer and older names.
+_RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r'(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.', ''),
+        (r'\blayers_(?=\d+\.)', 'layers.'),
+        (r'\bswin(?:v2)?\.(?=embeddings\.|encoder\.|layernorm\.)', ''),
+        (
+            r'\bpixel_level_module\.encoder\.model\.(?=embeddings\.|encoder\.|layernorm\.|$)',
+            'pixel_level_module.encoder.',
+        ),
+        (r'\bhidden_states_norms\.(\d{1,3})\b', lambda match: f'hidden_states_norms.stage{int(match[1]) + 1}'),
+        (r'\brpe_mlp\.', 'cpb_mlp.'),
+        (r'\battention\.self\.query\b', 'attention.q_proj'),
+        (r'\battention\.self\.key\b', 'attention.k_proj'),
+        (r'\battention\.self\.value\b', 'attention.v_proj'),
+        (r'\battention\.self\.(?=relative_position_bias_table)', 'attention.relative_position_bias.'),
+        (r'\battention\.output\.dense\b', 'attention.o_proj'),
+        (r'(?<=[\d}]\.)intermediate\.dense\b', 'mlp.fc1'),
+        (r'(?<=[\d}]\.)output\.dense\b', 'mlp.fc2'),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A parameter identified by its role, as in ``Name('qkv', stage=0, block=1, leaf='.weight')``.
+
+    Attributes:
+        role: a key of the name tables.
+        stage: stage number, or None.
+        block: block number, or None.
+        leaf: '.weight', '.bias', or '' for a single parameter.
+        part: the index of the tensor if a family splits our parameter into several, such as q, k and v.
+    """
+
+    role: str
+    stage: int | None = None
+    block: int | None = None
+    leaf: str = ''
+    part: int = 0
+
+    @property
+    def ours(self) -> str:
+        return MMDET.write(self)[0]
+
+
+class _Template:
+    """A parameter name with placeholders for numbers, for formatting and parsing."""
+
+    def __init__(self, template: str, leaf: str) -> None:
+        self._pieces = re.split(r'\{(.+?)\}', template)
+        plain = re.split(r'\{.+?\}', plain_name(template))
+        self.pattern = re.compile(r'(\d{1,3})'.join(map(re.escape, plain)) + leaf)
+
+    def write(self, name: Name) -> str:
+        filled = list(self._pieces)
+        for index in range(1, len(filled), 2):
+            attribute, scale, offset = _NUMBERS[filled[index]]
+            filled[index] = str(scale * getattr(name, attribute) + offset)
+        return ''.join(filled) + name.leaf
+
+    def read(self, key: str) -> dict[str, int] | None:
+        """Return the stage and block numbers in ``key`` ({} if it has none), or None if it does not match."""
+        match = self.pattern.fullmatch(key)
+        if match is None:
+            return None
+        numbers = {}
+        for placeholder, text in zip(self._pieces[1::2], match.groups(), strict=False):  # the last group is the leaf
+            attribute, scale, offset = _NUMBERS[placeholder]
+            number, rest = divmod(int(text) - offset, scale)
+            if rest or number < 0:
+                return None
+            numbers[attribute] = number
+        return numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """The parameter names and layouts of one library.
+
+    Attributes:
+        name: the name in reports.
+        names: maps roles to names that differ from ours. A tuple if our tensor is split into several.
+        slice_order: whether patch merging concatenates its inputs by neighbour first. Ours does so by channel first,
+            as ``nn.Unfold`` does.
+        position_map: whether the absolute position embedding is (1, C, H, W) instead of our (1, L, C).
+        index: the index buffer stored with each relative position table: 'square' (T, T), 'flat' (T * T) or None.
+        inner: the prefix of all names except those of the output norms.
+        stems: the beginnings of the names in stages and of the output norms.
+        version: the version of Swin, 1 or 2. The merging norm of V2 follows the reduction.
+        joined_bias: whether V2's query and value biases are stored in one tensor with an unused key bias.
+        coordinates: whether the coordinates of each V2 position network are stored as a buffer.
+    """
+
+    name: str
+    names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    slice_order: bool = False
+    position_map: bool = False
+    index: str | None = None
+    inner: str = ''
+    stems: tuple[str, str] = ('stages.', 'norm')
+    version: int = 1
+    joined_bias: bool = False
+    coordinates: bool = False
+
+    @cached_property
+    def _templates(self) -> dict[str, tuple[_Template, ...]]:
+        templates = {}
+        for role, ours in _OURS.items():
+            names = self.names.get(role, ours)
+            leaf = '' if role in _PARAMETERS else r'(\.weight|\.bias)'
+            templates[role] = tuple(_Template(name, leaf) for name in ([names] if isinstance(names, str) else names))
+        return templates
+
+    def write(self, name: Name) -> tuple[str, ...]:
+        """Return the names of a parameter in this family: one, or one per part."""
+        return tuple(template.write(name) for template in self._templates[name.role])
+
+    def read(self, key: str) -> Name | None:
+        """Return the parameter whose name in this family, as spelled by :func:`plain_name`, is ``key``, or None."""
+        for role, templates in self._templates.items():
+            for part, template in enumerate(templates):
+                numbers = template.read(key)
+                if numbers is not None:
+                    leaf = '' if role in _PARAMETERS else key[key.rindex('.') :]
+                    return Name(role, **numbers, leaf=leaf, part=part)
+        return None
+
+    def decode(self, name: Name, parts: list[Tensor]) -> Tensor:
+        """Convert the tensors of a parameter in this family to our layout."""
+        tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
+        if self._is_sliced(name) and tensor.shape[-1:].numel() % 4 == 0:
+            # (2x2 column by column, C) to (C, 2x2 row by row)
+            tensor = tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -2).movedim(-1, -3).flatten(-3)
+        if name.role == 'position' and tensor.ndim == 4:
+            tensor = tensor.flatten(2).transpose(1, 2)
+        return tensor
+
+    def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> list[Tensor]:
+        """Undo :meth:`decode`; ``grid`` is (H, W) of the absolute position embedding, if the model has one."""
+        if self._is_sliced(name):
+            tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
+        if name.role == 'position' and self.position_map and grid is not None:
+            tensor = tensor.transpose(1, 2).unflatten(2, grid)
+        return list(tensor.chunk(len(self.write(name)))) if name.role == 'qkv' else [tensor]
+
+    def _is_sliced(self, name: Name) -> bool:
+        return self.slice_order and (name.role == 'merge' or (name.role == 'merge_norm' and self.version == 1))
+
+
+def plain_name(key: str) -> str:
+    """Return ``key`` without components of wrappers and in the spelling of the name tables."""
+    for pattern, replacement in _RESPELLINGS:
+        key = pattern.sub(replacement, key)
+    return key
+
+
+MMDET = Family('mmdet', index='square')
 _LAYER = 'layers.{stage}.blocks.{block}'
 # The names of the authors' code, also used by version 0.1 of this package.
 OFFICIAL = Family(
@@ -30,12 +231,13 @@ OFFICIAL = Family(
         'merge_norm': 'layers.{stage}.downsample.norm',
         'merge': 'layers.{stage}.downsample.reduction',
     },
+    stems=('layers.', 'norm'),
     slice_order=True,
     position_map=True,
 )
-MMSEG = dataclasses.replace(MMDET, name='mmseg')  # mmdet, mmseg and mmpretrain share one layout
-MMPRETRAIN = dataclasses.replace(MMDET, name='mmpretrain')
-TIMM = dataclasses.replace(
+MMSEG = replace(MMDET, name='mmseg')  # mmdet, mmseg and mmpretrain share one layout
+MMPRETRAIN = replace(MMDET, name='mmpretrain')
+TIMM = replace(
     OFFICIAL,
     name='timm',
     names={
@@ -60,6 +262,7 @@ TORCHVISION = Family(
         'merge_norm': 'features.{2*stage+2}.norm',
         'merge': 'features.{2*stage+2}.reduction',
     },
+    stems=('features.', 'norm'),
     slice_order=True,
     index='flat',
 )
@@ -82,12 +285,13 @@ TRANSFORMERS = Family(
         'out_norm': 'hidden_states_norms.stage{stage+1}',
         'final_norm': 'layernorm',
     },
+    stems=('encoder.layers.', 'hidden_states_norms.stage'),
     slice_order=True,
     inner='swin.',
 )
-OFFICIAL_V2 = dataclasses.replace(OFFICIAL, version=2, coordinates=True)
-TIMM_V2 = dataclasses.replace(TIMM, version=2)
-TORCHVISION_V2 = dataclasses.replace(
+OFFICIAL_V2 = replace(OFFICIAL, version=2, coordinates=True)
+TIMM_V2 = replace(TIMM, version=2)
+TORCHVISION_V2 = replace(
     TORCHVISION,
     names={
         **TORCHVISION.names,
@@ -100,7 +304,7 @@ TORCHVISION_V2 = dataclasses.replace(
     coordinates=True,
 )
 _ATTENTION_V2 = 'encoder.layers.{stage}.blocks.{block}.attention'
-TRANSFORMERS_V2 = dataclasses.replace(
+TRANSFORMERS_V2 = replace(
     TRANSFORMERS,
     names={
         **{role: name for role, name in TRANSFORMERS.names.items() if role != 'out_norm'},
@@ -114,10 +318,11 @@ TRANSFORMERS_V2 = dataclasses.replace(
         'fc1': 'encoder.layers.{stage}.blocks.{block}.intermediate.dense',
         'fc2': 'encoder.layers.{stage}.blocks.{block}.output.dense',
     },
+    stems=('encoder.layers.', 'norm'),
     inner='',
     version=2,
 )
-MMPRETRAIN_V2 = dataclasses.replace(
+MMPRETRAIN_V2 = replace(
     MMPRETRAIN,
     names={'merge_norm': 'stages.{stage+1}.downsample.norm', 'merge': 'stages.{stage+1}.downsample.reduction'},
     version=2,
@@ -126,50 +331,37 @@ MMPRETRAIN_V2 = dataclasses.replace(
 OURS_V2 = Family('swin_dense', version=2)
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
-# One family for each naming scheme of blocks. `resolve_family` distinguishes families that share a scheme.
-_SPELLINGS = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
+# One family for each naming scheme of blocks, and the families that share it: by version, and by whether stages begin
+# with patch merging, as in timm, so that the last stage has a merging layer.
+_SCHEMES = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
+_SHARING = {
+    OFFICIAL: {(1, False): OFFICIAL, (1, True): TIMM, (2, False): OFFICIAL_V2, (2, True): TIMM_V2},
+    MMDET: {(1, False): MMDET, (1, True): MMDET, (2, False): OURS_V2, (2, True): MMPRETRAIN_V2},
+    TORCHVISION: {(1, False): TORCHVISION, (2, False): TORCHVISION_V2},
+    TRANSFORMERS: {(1, False): TRANSFORMERS, (2, False): TRANSFORMERS_V2},
+}
+# Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
+_MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))
 
 
-def find_backbones(keys: Iterable[str]) -> Counter[tuple[Family, str]]:
-    """Count the keys that match a Swin parameter, for each candidate pair of naming scheme and prefix."""
-    found: Counter[tuple[Family, str]] = Counter()
+def find_backbones(keys: Iterable[str]) -> dict[tuple[Family, str], set[str]]:
+    """Map each pair of naming scheme and prefix to the roles of the parameters that the keys contain of it."""
+    found: dict[tuple[Family, str], set[str]] = {}
     for key in keys:
-        for family in _SPELLINGS:
-            prefix = family.prefix_of(key)
-            if prefix is not None:
-                found[family, prefix] += 1
+        for scheme in _SCHEMES:
+            start = f'.{key}'.rfind(f'.{scheme.stems[0]}')
+            name = scheme.read(key[start:]) if start >= 0 else None
+            if name is not None and name.role in _DISTINCTIVE:
+                found.setdefault((scheme, key[:start]), set()).add(name.role)
     return found
 
 
-def resolve_family(family: Family, prefix: str, keys: Iterable[str]) -> Family:
-    """Return the family of the keys among those that share the block names of ``family``.
-
-    Args:
-        family: the naming scheme, from :func:`find_backbones`.
-        prefix: the prefix of the backbone's keys.
-        keys: keys in the spelling of :func:`~swin_dense.checkpoint.names.plain_name`.
-    """
+def resolve_family(scheme: Family, prefix: str, keys: Iterable[str]) -> Family:
+    """Return the family of the keys with a prefix, among the families that share the block names of ``scheme``."""
     own = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-    at_start = family in (OFFICIAL, MMDET) and _merges_at_stage_start(family, own)
-    if family is OFFICIAL and at_start:
-        family = TIMM
-    if not all(any(re.search(mark, key) for key in own) for mark in _MARKS_OF_V2):
-        return family
-    if family is MMDET:
-        return MMPRETRAIN_V2 if at_start else OURS_V2
-    return {OFFICIAL: OFFICIAL_V2, TIMM: TIMM_V2, TORCHVISION: TORCHVISION_V2, TRANSFORMERS: TRANSFORMERS_V2}[family]
-
-
-# Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
-_MARKS_OF_V2 = (r'\.logit_scale$', r'\.(cpb_mlp|continuous_position_bias_mlp)\.')
-
-
-def _merges_at_stage_start(family: Family, keys: Iterable[str]) -> bool:
-    """Return whether stages begin with patch merging, as in timm, so that the last stage has a merging layer."""
-    stages, merges = set(), set()
-    for name in filter(None, map(family.read, keys)):
-        if name.block is not None:
-            stages.add(name.stage or 0)
-        elif name.role in ('merge', 'merge_norm'):
-            merges.add(name.stage or 0)
-    return bool(merges) and max(merges) == max(stages)
+    names = [name for name in map(scheme.read, own) if name is not None]
+    last = max((name.stage or 0 for name in names if name.block is not None), default=None)
+    merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in names)
+    version = 2 if all(any(map(mark.search, own)) for mark in _MARKS_OF_V2) else 1
+    sharing = _SHARING[scheme]
+    return sharing.get((version, merges_first), sharing[version, False])

@@ -1,24 +1,33 @@
-"""Load a checkpoint into a backbone or classifier."""
+"""Load a checkpoint into a backbone or classifier, and the hook with which ``load_state_dict`` does it too."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from swin_dense.checkpoint.fetch import local_file, shown
-from swin_dense.checkpoint.files import read_file
-from swin_dense.checkpoint.fit import Options, fit
-from swin_dense.checkpoint.hook import loading_converted, log_report
+from swin_dense.checkpoint.find import Found, find, flatten
+from swin_dense.checkpoint.fit import Options, Target, fit, state_of
+from swin_dense.checkpoint.read import read, shown
 from swin_dense.checkpoint.report import CheckpointError, Report
-from swin_dense.checkpoint.source import Source, flatten, read_source
-from swin_dense.checkpoint.target import Target
 from swin_dense.utils import checks
 
+_logger = logging.getLogger(__package__)
 _STANDARD = Options()
 Checkpoint = str | os.PathLike[str] | Mapping[str, Any]
+
+# Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
+_required = contextvars.ContextVar('required', default='all')
+
+
+def log_report(report: Report) -> None:
+    """Log the report of a load at its level."""
+    _logger.log(report.level, '%s', report)
 
 
 def load_checkpoint(
@@ -43,11 +52,12 @@ def load_checkpoint(
         backbone: a SwinBackbone or a SwinClassifier, bare or wrapped for data parallelism or compilation.
         source: a path of a file or of a ``save_pretrained`` folder; an address, which may end in ``#sha256=DIGEST``
             to verify the file; a state dict; or a whole checkpoint dict.
-        prefix: the prefix of the backbone's parameter names, such as 'teacher.backbone', if the checkpoint contains
-            several backbones. The end of the prefix is enough.
+        prefix: which backbone, if the checkpoint contains several: the prefix of its parameter names, such as
+            'teacher.backbone', or a part of it that no other has, such as 'teacher'.
         ema: load the running average that the checkpoint stores in addition to the weights. In files of mmengine's
             EMAHook, the weights already are the average.
-        allow_partial: accept parameters that are missing, have wrong shapes or are not part of the model.
+        allow_partial: accept parameters that are missing, have wrong shapes or are not part of the model, and windows
+            that differ per stage.
         final_norm: use a classifier's final norm as the output norm of the last stage. A SwinClassifier always loads
             its final norm.
         table_resize: how to resize relative position bias tables to another window: 'bicubic', or 'geometric' as in
@@ -57,7 +67,7 @@ def load_checkpoint(
             'zero' initialises further channels to zero.
         window_size: the window of the checkpoint, side or (height, width) in tokens. Only needed if the window is
             not square and cannot be inferred.
-        trust: unpickle classes that are not known to be safe, which can execute arbitrary code.
+        trust: unpickle everything, also whole models, which can execute arbitrary code.
         log: a function called with the report, such as ``print``, or None. The default logs to
             ``swin_dense.checkpoint``, as a warning if parameters were resized or did not load.
 
@@ -74,33 +84,31 @@ def load_checkpoint(
         >>> report.family, len(report.loaded), report.missing
         ('official', 177, [])
     """
-    if prefix is not None and not isinstance(prefix, str):
-        raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
     window = None if window_size is None else checks.pair('window_size', window_size)
     options = Options(allow_partial, final_norm, table_resize, in_channels, window)
     model = _unwrap(backbone)
     return load_found(model, find_backbone(source, prefix, ema, trust), options, log)
 
 
-def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = False, trust: bool = False) -> Source:
+def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = False, trust: bool = False) -> Found:
     """Read a checkpoint from a path, an address or a dict and return its backbone; see :func:`load_checkpoint`."""
+    if prefix is not None and not isinstance(prefix, str):
+        raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
     if isinstance(source, Mapping):
-        return read_source(flatten(source), 'the given dict', prefix, ema)
+        return find(flatten(source), 'the given dict', prefix, ema)
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f'a checkpoint must be a path, an address or a dict, got {type(source).__name__}')
-    with local_file(source) as path:
-        checkpoint = read_file(path, trust)
-    return read_source(flatten(checkpoint), shown(source), prefix, ema)
+    return find(flatten(read(source, trust)), shown(source), prefix, ema)
 
 
 def load_found(
-    model: nn.Module, found: Source, options: Options = _STANDARD, log: Callable[[Report], Any] | None = log_report
+    model: nn.Module, found: Found, options: Options = _STANDARD, log: Callable[[Report], Any] | None = log_report
 ) -> Report:
     """Load the result of :func:`find_backbone` into a model; see :func:`load_checkpoint`."""
     parameters, report = fit(found, Target.of(model), options)
     if not report.loaded:
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
-    with loading_converted():
+    with _requiring('nothing'):
         model.load_state_dict(parameters, strict=False)
     if log is not None:
         log(report)
@@ -108,21 +116,117 @@ def load_found(
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside wrappers of data parallelism and compilation.
-
-    Raises:
-        TypeError: it is not a backbone or a classifier.
-        CheckpointError: weights cannot be copied into it.
-    """
+    """Return the module inside wrappers of data parallelism and compilation, if weights can be copied into it."""
     while not hasattr(model, 'patch_embed') or hasattr(model, '_orig_mod'):
         inner = getattr(model, 'module', getattr(model, '_orig_mod', None))
         if not isinstance(inner, nn.Module):
             break
         model = inner
-    Target.of(model)  # raises a TypeError for other models
-    for parameter in model.parameters():
-        if parameter.is_meta:
-            raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
-        if hasattr(parameter, 'device_mesh'):
-            raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
+    if Target.of(model).is_meta:
+        raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
+    if any(hasattr(parameter, 'device_mesh') for parameter in model.parameters()):
+        raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
     return model
+
+
+@contextlib.contextmanager
+def allow_partial_loading() -> Iterator[None]:
+    """Allow ``load_state_dict`` to load only some of a backbone's parameters, or none.
+
+    Outside this context, ``load_state_dict`` raises an error if backbone parameters are missing, also with
+    ``strict=False``. Inside it, a state dict of only a head or of part of a backbone loads. In a config, the
+    backbone's option ``allow_partial=True`` does the same.
+
+    Examples:
+        >>> from swin_dense import SwinBackbone
+        >>> backbone = SwinBackbone('t')
+        >>> patch = {name: x for name, x in backbone.state_dict().items() if name.startswith('patch_embed')}
+        >>> with allow_partial_loading():
+        ...     kept = backbone.load_state_dict(patch, strict=False).missing_keys
+        >>> len(kept) + len(patch) == len(backbone.state_dict())
+        True
+    """
+    with _requiring('some'):
+        yield
+
+
+@contextlib.contextmanager
+def _requiring(parameters: str) -> Iterator[None]:
+    token = _required.set(parameters)
+    try:
+        yield
+    finally:
+        _required.reset(token)
+
+
+def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str, *_: Any) -> None:
+    """Convert the entries of a backbone in ``state_dict`` in place, before ``load_state_dict`` reads them.
+
+    A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
+    this load. ``strict`` is ignored: PyTorch and mmengine always pass True to the hook.
+
+    Raises:
+        CheckpointError: parameters of the backbone are missing or do not fit. The backbone keeps its weights.
+    """
+    if _required.get() != 'nothing':
+        _convert(module, state_dict, prefix)
+
+
+def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:
+    partial = _required.get() == 'some' or getattr(module, 'allow_partial', False)
+    target = Target.of(module)
+    given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+    if _needs_no_conversion(given, target) or (partial and not given):
+        return
+    if not given:
+        raise CheckpointError(_no_keys_message(prefix))
+    described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
+    try:
+        found = find(flatten(given), described)
+        parameters, report = fit(found, target, Options(allow_partial=partial))
+    except CheckpointError as error:
+        if not partial:
+            raise
+        _logger.warning('The state dict is not converted: %s', error)
+        return
+    for key in given:
+        if key not in report.unexpected:
+            del state_dict[prefix + key]
+    state_dict.update({prefix + name: tensor for name, tensor in parameters.items()})
+    if not partial:
+        # With strict=True, parameters that the checkpoint cannot have must not count as missing.
+        own = dict(state_of(module))
+        for key in [target.names[name] for name in report.new]:
+            if key in own and not own[key].is_meta:
+                state_dict[prefix + key] = own[key].detach()
+    # A backbone of a framework logs the report in the framework's own log.
+    getattr(module, 'log_load', log_report)(report)
+
+
+def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
+    """Return whether a state dict has exactly the module's keys and shapes, or only added ones (of an adapter, say)."""
+    own = {key: name for name, key in target.names.items()}
+    if not given or not given.keys() <= own.keys():
+        return False
+    if all(own[key] in target.added for key in given):
+        return True
+    return (
+        target.complete
+        and len(given) == len(own)
+        and all(
+            isinstance(tensor, Tensor) and target.shapes[own[key]] in (None, tuple(tensor.shape))
+            for key, tensor in given.items()
+        )
+    )
+
+
+def _no_keys_message(prefix: str) -> str:
+    if not prefix:
+        return 'the state dict is empty'
+    return (
+        f'the checkpoint has no backbone weights: no key begins with {prefix!r}. If it is a checkpoint of a backbone '
+        "or a classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of the "
+        'backbone in a config, or with load_checkpoint(model.backbone, ...). To keep the weights of the backbone, '
+        'load it inside "with swin_dense.allow_partial_loading():", or in a config set allow_partial=True as an '
+        'option of the backbone'
+    )

@@ -1,11 +1,19 @@
-"""The report of loading a checkpoint, and the error raised if loading fails."""
+"""The report of loading a checkpoint, and the errors that explain why it does not fit."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from swin_dense.models.archs import published_letter
+
+Options = Mapping[str, Any]
+_LOAD_WHAT_FITS = (
+    '\n  To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
+    'allow_partial=True as an option of the backbone, which also applies to load_from.'
+)
 
 
 class CheckpointError(ValueError, RuntimeError):
@@ -37,7 +45,7 @@ class Report:
         missing: parameters of the backbone that were not loaded and keep their values.
         new: the subset of ``missing`` that the checkpoint cannot have: norms of additional outputs, and parameters
             that no Swin has.
-        mismatched: the subset of ``missing`` with another shape in the checkpoint, mapped to both shapes.
+        mismatched: the subset of ``missing`` with another shape or kind in the checkpoint, mapped to a description.
         damaged: the subset of ``missing`` with NaN or infinite values in the checkpoint, mapped to their number.
         left_out: entries of the checkpoint that were skipped on purpose, mapped to the reason.
         unexpected: entries of the checkpoint that have no parameter in the backbone.
@@ -75,7 +83,7 @@ class Report:
         lines += [f'  resized {names}: {how}' for how, names in _grouped(self.resized)]
         if self.new:
             lines.append(f'  new, as the checkpoint cannot have them: {listed(self.new)}')
-        lines += [f'  wrong shape, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
+        lines += [f'  wrong shape or kind, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
         lines += [f'  damaged, not loaded: {names}: {how}' for how, names in _grouped(self.damaged)]
         rest = [name for name in self.missing if name not in {*self.new, *self.mismatched, *self.damaged}]
         if rest:
@@ -99,3 +107,93 @@ def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
     for name, reason in reasons.items():
         groups.setdefault(reason, []).append(name)
     return [(reason, listed(names)) for reason, names in groups.items()]
+
+
+def misfit(
+    report: Report, given: Options, wanted: Options, has_other_stem: bool, wrong: list[str], excess: list[str]
+) -> CheckpointError:
+    """Return the error of a failed load: the likely cause, then the parameters.
+
+    Args:
+        report: the report of the load.
+        given: the options that the shapes in the checkpoint determine.
+        wanted: those of the model.
+        has_other_stem: whether the patch embedding is a stem of several convolutions.
+        wrong: parameters of the model that did not load.
+        excess: keys of the checkpoint that are not part of the model.
+    """
+    lines = [f'{report.source} ({report.family}) does not fit the model, which keeps its weights.']
+    if has_other_stem:  # no advice to load the blocks only: they were trained on the features of this stem
+        lines.append(
+            'Its patch embedding is a stem of several convolutions, as in CTransPath, but that of a Swin is one '
+            'projection: it is another network, which no option of the model builds. Use the code of that network.'
+        )
+    lines += _causes(given, wanted)
+    absent = [name for name in wrong if name not in report.mismatched and name not in report.damaged]
+    if absent:
+        lines.append(f'Missing in the checkpoint: {listed(absent)}.')
+    if report.mismatched:
+        wrong_shapes = [f'{name} is {how}' for name, how in report.mismatched.items()]
+        lines.append(f'Wrong shape or kind: {listed(wrong_shapes, separator="; ")}.')
+    if report.damaged:
+        values = [f'{name}: {how}' for name, how in report.damaged.items()]
+        lines.append(
+            f'Damaged: {listed(values, separator="; ")}. The training diverged, or the values overflowed in a '
+            'conversion to a smaller type; use an earlier checkpoint.'
+        )
+    if excess:
+        lines.append(f'In the checkpoint, but not in the model: {listed(excess)}.')
+    return CheckpointError('\n  '.join(lines), '' if has_other_stem else _LOAD_WHAT_FITS)
+
+
+def other_version(described: str, version: int, given: Options) -> CheckpointError:
+    """Return the error of loading a Swin V2 into a V1 or the reverse.
+
+    Args:
+        described: the checkpoint and its family.
+        version: the version of the checkpoint, 1 or 2.
+        given: the options that the shapes in the checkpoint determine.
+    """
+    letter = published_letter(given)
+    kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[version]
+    name = f'{"swin_" if version == 1 else "swinv2_"}{letter}'
+    return CheckpointError(
+        f'{described} does not fit the model, which keeps its weights.\n'
+        f'  It is a Swin V{version}{f", arch={name!r}" if letter else ""}; the model is a Swin '
+        f'V{3 - version}.',
+        f' Build {kind}{f", or create_backbone({name!r})" if letter else ""}.',
+    )
+
+
+def _causes(given: Options, wanted: Options) -> list[str]:
+    """Return one line for each difference between the options of the model and those of the checkpoint."""
+    lines = []
+    # The model may end at an earlier stage on purpose.
+    stages = len(wanted.get('depths', ()))
+    comparable = {key: value[:stages] if isinstance(value, tuple) else value for key, value in given.items()}
+    if len(comparable.get('depths', ())) < stages:  # compare the heads of common stages only
+        wanted = {**wanted, 'num_heads': wanted.get('num_heads', ())[: len(comparable.get('num_heads', ()))]}
+    common = [key for key in ('embed_dims', 'depths', 'num_heads') if key in comparable and key in wanted]
+    different = {key for key in common if comparable[key] != wanted[key]}
+    if different:
+        letter = published_letter(given)
+        advice = f'arch={letter!r}' if letter else ', '.join(f'{key}={given[key]}' for key in given if key in different)
+        shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
+        lines.append(
+            f'The checkpoint is {_architecture(given, shown)}, the model is {_architecture(wanted, shown)}: '
+            f'build the model with {advice}.'
+        )
+    for key, value in given.items():
+        if key in ('in_channels', *different) or key not in wanted or comparable[key] == wanted[key]:
+            continue
+        lines.append(
+            f'The checkpoint was made with {key}={value!r}, the model with {key}={wanted[key]!r}; '
+            f'build the model with {key}={value!r}.'
+        )
+    return lines
+
+
+def _architecture(options: Options, keys: Sequence[str]) -> str:
+    letter = published_letter(options)
+    shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
+    return f'a Swin-{letter.upper()} with {shown}' if letter else f'a Swin with {shown}'

@@ -1,19 +1,22 @@
-"""A restricted unpickler for weights that executes no code from the file, for all supported versions of torch.
+"""A restricted unpickler that reads weights and executes no code from the file, for all supported versions of torch.
 
-A pickle contains names of functions to call. This unpickler allows functions that create tensors and NumPy arrays and
-those that the user registered with ``torch.serialization.add_safe_globals``. Classes that training code commonly saves
-with the weights are replaced by inert stand-ins. All other names raise an error. The module can be passed to
-``torch.load`` as ``pickle_module``.
+A pickle is a program: it names functions and says with which arguments to call them. This unpickler resolves a short
+list of names, by which torch and NumPy store tensors and arrays, to functions of its own. Every other name becomes a
+:class:`StandIn`, which is never called and does nothing. The module can be passed to ``torch.load`` as
+``pickle_module``.
 """
 
 from __future__ import annotations
 
-import codecs
-import functools
+import contextlib
 import io
+import math
 import pickle
+import re
 import sys
-from collections import Counter, OrderedDict
+import tarfile
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,41 +24,83 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.storage import TypedStorage
 
-from swin_dense.utils import compat
-
-__all__ = ['NUMPY_GLOBALS', 'RefusedError', 'Unpickler', 'UnpicklingError', 'load', 'read_pickle']
+__all__ = ['NUMPY_GLOBALS', 'RefusedError', 'StandIn', 'Unpickler', 'UnpicklingError', 'load', 'read_pickle']
 
 # The first pickle in a legacy file of ``torch.save`` contains this magic number.
 _MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, 'little')
+_MOST_UNPACKED = 20  # times the size of the file; torch.save does not compress
 
 
 class RefusedError(UnpicklingError):
-    """A pickle contains an object or operation that weights do not need."""
+    """A pickle contains an object or operation that no training code writes."""
 
     def __init__(self, wanted: str, why: str = 'is not allowed') -> None:
         super().__init__(f'{wanted} {why}')
         self.wanted = wanted
 
 
-class _Inert:
-    """Stand-in for a class that checkpoints contain in addition to weights. Ignores all arguments and state."""
+class StandIn(dict):
+    """An inert object in place of a name, or of an object made by calling it, that weights do not need.
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> _Inert:
-        return super().__new__(cls)
+    It keeps items, so that the weights in a dict of another class are found, and ignores everything else.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+    Attributes:
+        kind: the name in the pickle, such as 'argparse.Namespace'.
+        is_module: whether it stands for a pickled ``torch.nn.Module``.
+    """
 
-    def __setstate__(self, state: Any) -> None:
-        pass
+    __slots__ = ('is_module', 'kind')
+    # A dict key may be an object of any class.
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.is_module = False
+
+    def ignore(self, values: Any) -> None:
+        """Ignore the values of a list or a set."""
+
+    append = extend = add = ignore
 
 
-class _EmptyDict:
-    """Stand-in for a dict class. The pickle inserts the items afterwards."""
+def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any) -> Tensor | StandIn:
+    """Replace torch's functions that make a tensor; of its further arguments, only a type that is given is used."""
+    if not isinstance(storage, TypedStorage):
+        raise RefusedError('a tensor without a storage')
+    dtype = next((value for value in rest if isinstance(value, torch.dtype)), storage.dtype)
+    # torch would enlarge a storage that is too small, and fill the tensor with whatever the memory held before.
+    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    held = storage._untyped_storage.nbytes() // dtype.itemsize
+    if min(offset, *size, *stride, 0) < 0 or (0 not in size and last >= held):
+        raise RefusedError('a tensor that exceeds its data')
+    if math.prod(size) > held:  # a repeated value, of which a small file can claim any number
+        return StandIn('a tensor larger than its data')
+    return torch.empty(0, dtype=dtype).set_(storage._untyped_storage, offset, size, stride)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return OrderedDict()
+
+def _first(value: Any, *_: Any) -> Any:
+    """Return a parameter's tensor; its hooks, its attributes and whether it needs a gradient are not weights."""
+    return value
+
+
+def _tensor_of_type(rebuild: Any, kind: Any, arguments: Any, *_: Any) -> Any:
+    """Make a tensor of a subclass, or with attributes, as a plain tensor."""
+    if isinstance(rebuild, StandIn) or rebuild not in (_tensor, _first):
+        return StandIn(kind.kind if isinstance(kind, StandIn) else 'a tensor of another class')
+    return rebuild(*arguments)
+
+
+def _storage_from_bytes(content: bytes) -> Any:
+    """Read the storage of a tensor in a plain pickle, which is a nested file of ``torch.save``."""
+    if content[:2] == b'PK':
+        raise RefusedError('a zipped file of torch.save in a pickle', 'is not how torch pickles a storage')
+    reader: Any = sys.modules[__name__]
+    return torch.load(io.BytesIO(content), map_location='cpu', weights_only=False, pickle_module=reader)
 
 
 class _Array:
@@ -65,141 +110,167 @@ class _Array:
         raise RefusedError('numpy.ndarray', 'may not be called')
 
 
-def _reconstruct(kind: Any, *_: Any) -> np.ndarray:
+def _array(kind: Any, *_: Any) -> Any:
     """Replace NumPy's ``_reconstruct``, which returns an empty array for the pickle to fill."""
-    if kind is not _Array:
-        raise RefusedError(f'an array of the type {kind!r}')
-    return np.empty(0, np.int8)
+    return np.empty(0, np.int8) if kind is _Array else StandIn('an array of another class')
 
 
-def _from_buffer(buffer: Any, dtype: np.dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
-    return np.frombuffer(buffer, dtype).reshape(shape, order=order)
+def _dtype(code: Any, *_: Any) -> Any:
+    """Make a copy of the type of numbers, text, dates or objects, which the pickle may change."""
+    if isinstance(code, str) and re.fullmatch(r'[<>=|]?[?biufcmMSUO]\d{0,9}', code):
+        return np.dtype(code, False, True)
+    return StandIn('a NumPy type')
 
 
-def _storage_from_bytes(content: bytes) -> Any:
-    """Replace torch's ``_load_from_bytes``, which reads a tensor storage in a plain pickle without restrictions.
+def _scalar(dtype: Any, content: Any = b'') -> Any:
+    content = content.encode('latin1') if isinstance(content, str) else content  # as Python 2 wrote it
+    return np.frombuffer(content, dtype, 1)[0] if isinstance(dtype, np.dtype) else StandIn('a NumPy value')
 
-    The storage is a nested file of ``torch.save``.
-    """
-    if content[:2] == b'PK':
-        raise RefusedError('a zipped file of torch.save in a pickle', 'is not how torch pickles a storage')
-    reader: Any = sys.modules[__name__]
-    return torch.load(io.BytesIO(content), map_location='cpu', weights_only=False, pickle_module=reader)
+
+def _from_buffer(buffer: Any, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
+    if not isinstance(dtype, np.dtype):
+        return StandIn('an array of another type')
+    return np.frombuffer(buffer, dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+
+
+def _bytes(text: str = '', *_: Any) -> bytes:
+    """Replace ``bytes`` and ``codecs.encode``, by which old protocols store bytes as text in Latin-1."""
+    return text.encode('latin1')
 
 
 # Globals in pickles of NumPy arrays and scalars, for NumPy 1 and 2.
 NUMPY_GLOBALS: dict[str, Any] = {
     'numpy.ndarray': _Array,
-    'numpy.dtype': np.dtype,
+    'numpy.dtype': _dtype,
     **{
-        f'numpy.{core}.{name}': stand_in
+        f'numpy.{core}.{name}': function
         for core in ('core', '_core')
-        for name, stand_in in {
-            'multiarray._reconstruct': _reconstruct,
-            'multiarray.scalar': np.float64(0).__reduce__()[0],
+        for name, function in {
+            'multiarray._reconstruct': _array,
+            'multiarray.scalar': _scalar,
             'numeric._frombuffer': _from_buffer,
         }.items()
     },
 }
-_INERT_NAMES = (
-    'mmengine.logging.history_buffer.HistoryBuffer',
-    'builtins.getattr',  # pickles of a HistoryBuffer use it to refer to methods
-    'argparse.Namespace',
-    'datetime.datetime',
-    # Pickles of Python 3.13 refer to pathlib._local.
-    *(f'{module}.{system}Path' for module in ('pathlib', 'pathlib._local') for system in ('Posix', 'Windows')),
-)
-_DICT_NAMES = (
-    'yacs.config.CfgNode',
-    'addict.addict.Dict',
-    'mmengine.config.config.ConfigDict',
-    'mmcv.utils.config.ConfigDict',
-)
-# Globals that later versions of torch allow. Old pickle protocols store bytes, as in NumPy scalars, as text to encode.
-_ALLOWED_LATER = {
-    '_codecs.encode': codecs.encode,
-    'builtins.bytearray': bytearray,
-    'builtins.bytes': bytes,
-    'builtins.complex': complex,
-    'builtins.set': set,
-    'collections.Counter': Counter,
-    'torch.device': torch.device,
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **NUMPY_GLOBALS,
+    '_codecs.encode': _bytes,
+    'builtins.bytes': _bytes,
+    'collections.OrderedDict': OrderedDict,
+    'torch.Size': torch.Size,
+    'torch._utils._rebuild_tensor': _tensor,
+    'torch._utils._rebuild_tensor_v2': _tensor,
+    'torch._utils._rebuild_tensor_v3': _tensor,
+    'torch._utils._rebuild_parameter': _first,
+    'torch._utils._rebuild_parameter_with_state': _first,
+    'torch._utils._rebuild_device_tensor_from_cpu_tensor': _first,
+    'torch._utils._rebuild_device_tensor_from_numpy': _first,
+    'torch._tensor._rebuild_from_type_v2': _tensor_of_type,
     'torch.storage._load_from_bytes': _storage_from_bytes,
-    **{str(dtype): dtype for dtype in (torch.bool, torch.uint8, torch.bfloat16)},
+}
+# All names that a pickle can resolve. Types are only arguments; torch itself reads the names of typed storages.
+ALLOWED: dict[str, Any] = {
+    **_FUNCTIONS,
+    **{str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)},
+    'torch.storage.UntypedStorage': torch.UntypedStorage,
 }
 
-
-@functools.cache
-def _known_globals() -> dict[str, Any]:
-    from torch._weights_only_unpickler import _get_allowed_globals
-
-    stand_ins = {**dict.fromkeys(_INERT_NAMES, _Inert), **dict.fromkeys(_DICT_NAMES, _EmptyDict)}
-    return {**_ALLOWED_LATER, **_get_allowed_globals(), **NUMPY_GLOBALS, **stand_ins}
-
-
-def _named(entry: Any) -> tuple[str, Any]:
-    return (entry[1], entry[0]) if isinstance(entry, tuple) else (f'{entry.__module__}.{entry.__qualname__}', entry)
-
-
 _PythonUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
-_UNUSUAL = [code[0] for code in (pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4)]
 
 
 class Unpickler(_PythonUnpickler):
-    """The pure Python unpickler, restricted to allowed classes, calls and changes of state."""
+    """The pure Python unpickler, which resolves the names of ``ALLOWED``, and calls and changes nothing else."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        by_user = dict(map(_named, compat.get_safe_globals()))
-        self._user_types = tuple(entry for entry in by_user.values() if isinstance(entry, type))
-        self._allowed = {**by_user, **_known_globals()}
-        self._callable = {id(entry) for entry in self._allowed.values()}
+    def __init__(self, file: Any, **options: Any) -> None:
+        super().__init__(file, **options)
+        position = file.tell()
+        self._unread = file.seek(0, io.SEEK_END) - position
+        file.seek(position)
+        self._cleared: set[Any] = set()
 
     def find_class(self, module: str, name: str) -> Any:
         full_name = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
-        if full_name not in self._allowed:
-            raise RefusedError(full_name)
-        return self._allowed[full_name]
+        if full_name in ALLOWED:
+            return ALLOWED[full_name]
+        return StandIn(full_name if full_name.isprintable() else ascii(full_name))  # messages contain it
+
+    def _instantiate(self, function: Any, arguments: Any) -> None:
+        """Push the result of a call; the opcodes INST and OBJ end here too."""
+        if isinstance(function, StandIn):
+            self.append(StandIn(function.kind))
+            for value in arguments if isinstance(arguments, tuple) else ():
+                self.stack[-1].is_module |= _is_state_of_module(value)
+        elif any(function is allowed for allowed in _FUNCTIONS.values()):
+            self.append(function(*arguments))
+        else:
+            raise RefusedError(f'an object of {type(function)}', 'may not be called')
 
     def load_reduce(self) -> None:
-        self._check_callable()
-        super().load_reduce()
+        arguments, function = self.stack.pop(), self.stack.pop()
+        self._instantiate(function, arguments)
 
-    def load_newobj(self) -> None:
-        self._check_callable()
-        super().load_newobj()
+    def load_newobj_ex(self) -> None:
+        self.stack.pop()  # keyword arguments, which no function of the list has
+        self.load_reduce()
 
     def load_build(self) -> None:
-        owner = self.stack[-2]
-        if isinstance(owner, OrderedDict):  # drop its attributes, such as _metadata: they are not weights
-            self.stack.pop()
-        elif isinstance(owner, (torch.Tensor, np.ndarray, np.dtype, _Inert, *self._user_types)):
-            super().load_build()
-        else:
-            raise RefusedError(repr(owner), 'may not be changed')
+        state, owner = self.stack.pop(), self.stack[-1]
+        if isinstance(owner, StandIn):
+            owner.is_module |= _is_state_of_module(state)
+        elif isinstance(owner, np.ndarray):
+            _fill_array(owner, state)
+        elif isinstance(owner, np.dtype) and isinstance(state, tuple) and state[2:5] == (None, None, None):
+            owner.__setstate__(state)  # type: ignore[attr-defined]
+        elif not isinstance(owner, (OrderedDict, Tensor)):  # their attributes, such as _metadata, are not weights
+            raise RefusedError(f'an object of {type(owner)}', 'may not be changed')
 
     def load_binpersid(self) -> None:
         wanted = self.stack[-1]
-        is_storage = isinstance(wanted, tuple) and wanted[:1] in (('storage',), (b'storage',))
-        if not is_storage and not isinstance(wanted, int):  # an int is a storage in files from before torch 0.1.10
-            raise RefusedError(repr(wanted))
-        super().load_binpersid()
+        kind = wanted[0] if isinstance(wanted, tuple) and len(wanted) > 1 else None
+        if kind in ('module', b'module'):  # a class, with its source code, which torch would compare with the installed
+            self.stack[-1] = wanted[1]
+        elif kind in ('storage', b'storage') and wanted[5:] in ((), (None,)):
+            super().load_binpersid()
+            if len(wanted) == 6:  # of a legacy file
+                self._clear(wanted[2])
+        else:
+            raise RefusedError('an object outside of the pickle')  # or a view of a storage, of torch before 0.4
 
-    def _check_callable(self) -> None:
-        if id(self.stack[-2]) not in self._callable:
-            raise RefusedError(repr(self.stack[-2]), 'may not be called')
+    def _clear(self, key: Any) -> None:
+        """Clear a storage that torch allocated and fills later, if a legacy file lists it, and check its size."""
+        storage = self.stack[-1]._untyped_storage
+        if key not in self._cleared:
+            self._unread -= storage.nbytes()
+            if self._unread < 0:
+                raise RefusedError('more data than the file contains')
+            self._cleared.add(key)
+            storage.fill_(0)
 
     def refuse(self) -> NoReturn:
-        raise RefusedError('an unusual opcode to create objects')
+        """Refuse the registry of extensions, whose objects are used without a name."""
+        raise RefusedError('an extension code')
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
         **_PythonUnpickler.dispatch,
-        **dict.fromkeys(_UNUSUAL, refuse),
+        **dict.fromkeys((code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4)), refuse),
         pickle.REDUCE[0]: load_reduce,
-        pickle.NEWOBJ[0]: load_newobj,
+        pickle.NEWOBJ[0]: load_reduce,
+        pickle.NEWOBJ_EX[0]: load_newobj_ex,
         pickle.BUILD[0]: load_build,
         pickle.BINPERSID[0]: load_binpersid,
     }
+
+
+def _is_state_of_module(value: Any) -> bool:
+    return isinstance(value, dict) and '_modules' in value
+
+
+def _fill_array(array: np.ndarray, state: Any) -> None:
+    *_, shape, dtype, _, content = state
+    if isinstance(content, list) and len(content) != math.prod(shape):  # NumPy would read beyond the end of the list
+        raise RefusedError('an array that exceeds its data')
+    if isinstance(dtype, np.dtype):
+        array.__setstate__(state)
 
 
 def load(file: Any, **options: Any) -> Any:
@@ -216,7 +287,7 @@ def read_pickle(path: Path, trust: bool = False, mmap: bool = False) -> Any:
         mmap: memory-map the tensors of a zip file of ``torch.save``, so that they are read on use.
 
     Raises:
-        RefusedError: the file contains an object or operation that weights do not need.
+        RefusedError: the file contains an object or operation that no training code writes.
         Exception: almost any type, for a damaged file.
     """
     reader: Any = pickle if trust else sys.modules[__name__]
@@ -226,6 +297,20 @@ def read_pickle(path: Path, trust: bool = False, mmap: bool = False) -> Any:
             file.seek(0)
             return reader.load(file, encoding='latin1')
     is_zip = start.startswith(b'PK\x03\x04')
-    if is_zip and not trust and 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
-        raise RefusedError('code in TorchScript')  # torch.load would execute parts of it
+    if not trust:
+        _check_container(path, is_zip)
     return torch.load(str(path), map_location='cpu', weights_only=False, pickle_module=reader, mmap=mmap and is_zip)
+
+
+def _check_container(path: Path, is_zip: bool) -> None:
+    """Raise a RefusedError for files with which torch.load would do more than unpickle and read tensors."""
+    if not is_zip:
+        with contextlib.suppress(tarfile.TarError), tarfile.open(path, 'r:') as archive:
+            if archive.next() is not None:
+                raise RefusedError('a tar archive of torch before 0.2', 'would be extracted')
+        return
+    if 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
+        raise RefusedError('code in TorchScript')  # torch.load would execute parts of it
+    with zipfile.ZipFile(path) as entries:
+        if sum(entry.file_size for entry in entries.infolist()) > _MOST_UNPACKED * path.stat().st_size:
+            raise RefusedError(f'an archive of more than {_MOST_UNPACKED} times its size')

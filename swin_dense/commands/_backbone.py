@@ -20,11 +20,13 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
     """Build the backbone; options that the user does not give are inferred from the checkpoint."""
     name, device, given = args.arch, device_of(args), backbone_options(args)
     if args.checkpoint is None:
+        if args.prefix is not None:
+            raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
         name = name or 'swin_t'
         torch.manual_seed(0)
         if os.environ.get('RANK', '0') == '0':
             print('WARNING: no --checkpoint given, so the weights and all results are RANDOM', file=sys.stderr)
-    return on_device(create_backbone(name, args.checkpoint, **given, **options), device)
+    return on_device(create_backbone(name, args.checkpoint, prefix=args.prefix, **given, **options), device)
 
 
 def backbone_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def add_backbone(
     parser.add_argument(
         '--checkpoint', required=checkpoint_required, help=f'weights of any family: file or address{without}'
     )
+    add_prefix(parser)
     parser.add_argument(
         '--arch', help=f'architecture: swin_t to swin_l, swinv2_t to swinv2_l ({inferred}, else swin_t)'
     )
@@ -44,6 +45,12 @@ def add_backbone(
         help='shrink windows on maps smaller than a window, as classifiers do',
     )
     add_device(parser, device)
+
+
+def add_prefix(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        '--prefix', help="which backbone, if the checkpoint contains several: its prefix, or a part such as 'teacher'"
+    )
 
 
 def add_window_size(parser: argparse._ActionsContainer, default: int | None = 7, help: str = '') -> None:

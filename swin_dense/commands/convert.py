@@ -10,12 +10,12 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.commands._options import add_out, add_window_size, check_out, require_packages
+from swin_dense.commands._options import add_out, add_prefix, add_window_size, check_out, require_packages
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
     from swin_dense import SwinBackbone
-    from swin_dense.checkpoint.source import Source
+    from swin_dense.checkpoint.find import Found
 
 FAMILIES = ('mmdet', 'mmseg', 'official', 'mmpretrain', 'timm', 'torchvision', 'transformers')
 
@@ -54,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default='repeat',
         help='how to fill the channels of --in-channels (default: %(default)s)',
     )
-    parser.add_argument(
-        '--prefix', help="prefix of the backbone, if the file contains several, such as 'teacher.backbone'"
-    )
+    add_prefix(parser)
     parser.add_argument('--ema', action='store_true', help='convert the exponential moving average of the weights')
     parser.add_argument(
         '--final-norm', action='store_true', help="use the classifier's final norm as the norm of the last output"
@@ -71,12 +69,11 @@ def source_window(args: argparse.Namespace) -> tuple[int, int] | None:
     return None if given is None else checks.pair('--source-window-size', given)
 
 
-def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
+def build_for(found: Found, args: argparse.Namespace) -> SwinBackbone:
     """Build the backbone of the checkpoint on the meta device, without memory for weights."""
     import torch
 
-    from swin_dense.checkpoint.infer import infer_options
-    from swin_dense.models.create import BACKBONES
+    from swin_dense.models.create import BACKBONES, infer_options
 
     trained = args.source_window_size if found.version == 2 else None
     given = {
@@ -96,10 +93,9 @@ def build_for(found: Source, args: argparse.Namespace) -> SwinBackbone:
 def convert(args: argparse.Namespace) -> dict[str, Any]:
     """Convert the checkpoint, write it, and return the report, which contains the path of the file."""
     from swin_dense.checkpoint.export import as_checkpoint, export_parameters
-    from swin_dense.checkpoint.files import write_file
-    from swin_dense.checkpoint.fit import Options, fit
+    from swin_dense.checkpoint.fit import Options, Target, fit
     from swin_dense.checkpoint.load import find_backbone
-    from swin_dense.checkpoint.target import Target
+    from swin_dense.checkpoint.read import write_file
 
     found = find_backbone(args.source, args.prefix, args.ema, args.trust)
     target = Target.of(build_for(found, args))

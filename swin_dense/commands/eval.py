@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.models.classifier import create_classifier
 
     device, options = device_of(args), backbone_options(args)
-    classifier = on_device(create_classifier(args.checkpoint, args.arch, **options), device)
+    classifier = on_device(create_classifier(args.checkpoint, args.arch, prefix=args.prefix, **options), device)
     images = list_labelled(args.folder, classes, classifier.head.out_features)
     crop = crops_at(size) if args.crop is None else args.crop
     with stop_signals() as received, Progress(len(images)) as progress:

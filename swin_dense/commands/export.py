@@ -82,7 +82,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_whole(args: argparse.Namespace) -> Exported:
-    given = (args.checkpoint, args.arch, args.window_size, args.out_indices, args.static, args.half, args.no_check)
+    given = (
+        args.checkpoint,
+        args.prefix,
+        args.arch,
+        args.window_size,
+        args.out_indices,
+        args.static,
+        args.half,
+        args.no_check,
+    )
     if any(given) or tuple(args.size) != (224, 224) or args.batch != 1:
         raise ValueError('with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed')
     from swin_dense.export.whole import export_whole

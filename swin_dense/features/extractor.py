@@ -42,6 +42,7 @@ class Extractor:
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
         page: page of multi-page files, counted from 0; None for the only one.
+        prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
 
     Raises:
         ValueError: an option has an invalid value.
@@ -66,6 +67,7 @@ class Extractor:
     batch_size: int = 8
     workers: int = 2
     page: int | None = None
+    prefix: str | None = None
 
     def __post_init__(self) -> None:
         checks.one_of('pool', self.pool, POOLINGS)
@@ -74,7 +76,7 @@ class Extractor:
         self._number = np.dtype(str(check_dtype('dtype', self.dtype, ('float32', 'float16'))).removeprefix('torch.'))
         autocast = check_dtype('autocast', self.autocast, ('float16', 'bfloat16'))
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
-        self._backbone = on_device(create_backbone(None, self.checkpoint), device)
+        self._backbone = on_device(create_backbone(None, self.checkpoint, prefix=self.prefix), device)
         strides = check_levels(self._backbone, self.levels)
         self._inference = Inference(
             strides, self.mean, self.std, autocast=autocast, page=self.page, max_side=self.max_side

@@ -65,27 +65,33 @@ class SwinClassifier(HubMixin):
 
 
 def create_classifier(
-    checkpoint: Checkpoint, name: str | None = None, *, trust: bool = False, **options: Any
+    checkpoint: Checkpoint,
+    name: str | None = None,
+    *,
+    prefix: str | None = None,
+    trust: bool = False,
+    **options: Any,
 ) -> SwinClassifier:
     """Build a classifier from a checkpoint and load its weights, ready for inference.
 
     Args:
         checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
         name: name of the model; needed if it cannot be inferred from the checkpoint, and otherwise checked against it.
+        prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
         trust: unpickle classes that are not known to be harmless.
         **options: options of :class:`SwinClassifier`; they override those inferred from the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint cannot be read, or contains no complete classifier.
     """
-    found = find_backbone(checkpoint, trust=trust)
+    found = find_backbone(checkpoint, prefix, trust=trust)
     network, inferred = options_for(found, name, options)
     inferred.pop('out_indices', None)
     arch: Any = inferred.pop('arch')
     if isinstance(arch, dict):  # a dict does not contain the family, which SwinClassifier takes from the name
         arch, inferred = 't', {**arch, **inferred}
-    if 'weight' in found.head:
-        inferred.setdefault('num_classes', len(found.head['weight']))
+    if 'head.weight' in found.parameters:
+        inferred.setdefault('num_classes', len(found.parameters['head.weight']))
     classifier = SwinClassifier(f'{network}_{split_name(arch)[1]}', **inferred)
     load_found(classifier, found)
     return classifier.eval()

@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swin_dense.checkpoint.infer import infer_options
+from swin_dense.checkpoint import CheckpointError
+from swin_dense.checkpoint.find import Found, options_of
+from swin_dense.checkpoint.fit import OUT_NORM, square_grid, square_window
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
-from swin_dense.checkpoint.source import Source
-from swin_dense.models.archs import Arch, split_name
+from swin_dense.models.archs import Arch, published_letter, split_name
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
 
 BACKBONES: dict[str, type[SwinBackbone]] = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
 Name = str | Mapping[str, Any] | Arch
+_FIRST_TABLE = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
+_FIRST_SCALE = 'stages.0.blocks.0.attn.w_msa.logit_scale'
+_KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
 
 
 def create_backbone(
-    name: Name | None = None, checkpoint: Checkpoint | None = None, **backbone_options: Any
+    name: Name | None = None,
+    checkpoint: Checkpoint | None = None,
+    *,
+    prefix: str | None = None,
+    **backbone_options: Any,
 ) -> SwinBackbone:
     """Build a backbone, and load a checkpoint if one is given, ready for inference.
 
@@ -25,6 +33,7 @@ def create_backbone(
         name: 'swin_t', 'swin_s', 'swin_b' or 'swin_l', the same with 'swinv2' instead of 'swin', or ``arch`` of
             :class:`SwinBackbone`. None infers the architecture from the checkpoint.
         checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
+        prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
         **backbone_options: options of :class:`SwinBackbone` or :class:`SwinV2Backbone`. Missing ones, such as the
             window size and the output stages, are inferred from the checkpoint.
 
@@ -42,8 +51,10 @@ def create_backbone(
     if checkpoint is None:
         if name is None:
             raise TypeError("create_backbone needs a name, as in create_backbone('swin_t'), or a checkpoint")
+        if prefix is not None:
+            raise TypeError(f'prefix={prefix!r} chooses a backbone in a checkpoint; give the checkpoint too')
         return BACKBONES[network_of(name) or 'swin'](name, **backbone_options).eval()
-    found = find_backbone(checkpoint)
+    found = find_backbone(checkpoint, prefix)
     network, options = options_for(found, name, backbone_options)
     backbone = BACKBONES[network](**options)
     load_found(backbone, found)
@@ -55,7 +66,7 @@ def network_of(name: Name | None) -> str | None:
     return split_name(name)[0] if isinstance(name, str) else None
 
 
-def options_for(found: Source, name: Name | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def options_for(found: Found, name: Name | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the family, 'swin' or 'swinv2', and the backbone options for a checkpoint.
 
     Args:
@@ -66,3 +77,69 @@ def options_for(found: Source, name: Name | None, given: Mapping[str, Any]) -> t
     network = network_of(name) or found.network
     options = {**given, **({} if name is None else {'arch': name})}
     return network, infer_options(found, options) if network == found.network else options
+
+
+def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = False) -> dict[str, Any]:
+    """Return options of a SwinBackbone or SwinV2Backbone that fits the weights without resizing.
+
+    Args:
+        found: the backbone of a checkpoint.
+        given: options from the user, which take precedence over those of the checkpoint.
+        any_heads: use one head per stage if the number cannot be inferred.
+
+    Returns:
+        ``given``, ``arch`` (a letter or a dict), the options that parameter shapes determine, and, if the weights
+        depend on them and determine them, ``window_size``, ``pretrained_window_size`` (V2) and ``pretrain_img_size``.
+        A window that is not square can be inferred from buffers only.
+
+    Raises:
+        CheckpointError: a required option can neither be inferred nor is it given.
+    """
+    options = options_of({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
+    missing = [key for key in ('embed_dims', 'depths') if key not in options]
+    if missing:
+        reasons = ''.join(f'; {name} is {why}' for name, why in list(found.unusable.items())[:1])
+        raise CheckpointError(
+            f'{found.described}: cannot infer {" and ".join(missing)}, because parameters are missing or '
+            f'disagree{reasons}'
+        )
+    inferred = {key: options[key] for key in _KEPT if key in options}
+    inferred['arch'] = published_letter(options)
+    stages = len(options['depths'])
+    if inferred['arch'] is None:
+        if 'num_heads' not in options and not any_heads and given.keys().isdisjoint(('arch', 'num_heads')):
+            raise CheckpointError(f'{found.described}: cannot infer the number of heads; give the architecture')
+        inferred['arch'] = {
+            'embed_dims': options['embed_dims'],
+            'depths': options['depths'],
+            'num_heads': options.get('num_heads', (1,) * stages),
+        }
+    norms = {int(match[1]) for match in map(OUT_NORM.fullmatch, found.parameters) if match}
+    if norms - {stages - 1}:  # a norm of the last stage only is that of a classifier
+        inferred['out_indices'] = tuple(sorted(norms))
+    table = found.parameters.get(_FIRST_TABLE)
+    window = (
+        found.windows.get(_FIRST_TABLE)
+        or found.windows.get(_FIRST_SCALE)
+        or (square_window(len(table)) if table is not None and table.ndim == 2 else None)
+    )
+    if window is not None:
+        inferred['window_size'] = window
+    if found.trained_windows:
+        trained = [found.trained_windows.get(stage, (0, 0)) for stage in range(stages)]
+        inferred['pretrained_window_size'] = tuple(max(sides) for sides in trained)
+    elif found.version == 2 and 'pretrained_window_size' not in given:
+        raise CheckpointError(
+            f'{found.described} is a Swin V2 that does not record the windows it was trained with, which other windows '
+            'need; give pretrained_window_size (--source-window-size of swin-dense convert), one side or one per stage'
+        )
+    position = found.parameters.get('absolute_pos_embed')
+    if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:
+        grid = found.grid or square_grid(position.shape[1])
+        if grid is None:
+            raise CheckpointError(
+                f'{found.described}: cannot infer the height and width of its {position.shape[1]} absolute positions; '
+                'give pretrain_img_size=(height, width) in pixels'
+            )
+        inferred['pretrain_img_size'] = tuple(side * options['patch_size'] for side in grid)
+    return {**inferred, **given}

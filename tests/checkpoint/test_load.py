@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone
-from swin_dense.checkpoint import CheckpointError, export_state_dict, files, load_checkpoint, unpickler
+from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read, unpickler
 from swin_dense.checkpoint.families import EXPORTED
-from swin_dense.checkpoint.files import write_file
+from swin_dense.checkpoint.read import write_file
+from swin_dense.checkpoint.unpickler import StandIn
 from tests.conftest import randomize
 
 FRAMEWORKS = ('mmdet', 'mmseg')
@@ -242,13 +244,226 @@ def test_with_several_backbones_a_prefix_is_required():
     same_weights(backbone, teacher)
     load(backbone, {'state_dict': checkpoint}, prefix='student.backbone.')
     same_weights(backbone, student)
-    raises_and_keeps(backbone, checkpoint, "no backbone under prefix='teacher'", prefix='teacher')
+    raises_and_keeps(backbone, checkpoint, "no backbone under prefix='teach'", prefix='teach')
     raises_and_keeps(backbone, checkpoint, 'several backbones', prefix='backbone')
     raises_and_keeps(backbone, checkpoint, 'no backbone under', prefix='')
     with pytest.raises(TypeError, match='prefix must be a string'):
         load(backbone, checkpoint, prefix=['teacher'])
     load(backbone, {**checkpoint, **build(4).state_dict()}, prefix='')
     same_weights(backbone, build(4))
+
+
+@pytest.mark.parametrize('container', [None, 'state_dict'])
+@pytest.mark.parametrize('inner', ['backbone.', 'module.backbone.', ''])
+@pytest.mark.parametrize('family', ['mmdet', 'official', 'transformers'])
+def test_backbones_of_any_size_need_a_prefix(container, inner, family):
+    """The teacher has more than twice the blocks of the student, as in EsViT or a distillation."""
+    student, teacher = build(1), build(2, depths=(4, 4, 4, 4))
+    checkpoint = {f'student.{inner}{k}': x for k, x in export_state_dict(student, family).items()}
+    checkpoint |= {f'teacher.{inner}{k}': x for k, x in export_state_dict(teacher, family).items()}
+    checkpoint = checkpoint if container is None else {container: checkpoint}
+    raises_and_keeps(build(3), checkpoint, r"several backbones, under '.*student\..*', '.*teacher\..*'; .*--prefix")
+    with pytest.raises(CheckpointError, match='several backbones'):
+        create_backbone(checkpoint=checkpoint)
+    with pytest.raises(CheckpointError, match='several backbones'):
+        build(3).load_state_dict(checkpoint)
+    for name, source in (('student', student), ('teacher', teacher)):
+        expected = copy.deepcopy(source).float()
+        same_weights(create_backbone(checkpoint=checkpoint, prefix=name), expected)
+        same_weights(create_backbone(checkpoint=checkpoint, prefix=f'{name}.{inner}'), expected)
+    backbone = build(3)
+    report = load(backbone, checkpoint, prefix='student')
+    same_weights(backbone, student)
+    assert report.prefix == f'{container + "." if container else ""}student.{inner}'
+
+
+def test_a_prefix_that_is_the_end_of_another_is_exact():
+    one, other, backbone = build(1), build(2), build(3)
+    checkpoint = {f'backbone.{k}': v for k, v in one.state_dict().items()}
+    checkpoint |= {f'teacher.backbone.{k}': v for k, v in other.state_dict().items()}
+    load(backbone, checkpoint, prefix='backbone')
+    same_weights(backbone, one)
+    load(backbone, checkpoint, prefix='teacher')
+    same_weights(backbone, other)
+
+
+def test_a_prefix_chooses_the_weights_or_their_average():
+    student, average, backbone = build(1), build(2), build(3)
+    checkpoint = {'state_dict': {f'student.{k}': v for k, v in student.state_dict().items()}}
+    checkpoint['state_dict'] |= {f'teacher.{k}': v for k, v in build(4).state_dict().items()}
+    checkpoint['model_ema'] = {f'student.{k}': v for k, v in average.state_dict().items()}
+    load(backbone, checkpoint, prefix='student')
+    same_weights(backbone, student)
+    load(backbone, checkpoint, prefix='student', ema=True)
+    same_weights(backbone, average)
+    load(backbone, checkpoint, prefix='model_ema')
+    same_weights(backbone, average)
+
+
+def test_a_partly_wrapped_backbone_counts_as_one_of_several():
+    """The student has LoRA, so that some of its names are no longer those of a Swin."""
+    student = {
+        k.replace('qkv.', 'qkv.base_layer.').replace('ffn.layers.0.0.', 'ffn.layers.0.0.base_layer.'): v
+        for k, v in build(1).state_dict().items()
+    }
+    checkpoint = {f'student.{k}': v for k, v in student.items()}
+    checkpoint |= {f'teacher.{k}': v for k, v in build(2).state_dict().items()}
+    raises_and_keeps(build(3), checkpoint, "several backbones, under 'student.', 'teacher.'")
+
+
+def test_a_few_keys_that_resemble_a_backbone_are_not_one():
+    source, backbone = build(1), build(2)
+    state = {f'backbone.{k}': v for k, v in source.state_dict().items()}
+    state['adapter.layers.0.blocks.0.norm1.weight'] = state['x.stages.0.blocks.0.norm2.bias'] = torch.zeros(8)
+    load(backbone, state)
+    same_weights(backbone, source)
+
+
+def test_a_prefix_without_a_checkpoint_is_an_error():
+    with pytest.raises(TypeError, match="prefix='teacher' chooses a backbone in a checkpoint"):
+        create_backbone('swin_t', prefix='teacher')
+
+
+def timm_s3(**options):
+    """Return weights with the windows of timm's swin_s3_tiny_224: 7, 7, 14 and 7."""
+    state = export_state_dict(build(1, window_size=7, **options), 'timm')
+    for name in [name for name in state if name.startswith('layers.2') and name.endswith('bias_table')]:
+        state[name] = torch.randn(27 * 27, state[name].shape[1])
+    return state
+
+
+def test_windows_that_differ_per_stage_are_an_error():
+    message = r'its windows differ per stage \(7x7, 7x7, 14x14, 7x7 tokens\).*allow_partial=True'
+    for window in (7, 14):
+        raises_and_keeps(build(2, window_size=window), timm_s3(), message)
+    with pytest.raises(CheckpointError, match=message):
+        create_backbone(checkpoint=timm_s3())
+    with pytest.raises(CheckpointError, match=message):
+        build(2, window_size=7).load_state_dict(timm_s3())
+    report = load(build(2, window_size=7), timm_s3(), allow_partial=True)
+    assert set(report.resized.values()) == {'window 14x14 to 7x7, bicubic'}
+    load(build(2, window_size=7, out_indices=(0, 1)), timm_s3())  # does not have the stage of another window
+
+
+PART = 'stages.1.blocks.0.attn.w_msa.qkv.weight'
+
+
+def on_meta(tensor):
+    return tensor.to('meta')
+
+
+def quantised(tensor):
+    return torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
+
+
+class Sharded(torch.Tensor):
+    device_mesh = None  # as a DTensor has
+
+
+def sharded(tensor):
+    return tensor.as_subclass(Sharded)
+
+
+@pytest.mark.parametrize(
+    ('change', 'reason'),
+    [
+        (torch.Tensor.to_sparse, r'not a dense tensor; store it with to_dense\(\)'),
+        (torch.Tensor.to_sparse_csr, 'not a dense tensor'),
+        (
+            lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+            r'quantised; store it with dequantize\(\)',
+        ),
+        (lambda x: torch.nested.nested_tensor([x]), 'not a dense tensor'),
+        (lambda x: x[:0], 'empty, as in a shard of DeepSpeed ZeRO-3 or FSDP'),
+        (on_meta, r'without values in the checkpoint \(device meta\)|in parts of different'),
+        (sharded, 'a DTensor, which is sharded over devices'),
+    ],
+)
+@pytest.mark.parametrize('family', ['mmdet', 'transformers', 'timm'])
+@pytest.mark.filterwarnings('ignore')
+def test_nothing_is_copied_if_one_tensor_cannot_be(change, reason, family):
+    source, backbone = build(1), build(2)
+    state = export_state_dict(source, family)
+    place = next(index for index, key in enumerate(state) if re.search(r'1\.blocks\.0\..*(qkv|q_proj)\.weight', key))
+    key = list(state)[place]
+    state[key] = change(state[key])
+    raises_and_keeps(backbone, state, rf'Wrong shape or kind: stages\.1\..*({reason})')
+    before = copy.deepcopy(backbone.state_dict())
+    with pytest.raises(CheckpointError, match=reason):
+        backbone.load_state_dict(state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    report = load(backbone, state, allow_partial=True)
+    assert list(report.mismatched) == [PART]
+    assert torch.equal(backbone.state_dict()[PART], before[PART])
+
+
+@pytest.mark.parametrize(
+    'change',
+    [torch.Tensor.to_sparse, quantised, on_meta],
+)
+@pytest.mark.filterwarnings('ignore')
+def test_other_kinds_of_tensors_in_a_file_are_named(tmp_path, change):
+    state = build(1).state_dict()
+    state[PART] = change(state[PART])
+    torch.save(state, tmp_path / 'a.pth')
+    kind = r'stored as torch\._utils\._rebuild_\w+tensor\w*, not as a dense tensor'
+    raises_and_keeps(build(2), tmp_path / 'a.pth', rf'{re.escape(PART)} is {kind}')
+
+
+def test_a_shard_of_zero_3_advises_no_option():
+    state = {name: tensor[:0] for name, tensor in build(1).state_dict().items()}
+    with pytest.raises(CheckpointError, match='zero_to_fp32') as raised:
+        load(build(2), state)
+    assert 'build the model' not in str(raised.value)
+    with pytest.raises(CheckpointError, match='zero_to_fp32'):
+        create_backbone(checkpoint=state)
+
+
+def test_only_a_head_beside_the_backbone_is_that_of_mmpretrain():
+    state = {f'backbone.{name}': tensor for name, tensor in build(1).state_dict().items()}
+    assert load(build(2), {**state, 'head.fc.weight': torch.zeros(3, 64)}).family == 'mmpretrain'
+    for key in ('roi_head.mask_head.fc.weight', 'aux_head.fc.weight', 'bbox_head.fc.weight'):
+        assert load(build(2), {**state, key: torch.zeros(3, 64)}).family == 'mmdet'
+
+
+@pytest.mark.parametrize('digits', [4, 12, 5000])
+@pytest.mark.parametrize('name', ['stages.{}.blocks.0.norm1.weight', 'stages.0.blocks.{}.x', 'norm{}.weight'])
+def test_numbers_in_names_are_bounded(digits, name):
+    """Neither a list of that many stages nor Python's limit for the digits of an integer is reached."""
+    state = {**build(1).state_dict(), name.format('9' * digits): torch.zeros(3)}
+    with pytest.raises(CheckpointError, match='but not in the model'):
+        load(build(2), state)
+    create_backbone(checkpoint=build(1).state_dict())
+    with pytest.raises(CheckpointError):
+        create_backbone(checkpoint=state)
+
+
+@pytest.mark.parametrize('name', ['absolute_pos_embed', PART.replace('qkv.weight', 'relative_position_bias_table')])
+def test_a_model_is_not_built_for_parameters_of_another_rank(name):
+    state = build(1, use_abs_pos_embed=True, pretrain_img_size=32).state_dict()
+    state[name] = torch.tensor(1.0)
+    with pytest.raises(CheckpointError):
+        create_backbone(checkpoint=state)
+
+
+def test_keys_that_are_neither_text_nor_numbers_are_skipped():
+    """The text of an object can be far longer than its pickle."""
+    key = StandIn('a.Key')
+    nested = []
+    for _ in range(64):
+        nested = [nested, nested]
+    key['x'] = nested
+    state = build(1).state_dict()
+    load(build(2), {**state, key: torch.ones(3), (1, 2): torch.ones(3), 5: torch.ones(3)})
+
+
+def test_a_small_file_cannot_contain_a_dict_any_number_of_times():
+    inner = build(1).state_dict()
+    checkpoint = {'model': inner}
+    for _ in range(30):
+        checkpoint = {'a': checkpoint, 'b': checkpoint}
+    with pytest.raises(CheckpointError, match='several backbones'):
+        load(build(2), checkpoint)
 
 
 @pytest.mark.parametrize('family', EXPORTED)
@@ -448,8 +663,9 @@ class TestCreateBackbone:
         made = create_backbone(checkpoint=export_state_dict(source, 'official'))
         assert (type(made), made.window_size, made.pretrained_window_size) == (SwinV2Backbone, (8, 8), (4, 4, 4, 2))
         same_weights(made, source)
-        with pytest.raises(CheckpointError, match='does not record the windows it was trained with'):
-            create_backbone(checkpoint=export_state_dict(source, 'timm'))
+        for options in ({}, {'window_size': 12}):  # the given window is not that of the training
+            with pytest.raises(CheckpointError, match=r'does not record the windows.*give pretrained_window_size'):
+                create_backbone(checkpoint=export_state_dict(source, 'timm'), **options)
         assert create_backbone(checkpoint=source.state_dict(), pretrained_window_size=4).window_size == (8, 8)
         with pytest.raises(CheckpointError, match='It is a Swin V2'):
             create_backbone('swin_t', source.state_dict())
@@ -481,9 +697,9 @@ class TestCreateBackbone:
     def test_the_file_is_read_and_hashed_once(self, tmp_path, monkeypatch):
         path = write_file(tmp_path / 'swin.pth', {'model': build(1).state_dict()}, add_hash=True)
         opened, hashed = [], []
-        monkeypatch.setattr(files, 'read_pickle', lambda *a: opened.append(a) or unpickler.read_pickle(*a))
-        digest_of = files.digest_of
-        monkeypatch.setattr(files, 'digest_of', lambda *a: hashed.append(a) or digest_of(*a))
+        monkeypatch.setattr(read, 'read_pickle', lambda *a: opened.append(a) or unpickler.read_pickle(*a))
+        file_digest = read.file_digest
+        monkeypatch.setattr(read, 'file_digest', lambda *a: hashed.append(a) or file_digest(*a))
         create_backbone(checkpoint=path)
         assert (len(opened), len(hashed)) == (1, 1)
 

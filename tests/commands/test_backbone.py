@@ -52,6 +52,18 @@ def test_given_options_override_inferred_ones(tmp_path):
         build('--checkpoint', tmp_path / 'a.pth', '--arch', 'swin_t')
 
 
+def test_prefix_chooses_one_of_several_backbones(tmp_path):
+    student, teacher = (saved(tmp_path / 'a.pth', **options).state_dict() for options in ({}, {'window_size': 5}))
+    both = {f'student.{key}': x for key, x in student.items()} | {f'teacher.{key}': x for key, x in teacher.items()}
+    torch.save({'state_dict': both}, tmp_path / 'a.pth')
+    with pytest.raises(CheckpointError, match=r'several backbones.*--prefix'):
+        build('--checkpoint', tmp_path / 'a.pth')
+    assert build('--checkpoint', tmp_path / 'a.pth', '--prefix', 'teacher').window_size == (5, 5)
+    assert build('--checkpoint', tmp_path / 'a.pth', '--prefix', 'state_dict.student').window_size == (7, 7)
+    with pytest.raises(ValueError, match='--prefix chooses a backbone in a checkpoint; give --checkpoint too'):
+        build('--prefix', 'teacher')
+
+
 def test_published_architectures_are_inferred_without_bias_tables(tmp_path):
     with torch.device('meta'):
         names = SwinBackbone('t', use_rel_pos_bias=False).state_dict()

@@ -13,9 +13,9 @@ from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.__main__ import main
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from swin_dense.checkpoint.families import EXPORTED
-from swin_dense.checkpoint.files import read_file
-from swin_dense.checkpoint.infer import infer_options
 from swin_dense.checkpoint.load import find_backbone
+from swin_dense.checkpoint.read import read_file
+from swin_dense.models.create import infer_options
 from tests.conftest import randomize
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}

@@ -62,9 +62,16 @@ def test_commands_that_write_have_out_and_force():
         assert '--force' in options or name == 'features', name  # which continues an existing output
 
 
+def test_commands_with_a_checkpoint_of_a_backbone_have_prefix():
+    for name in command_names():
+        for parser in parsers(name):
+            options = {option for action in parser._actions for option in action.option_strings}
+            assert ('--prefix' in options) == ('--checkpoint' in options or name == 'convert'), name
+
+
 def test_choices_equal_the_constants_of_the_packages():
     from swin_dense.checkpoint.families import EXPORTED
-    from swin_dense.checkpoint.resize import CHANNEL_POLICIES, TABLE_METHODS
+    from swin_dense.checkpoint.fit import CHANNEL_POLICIES, TABLE_METHODS
     from swin_dense.explore.page import LANGUAGES, LARGEST_PAGE
     from swin_dense.features.folder import ROWS_PER_PART
     from swin_dense.features.sinks import FORMATS, POOLINGS

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense import SwinBackbone, extract_pyramid
+from swin_dense import CheckpointError, SwinBackbone, extract_pyramid
 from swin_dense.features import Extractor, extraction
 from tests.conftest import ROOT, TINY, photograph, randomize
 
@@ -142,6 +142,18 @@ def test_a_pickled_extractor_gives_the_same_features(checkpoint):
     assert len(content) < 2000
     again = pickle.loads(content)
     assert np.array_equal(again({'image': IMAGES})['level_32'], extractor({'image': IMAGES})['level_32'])
+
+
+def test_prefix_chooses_one_of_several_backbones(backbone, checkpoint, tmp_path):
+    teacher = {f'teacher.{key}': torch.zeros_like(tensor) for key, tensor in backbone.state_dict().items()}
+    both = teacher | {f'student.{key}': tensor for key, tensor in backbone.state_dict().items()}
+    torch.save(both, tmp_path / 'both.pth')
+    with pytest.raises(CheckpointError, match='several backbones'):
+        Extractor(tmp_path / 'both.pth')
+    extractor = Extractor(tmp_path / 'both.pth', [32], device='cpu', prefix='student')
+    expected = Extractor(checkpoint, [32], device='cpu')({'image': IMAGES})['level_32']
+    for copied in (extractor, pickle.loads(pickle.dumps(extractor))):
+        np.testing.assert_array_equal(copied({'image': IMAGES})['level_32'], expected)
 
 
 def test_importing_features_imports_no_data_engine():
