@@ -3,8 +3,8 @@
     git worktree add ../before e3b2d55
     python benchmarks/revisions.py ../before . --rounds 4 --json benchmarks/revisions.json
 
-Each process imports the package of one revision and times Swin-T in float32: the median of some passes without gradients, or of
-training steps (forward and backward). The memory is the peak of the process over all cases.
+Each process imports the package of one revision and times Swin-T in float32: the median of some passes without
+gradients, or of training steps (forward and backward). The memory is the peak of the process over all cases.
 """
 
 from __future__ import annotations
