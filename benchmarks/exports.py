@@ -69,9 +69,15 @@ def main() -> None:
 
 def write(report: dict[str, Any], out: Path) -> None:
     out.with_suffix('.json').write_text(json.dumps(report, indent=1) + '\n')
-    whole = out.with_name(f'{out.name}_whole.json')  # of exports_whole.py
-    text = whole_models(json.loads(whole.read_text())) if whole.exists() else 'Whole models: not measured yet.\n'
-    out.with_suffix('.md').write_text(f'{tables(report)}\n{text}')
+    write_tables(out)
+
+
+def write_tables(out: Path) -> None:
+    """Write ``OUT.md`` from the reports of this script, of exports_whole.py and of exports_trained.py."""
+    parts = {'': tables, '_whole': whole_models, '_trained': trained_models}
+    reports = {path: table for name, table in parts.items() if (path := Path(f'{out}{name}.json')).exists()}
+    text = '\n'.join(table(json.loads(path.read_text())) for path, table in reports.items())
+    out.with_suffix('.md').write_text(text)
 
 
 def times(backbone: SwinBackbone, folder: Path, height: int, width: int, rounds: int) -> dict[str, Any]:
@@ -126,12 +132,12 @@ def tables(report: dict[str, Any]) -> str:
 
 
 def whole_models(report: dict[str, Any]) -> str:
-    ways = [name for name, value in report['rows'][0].items() if isinstance(value, dict)]
+    ways = [name for name, value in report['rows'][0].items() if isinstance(value, dict) and 'ms' in value]
     lines = [
         '## Whole models',
         '',
         f'Written by `benchmarks/exports_whole.py` on {report["processor"]}:',
-        'milliseconds per image, and MiB of memory if it was measured. Masks are not pasted into the image.',
+        'milliseconds per image, and MiB of memory if it was measured. Masks of boxes are not pasted into the image.',
         '',
         '| model | image | threads | nodes | ' + ' | '.join(ways) + ' |',
         '| --- ' * (4 + len(ways)) + '|',
@@ -142,7 +148,31 @@ def whole_models(report: dict[str, Any]) -> str:
         )
         size = f'{row["size"][0]} x {row["size"][1]}'
         lines.append(f'| {row["model"]} | {size} | {row["threads"]} | {row["nodes"]:,} | {cells} |')
+    if exports := {row['model']: row for row in report['rows'] if 'export_s' in row}:
+        lines += ['', 'The export, in seconds, MiB of memory (peak) and MiB of the file:', '']
+        lines += ['| model | seconds | memory | file |', '| --- | --- | --- | --- |']
+    for name, row in exports.items():
+        lines.append(f'| {name} | {row["export_s"]:.0f} | {row["export_mib"]:,.0f} | {row["file_mib"]:,.0f} |')
     return '\n'.join([*lines, ''])
+
+
+def trained_models(report: dict[str, Any]) -> str:
+    ways = [name for name, value in next(iter(report.values())).items() if isinstance(value, dict)]
+    lines = [
+        '## Accuracy of trained models',
+        '',
+        'Written by `benchmarks/exports_trained.py`. The file in MiB, in float32 and int8, is below the table.',
+        '',
+        f'| model | metric | {" | ".join(ways)} |',
+        '| --- ' * (2 + len(ways)) + '|',
+    ]
+    for name, found in report.items():
+        for key, label in {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ'}.items():
+            if key in found['mmdet']:
+                cells = ' | '.join(f'{found[way][key]:.3f}' for way in ways)
+                lines.append(f'| {name} | {label} | {cells} |')
+    sizes = [f'{name}: {found["file_mib"]:.1f} and {found["int8_mib"]:.1f} MiB.' for name, found in report.items()]
+    return '\n'.join([*lines, '', *sizes, ''])
 
 
 if __name__ == '__main__':

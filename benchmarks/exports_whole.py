@@ -1,14 +1,19 @@
 """Compare time and memory of exported whole models with those of the frameworks.
 
     python benchmarks/exports_whole.py --out benchmarks/exports_whole
+    python benchmarks/exports_whole.py --out benchmarks/exports_whole --folder files --only-export
+    python benchmarks/exports_whole.py --out benchmarks/exports_whole --folder files --models 'DINO Swin-T'
 
-The models have Swin-T, heads for COCO and ADE20K, random weights, and score thresholds low enough to find boxes. Each
-model and implementation runs in a separate process, from one resized image to boxes or classes; masks are not pasted
-into the image. Times are medians. Memory is the peak of the process minus its memory before the model was loaded.
-Writes ``OUT.json``, which ``benchmarks/exports.py`` adds to its tables. Run it only on an idle machine.
+The models have heads for COCO and ADE20K, random weights, and score thresholds low enough to find boxes. Each model and
+implementation runs in a separate process, from one resized image to boxes or classes; the masks of boxes are not pasted
+into the image, but those of Mask2Former, INSTANCES of them, get its size. Times are medians. Memory is the peak of the
+process minus its memory before the model was loaded. Writes ``OUT.json``, which ``benchmarks/exports.py`` adds to its
+tables; the rows of models that are not measured stay. With a folder, files are exported once. Run it only on an idle
+machine.
 """
 
 import argparse
+import copy
 import json
 import statistics
 import subprocess
@@ -28,9 +33,14 @@ MODELS = {
     'Mask R-CNN': ('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', (800, 1216)),
     'Cascade Mask R-CNN': ('cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco', (800, 1216)),
     'UPerNet': ('swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512', (512, 683)),
+    'DINO Swin-T': ('dino-5scale_swin-l_8xb2-12e_coco', (800, 1216)),
+    'DINO Swin-L': ('dino-5scale_swin-l_8xb2-12e_coco', (800, 1216)),
+    'Mask2Former': ('mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco', (800, 1216)),
+    'Mask2Former of mmseg': ('mask2former_swin-t_8xb2-160k_ade20k-512x512', (512, 683)),
 }
 WAYS = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
 CANDIDATES = 1000  # boxes above the threshold before the final non-maximum suppression
+INSTANCES = 30
 
 
 def main() -> None:
@@ -39,32 +49,51 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--threads', type=int, nargs='+', default=[1, 2])
     parser.add_argument('--models', nargs='+', default=list(MODELS), choices=list(MODELS))
+    parser.add_argument('--folder', type=Path, help='keep the exported files here, and do not export them again')
+    parser.add_argument('--only-export', action='store_true', help='measure no times of images')
     parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)  # way, folder, threads, rounds
     args = parser.parse_args()
     if args.worker:
         way, folder, threads, rounds = args.worker
+        if way in MODELS:
+            prepare(way, Path(folder))
+            return
         print(json.dumps(measured(way, Path(folder), int(threads), int(rounds))))
         return
-    report: dict[str, Any] = {'processor': processor(), 'rounds': args.rounds, 'rows': []}
+    path = args.out.with_suffix('.json')
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {'processor': processor(), 'rows': []}
     for name in args.models:
-        with tempfile.TemporaryDirectory() as folder:
-            nodes = prepare(*MODELS[name], Path(folder))
-            for threads in args.threads:
-                row = {'model': name, 'size': MODELS[name][1], 'threads': threads, 'nodes': nodes}
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = args.folder / name if args.folder else Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            exported = folder / 'exported.json'
+            if not exported.exists():
+                # A process of its own, for the peak of its memory
+                command = [sys.executable, __file__, '--out', str(args.out), '--worker', name, str(folder)]
+                subprocess.run([*command, '0', '0'], check=True)
+            facts = {
+                'model': name,
+                'size': MODELS[name][1],
+                'processor': processor(),
+                **json.loads(exported.read_text()),
+            }
+            for threads in [] if args.only_export else args.threads:
+                row = {**facts, 'threads': threads, 'rounds': args.rounds}
                 for way in WAYS:
-                    command = [sys.executable, __file__, '--out', str(args.out), '--worker', way, folder]
+                    command = [sys.executable, __file__, '--out', str(args.out), '--worker', way, str(folder)]
                     done = subprocess.run(
                         [*command, str(threads), str(args.rounds)], check=True, capture_output=True, text=True
                     )
                     row[way] = json.loads(done.stdout.splitlines()[-1])
+                same = [name, threads]
+                report['rows'] = [one for one in report['rows'] if [one['model'], one.get('threads')] != same]
                 report['rows'].append(row)
-                args.out.with_suffix('.json').write_text(json.dumps(report, indent=1) + '\n')
-    backbones = args.out.with_name(args.out.name.removesuffix('_whole'))
-    exports.write(json.loads(backbones.with_suffix('.json').read_text()), backbones)
+                path.write_text(json.dumps(report, indent=1) + '\n')
+    exports.write_tables(args.out.with_name(args.out.name.removesuffix('_whole')))
 
 
-def prepare(recipe: str, size: tuple[int, int], folder: Path) -> int:
-    """Write the config, the weights, the image and the exported file to a folder; return the file's number of nodes."""
+def prepare(name: str, folder: Path) -> None:
+    """Write the config, the weights, the image and the exported file to a folder, and exported.json with figures."""
     import torch
     from mmengine.registry import MODELS as REGISTRY
     from mmengine.registry import init_default_scope
@@ -72,8 +101,12 @@ def prepare(recipe: str, size: tuple[int, int], folder: Path) -> int:
     from swin_dense.export.whole import PICTURE, export_whole
     from swin_dense.recipes.files import load_recipe
 
+    recipe, size = MODELS[name]
     config = load_recipe(recipe)
     config.model.backbone.pop('init_cfg', None)
+    if name == 'DINO Swin-T':
+        config.model.backbone.update(embed_dims=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), window_size=7)
+        config.model.neck.in_channels = [96, 192, 384, 768]
     pipeline = config.test_dataloader.dataset.pipeline
     for transform in pipeline:
         if transform.type == 'Resize':
@@ -83,33 +116,40 @@ def prepare(recipe: str, size: tuple[int, int], folder: Path) -> int:
         image.resize(size[::-1]).save(picture)
     torch.manual_seed(0)
     init_default_scope(config.default_scope)
-    model = REGISTRY.build(config.model).eval()
+    model = REGISTRY.build(copy.deepcopy(config.model)).eval()  # DINO changes its config
+    for key, parameter in model.named_parameters():
+        if key.endswith('weight') and ('cls_branches' in key or 'cls_embed' in key):  # otherwise all scores are equal
+            torch.nn.init.normal_(parameter, std=0.15)
     torch.save({'state_dict': model.state_dict(), 'meta': {}}, folder / 'weights.pth')
-    if config.default_scope == 'mmdet':
+    if hasattr(model, 'roi_head'):
         set_threshold(config, model, np.asarray(Image.open(picture))[:, :, ::-1])
     config.dump(folder / 'config.py')
-    paths = (str(folder / name) for name in ('config.py', 'weights.pth', 'model.onnx'))
-    return export_whole(*paths, image=str(picture)).nodes
+    del model
+    paths = [str(folder / file) for file in ('config.py', 'weights.pth', 'model.onnx')]
+    start = time.perf_counter()
+    result = export_whole(*paths, image=str(picture))
+    figures = {
+        'nodes': result.nodes,
+        'export_s': time.perf_counter() - start,
+        'export_mib': held_mib('VmHWM'),
+        'file_mib': result.path.stat().st_size / 2**20,
+        'errors': {'x'.join(map(str, shape)): error for shape, error in result.errors.items()},
+    }
+    (folder / 'exported.json').write_text(json.dumps(figures))
 
 
 def set_threshold(config: Any, model: Any, pixels: np.ndarray) -> None:
     """Set the score threshold so that CANDIDATES boxes are above it."""
     import torch
 
-    from swin_dense.export.detectors import OneStageDetector, TwoStageDetector, dense_levels, flatten_map
+    from swin_dense.export.detectors import TwoStageDetector
 
     img = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None].float()
     with torch.no_grad():
-        if hasattr(model, 'roi_head'):
-            graph = TwoStageDetector(model)
-            maps = graph.maps(img)
-            scores = graph._classified(maps, graph._proposals(maps, img), img)[1].flatten()
-            settings = config.model.test_cfg.rcnn
-        else:
-            found = dense_levels(model.bbox_head, OneStageDetector(model).maps(img))
-            scores = torch.cat([flatten_map(logits).sigmoid().flatten() for logits, _, _ in found])
-            settings = config.model.test_cfg
-    settings.score_thr = scores.topk(CANDIDATES).values[-1].item()
+        graph = TwoStageDetector(model)
+        maps = graph.maps(img)
+        scores = graph._classified(maps, graph._proposals(maps, img), img)[1].flatten()
+    config.model.test_cfg.rcnn.score_thr = scores.topk(CANDIDATES).values[-1].item()
 
 
 def measured(way: str, folder: Path, threads: int, rounds: int) -> dict[str, float]:
@@ -149,8 +189,8 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
         from swin_dense.runtime.sessions import OnnxRuntime
 
         def in_onnx_runtime() -> Callable[[], Any]:
-            session = OnnxRuntime(folder / 'model.onnx', threads)
-            return lambda: session.run({'img': img})
+            run = OnnxRuntime(folder / 'model.onnx', threads).run
+            return lambda: finished(run({'img': img}), pixels)
 
         return in_onnx_runtime
     import openvino
@@ -159,9 +199,20 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
         hint = 'bf16' if 'bfloat16' in way else 'f32'
         options = {'INFERENCE_PRECISION_HINT': hint, 'INFERENCE_NUM_THREADS': threads}
         compiled = openvino.Core().compile_model(folder / 'model.onnx', 'CPU', options)
-        return lambda: [out.copy() for out in compiled({'img': img}).values()]
+        return lambda: finished([out.copy() for out in compiled({'img': img}).values()], pixels)
 
     return in_openvino
+
+
+def finished(outputs: list[np.ndarray], pixels: np.ndarray) -> Any:
+    """Return the outputs of a file, and for Mask2Former INSTANCES instances with masks in the size of the image."""
+    from swin_dense.runtime import queries
+
+    if outputs[0].ndim != 2 or outputs[0].shape[1] == 4:  # classes of pixels, boxes
+        return outputs
+    size = (pixels.shape[0], pixels.shape[1])
+    settings = {'divisor': 32, 'things': outputs[0].shape[1] - 1, 'instances': INSTANCES, 'panoptic': None}
+    return queries.predicted(outputs, size, size, settings, 0.0)
 
 
 def without_pasting(model: Any, pixels: np.ndarray) -> Any:
@@ -170,6 +221,9 @@ def without_pasting(model: Any, pixels: np.ndarray) -> Any:
 
     from swin_dense.export.agreement import classes_of_framework, instances_of_framework
 
+    if hasattr(model, 'panoptic_fusion_head'):
+        model.panoptic_fusion_head.test_cfg.max_per_image = INSTANCES
+        return instances_of_framework(model, pixels)
     if not hasattr(model, 'bbox_head') and not hasattr(model, 'roi_head'):
         return classes_of_framework(model, pixels, pixels.shape[:2])
     if not getattr(getattr(model, 'roi_head', None), 'with_mask', False):

@@ -6,7 +6,9 @@
 The .onnx file must come from `swin-dense export CONFIG CHECKPOINT FILE`; it needs neither torch nor the frameworks. For
 each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json. With a detector, the JSON lists class, score,
 box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the fraction of
-pixels of every class, and PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 255).
+pixels of every class, and PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 255). With a
+panoptic model, it lists id, class and fraction of pixels of every segment, and PHOTO.panoptic.png contains the ids as
+COCO does: red + 256 green + 256^2 blue.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if twice:
         raise ValueError(f'several images have the name {", ".join(twice)}; write them to separate folders (--out)')
     for stem in counts:
-        for ending in ('painted.jpg', 'labels.png', 'json'):
+        for ending in ('painted.jpg', 'labels.png', 'panoptic.png', 'json'):
             check_free(args.out / f'{stem}.{ending}', args.force)
     predict = _predictor(model, args)
     from swin_dense.runtime import pictures  # not needed for --help
@@ -101,11 +103,15 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Callable[[str], Pr
 
 def write(stem: Path, prediction: Prediction) -> None:
     """Write the results of one image, the JSON last, so that it marks a complete result."""
+    import numpy as np
     from PIL import Image
 
     pictures = {'painted.jpg': prediction.painted}
     if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
         pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
+    if prediction.panoptic is not None:
+        ids = prediction.panoptic
+        pictures['panoptic.png'] = np.stack([ids % 256, ids // 256 % 256, ids // 256**2], 2).astype(np.uint8)
     for ending, pixels in pictures.items():
         with written_whole(stem.with_name(f'{stem.name}.{ending}')) as unfinished:
             Image.fromarray(pixels).save(unfinished.path, quality=95)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,13 @@ import torch
 from torch import nn
 
 from swin_dense.runtime.masks import pasted
+from swin_dense.runtime.queries import OFFSET
+from swin_dense.runtime.queries import predicted as predicted_by_file
 
-# Two boxes match if their IoU is at least SAME_BOX and their scores differ by at most SAME_SCORE.
+# Two instances match if their scores differ by at most SAME_SCORE and the IoU of their boxes is at least SAME_BOX, or
+# the sides of the boxes differ by at most SAME_SIDE pixels: the IoU of thin boxes means little.
 SAME_BOX = 0.98
+SAME_SIDE = 0.01
 SAME_SCORE = 1e-3
 # Allowed share of different instances, mask pixels or class pixels, because rounding decides near ties.
 LARGEST_SHARE = 0.02
@@ -31,13 +35,18 @@ class Instances:
 
 def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances:
     """Return the detections of mmdet's own ``predict`` in pixels, (H, W, 3) uint8, BGR."""
+    found = predicted(detector, pixels).pred_instances
+    masks = found.masks.cpu().numpy() if 'masks' in found else None
+    return Instances(found.bboxes.cpu().numpy(), found.scores.cpu().numpy(), found.labels.cpu().numpy(), masks)
+
+
+def predicted(detector: nn.Module, pixels: np.ndarray) -> Any:
+    """Return the data sample of mmdet's own ``predict`` for pixels, (H, W, 3) uint8, BGR."""
     from mmdet.structures import DetDataSample
 
     size = pixels.shape[:2]
     meta = {'ori_shape': size, 'img_shape': size, 'scale_factor': (1.0, 1.0)}
-    found = _predict(detector, pixels, DetDataSample(metainfo=meta)).pred_instances
-    masks = found.masks.cpu().numpy() if 'masks' in found else None
-    return Instances(found.bboxes.cpu().numpy(), found.scores.cpu().numpy(), found.labels.cpu().numpy(), masks)
+    return _predict(detector, pixels, DetDataSample(metainfo=meta))
 
 
 def instances_of_file(outputs: list[np.ndarray], size: tuple[int, int], mask_threshold: float | None) -> Instances:
@@ -78,24 +87,66 @@ def share_of_unmatched(theirs: Instances, ours: Instances, lowest: float, most: 
     return missing / max(compared, 1), compared // 2
 
 
+def share_of_other_masks(sample: Any, outputs: Sequence[np.ndarray], settings: Mapping[str, Any]) -> tuple[float, int]:
+    """Compare ``outputs`` of a file, ``classes`` and ``masks``, with mmdet's data sample for the same pixels.
+
+    ``settings`` are ``queries`` in its metadata. Returns the larger share of different instances or pixels of segments,
+    and the number compared.
+    """
+    size = sample.img_shape
+    found, panoptic = predicted_by_file(outputs, size, size, dict(settings), 0.0)
+    share, count = 0.0, 0
+    if found is not None:
+        theirs = sample.pred_instances.numpy()
+        probabilities = np.sort(outputs[0][:, :-1], axis=None)
+        # Of the least probable pairs of query and class, either result may contain others.
+        lowest = probabilities[-min(settings['instances'], len(probabilities))]
+        # The masks are compared, not the boxes around them, which one pixel can change.
+        ours = Instances(np.zeros_like(found[0]), found[1], found[2], np.reshape(found[3], (-1, *size)))
+        theirs = Instances(np.zeros_like(theirs.bboxes), theirs.scores, theirs.labels, theirs.masks)
+        share, count = share_of_unmatched(theirs, ours, float(lowest), len(probabilities) + 1)
+    if panoptic is not None:
+        segments = sample.pred_panoptic_seg.sem_seg[0].numpy()
+        other, segments_count = share_of_other_segments(segments, panoptic, outputs[0].shape[1] - 1)
+        share, count = max(share, other), count + segments_count
+    return share, count
+
+
+def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) -> tuple[float, int]:
+    """Return the share of pixels in which two maps of segments (H, W) differ, and the number of segments compared.
+
+    Instances are matched by their overlap, because one near tie changes the numbers of all instances after it. Pixels
+    of no segment have the number of classes.
+    """
+    shares = []
+    for one, other in ((theirs, ours), (ours, theirs)):
+        is_same = np.zeros(one.shape, bool)
+        for segment in np.unique(one):
+            mask = one == segment
+            found, counts = np.unique(other[mask], return_counts=True)
+            if found[counts.argmax()] % OFFSET == segment % OFFSET:
+                is_same |= mask & (other == found[counts.argmax()])
+        shares.append(1 - float(is_same.mean()))
+    return max(shares), int((np.unique(theirs) != classes).sum())
+
+
 def _has_match(other: Instances, one: Instances, index: int) -> bool:
     """Return whether ``other`` contains the instance ``index`` of ``one``."""
     is_like = (other.labels == one.labels[index]) & (np.abs(other.scores - one.scores[index]) <= SAME_SCORE)
-    overlaps = np.where(is_like, _overlaps(one.boxes[index], other.boxes), -1.0)
-    if not overlaps.size or overlaps.max() < SAME_BOX:
-        return False
+    partners = np.flatnonzero(is_like & (_overlaps(one.boxes[index], other.boxes) >= SAME_BOX))
     if one.masks is None or other.masks is None:
-        return one.masks is other.masks
-    mask, partner = one.masks[index], other.masks[overlaps.argmax()]
-    return bool((mask ^ partner).sum() <= LARGEST_SHARE * max((mask | partner).sum(), 1))
+        return one.masks is other.masks and len(partners) > 0
+    mask = one.masks[index]
+    masks = (other.masks[partner] for partner in partners)
+    return any((mask ^ found).sum() <= LARGEST_SHARE * max((mask | found).sum(), 1) for found in masks)
 
 
 def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the IoU of a box (4,) with boxes (N, 4). It is 1 for equal boxes, also if their area is 0."""
+    """Return the IoU of a box (4,) with boxes (N, 4). It is 1 for boxes with sides within SAME_SIDE."""
     sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
     both = sides.clip(min=0).prod(1)
     union = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(1) - both
-    return np.where((box == boxes).all(1), 1.0, both / np.maximum(union, 1e-9))
+    return np.where(np.abs(box - boxes).max(1) <= SAME_SIDE, 1.0, both / np.maximum(union, 1e-9))
 
 
 def _predict(model: Any, pixels: np.ndarray, sample: Any) -> Any:

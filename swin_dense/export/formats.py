@@ -41,6 +41,7 @@ class Interface:
         inputs: names of the inputs.
         outputs: names of the outputs; None gives out0, out1 and so on.
         facts: metadata of the file.
+        ranges: ``torch.export.Dim`` of dynamic axes with a minimum above 1 or a divisor, by their names.
     """
 
     example: tuple[Tensor, ...]
@@ -48,6 +49,7 @@ class Interface:
     inputs: tuple[str, ...] = ('img',)
     outputs: tuple[str, ...] | None = None
     facts: dict[str, str] = field(default_factory=dict)
+    ranges: dict[str, Any] = field(default_factory=dict)
 
 
 def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
@@ -152,7 +154,9 @@ def _program(model: nn.Module, interface: Interface) -> torch.export.ExportedPro
         )
     from torch.fx.experimental import _config as symbolic_shapes
 
-    sizes = tuple({axis: torch.export.Dim(name, min=1) for axis, name in axes.items()} for axes in interface.free)
+    ranges = {name: torch.export.Dim(name, min=1) for axes in interface.free for name in axes.values()}
+    ranges.update(interface.ranges)
+    sizes = tuple({axis: ranges[name] for axis, name in axes.items()} for axes in interface.free)
     # Without this setting torch specialises the graph on whether each size is 1.
     with _quiet(), symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = torch.export.export(model, interface.example, dynamic_shapes=sizes)

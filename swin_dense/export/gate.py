@@ -25,7 +25,7 @@ class Part:
 
     def reasons_against(self, where: str, part: Any) -> Iterator[str]:
         kind = type(part)
-        if self.types and f'{kind.__module__.partition(".")[0]}.{kind.__name__}' not in self.types:
+        if self.types and _kind(part) not in self.types:
             yield f'{where} is a {kind.__name__} of {kind.__module__}; supported: {", ".join(self.types)}'
             return
         for name, supported in self.values.items():
@@ -40,14 +40,19 @@ class Settings:
 
     Attributes:
         names: the supported settings.
+        values: settings with only one supported value, and that value.
     """
 
     names: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def reasons_against(self, where: str, settings: Mapping[str, Any]) -> Iterator[str]:
-        for name in settings:
-            if name not in self.names:
-                yield f'{where} has {name}={settings[name]!r}; supported: {", ".join(self.names)}'
+        for name, value in settings.items():
+            if name in self.values:
+                if value != self.values[name]:
+                    yield f'{where} has {name}={value!r}; supported: {self.values[name]!r}'
+            elif name not in self.names:
+                yield f'{where} has {name}={value!r}; supported: {", ".join(self.names)}'
         for name in ('nms_pre', 'max_per_img'):
             if name in self.names and settings.get(name, -1) <= 0:
                 yield f'{where} must have {name} above 0, got {settings.get(name)}'
@@ -62,18 +67,26 @@ class Settings:
                 yield f'{where}.nms has {name}={nms[name]!r}; supported: iou_threshold'
 
 
+def _kind(part: Any) -> str:
+    """Return the type of a part as 'package.Type'."""
+    return f'{type(part).__module__.partition(".")[0]}.{type(part).__name__}'
+
+
 Table = dict[str, Part | Settings]
 
 # A graph for all image sizes cannot express windows that depend on the size.
 _BACKBONE: Table = {'backbone': Part(values={'clamp_window': False})}
+_DETECTOR: Table = {**_BACKBONE, 'data_preprocessor': Part(('mmdet.DetDataPreprocessor',))}
 
 
-def _dense_head(where: str, kind: str) -> Table:
+def _dense_head(
+    where: str, kind: str, generator: str = 'mmdet.AnchorGenerator', coder: str = 'mmdet.DeltaXYWHBBoxCoder'
+) -> Table:
     return {
         where: Part((kind,), {'use_sigmoid_cls': True}),
         f'{where}.loss_cls': Part(values={'custom_cls_channels': False}),
-        f'{where}.prior_generator': Part(('mmdet.AnchorGenerator',)),
-        f'{where}.bbox_coder': Part(('mmdet.DeltaXYWHBBoxCoder',)),
+        f'{where}.prior_generator': Part((generator,)),
+        f'{where}.bbox_coder': Part((coder,)),
     }
 
 
@@ -84,15 +97,45 @@ def _extractor(where: str, is_optional: bool = False) -> Table:
     }
 
 
-_ONE_STAGE: Table = {
-    **_BACKBONE,
-    'data_preprocessor': Part(('mmdet.DetDataPreprocessor',)),
-    **_dense_head('bbox_head', 'mmdet.RetinaHead'),
-    'test_cfg': Settings(('score_thr', 'nms_pre', 'nms', 'max_per_img', 'min_bbox_size')),
+def _one_stage(head: Table) -> Table:
+    return {
+        **_DETECTOR,
+        **head,
+        'test_cfg': Settings(('score_thr', 'nms_pre', 'nms', 'max_per_img', 'min_bbox_size')),
+    }
+
+
+def _box_queries(head: str) -> Table:
+    return {
+        **_BACKBONE,
+        # With padding, every part would have to know what it hides.
+        'data_preprocessor': Part(('mmdet.DetDataPreprocessor',), {'pad_size_divisor': 1}),
+        'bbox_head': Part((head,)),
+        'bbox_head.loss_cls': Part(values={'use_sigmoid': True}),
+        'bbox_head.test_cfg': Settings(('max_per_img',)),
+    }
+
+
+def _mask_queries(head: str, *decoders: str, **preprocessor: Any) -> Table:
+    return {
+        **_BACKBONE,
+        'data_preprocessor': Part(('mmdet.DetDataPreprocessor',), preprocessor),
+        'panoptic_head': Part((head,)),
+        'panoptic_head.pixel_decoder': Part(decoders),
+        'panoptic_fusion_head': Part(('mmdet.MaskFormerFusionHead',)),
+        'panoptic_fusion_head.test_cfg': Settings(
+            ('panoptic_on', 'instance_on', 'max_per_image', 'object_mask_thr', 'iou_thr', 'filter_low_score'),
+            {'semantic_on': False},
+        ),
+    }
+
+
+_PIXEL_DECODERS = {
+    'Mask2FormerHead': ('mmdet.MSDeformAttnPixelDecoder',),
+    'MaskFormerHead': ('mmdet.TransformerEncoderPixelDecoder', 'mmdet.PixelDecoder'),
 }
 _TWO_STAGE: Table = {
-    **_BACKBONE,
-    'data_preprocessor': Part(('mmdet.DetDataPreprocessor',)),
+    **_DETECTOR,
     **_dense_head('rpn_head', 'mmdet.RPNHead'),
     'roi_head': Part(('mmdet.StandardRoIHead', 'mmdet.CascadeRoIHead'), {'with_shared_head': False}),
     **_extractor('roi_head.bbox_roi_extractor'),
@@ -111,17 +154,35 @@ DETECTORS = {
     'mmdet.FasterRCNN': _TWO_STAGE,
     'mmdet.MaskRCNN': _TWO_STAGE,
     'mmdet.CascadeRCNN': _TWO_STAGE,
-    'mmdet.RetinaNet': _ONE_STAGE,
+    'mmdet.RetinaNet': _one_stage(_dense_head('bbox_head', 'mmdet.RetinaHead')),
+    'mmdet.RTMDet': _one_stage(
+        _dense_head('bbox_head', 'mmdet.RTMDetSepBNHead', 'mmdet.MlvlPointGenerator', 'mmdet.DistancePointBBoxCoder')
+    ),
+    'mmdet.DINO': _box_queries('mmdet.DINOHead'),
+    'mmdet.DeformableDETR': _box_queries('mmdet.DeformableDETRHead'),
+    'mmdet.Mask2Former': _mask_queries('mmdet.Mask2FormerHead', *_PIXEL_DECODERS['Mask2FormerHead']),
+    # Its heads read the padding.
+    'mmdet.MaskFormer': _mask_queries('mmdet.MaskFormerHead', *_PIXEL_DECODERS['MaskFormerHead'], pad_size_divisor=1),
 }
 SEGMENTORS: dict[str, Table] = {
     'mmseg.EncoderDecoder': {
         **_BACKBONE,
         'data_preprocessor': Part(('mmseg.SegDataPreProcessor',)),
-        'data_preprocessor.test_cfg': Part(values={'size': None, 'size_divisor': None}, is_optional=True),
+        'data_preprocessor.test_cfg': Part(values={'size': None}, is_optional=True),
         'test_cfg': Part(values={'mode': 'whole'}),
     }
 }
-_TRANSFORMS = ('LoadImageFromFile', 'Resize', 'LoadAnnotations', 'PackDetInputs', 'PackSegInputs')
+# Heads of mmseg with a `predict` of their own that is supported.
+MASK_HEADS: dict[str, Table] = {
+    'mmseg.Mask2FormerHead': {'decode_head.pixel_decoder': Part(_PIXEL_DECODERS['Mask2FormerHead'])},
+    'mmseg.MaskFormerHead': {
+        'decode_head.pixel_decoder': Part(_PIXEL_DECODERS['MaskFormerHead']),
+        # It resizes masks to the size without padding, which mmseg then crops again.
+        'data_preprocessor.test_cfg': Part(values={'size_divisor': None}, is_optional=True),
+    },
+}
+_LOADING = ('LoadImageFromFile', 'LoadAnnotations', 'LoadPanopticAnnotations')
+_TRANSFORMS = (*_LOADING, 'Resize', 'Pad', 'PackDetInputs', 'PackSegInputs')
 
 
 def reasons_against_detector(detector: nn.Module) -> Iterator[str]:
@@ -137,6 +198,9 @@ def reasons_against_segmentor(segmentor: nn.Module) -> Iterator[str]:
     if getattr(segmentor, 'out_channels', None) == 1:
         yield 'model.decode_head has one output for two classes (a binary head); supported: one output per class'
     for where, head in _parts('model', segmentor, ['decode_head']):
+        if _kind(head) in MASK_HEADS:
+            yield from _reasons_in_table(segmentor, MASK_HEADS[_kind(head)])
+            continue
         for method in ('predict', 'predict_by_feat'):
             if getattr(type(head), method, None) is not getattr(BaseDecodeHead, method):
                 yield f'{where} is a {type(head).__name__}, which overrides `{method}`'
@@ -147,8 +211,10 @@ def _reasons(model: nn.Module, tables: Mapping[str, Table]) -> Iterator[str]:
     yield from (reasons := list(Part(tuple(tables)).reasons_against('model', model)))
     if reasons:
         return
-    kind = type(model)
-    table = tables[f'{kind.__module__.partition(".")[0]}.{kind.__name__}']
+    yield from _reasons_in_table(model, tables[_kind(model)])
+
+
+def _reasons_in_table(model: nn.Module, table: Table) -> Iterator[str]:
     refused: list[str] = []
     for path, row in table.items():
         if any(path.startswith(f'{parent}.') for parent in refused):
@@ -175,32 +241,45 @@ def _parts(where: str, part: Any, names: Sequence[str]) -> list[tuple[str, Any]]
 
 def reasons_against_pipeline(pipeline: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the reasons why a test pipeline cannot be reproduced outside its framework."""
-    resizes = 0
-    for transform in pipeline:
-        name = _transform(transform)
+    names = [_transform(transform) for transform in pipeline]
+    for name, transform in zip(names, pipeline, strict=True):
         if name not in _TRANSFORMS:
             yield f'the test pipeline has {name}; supported: {", ".join(_TRANSFORMS)}'
         if name == 'LoadImageFromFile':
-            allowed = {'to_float32': False, 'color_type': 'color', 'imdecode_backend': 'cv2'}
-            yield from _unsupported_values(name, transform, allowed)
+            yield from _unsupported_values(name, transform, {'color_type': 'color', 'imdecode_backend': 'cv2'})
         if name == 'Resize':
-            resizes += 1
             yield from _unsupported_values(name, transform, {'interpolation': 'bilinear', 'backend': 'cv2'})
-    if resizes > 1:
-        yield f'the test pipeline has Resize {resizes} times'
+        if name == 'Pad':
+            yield from _unsupported_values(name, transform, {'pad_to_square': False, 'padding_mode': 'constant'})
+    for name in ('Resize', 'Pad'):
+        if names.count(name) > 1:
+            yield f'the test pipeline has {name} {names.count(name)} times'
+    if 'Pad' in names and 'PackSegInputs' in names:
+        yield 'the test pipeline of a segmentor has Pad; supported: data_preprocessor.test_cfg.size_divisor'
+    if 'Pad' in names and 'Resize' in names[names.index('Pad') :]:
+        yield 'the test pipeline has Pad before Resize; supported: after it'
 
 
-def resize_of(pipeline: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the settings of ``Resize`` in a test pipeline for ``swin_dense.runtime``, or None if it has none."""
-    for transform in pipeline:
-        if _transform(transform) == 'Resize':
-            scale, factor = transform.get('scale'), transform.get('scale_factor')
-            return {
-                'scale': _pair(scale) if scale else None,
-                'scale_factor': None if scale else _pair(factor),
-                'keep_ratio': bool(transform.get('keep_ratio', False)),
-            }
-    return None
+def preparation_of(pipeline: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of a test pipeline for ``swin_dense.runtime``: ``resize``, ``pad`` and ``to_float32``."""
+    steps = {_transform(transform): transform for transform in pipeline}
+    load, resize, pad = (steps.get(name) for name in ('LoadImageFromFile', 'Resize', 'Pad'))
+    scale, value = (resize or {}).get('scale'), (pad or {}).get('pad_val', 0)
+    return {
+        'to_float32': bool((load or {}).get('to_float32', False)),
+        'resize': resize
+        and {
+            'scale': _pair(scale) if scale else None,
+            'scale_factor': None if scale else _pair(resize.get('scale_factor')),
+            'keep_ratio': bool(resize.get('keep_ratio', False)),
+        },
+        'pad': pad
+        and {
+            'size': pad.get('size'),
+            'size_divisor': pad.get('size_divisor'),
+            'value': value.get('img', 0) if isinstance(value, Mapping) else value,
+        },
+    }
 
 
 def _transform(transform: Mapping[str, Any]) -> str:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.export import Dim
 
 from swin_dense.export import agreement, formats, gate
-from swin_dense.export.detectors import OneStageDetector, TwoStageDetector
+from swin_dense.export.detectors import Detector, OneStageDetector, TwoStageDetector
 from swin_dense.export.export import check_opset, checked_path
 from swin_dense.export.formats import ExportError
 from swin_dense.export.pooling import replace_adaptive_pools
-from swin_dense.export.segmentor import Segmentor
+from swin_dense.export.queries import MaskDetector, QueryDetector
+from swin_dense.export.segmentor import MaskSegmentor, Segmentor
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.runtime import pictures
 from swin_dense.runtime.sessions import FORMAT, KEY
@@ -49,11 +51,13 @@ def export_detector(
 
     The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``boxes`` (N, 4) in
     pixels of that image, ``scores`` (N,), ``labels`` (N,) int32 and, for a detector with masks, ``masks`` (N, h, w),
-    the probabilities inside the boxes. The graph includes normalisation, padding and thresholds; ``swin_dense.runtime``
-    does the other steps.
+    the probabilities inside the boxes. For MaskFormer and Mask2Former it returns the probabilities ``classes``
+    (Q, C + 1) and the logits ``masks`` (Q, h, w) of all queries. The graph includes normalisation, padding and
+    thresholds; ``swin_dense.runtime`` does the other steps.
 
     The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
-    trace, and its instances must match those of mmdet's own ``predict`` in box, label, score and mask.
+    trace, and its instances must match those of mmdet's own ``predict`` in box, label, score and mask, and its
+    segments pixel by pixel.
 
     Args:
         config: a config of mmdet, or the name of a recipe.
@@ -63,7 +67,8 @@ def export_detector(
         opset: version of ONNX, at least 18; None is 20.
 
     Returns:
-        The result of the export. Its ``errors`` map image shapes to the share of instances that differ.
+        The result of the export. Its ``errors`` map image shapes to the share of instances, or of pixels of segments,
+        that differ.
 
     Raises:
         ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
@@ -78,28 +83,67 @@ def export_detector(
     path = _check_arguments(path, image, opset)
     detector, names, pipeline = _read(config, checkpoint, 'mmdet')
     _check_supported(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(pipeline)])
-    graph = (TwoStageDetector if hasattr(detector, 'roi_head') else OneStageDetector)(copy.deepcopy(detector))
-    settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
-    mask_threshold = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
-
-    def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
-        ours = agreement.instances_of_file(run({'img': _image(pixels)}), pixels.shape[:2], mask_threshold)
-        theirs = agreement.instances_of_framework(detector, pixels)
-        return agreement.share_of_unmatched(theirs, ours, settings.score_thr, settings.max_per_img)
-
-    facts = {
-        'format': FORMAT,
-        'task': 'detection',
-        **names,
-        'resize': gate.resize_of(pipeline),
-        'score_threshold': settings.score_thr,
-        'mask_threshold': mask_threshold,
-    }
+    graph = graph_of(copy.deepcopy(detector))
     example = torch.zeros(1, 3, *EXAMPLE)
-    interface = formats.Interface(
-        (example,), ({2: 'height', 3: 'width'},), outputs=graph.OUTPUTS, facts={KEY: json.dumps(facts)}
-    )
-    return _write(graph, interface, compare, path, image, opset)
+    limits = _limits(graph, example)
+    facts = {'format': FORMAT, 'task': 'detection', **names, **gate.preparation_of(pipeline), 'limits': limits}
+    if isinstance(graph, MaskDetector):
+        facts['queries'] = _settings_of_queries(detector)
+        compare = partial(_compare_masks, detector, facts['queries'])
+    else:
+        settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
+        facts['score_threshold'] = settings.get('score_thr', 0.0)
+        facts['mask_threshold'] = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
+        compare = partial(_compare_boxes, detector, facts, settings.max_per_img)
+    divisor = limits['divisor']
+    ranges = {} if divisor == 1 else {name: divisor * Dim(f'{name}_steps', min=2) for name in ('height', 'width')}
+    free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
+    interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges)
+    return _write(graph, interface, compare, path, image, opset, divisor)
+
+
+def graph_of(detector: nn.Module) -> Detector:
+    """Return the traceable version of a detector that ``gate`` accepts; parts of the detector are replaced."""
+    kinds = {'panoptic_head': MaskDetector, 'num_queries': QueryDetector, 'roi_head': TwoStageDetector}
+    return next((kind for name, kind in kinds.items() if hasattr(detector, name)), OneStageDetector)(detector)
+
+
+def _compare_boxes(detector: Any, facts: dict[str, Any], most: int, run: Run, pixels: np.ndarray) -> tuple[float, int]:
+    ours = agreement.instances_of_file(run({'img': _image(pixels)}), pixels.shape[:2], facts['mask_threshold'])
+    theirs = agreement.instances_of_framework(detector, pixels)
+    return agreement.share_of_unmatched(theirs, ours, facts['score_threshold'], most)
+
+
+def _compare_masks(detector: Any, settings: dict[str, Any], run: Run, pixels: np.ndarray) -> tuple[float, int]:
+    outputs = run({'img': _image(pixels)})
+    return agreement.share_of_other_masks(agreement.predicted(detector, pixels), outputs, settings)
+
+
+@torch.no_grad()
+def _limits(graph: Detector, example: torch.Tensor) -> dict[str, Any]:
+    """Return which sizes of the input a detector supports: multiples of a divisor, with enough tokens for its queries.
+
+    The tokens are the pixels of feature maps, which have the given strides.
+    """
+    graph.eval()
+    strides = [EXAMPLE[0] // x.shape[2] for x in graph.maps(example)]
+    parts = [part for name, part in graph.detector.named_modules() if name.startswith(('backbone', 'neck'))]
+    doubles = any(isinstance(part, nn.Upsample) for part in parts)
+    queries = graph.detector.num_queries if getattr(graph.detector, 'as_two_stage', False) else 0
+    return {'divisor': max(strides) if doubles else 1, 'queries': queries, 'strides': strides}
+
+
+def _settings_of_queries(detector: Any) -> dict[str, Any]:
+    """Return the settings of ``swin_dense.runtime.queries`` for a MaskFormer or Mask2Former, with mmdet's defaults."""
+    head = detector.panoptic_fusion_head
+    settings = {'instance_on': False, 'panoptic_on': True, 'max_per_image': 100, **head.test_cfg}
+    panoptic = {'object_mask_thr': 0.8, 'iou_thr': 0.8, 'filter_low_score': False}
+    return {
+        'divisor': detector.data_preprocessor.pad_size_divisor,
+        'things': head.num_things_classes,
+        'instances': settings['max_per_image'] if settings['instance_on'] else None,
+        'panoptic': {key: settings.get(key, panoptic[key]) for key in panoptic} if settings['panoptic_on'] else None,
+    }
 
 
 def export_segmentor(
@@ -155,11 +199,14 @@ def export_segmentor(
         )
         return max(float(part.mean()) for part in differ), ours.size
 
-    facts = {'format': FORMAT, 'task': 'segmentation', **names, 'resize': gate.resize_of(pipeline)}
+    facts = {'format': FORMAT, 'task': 'segmentation', **names, **gate.preparation_of(pipeline)}
     example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # tracing treats a size of 1 as a constant
     free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
-    interface = formats.Interface(example, free, ('img', 'size'), ('labels',), {KEY: json.dumps(facts)})
-    return _write(Segmentor(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
+    # Attention over the tokens of any batch cannot be traced for batches of 1, but the file runs with them.
+    ranges = {'batch': Dim('batch', min=2)}
+    interface = formats.Interface(example, free, ('img', 'size'), ('labels',), {KEY: json.dumps(facts)}, ranges)
+    graph = MaskSegmentor if hasattr(segmentor.decode_head, 'query_embed') else Segmentor
+    return _write(graph(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
 
 
 def export_whole(
@@ -220,12 +267,14 @@ def _write(
     path: Path,
     image: str | PathLike[str] | None,
     opset: int | None,
+    divisor: int = 1,
 ) -> Exported:
+    """Write and verify a file; ``divisor`` divides the sides of all images that the model supports."""
     picture = pictures.read(image or PICTURE)[:, :, ::-1]
     replace_adaptive_pools(model)
     model.eval().requires_grad_(False)
     comparison = Comparison(
-        [(1, 3, *size) for size in SIZES],
+        [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
         lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
         agreement.LARGEST_SHARE,
         '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import copy
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS
 from torch import nn
 
-from swin_dense.runtime import Prediction
+from swin_dense.runtime import Prediction, queries
 
 
 class Predictor:
@@ -38,7 +39,10 @@ class Predictor:
         scope = config.get('default_scope')
         if scope not in ('mmdet', 'mmseg'):
             raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
+        config = copy.deepcopy(config)
         dataset = test_dataset(config)
+        # It does nothing for an image without annotations, but needs panopticapi, which is not on PyPI.
+        dataset.pipeline = [step for step in dataset.pipeline if 'LoadPanopticAnnotations' not in str(step['type'])]
         self._is_detector = scope == 'mmdet'
         self._score = score
         apis = importlib.import_module(f'{scope}.apis')
@@ -66,8 +70,16 @@ class Predictor:
     def __call__(self, path: str) -> Prediction:
         """Return the prediction for an image file."""
         if self._is_detector:
-            result = self._inferencer(path, return_vis=True, pred_score_thr=self._score)
-            return Prediction({'image': path, 'instances': self._instances(result)}, result['visualization'][0])
+            result = self._inferencer(path, return_vis=True, pred_score_thr=self._score, return_datasamples=True)
+            (sample,) = result['predictions']
+            record: dict[str, Any] = {'image': path}
+            panoptic = sample.pop('pred_panoptic_seg', None)
+            ids = None if panoptic is None else panoptic.sem_seg[0].cpu().numpy()
+            if ids is not None:
+                record['segments'] = queries.described(ids, self.classes)
+            if 'pred_instances' in sample:
+                record['instances'] = self._instances(self._inferencer.pred2dict(sample))
+            return Prediction(record, result['visualization'][0], panoptic=ids)
         result = self._inferencer(path, return_vis=True)
         labels = result['predictions'].astype(np.int32)
         segments = [
@@ -76,8 +88,7 @@ class Predictor:
         ]
         return Prediction({'image': path, 'segments': segments}, result['visualization'], labels)
 
-    def _instances(self, result: dict[str, Any]) -> list[dict[str, Any]]:
-        found = result['predictions'][0]
+    def _instances(self, found: dict[str, Any]) -> list[dict[str, Any]]:
         masks = found.get('masks', [None] * len(found['labels']))
         instances = []
         for label, score, box, mask in zip(found['labels'], found['scores'], found['bboxes'], masks, strict=True):

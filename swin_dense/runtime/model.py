@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swin_dense.runtime import masks, painting, pictures
+from swin_dense.runtime import masks, painting, pictures, queries
 from swin_dense.runtime.sessions import FORMAT, SESSIONS, Session
 from swin_dense.utils import checks
 
@@ -28,11 +26,14 @@ class Prediction:
         record: the prediction in types that JSON supports.
         painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB.
         labels: class index of every pixel, (H, W), int32; None for a detector.
+        panoptic: segment of every pixel, (H, W), int32, by the ``id`` of the segments in the record; pixels of no
+            segment have another value. None if the model is not panoptic.
     """
 
     record: dict[str, Any]
     painted: np.ndarray
     labels: np.ndarray | None = None
+    panoptic: np.ndarray | None = None
 
 
 def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: float = 0.3, threads: int = 0) -> Model:
@@ -90,12 +91,18 @@ class Model:
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        return self._predict(picture)[0]
+        return self._predict(picture)[1].record
 
     def predict(self, picture: Picture) -> Prediction:
         """Return the complete prediction for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        record, paint, labels = self._predict(picture)
-        return Prediction(record, paint(), labels)
+        pixels, prediction, full_masks = self._predict(picture)
+        record, palette = prediction.record, self.facts['palette']
+        if prediction.labels is not None:
+            return replace(prediction, painted=painting.segments(pixels, prediction.labels, palette))
+        if prediction.panoptic is not None:
+            pixels = painting.panoptic(pixels, prediction.panoptic, record['segments'], palette)
+            full_masks = []
+        return replace(prediction, painted=painting.instances(pixels, record.get('instances', []), full_masks, palette))
 
     def run(self, img: np.ndarray, **inputs: np.ndarray) -> list[np.ndarray]:
         """Return the raw outputs of the file.
@@ -103,46 +110,78 @@ class Model:
         Args:
             img: (B, 3, H, W) float32, BGR from 0 to 255, already resized; B must be 1 for a detector.
             **inputs: other inputs of the file.
+
+        Raises:
+            TypeError: ``img`` has another dtype.
+            ValueError: ``img`` has another shape, or a size that the model does not support.
         """
+        self._check(img)
         return self._session.run({'img': img, **inputs})
 
-    def _predict(self, picture: Picture) -> tuple[dict[str, Any], Callable[[], np.ndarray], np.ndarray | None]:
-        pixels = pictures.read(picture)
-        height, width = pixels.shape[:2]
-        size = pictures.size_in_model(height, width, self.facts['resize'])
-        img = pictures.resized(pixels, *size)[None, :, :, ::-1].transpose(0, 3, 1, 2).astype(np.float32)
-        record = {'image': str(picture) if isinstance(picture, (str, PathLike)) else None}
-        if self.facts['task'] == 'detection':
-            found, masks_found = self._instances(self.run(img), pixels, size)
-            paint = partial(painting.instances, pixels, found, masks_found, self.facts['palette'])
-            return {**record, 'instances': found}, paint, None
-        (labels,) = self.run(img, size=np.array(pixels.shape[:2]))
-        label_map = labels[0]
-        segments = [
-            {'class': self.classes[label], 'label': int(label), 'share': float((label_map == label).mean())}
-            for label in np.unique(label_map)
-        ]
-        paint = partial(painting.segments, pixels, label_map, self.facts['palette'])
-        return {**record, 'segments': segments}, paint, label_map
+    def _check(self, img: np.ndarray) -> None:
+        if not isinstance(img, np.ndarray) or img.dtype != np.float32:
+            raise TypeError(f'img must be an array of float32, got {getattr(img, "dtype", type(img).__name__)}')
+        is_detector = self.facts['task'] == 'detection'
+        if img.ndim != 4 or img.shape[1] != 3 or not img.size or (is_detector and len(img) != 1):
+            raise ValueError(f'img must have the shape ({1 if is_detector else "B"}, 3, H, W), got {img.shape}')
+        limits = self.facts.get('limits', {})
+        divisor, queries = limits.get('divisor', 1), limits.get('queries', 0)
+        height, width = img.shape[2:]
+        if height % divisor or width % divisor:
+            raise ValueError(
+                f'height and width of the input must be multiples of {divisor} for this model, got {height}x{width}; '
+                'pad it at the right and at the bottom'
+            )
+        tokens = sum(-(-height // stride) * -(-width // stride) for stride in limits.get('strides', []))
+        if tokens < queries:
+            raise ValueError(
+                f'the input {height}x{width} is too small for this model: it selects the best {queries} of the tokens '
+                f'of all feature maps, and these have {tokens}; resize the image to a larger size'
+            )
 
-    def _instances(
-        self, outputs: list[np.ndarray], pixels: np.ndarray, size: tuple[int, int]
-    ) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-        height, width = pixels.shape[:2]
-        factors = np.array([size[1] / width, size[0] / height] * 2, np.float32)
-        found, masks_found = [], []
+    def _predict(self, picture: Picture) -> tuple[np.ndarray, Prediction, list[np.ndarray]]:
+        """Return the pixels of an image, its prediction, not yet painted, and the masks of its instances."""
+        pixels = pictures.read(picture)
+        size = (pixels.shape[0], pixels.shape[1])
+        img, resized = pictures.model_input(pixels, self.facts)
+        record: dict[str, Any] = {'image': str(picture) if isinstance(picture, (str, PathLike)) else None}
+        if self.facts['task'] == 'segmentation':
+            (label_maps,) = self.run(img, size=np.array(size))
+            labels = label_maps[0]
+            record['segments'] = [
+                {'class': self.classes[label], 'label': int(label), 'share': float((labels == label).mean())}
+                for label in np.unique(labels)
+            ]
+            return pixels, Prediction(record, pixels, labels), []
+        found: queries.Found | None
+        panoptic = None
+        if 'queries' in self.facts:
+            input_size = (img.shape[2], img.shape[3])
+            found, panoptic = queries.predicted(self.run(img), input_size, size, self.facts['queries'], self._score)
+        else:
+            found = self._instances(self.run(img), size, resized)
+        if panoptic is not None:
+            record['segments'] = queries.described(panoptic, self.classes)
+        if found is None:
+            return pixels, Prediction(record, pixels, panoptic=panoptic), []
+        boxes, scores, numbers, full_masks = found
+        record['instances'] = [
+            {'class': self.classes[label], 'label': int(label), 'score': float(score), 'box': box.tolist()}
+            for box, score, label in zip(boxes, scores, numbers, strict=True)
+        ]
+        for instance, mask in zip(record['instances'], full_masks, strict=False):  # there may be no masks
+            instance['mask'] = masks.run_lengths(mask)
+        return pixels, Prediction(record, pixels, panoptic=panoptic), full_masks
+
+    def _instances(self, outputs: list[np.ndarray], size: tuple[int, int], resized: tuple[int, int]) -> queries.Found:
+        """Return boxes in pixels of the image, scores, labels and masks of the instances."""
         boxes, scores, labels, *probabilities = outputs
-        for index in np.flatnonzero(scores >= self._score):
-            box, label = boxes[index] / factors, int(labels[index])
-            instance = {
-                'class': self.classes[label],
-                'label': label,
-                'score': float(scores[index]),
-                'box': box.tolist(),
-            }
-            if probabilities:
-                mask = masks.pasted(probabilities[0][index], box, self.facts['mask_threshold'], height, width)
-                masks_found.append(mask)
-                instance['mask'] = masks.run_lengths(mask)
-            found.append(instance)
-        return found, masks_found
+        kept = scores >= self._score
+        boxes = boxes[kept] / np.array([resized[1] / size[1], resized[0] / size[0]] * 2, np.float32)
+        threshold = self.facts['mask_threshold']
+        full_masks = [
+            masks.pasted(mask, box, threshold, *size)
+            for part in probabilities
+            for mask, box in zip(part[kept], boxes, strict=True)
+        ]
+        return boxes, scores[kept], labels[kept], full_masks

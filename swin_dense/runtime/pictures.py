@@ -100,29 +100,63 @@ def _scaled(height: int, width: int, x_factor: float, y_factor: float) -> tuple[
     return max(int(height * y_factor + 0.5), 1), max(int(width * x_factor + 0.5), 1)
 
 
+def model_input(pixels: np.ndarray, facts: dict[str, Any]) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return the input of a model for an image, (1, 3, H, W) float32, BGR, and its (height, width) without ``Pad``.
+
+    Args:
+        pixels: the image, (H, W, 3) uint8, RGB.
+        facts: ``resize``, ``pad`` and ``to_float32`` of the test pipeline.
+    """
+    size = size_in_model(pixels.shape[0], pixels.shape[1], facts['resize'])
+    bgr = pixels[:, :, ::-1].astype(np.float32 if facts.get('to_float32') else np.uint8)
+    bgr = resized(bgr, *size)
+    if pad := facts.get('pad'):
+        full = (
+            pad['size'][::-1]
+            if pad['size']
+            else [-(-side // pad['size_divisor']) * pad['size_divisor'] for side in size]
+        )
+        canvas = np.empty((max(full[0], size[0]), max(full[1], size[1]), 3), bgr.dtype)
+        canvas[:] = pad['value']
+        canvas[: size[0], : size[1]] = bgr
+        bgr = canvas
+    return bgr[None].transpose(0, 3, 1, 2).astype(np.float32), size
+
+
 def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize pixels, (H, W, 3) uint8, bilinearly, with the fixed-point arithmetic of OpenCV."""
+    """Resize pixels, (H, W, 3) uint8 or float32, bilinearly, with the arithmetic of OpenCV: uint8 in fixed point."""
     if pixels.shape[:2] == (height, width):
         return pixels
+    is_float = pixels.dtype == np.float32
     if pixels.shape[:2] == (2 * height, 2 * width):  # for half the size, OpenCV averages 2x2 pixels
-        quarters = pixels.reshape(height, 2, width, 2, 3).astype(np.int32)
-        return ((quarters.sum((1, 3)) + 2) >> 2).astype(np.uint8)
-    left, right, x_weights = _taps(pixels.shape[1], width)
-    top, bottom, y_weights = _taps(pixels.shape[0], height, clamps=False)
+        quarters = pixels.reshape(height, 2, width, 2, 3)
+        if is_float:
+            return quarters.mean((1, 3))
+        return ((quarters.sum((1, 3), dtype=np.int32) + 2) >> 2).astype(np.uint8)
+    # OpenCV computes positions in the precision of the result.
+    precision = np.float64 if is_float else np.float32
+    left, right, x_weights = _taps(pixels.shape[1], width, precision)
+    top, bottom, y_weights = _taps(pixels.shape[0], height, precision, clamps=False)
+    if is_float:
+        rows = pixels[:, left] * (1 - x_weights[:, None]) + pixels[:, right] * x_weights[:, None]
+        return rows[top] * (1 - y_weights[:, None, None]) + rows[bottom] * y_weights[:, None, None]
     rows = pixels.astype(np.int32)
-    rows = rows[:, left] * x_weights[0][:, None] + rows[:, right] * x_weights[1][:, None]
+    rows = rows[:, left] * _fixed(1 - x_weights)[:, None] + rows[:, right] * _fixed(x_weights)[:, None]
     rows >>= 4
-    upper = (rows[top] * y_weights[0][:, None, None]) >> 16
-    lower = (rows[bottom] * y_weights[1][:, None, None]) >> 16
+    upper = (rows[top] * _fixed(1 - y_weights)[:, None, None]) >> 16
+    lower = (rows[bottom] * _fixed(y_weights)[:, None, None]) >> 16
     return ((upper + lower + 2) >> 2).clip(0, 255).astype(np.uint8)
 
 
-def _taps(inputs: int, outputs: int, clamps: bool = True) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
-    """Return the indices of the two inputs of every output along one axis, and their weights."""
-    position = ((np.arange(outputs) + 0.5) * (inputs / outputs) - 0.5).astype(np.float32)
+def _fixed(weights: np.ndarray) -> np.ndarray:
+    return np.rint(weights * np.float32(_ONE)).astype(np.int32)
+
+
+def _taps(inputs: int, outputs: int, precision: type, clamps: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the indices of the two inputs of every output along one axis, and the weight of the second, float32."""
+    position: np.ndarray = ((np.arange(outputs) + 0.5) * (inputs / outputs) - 0.5).astype(precision)
     first = np.floor(position).astype(np.int64)
-    fraction = position - first.astype(np.float32)
+    fraction = (position - first.astype(precision)).astype(np.float32)
     if clamps:
         fraction[(first < 0) | (first >= inputs - 1)] = 0
-    weights = tuple(np.rint(part * np.float32(_ONE)).astype(np.int32) for part in (1 - fraction, fraction))
-    return first.clip(0, inputs - 1), (first + 1).clip(0, inputs - 1), weights
+    return first.clip(0, inputs - 1), (first + 1).clip(0, inputs - 1), fraction

@@ -77,8 +77,8 @@ GENERIC = {
         (
             'upernet',
             'data_preprocessor.test_cfg',
-            {'size_divisor': 32},
-            'is a ConfigDict with size_divisor=32',
+            {'size': (128, 128)},
+            'is a ConfigDict with size=(128, 128)',
         ),
     ],
 )
@@ -100,8 +100,9 @@ def test_unsupported_models(demo_data, name, key, value, message):
 @pytest.mark.parametrize(
     ('framework', 'path', 'message'),
     [
-        ('mmdet', 'dino/dino-4scale_r50_8xb2-12e_coco.py', 'model is a DINO of mmdet'),
-        ('mmdet', 'mask2former/mask2former_r50_8xb2-lsj-50e_coco.py', 'model is a Mask2Former of mmdet'),
+        ('mmdet', 'dab_detr/dab-detr_r50_8xb2-50e_coco.py', 'model is a DABDETR of mmdet'),
+        ('mmdet', 'detr/detr_r50_8xb2-150e_coco.py', 'model is a DETR of mmdet'),
+        ('mmdet', 'rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py', 'model.bbox_head is a RTMDetInsSepBNHead of mmdet'),
         ('mmdet', 'sabl/sabl-faster-rcnn_r50_fpn_1x_coco.py', 'model.roi_head.bbox_head is a SABLHead of mmdet'),
         ('mmdet', 'htc/htc-without-semantic_r50_fpn_1x_coco.py', 'model is a HybridTaskCascade of mmdet'),
         ('mmseg', '_base_/models/pointrend_r50.py', 'model is a CascadeEncoderDecoder of mmseg'),
@@ -123,10 +124,11 @@ def test_unsupported_published_models(framework, path, message):
     ('index', 'transform', 'message'),
     [
         (1, {'type': 'TestTimeAug', 'transforms': []}, 'the test pipeline has TestTimeAug'),
-        (1, {'type': 'mmdet.Pad', 'size_divisor': 32}, 'the test pipeline has Pad'),
+        (0, {'type': 'mmdet.Pad', 'size_divisor': 32}, 'the test pipeline has Pad before Resize'),
+        (2, {'type': 'Pad', 'pad_to_square': True}, 'Pad of the test pipeline has pad_to_square=True'),
         (1, {'type': 'Resize', 'scale': (50, 50), 'backend': 'pillow'}, "has backend='pillow'; supported: 'cv2'"),
         (1, {'type': 'Resize', 'scale': 50, 'interpolation': 'bicubic'}, "has interpolation='bicubic'"),
-        (0, {'type': 'LoadImageFromFile', 'to_float32': True}, 'has to_float32=True'),
+        (0, {'type': 'LoadImageFromFile', 'imdecode_backend': 'pillow'}, "has imdecode_backend='pillow'"),
         (3, {'type': 'Resize', 'scale': (50, 50)}, 'has Resize 2 times'),
     ],
 )

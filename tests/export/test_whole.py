@@ -11,9 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from mmengine.registry import METRICS, MODELS, init_default_scope
-from mmengine.runner import Runner
-from mmengine.structures import InstanceData, PixelData
+from mmengine.registry import MODELS, init_default_scope
 from onnxruntime.quantization import quantize_dynamic
 from PIL import Image
 from pycocotools import mask as coco_mask
@@ -21,11 +19,11 @@ from pycocotools import mask as coco_mask
 from swin_dense import export_detector, export_segmentor, runtime
 from swin_dense.__main__ import main
 from swin_dense.export import ExportError, agreement, detectors, whole
-from swin_dense.export.detectors import OneStageDetector, TwoStageDetector
 from swin_dense.mm.predict import Predictor
 from swin_dense.runtime import pictures
 from swin_dense.runtime.sessions import FORMAT, KEY, SESSIONS
 from tests.conftest import ROOT
+from tests.export.accuracy import accuracy
 from tests.export.whole_models import DETECTORS, config_of, train
 
 RUNTIMES = sorted(SESSIONS)
@@ -167,40 +165,6 @@ def on_training_images(config):
     return config
 
 
-@torch.no_grad()
-def metrics(config, model, files):
-    """Return the metrics of a model, and of each file in its runtime, on the validation images."""
-    init_default_scope(config.default_scope)
-    loader = Runner.build_dataloader(config.val_dataloader)
-    evaluators = [METRICS.build(config.val_evaluator) for _ in (model, *files)]
-    for evaluator in evaluators:
-        evaluator.dataset_meta = loader.dataset.metainfo
-    for batch in loader:
-        expected = model.test_step(copy.deepcopy(batch))
-        for evaluator, file in zip(evaluators, (None, *files), strict=True):
-            samples = [sample if file is None else with_prediction(sample, file) for sample in expected]
-            evaluator.process(batch, [sample.to_dict() for sample in samples])
-    return [evaluator.evaluate(len(loader.dataset)) for evaluator in evaluators]
-
-
-def with_prediction(sample, file):
-    """Return a copy of a framework's sample with the prediction of a file instead of the framework's."""
-    sample = copy.deepcopy(sample)
-    prediction = file.predict(sample.img_path)
-    if prediction.labels is not None:
-        sample.pred_sem_seg = PixelData(data=torch.from_numpy(prediction.labels)[None])
-        return sample
-    found = prediction.record['instances']
-    sample.pred_instances = InstanceData(
-        bboxes=torch.tensor([one['box'] for one in found]).reshape(-1, 4),
-        scores=torch.tensor([one['score'] for one in found]),
-        labels=torch.tensor([one['label'] for one in found], dtype=torch.int64),
-    )
-    if found and 'mask' in found[0]:
-        sample.pred_instances.masks = [one['mask'] for one in found]
-    return sample
-
-
 @pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'retinanet', 'upernet')])
 def test_ap_and_miou_are_those_of_the_framework(trained, name):
     config, weights, path = trained(name)
@@ -209,7 +173,7 @@ def test_ap_and_miou_are_those_of_the_framework(trained, name):
     config = on_training_images(config)
     if name == 'retinanet':
         config.val_evaluator.metric = 'bbox'
-    expected, *found = metrics(config, model, files)
+    expected, *found = accuracy(config, model, files)
     assert expected['mIoU'] > 10 if name == 'upernet' else expected['coco/bbox_mAP'] > 0.1
     for each in found:
         assert each == pytest.approx(expected, abs=1e-3 if name != 'upernet' else 0.02)
@@ -238,7 +202,7 @@ def test_the_runtime_equals_the_predictor(trained, demo_data, tmp_path, name, re
     resized = tmp_path / 'resized.onnx'
     model = onnx.load(path)
     (facts,) = model.metadata_props
-    facts.value = json.dumps({**json.loads(facts.value), 'resize': whole.gate.resize_of(pipeline)})
+    facts.value = json.dumps({**json.loads(facts.value), **whole.gate.preparation_of(pipeline)})
     onnx.save(model, resized)
     picture = str(picture_of(demo_data))
     expected = Predictor(config, str(weights), 'cpu', score=0.05)(picture)
@@ -278,7 +242,7 @@ def test_the_module_equals_mmdets_predict_before_export(demo_data, name):
     for head in model.modules():
         if hasattr(head, 'test_cfg') and isinstance(head.test_cfg, dict) and 'score_thr' in head.test_cfg:
             head.test_cfg.score_thr = 0.005
-    graph = (TwoStageDetector if hasattr(model, 'roi_head') else OneStageDetector)(model)
+    graph = whole.graph_of(model)
     for size in ((96, 130), (33, 20), (8, 200)):
         pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
         with torch.no_grad():

@@ -1,5 +1,6 @@
 """Small detectors and segmentors, trained for some steps on the demo data so that they detect something."""
 
+import copy
 import itertools
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def train(config: Config, path: Path, steps: int, rate: float = 2e-3) -> Path:
     """Train the model of a config for some steps and save its weights; return ``path``."""
     init_default_scope(config.default_scope)
     set_random_seed(0)  # also of numpy, whose numbers flip the images
-    model = MODELS.build(config.model)
+    model = MODELS.build(copy.deepcopy(config.model))  # DINO changes its config
     model.init_weights()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)

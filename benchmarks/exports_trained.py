@@ -1,0 +1,130 @@
+"""Train a small DINO and a small Mask2Former, export them, and compare the accuracy of their files with mmdet's.
+
+    python benchmarks/exports_trained.py work_dirs/trained --out benchmarks/exports_trained.json
+
+The data are those of ``make demo``: coloured shapes, five classes, and the background as a class of its own for
+Mask2Former. ``swin-dense train`` trains the models, ``swin-dense export`` writes the files. Box AP, mask AP and PQ on
+the validation images are computed from mmdet's predictions and from those of each file in each way to run it. Int8 is
+ONNX Runtime's dynamic quantisation. A second call goes on with what is in the folder.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import exports
+from bench_host import processor
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+MODELS = {'DINO': 'dino', 'Mask2Former': 'mask2former_panoptic'}
+EPOCHS = {'DINO': 20, 'Mask2Former': 14}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('folder', type=Path, help='data, models and files')
+    parser.add_argument('--out', type=Path, required=True, help='.json file')
+    parser.add_argument('--models', nargs='+', default=list(MODELS), choices=list(MODELS))
+    parser.add_argument('--epochs', type=int, help='epochs of the training (default: 20 and 14)')
+    args = parser.parse_args()
+    data = args.folder / 'data'
+    if not data.exists():
+        subprocess.run([sys.executable, ROOT / 'tools' / 'make_demo_data.py', data], check=True)
+        from tests.export.query_models import write_backgrounds
+
+        write_backgrounds(data)
+    for name in args.models:
+        folder = args.folder / MODELS[name]
+        folder.mkdir(exist_ok=True)
+        config = folder / 'config.py'
+        config_of(name, data.resolve(), args.epochs or EPOCHS[name]).dump(config)
+        command('train', config, '--work-dir', folder, '--resume')
+        weights = folder / (folder / 'last_checkpoint').read_text().rpartition('/')[2]
+        model, image = folder / 'model.onnx', data / 'coco' / 'val2017' / '000000000001.jpg'
+        if not model.exists():
+            command('export', config, weights, model, '--image', image)
+        report = json.loads(args.out.read_text()) if args.out.exists() else {}
+        report[name] = {
+            'processor': processor(),
+            'checkpoint': weights.name,
+            'images': 60,
+            **evaluated(config, weights, model),
+        }
+        args.out.write_text(json.dumps(report, indent=1) + '\n')
+    exports.write_tables(args.out.with_name(args.out.stem.removesuffix('_trained')))
+
+
+def evaluated(config: Path, weights: Path, model: Path) -> dict[str, Any]:
+    """Return AP and PQ of mmdet and of the file on the validation images, for each way to run the file."""
+    from mmengine.config import Config
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    from swin_dense import runtime
+    from swin_dense.mm.predict import Predictor
+    from tests.export.accuracy import accuracy
+
+    small = model.with_name('int8.onnx')
+    if not small.exists():
+        quantize_dynamic(model, small, op_types_to_quantize=['MatMul', 'Gemm'], weight_type=QuantType.QInt8)
+    files = {
+        'ONNX Runtime': runtime.load(model, score=0.0),
+        'OpenVINO': runtime.load(model, runtime='openvino', score=0.0),
+        'OpenVINO bfloat16': in_bfloat16(model),
+        'ONNX Runtime int8': runtime.load(small, score=0.0),
+    }
+    loaded = Config.fromfile(config)
+    predictor = Predictor(loaded, str(weights), 'cpu')
+    metrics = accuracy(loaded, predictor.model, list(files.values()))
+    return {
+        'file_mib': model.stat().st_size / 2**20,
+        'int8_mib': small.stat().st_size / 2**20,
+        **dict(zip(['mmdet', *files], metrics, strict=True)),
+    }
+
+
+def in_bfloat16(path: Path) -> Any:
+    """Return a model in OpenVINO that may compute in bfloat16, which ``runtime.load`` does not offer."""
+    from unittest import mock
+
+    import openvino
+
+    from swin_dense import runtime
+
+    original = openvino.Core.compile_model
+
+    def compile_model(self: Any, model: Any, device: str, options: dict[str, Any]) -> Any:
+        return original(self, model, device, {**options, 'INFERENCE_PRECISION_HINT': 'bf16'})
+
+    with mock.patch.object(openvino.Core, 'compile_model', compile_model):
+        return runtime.load(path, runtime='openvino', score=0.0)
+
+
+def config_of(name: str, data: Path, epochs: int) -> Any:
+    """Return the config of a small model and its training."""
+    from tests.export.query_models import trainable_config
+    from tests.mm.demo import demo_config
+
+    config = trainable_config(MODELS[name], data)
+    model = config.model
+    model.backbone = {**demo_config('mmdet', data).model.backbone, 'out_indices': model.backbone.out_indices}
+    if name == 'DINO':
+        model.neck.in_channels = [64, 128, 256]
+    else:
+        model.panoptic_head.in_channels = [32, 64, 128, 256]
+    config.train_cfg.max_epochs = config.train_cfg.val_interval = epochs
+    config.param_scheduler[1].update(T_max=epochs, end=epochs)
+    config.default_hooks.checkpoint.update(interval=2, max_keep_ckpts=1)
+    return config
+
+
+def command(*arguments: Any) -> None:
+    """Run a subcommand of ``swin-dense``, and raise an error if it fails."""
+    subprocess.run([sys.executable, '-m', 'swin_dense', *map(str, arguments)], check=True)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,192 @@
+"""Predictions of MaskFormer and Mask2Former from the outputs of their file, in numpy.
+
+The file returns for each query the probability of every class, ``classes`` (Q, C + 1), the last of which means no
+object, and the logits of a small mask, ``masks`` (Q, h, w). Only the masks that are needed get the size of the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Boxes (N, 4) in pixels of the image, scores (N,), labels (N,) and masks (H, W) bool of instances.
+Found = tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]
+
+# In a map of segments, the number of an instance is multiplied by this and added to the class, as in mmdet.
+OFFSET = 1000
+
+
+@dataclass(frozen=True)
+class Enlarge:
+    """Resizes mask logits as mmdet does: to the padded input of the model, cropped, and to the image.
+
+    Attributes:
+        rows: weights of the rows of a mask for the rows of the image, (height, h).
+        columns: weights of the columns of a mask for the columns of the image, (width, w).
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @classmethod
+    def between(cls, masks: tuple[int, int], size: tuple[int, int], divisor: int, target: tuple[int, int]) -> Enlarge:
+        """Return the resizing for masks and images of given (height, width).
+
+        Args:
+            masks: size of the masks.
+            size: size of the input of the model without padding.
+            divisor: the input is padded to a multiple of this.
+            target: size of the image.
+        """
+        both = []
+        for small, side, full in zip(masks, size, target, strict=True):
+            padded = -(-side // divisor) * divisor
+            both.append(_bilinear(side, full) @ _bilinear(small, padded)[:side])
+        return cls(*both)
+
+    def __call__(self, mask: np.ndarray) -> np.ndarray:
+        """Return the logits (height, width) for a mask (h, w)."""
+        return self.rows @ mask @ self.columns.T
+
+
+def predicted(
+    outputs: Sequence[np.ndarray],
+    size: tuple[int, int],
+    target: tuple[int, int],
+    settings: dict[str, Any],
+    score: float,
+) -> tuple[Found | None, np.ndarray | None]:
+    """Return the instances and the map of segments of an image, None for what the model does not predict.
+
+    Args:
+        outputs: ``classes`` and ``masks`` of the file.
+        size: (height, width) of the input of the file.
+        target: (height, width) of the image.
+        settings: ``queries`` in the metadata of the file.
+        score: minimum score of instances.
+    """
+    classes, masks = outputs
+    enlarge = Enlarge.between((masks.shape[1], masks.shape[2]), size, settings['divisor'], target)
+    things, most, panoptic = settings['things'], settings['instances'], settings['panoptic']
+    return (
+        None if most is None else instances(classes, masks, enlarge, things, most, score),
+        None if panoptic is None else segments(classes, masks, enlarge, things, panoptic),
+    )
+
+
+def instances(classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: int, most: int, score: float) -> Found:
+    """Return the instances of an image by descending score.
+
+    Args:
+        classes: class probabilities, (Q, C + 1).
+        masks: mask logits, (Q, h, w).
+        enlarge: resizes a mask to the image.
+        things: number of classes with instances, which come first.
+        most: number of pairs of query and class to consider, those of the highest probabilities.
+        score: minimum score.
+    """
+    probabilities = classes[:, :-1]
+    best = np.argsort(-probabilities, axis=None, kind='stable')[:most]
+    queries, labels = np.unravel_index(best, probabilities.shape)
+    found: list[tuple[np.ndarray, np.float32, int, np.ndarray]] = []
+    # The score is the probability times a mean of at most 1.
+    usable = (labels < things) & (probabilities[queries, labels] >= score)
+    for query in np.unique(queries[usable]):
+        logits = enlarge(masks[query])
+        mask = logits > 0
+        quality = _sigmoid(logits[mask]).sum() / np.float32(mask.sum() + 1e-6)
+        box = _box(mask)
+        for label in labels[usable & (queries == query)]:
+            total = probabilities[query, label] * quality
+            if total >= score:
+                found.append((box, total, int(label), mask))
+    found.sort(key=lambda instance: -instance[1])
+    return (
+        np.array([one[0] for one in found], np.float32).reshape(-1, 4),
+        np.array([one[1] for one in found], np.float32),
+        np.array([one[2] for one in found], np.int32),
+        [one[3] for one in found],
+    )
+
+
+def segments(
+    classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: int, settings: dict[str, Any]
+) -> np.ndarray:
+    """Return the segment of each pixel, (H, W) int32: the class, plus ``OFFSET`` times the number of an instance.
+
+    Pixels of no segment have the number of classes.
+
+    Args:
+        classes: class probabilities, (Q, C + 1).
+        masks: mask logits, (Q, h, w).
+        enlarge: resizes a mask to the image.
+        things: number of classes with instances, which come first.
+        settings: ``object_mask_thr``, ``iou_thr`` and ``filter_low_score`` of mmdet's ``test_cfg``.
+    """
+    nothing = classes.shape[1] - 1
+    labels, scores = classes.argmax(1), classes.max(1)
+    kept = np.flatnonzero((labels != nothing) & (scores > settings['object_mask_thr']))
+    shape = len(enlarge.rows), len(enlarge.columns)
+    winner, highest = np.zeros(shape, np.int64), np.full(shape, -1, np.float32)
+    is_likely, areas = np.zeros(shape, bool), []
+    for index, query in enumerate(kept):
+        inside = _sigmoid(enlarge(masks[query]))
+        areas.append((inside >= 0.5).sum())
+        wins = scores[query] * inside > highest
+        winner[wins] = index
+        highest[wins] = scores[query] * inside[wins]
+        is_likely[wins] = inside[wins] >= 0.5
+    out = np.full(shape, nothing, np.int32)
+    number = 1
+    for index, query in enumerate(kept):
+        mask = winner == index
+        area = mask.sum()
+        if not area or not areas[index] or area / areas[index] < settings['iou_thr']:
+            continue
+        is_thing = labels[query] < things
+        out[mask & is_likely if settings['filter_low_score'] else mask] = labels[query] + is_thing * number * OFFSET
+        number += is_thing
+    return out
+
+
+def described(panoptic: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return ``id``, class, label and share of pixels of each segment in a map of :func:`segments`."""
+    found = [int(number) for number in np.unique(panoptic) if number % OFFSET < len(classes)]
+    return [
+        {
+            'id': number,
+            'class': classes[number % OFFSET],
+            'label': number % OFFSET,
+            'share': float((panoptic == number).mean()),
+        }
+        for number in found
+    ]
+
+
+def _bilinear(inputs: int, outputs: int) -> np.ndarray:
+    """Return the weights of the inputs along one axis for each output, (outputs, inputs), as in torch."""
+    position = (np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * np.float32(inputs / outputs)
+    position = np.maximum(position - np.float32(0.5), 0)
+    first = np.minimum(position.astype(np.int64), inputs - 1)
+    weight = position - first.astype(np.float32)
+    weights = np.zeros((outputs, inputs), np.float32)
+    output = np.arange(outputs)
+    weights[output, first] = 1 - weight
+    weights[output, np.minimum(first + 1, inputs - 1)] += weight
+    return weights
+
+
+def _box(mask: np.ndarray) -> np.ndarray:
+    """Return the box x1, y1, x2, y2 around a mask (H, W), zeros if it is empty."""
+    columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+    if not len(rows):
+        return np.zeros(4, np.float32)
+    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over='ignore'):  # exp(100) is inf in float32, and 1 / inf is 0
+        return 1 / (1 + np.exp(-x))
