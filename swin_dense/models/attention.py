@@ -55,21 +55,21 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:
         """Attend within windows of the given size and shift, both (height, width) in tokens."""
-        height, width = x.shape[1], x.shape[2]
         weights_are_seen = not (isinstance(self.attn_drop, nn.Dropout) and are_unmodified(self.attn_drop))
-        pad_kv = None
         if weights_are_seen or not self._is_linear():  # then padding tokens pass through all layers, as in mmdet
-            x = plain.pad_to_windows(x, window)
+            padded = plain.pad_to_windows(x, window)
+            out = self._attend(padded, None, weights_are_seen, window, shift)[:, : x.shape[1], : x.shape[2]]
         else:
-            pad_kv = self.pad_kv()
+            out = self._attend(x, self.pad_kv(), weights_are_seen, window, shift)
+        return self.proj_drop(self.proj(out))
+
+    def _attend(self, x: Tensor, pad_kv: Tensor | None, weights_are_seen: bool, window: Pair, shift: Pair) -> Tensor:
         qkv, bias = self.project(x), self.relative_bias(window)
         spec = WindowSpec(self.num_heads, window, shift, self.scale)
         if weights_are_seen:
-            out = plain.window_attention(qkv, bias, pad_kv, spec, self.attn_drop)
-        else:
-            rate = self.attn_drop.p if self.attn_drop.training else 0.0
-            out = window_attention(qkv, bias, pad_kv, spec._replace(dropout=rate), self.backend)
-        return self.proj_drop(self.proj(out[:, :height, :width]))
+            return plain.window_attention(qkv, bias, pad_kv, spec, self.attn_drop)
+        rate = self.attn_drop.p if self.attn_drop.training else 0.0
+        return window_attention(qkv, bias, pad_kv, spec._replace(dropout=rate), self.backend)
 
     def project(self, x: Tensor) -> Tensor:
         """Return queries, keys and values, (B, H, W, 3C), of x, (B, H, W, C)."""

@@ -44,11 +44,6 @@ CASES = sorted(FILES, key=lambda name: name != 'mask2former_panoptic')
 def costly(name):
     """Return a test parameter with a model, marked by the time that its export takes."""
     marks = [pytest.mark.slow] if name == CASES[0] else [pytest.mark.slow, pytest.mark.long]
-    if name == 'maskformer':
-        reason = (
-            'torch.export compares two forms of the size of a map of SwinDense in its pixel decoder with a transformer'
-        )
-        marks.append(pytest.mark.xfail(reason=reason, strict=True))
     return pytest.param(name, marks=marks)
 
 
