@@ -73,10 +73,11 @@ class Predictor:
             result = self._inferencer(path, return_vis=True, pred_score_thr=self._score, return_datasamples=True)
             (sample,) = result['predictions']
             record: dict[str, Any] = {'image': path}
-            panoptic = sample.pop('pred_panoptic_seg', None)
-            ids = None if panoptic is None else panoptic.sem_seg[0].cpu().numpy()
-            if ids is not None:
+            ids = None
+            if 'pred_panoptic_seg' in sample:
+                ids = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()
                 record['segments'] = queries.described(ids, self.classes)
+                del sample.pred_panoptic_seg  # pred2dict needs panopticapi for it
             if 'pred_instances' in sample:
                 record['instances'] = self._instances(self._inferencer.pred2dict(sample))
             return Prediction(record, result['visualization'][0], panoptic=ids)

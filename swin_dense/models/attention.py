@@ -79,10 +79,7 @@ class WindowAttention(nn.Module):
         return isinstance(self.qkv, nn.Linear) and are_unmodified(self.qkv)
 
     def pad_kv(self) -> Tensor | None:
-        """Return the key and value of a padding token, (2C,), or None for zeros.
-
-        As in the official code, padding tokens are zeros before the projection, so the result is the projection's bias.
-        """
+        """Return the key and value of a padding token, a zero before the projection: (2C,), or None for zeros."""
         return None if self.qkv.bias is None else self.qkv.bias[self.qkv.out_features // 3 :]
 
     def relative_bias(self, window: Pair) -> Tensor | None:

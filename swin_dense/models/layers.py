@@ -39,7 +39,7 @@ def are_unmodified(*modules: nn.Module) -> bool:
     """Return whether all modules have exactly a known type and its ``forward``, and no hook or compiler sees them."""
     return (
         all(kind.forward is forward for kind, forward in _FORWARDS.items())
-        and all(type(part) in _FORWARDS and 'forward' not in vars(part) for part in modules)
+        and all(context.type_of(part) in _FORWARDS and 'forward' not in vars(part) for part in modules)
         and not any(part._compiled_call_impl for part in modules)
         and not context.has_hooks(*modules)
     )

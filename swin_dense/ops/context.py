@@ -64,6 +64,12 @@ def manages_saved_tensors() -> bool:
     return is_rewritten() or compat.has_saved_tensors_hooks()
 
 
+def type_of(module: nn.Module) -> type[nn.Module]:
+    """Return the type of a module, of which torch.export makes a subclass while it records a graph."""
+    kind = type(module)
+    return kind.__bases__[1] if kind.__bases__[0].__name__ == 'AttrProxy' else kind
+
+
 def has_hooks(*modules: nn.Module) -> bool:
     """Return whether forward or backward hooks are registered on any of the modules, or globally."""
     own = any(getattr(module, f'_{kind}_hooks') for module in modules for kind in _HOOKS)

@@ -101,8 +101,13 @@ def test_matrix_products_equal_those_of_the_model():
     def count(module, inputs, output):
         counted.append(module.weight.numel() * output.numel() // module.weight.shape[0])
 
-    for module in backbone.modules():
-        if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)):
+    def count_projection(module, inputs, output):
+        counted.append(module.qkv.weight.numel() * inputs[0].numel() // module.qkv.in_features)
+
+    for name, module in backbone.named_modules():
+        if name.endswith('.w_msa'):  # with a hook on the projection itself, it would project padding tokens too
+            module.register_forward_hook(count_projection)
+        elif isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)) and not name.endswith('.qkv'):
             module.register_forward_hook(count)
     backbone.eval()(torch.empty(2, 3, 199, 301, device='meta'))
     products = bench_limits._products(backbone, (199, 301), 2)
