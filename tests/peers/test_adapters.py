@@ -48,7 +48,10 @@ class TestPEFT:
             backbone = build()
             backbone.load_state_dict(self.weights)
             loaded = self.peft.PeftModel.from_pretrained(backbone, tmp_path).eval()
-            assert largest_difference(loaded(IMAGE), after) == 0
+            expected = model.state_dict()
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+            # Not 0: sums may have another order where the loaded weights have another alignment in memory.
+            assert largest_difference(loaded(IMAGE), after) < 1e-5
             merged = loaded.merge_and_unload()
             assert type(merged) is SwinBackbone
             assert largest_difference(merged(IMAGE), after) < 1e-5
@@ -115,4 +118,5 @@ def test_forward_hooks_give_intermediate_maps():
     hook = backbone.stages[1].register_forward_hook(lambda module, args, out: found.update(stage1=out))
     backbone(IMAGE)
     hook.remove()
-    assert found['stage1'].shape == (1, 13, 17, 32)
+    tokens, merged = found['stage1']
+    assert (tokens.shape, merged.shape) == ((1, 13, 17, 32), (1, 7, 9, 64))
