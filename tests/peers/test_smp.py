@@ -3,7 +3,6 @@
 import copy
 import pickle
 
-import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
@@ -11,6 +10,7 @@ import torch
 from swin_dense import SwinBackbone, load_checkpoint
 from tests.conftest import TINY, randomize
 
+huggingface_hub = pytest.importorskip('huggingface_hub', reason='see the group peers of pyproject.toml')
 smp = pytest.importorskip('segmentation_models_pytorch', reason='see the group peers of pyproject.toml')
 import swin_dense.integrations.smp  # noqa: E402
 import swin_dense.integrations.timm  # noqa: E402, F401
