@@ -92,8 +92,7 @@ def _choose(
                 _log_once(name, tuple(reasons))
             return IMPLEMENTATIONS[name]
         reasons.append(f'{name}: {reason}')
-    hint = '' if is_automatic else '; use backend="auto"'
-    raise RuntimeError(f'window attention cannot run here: {"; ".join(reasons)}{hint}')
+    raise RuntimeError(f'window attention cannot run here: {"; ".join(reasons)}; use backend="auto"')
 
 
 def _unproven_reason(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> str | None:
