@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from swin_dense.models.layers import are_unmodified, known
+from swin_dense.models.layers import Linear, are_unmodified, known
 from swin_dense.ops import plain, relative_position_bias, window_attention
 from swin_dense.ops.windows import Pair, WindowSpec, central_offsets
 
@@ -48,9 +48,9 @@ class WindowAttention(nn.Module):
         if use_rel_pos_bias:
             offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
-        self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
+        self.qkv = Linear(channels, 3 * channels, bias=qkv_bias)
         self.attn_drop = nn.Dropout(attn_drop_rate)
-        self.proj = nn.Linear(channels, channels)
+        self.proj = Linear(channels, channels)
         self.proj_drop = nn.Dropout(proj_drop_rate)
 
     def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.ops import context, plain
+from swin_dense.ops.linear import linear
 from swin_dense.ops.triton import gpu, norm, verdicts
 from swin_dense.utils import checks
 
@@ -51,6 +52,25 @@ def build_activation(act_cfg: ActivationConfig) -> nn.Module:
         return act_cfg()
     options = _config('act_cfg', act_cfg, ACTIVATIONS)
     return _build('act_cfg', getattr(nn, options.pop('type')), options)
+
+
+@known
+class Linear(nn.Linear):
+    """A linear layer over the last axis; on a CPU, by the library that is faster there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_replaced = nn.Linear.forward is not _FORWARDS[nn.Linear]
+        if is_replaced or x.device.type != 'cpu':
+            return super().forward(x)
+        return linear(x, self.weight, self.bias)
+
+    def _refuse_qconfig(self, qconfig: Any) -> None:
+        raise TypeError(
+            'torch.ao.quantization finds layers by their exact type and would leave this one as it is: use torchao, '
+            'or first set layer.__class__ = torch.nn.Linear for each layer of type swin_dense.models.layers.Linear'
+        )
+
+    qconfig = property(fset=_refuse_qconfig)
 
 
 @known
@@ -137,7 +157,7 @@ class PatchMerging(nn.Module):
         super().__init__()
         self.stride = stride
         self.norm = build_norm(norm_cfg, 4 * channels, feeds_product=True) if norm_cfg else nn.Identity()
-        self.reduction = nn.Linear(4 * channels, 2 * channels, bias=False)
+        self.reduction = Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.reduction(self.norm(plain.neighbours(x, self.stride)))
@@ -150,8 +170,8 @@ class FFN(nn.Module):
     def __init__(self, channels: int, hidden_channels: int, act_cfg: ActivationConfig, drop_rate: float) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Sequential(nn.Linear(channels, hidden_channels), build_activation(act_cfg), nn.Dropout(drop_rate)),
-            nn.Linear(hidden_channels, channels),
+            nn.Sequential(Linear(channels, hidden_channels), build_activation(act_cfg), nn.Dropout(drop_rate)),
+            Linear(hidden_channels, channels),
             nn.Dropout(drop_rate),
         )
 
@@ -190,7 +210,7 @@ class FFN(nn.Module):
         return is_pure and are_unmodified(*parts)
 
 
-_KINDS_IN_FFN = [nn.Sequential, nn.Sequential, nn.Linear, nn.Dropout, nn.Linear, nn.Dropout]  # and the activation
+_KINDS_IN_FFN = [nn.Sequential, nn.Sequential, Linear, nn.Dropout, Linear, nn.Dropout]  # and the activation
 _SAVE_THEIR_INPUT = _ACTIVATION_TYPES - {nn.ReLU, nn.Tanh, nn.Sigmoid}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.models.attention import WindowAttention
+from swin_dense.models.layers import Linear
 from tests.conftest import TINY, randomize
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
@@ -201,7 +202,13 @@ def test_the_window_size_is_fixed():
 @pytest.mark.filterwarnings('ignore')  # torch warns of its own deprecations
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_dynamic_quantisation(kind):
+    """It looks layers up by their exact type, and would leave all others as they are without a word."""
     model = make(kind).float()
+    with pytest.raises(TypeError, match=r'use torchao, or first set layer\.__class__ = torch\.nn\.Linear'):
+        torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    for layer in model.modules():
+        if type(layer) is Linear:
+            layer.__class__ = nn.Linear
     quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear})
     assert 'DynamicQuantizedLinear' in str(quantised)
     for out, exact in zip(quantised(make_image().float()), model(make_image().float()), strict=True):

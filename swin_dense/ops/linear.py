@@ -1,0 +1,83 @@
+"""Linear layers by oneDNN on AMD processors with AVX-512, where MKL, which torch uses for float32, has no such code."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_dense.ops import context
+from swin_dense.utils import compat
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Do the same as ``F.linear``: (..., K) by (N, K) to (..., N)."""
+    if unsupported_reason(x, weight, bias):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        return _Linear.apply(x, weight, bias)
+    return _onednn(x, weight, bias)
+
+
+def unsupported_reason(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    """Return why ``F.linear`` computes the layer, or None if oneDNN does."""
+    if context.is_tracing():
+        return 'a graph for other sizes is being recorded'
+    if not is_faster():
+        return 'oneDNN is missing, or not faster on this processor'
+    if not torch._C._get_mkldnn_enabled():
+        return 'torch.backends.mkldnn.flags(enabled=False) disables oneDNN'
+    # Subclasses, such as quantised or distributed tensors, have operations of their own.
+    if not all(tensor is None or _is_plain(tensor) for tensor in (x, weight, bias)):
+        return 'a tensor is not a plain float32 tensor on a CPU'
+    if x.ndim < 2 or x.shape[-1] != weight.shape[1]:  # oneDNN would read beyond the end
+        return 'the input is a single token, or does not fit the weight'
+    return 'autocast is enabled' if compat.is_autocast_enabled('cpu') else context.plain_reason(x)
+
+
+def _is_plain(x: Tensor) -> bool:
+    is_tensor = type(x) in (Tensor, nn.Parameter)
+    return is_tensor and x.dtype == torch.float32 and x.device.type == 'cpu' and x.layout == torch.strided
+
+
+@functools.cache
+def is_faster() -> bool:
+    """Return whether torch would use MKL on an AMD processor with AVX-512, and can use oneDNN instead."""
+    has_both = torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == 'AVX512'
+    return has_both and has_avx512 and 'AuthenticAMD' in _processor()
+
+
+def _processor() -> str:
+    try:
+        return Path('/proc/cpuinfo').read_text(errors='replace')
+    except OSError:
+        return platform.processor()  # on Windows: family, model and vendor
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
+
+
+class _Linear(torch.autograd.Function):
+    """The layer with gradients that have gradients themselves."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        rows, tokens = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        return (
+            linear(grad, weight.t()) if ctx.needs_input_grad[0] else None,
+            # oneDNN would first copy the transposed rows, which takes longer than it gains.
+            rows.t() @ tokens if ctx.needs_input_grad[1] else None,
+            rows.sum(0) if ctx.needs_input_grad[2] else None,
+        )

@@ -1,0 +1,221 @@
+"""Linear layers by oneDNN against torch's own in float64, and when they are used."""
+
+import copy
+import os
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.torch_version import TorchVersion
+from torch.utils.flop_counter import FlopCounterMode
+
+from swin_dense import SwinBackbone, SwinV2Backbone
+from swin_dense.models.layers import Linear
+from swin_dense.ops import linear as linear_module
+from swin_dense.ops.linear import linear, unsupported_reason
+from tests.conftest import TINY, randomize
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, '_linear_pointwise'), reason='this build of torch has no oneDNN'
+)
+INPUTS = {
+    'map': lambda: torch.randn(2, 3, 4, 7),
+    'empty batch': lambda: torch.randn(0, 3, 4, 7),
+    'empty map': lambda: torch.randn(2, 0, 7),
+    'one token': lambda: torch.randn(7),
+    'transposed': lambda: torch.randn(7, 6).t(),
+    'strided': lambda: torch.randn(6, 14)[:, ::2],
+    'expanded': lambda: torch.randn(1, 7).expand(6, 7),
+    'one value per token': lambda: torch.randn(6, 1).expand(6, 7),
+    'channels last': lambda: torch.randn(2, 7, 3, 4).permute(0, 2, 3, 1),
+}
+WEIGHTS = {
+    'contiguous': lambda: torch.randn(5, 7),
+    'transposed': lambda: torch.randn(7, 5).t(),
+    'strided': lambda: torch.randn(10, 14)[::2, ::2],
+    'expanded': lambda: torch.randn(5, 1).expand(5, 7),
+}
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch):
+    """Use oneDNN on any processor, and return a list with one entry per product."""
+    made = []
+
+    def count(*args):
+        made.append(args)
+        return original(*args)
+
+    original = linear_module._onednn
+    monkeypatch.setattr(linear_module, '_onednn', count)
+    monkeypatch.setattr(linear_module, 'is_faster', lambda: True)
+    torch.manual_seed(0)
+    return made
+
+
+def exact(function, *tensors):
+    """Return the output, the gradients, and the gradients of a function of the gradients, in float64."""
+    tensors = [tensor.double().detach().requires_grad_() for tensor in tensors]
+    return derivatives(function, *tensors)
+
+
+def derivatives(function, *tensors):
+    out = function(*tensors)
+    first = torch.autograd.grad(out.pow(3).sum(), tensors, create_graph=True)
+    second = torch.autograd.grad(sum(grad.pow(2).sum() for grad in first), tensors)
+    return out, *first, *second
+
+
+@pytest.mark.parametrize('has_bias', [True, False])
+@pytest.mark.parametrize('weight', WEIGHTS)
+@pytest.mark.parametrize('x', INPUTS)
+def test_equals_the_linear_layer_of_torch(calls, x, weight, has_bias):
+    tensors = [INPUTS[x](), WEIGHTS[weight](), *([torch.randn(5)] if has_bias else [])]
+    expected = exact(F.linear, *tensors)
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    for ours, want in zip(derivatives(linear, *leaves), expected, strict=True):
+        scale = want.abs().max().item() if want.numel() else 1.0
+        torch.testing.assert_close(ours.double(), want, rtol=1e-4, atol=1e-5 * scale)
+    assert bool(calls) == (x != 'one token')
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(*tensors).double(), expected[0].detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_only_the_gradients_that_are_needed_are_computed(calls):
+    x, weight, bias = torch.randn(3, 7), torch.randn(5, 7), torch.randn(5)
+    linear(x, weight, bias.requires_grad_()).sum().backward()
+    assert len(calls) == 1 and x.grad is None and weight.grad is None
+    torch.testing.assert_close(bias.grad, torch.full((5,), 3.0))
+
+
+@pytest.mark.parametrize(
+    'x', [torch.randn(3, 6), torch.tensor(1.0), torch.randn(0, 6), torch.randn(3, 7).double(), torch.ones(3, 7).long()]
+)
+def test_raises_what_torch_raises(x):
+    layer = nn.Linear(7, 5)
+    with pytest.raises(RuntimeError) as theirs:
+        layer(x)
+    with pytest.raises(RuntimeError) as ours:
+        linear(x, layer.weight, layer.bias)
+    assert str(ours.value) == str(theirs.value)
+
+
+class Scaled(torch.Tensor):
+    """A subclass with its own operations, as quantised and distributed tensors have."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        out = super().__torch_function__(function, types, args, kwargs or {})
+        return 2 * out.as_subclass(torch.Tensor) if function is F.linear else out
+
+
+def test_what_oneDNN_cannot_do_is_left_to_torch(calls):
+    x, weight, bias = torch.randn(3, 7), torch.randn(5, 7), torch.randn(5)
+    torch.testing.assert_close(linear(x, weight.as_subclass(Scaled), bias), 2 * F.linear(x, weight, bias))
+    for dtype in (torch.float64, torch.bfloat16):
+        assert linear(x.to(dtype), weight.to(dtype), bias.to(dtype)).dtype == dtype
+    with torch.autocast('cpu'):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    torch.testing.assert_close(linear(x, weight.to_sparse_csr()), F.linear(x, weight))
+    assert linear(x.to('meta'), weight.to('meta')).shape == (3, 5)
+    with FlopCounterMode(display=False) as counter:
+        linear(x, weight)
+    assert counter.get_total_flops() == 2 * 3 * 5 * 7
+    assert not calls
+    linear(x, weight, bias)
+    assert calls
+
+
+def test_function_transforms(calls):
+    x, weight = torch.randn(3, 7), torch.randn(5, 7)
+
+    def ours(x):
+        return linear(x, weight).pow(2)
+
+    def theirs(x):
+        return F.linear(x, weight).pow(2)
+
+    for transform in (torch.func.jacrev, torch.func.jacfwd, torch.func.vmap, torch.func.hessian):
+        torch.testing.assert_close(transform(ours)(x), transform(theirs)(x))
+    assert not calls
+    for options in ({}, {'vectorize': True}, {'vectorize': True, 'strategy': 'forward-mode'}):
+        torch.testing.assert_close(
+            torch.autograd.functional.jacobian(ours, x, **options), torch.autograd.functional.jacobian(theirs, x)
+        )
+    assert calls  # batched gradients of a layer that oneDNN has computed
+
+
+@pytest.mark.skipif(TorchVersion(torch.__version__) < '2.5', reason='older versions trace another name')
+def test_compilers_and_exporters_see_a_linear_layer(calls):
+    layer, x = Linear(7, 5), torch.randn(3, 7)
+    graph = torch.export.export(layer, (x,)).graph
+    assert [str(node.target) for node in graph.nodes if node.op == 'call_function'] == ['aten.linear.default']
+    compiled = torch.compile(layer, backend='aot_eager', fullgraph=True)
+    torch.testing.assert_close(compiled(x), F.linear(x, layer.weight, layer.bias))
+    assert not calls
+    traced = torch.jit.trace(layer, x, check_trace=False)
+    assert not calls
+    torch.testing.assert_close(traced(x), F.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
+def test_all_linear_layers_of_a_backbone_are_called(calls, kind):
+    """The layers of the position network of V2 have two inputs, or as many outputs as heads, which does not pay."""
+    model = randomize(kind(**TINY)).eval()
+    layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and 'cpb' not in name]
+    expected = copy.deepcopy(model).double()(torch.ones(1, 3, 64, 64, dtype=torch.float64))
+    for out, want in zip(model(torch.ones(1, 3, 64, 64)), expected, strict=True):
+        torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-4)
+    blocks = sum(TINY['depths'])
+    assert len(calls) == len(layers) == 4 * blocks + 3
+
+
+def test_the_flag_of_torch_disables_it(calls):
+    layer, x = Linear(7, 5), torch.randn(3, 7)
+    with torch.backends.mkldnn.flags(enabled=False):
+        expected = layer(x)
+        assert 'disables' in unsupported_reason(x, layer.weight, None)
+    assert not calls
+    torch.testing.assert_close(layer(x), expected)
+    assert calls
+
+
+AMD, INTEL = 'vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC', 'vendor_id\t: GenuineIntel'
+
+
+@pytest.mark.parametrize(
+    ('processor', 'capability', 'faster'),
+    [(AMD, 'AVX512', True), (AMD, 'AVX2', False), (INTEL, 'AVX512', False), ('', 'AVX512', False)],
+)
+def test_the_processors_on_which_it_is_used(monkeypatch, processor, capability, faster):
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, 'read_text', lambda *_, **__: processor)
+    monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: True)
+    assert linear_module.is_faster.__wrapped__() is faster
+    monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: False)
+    assert not linear_module.is_faster.__wrapped__()
+
+
+def test_the_processor_without_the_files_of_linux(monkeypatch):
+    monkeypatch.setattr(Path, 'read_text', lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
+    monkeypatch.setattr(platform, 'processor', lambda: 'AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD')
+    assert 'AuthenticAMD' in linear_module._processor()
+
+
+def test_threads_and_forked_processes(calls):
+    layer = Linear(7, 5)
+    inputs = [torch.randn(rows, 7) for rows in range(2, 40)]
+    with torch.no_grad():
+        expected = [F.linear(x, layer.weight, layer.bias) for x in inputs]
+        with ThreadPoolExecutor(4) as pool:
+            torch.testing.assert_close(list(pool.map(layer, inputs)), expected)
+    process = os.fork() if hasattr(os, 'fork') else None
+    if process == 0:
+        os._exit(0 if torch.allclose(layer(inputs[0]), expected[0], atol=1e-5) else 1)
+    assert process is None or os.waitpid(process, 0)[1] == 0
+    assert len(calls) == len(inputs)
