@@ -6,11 +6,17 @@ import os
 import re
 from pathlib import Path
 
+# The processors of the results of benchmark.py, by the first word of the file name.
+PROCESSORS = {'amd': 'AMD EPYC, Zen 4', 'intel': 'Intel Xeon, AMX'}
+FEATURES = ('avx2', 'avx512f', 'avx512_bf16', 'amx_tile')  # those on which the speed of matrix products depends
+
 
 def processor() -> str:
-    """Return the name of the processor and the number of cores available to this process."""
-    name = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())
-    return f'{name[1] if name else "unknown"}, {len(os.sched_getaffinity(0))} cores'
+    """Return the processor and the number of cores, such as 'AMD EPYC (family 25, model 17), avx512f, 2 cores'."""
+    fields = dict(re.findall(r'(.*?)\s*: (.*)', Path('/proc/cpuinfo').read_text()))
+    name = f'{fields.get("model name", "unknown")} (family {fields.get("cpu family")}, model {fields.get("model")})'
+    features = [feature for feature in FEATURES if feature in fields.get('flags', '').split()]
+    return ', '.join([name, *features, f'{len(os.sched_getaffinity(0))} cores'])
 
 
 def held_mib(field: str = 'VmRSS') -> float:

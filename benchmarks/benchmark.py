@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 import torch
+from bench_host import processor
 from bench_limits import elapsed, matrix_products, roofline, summary
 from bench_models import PEERS, build_ours, build_peer, must_agree
 from torch import Tensor, nn
@@ -306,7 +307,7 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
 def machine(args: argparse.Namespace) -> dict[str, Any]:
     is_cuda = args.device == 'cuda'
     return {
-        'device': torch.cuda.get_device_name() if is_cuda else f'CPU, {torch.backends.cpu.get_cpu_capability()}',
+        'device': torch.cuda.get_device_name() if is_cuda else processor(),
         'threads': torch.get_num_threads(),
         'torch': torch.__version__,
         'python': platform.python_version(),

@@ -20,17 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_host import processor
+from bench_host import PROCESSORS, processor
 
 from swin_dense.recipes.zoo import FOLDERS, Recipe, read_zoo
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / 'benchmarks/published.json'
 IMAGES = ROOT / 'docs/images'
+CASES = {
+    'infer_512': 'inference, 512 x 512',
+    'infer_800x1344': 'inference, 800 x 1344',
+    'train_512': 'training step, 2 x 512 x 512',
+}
 SPEED = {
-    'inference, 512 x 512': 'cpu_infer_512.json',
-    'inference, 800 x 1344': 'cpu_infer_800x1344.json',
-    'training step, 2 x 512 x 512': 'cpu_train_512.json',
+    f'{case}\n{processor}': f'{prefix}_{file}.json'
+    for prefix, processor in PROCESSORS.items()
+    for file, case in CASES.items()
 }
 PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
 
@@ -138,8 +143,9 @@ def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
     """Plot the time of each implementation relative to ours, with the range over processes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.2), layout='constrained')
-    for axes, (name, report) in zip(figure.subplots(1, 3, sharex=True, sharey=True), reports.items(), strict=True):
+    figure = Figure(figsize=(11, 6), layout='constrained')
+    panels = figure.subplots(len(PROCESSORS), len(CASES), sharex=True, sharey=True)
+    for axes, (name, report) in zip(panels.flat, reports.items(), strict=True):
         models = {'auto': 'swin_dense', **{peer: peer for peer in report['options']['peers']}}
         ratios = [report['ratios'][model] for model in models]
         middle = [statistics.median(values) for values in ratios]

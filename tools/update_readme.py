@@ -14,6 +14,7 @@ from swin_dense.doctor import FORKS
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'benchmarks'))
 
+from bench_host import PROCESSORS  # noqa: E402
 from benchmark import ratio  # noqa: E402
 
 # Maps metric names of mmdet and mmseg to row titles.
@@ -38,12 +39,18 @@ def with_tables(text: str, in_chinese: bool = False) -> str:
     for name, (sources, table) in TABLES.items():
         if f'<!-- {name} -->' not in text:
             continue
-        reports = [json.loads((ROOT / 'benchmarks' / source).read_text()) for source in sources]
+        reports = [_read(source) for source in sources]
         block = table(*reports)
         for english, chinese in CHINESE.items() if in_chinese else ():
             block = block.replace(english, chinese)
         text = replace_block(text, name, block)
     return text
+
+
+def _read(source: str) -> dict[str, Any]:
+    """Read a raw result; the name of a file of benchmarks/benchmark.py begins with the kind of processor."""
+    processor = PROCESSORS.get(source.partition('_')[0], '')
+    return {'processor': processor, **json.loads((ROOT / 'benchmarks' / source).read_text())}
 
 
 def replace_block(text: str, name: str, block: str) -> str:
@@ -81,24 +88,25 @@ def tile_overlap_table(report: dict[str, Any]) -> str:
 
 def speed_table(*reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/benchmark.py: our time, and the times of others relative to ours."""
-    lines = ['| Swin-T, float32, CPU | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
-    lines.append('|' + ' --- |' * (len(SPEED_COLUMNS) + 2))
+    lines = ['| Swin-T, float32 | processor | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
+    lines.append('|' + ' --- |' * (len(SPEED_COLUMNS) + 3))
     for report in reports:
         ours = report['rows']['auto']['median_ms']
         ratios = [ratio(report, name, 'auto') if name in report['rows'] else '' for name in SPEED_COLUMNS]
-        lines.append(f'| {_case(report)} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
+        lines.append(f'| {_case(report)} | {report["processor"]} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
     return '\n'.join(lines) + '\n'
 
 
 def short_speed_table(*reports: dict[str, Any]) -> str:
     """Return a table of the median time and the memory of others, relative to ours, without ranges."""
-    lines = ['| Swin-T, float32, CPU | ' + ' | '.join(PEERS) + ' |', '|' + ' --- |' * (len(PEERS) + 1)]
+    lines = ['| Swin-T, float32 | processor | ' + ' | '.join(PEERS) + ' |', '|' + ' --- |' * (len(PEERS) + 2)]
     for report in reports:
+        case, processor = _case(report), report['processor']
         times = [ratio(report, name, 'auto').partition(' ')[0] for name in PEERS]
-        lines.append(f'| {_case(report)}: time | ' + ' | '.join(times) + ' |')
+        lines.append(f'| {case}: time | {processor} | ' + ' | '.join(times) + ' |')
         if report['options']['mode'] == 'train':
             peaks = [report['rows'][name]['peak_mib'] / report['rows']['auto']['peak_mib'] for name in PEERS]
-            lines.append(f'| {_case(report)}: memory | ' + ' | '.join(f'{peak:.2f}' for peak in peaks) + ' |')
+            lines.append(f'| {case}: memory | {processor} | ' + ' | '.join(f'{peak:.2f}' for peak in peaks) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -125,12 +133,14 @@ def gpu_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def memory_table(report: dict[str, Any]) -> str:
+def memory_table(*reports: dict[str, Any]) -> str:
     """Return a table of the peak memory of a training step, in MiB above the memory before it."""
-    named = {name: row['peak_mib'] for name, row in report['rows'].items() if row.get('peak_mib')}
-    lines = [f'| {_case(report)} | ' + ' | '.join(MEMORY_NAMES.get(name, name) for name in named) + ' |']
-    lines.append('|' + ' --- |' * (len(named) + 1))
-    lines.append('| peak memory, MiB | ' + ' | '.join(f'{peak:.0f}' for peak in named.values()) + ' |')
+    names = [name for name, row in reports[0]['rows'].items() if row.get('peak_mib')]
+    lines = [f'| {_case(reports[0])}, MiB | ' + ' | '.join(MEMORY_NAMES.get(name, name) for name in names) + ' |']
+    lines.append('|' + ' --- |' * (len(names) + 1))
+    for report in reports:
+        peaks = [f'{report["rows"][name]["peak_mib"]:.0f}' for name in names]
+        lines.append(f'| {report["processor"]} | ' + ' | '.join(peaks) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -219,6 +229,7 @@ CHINESE = {
     'training step, ': '训练一步，',
     ': time': '：时间',
     ': memory': '：内存',
+    '| processor |': '| 处理器 |',
     '| stack |': '| 环境 |',
     'tests of the core': '核心测试',
     ' steps, loss ': ' 步，损失 ',
@@ -229,14 +240,17 @@ CHINESE = {
     ' passed': ' 通过',
     ' skipped': ' 跳过',
 }
-CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512')
+CPU_REPORTS = [
+    *(f'amd_{case}.json' for case in ('infer_224', 'infer_8x224', 'infer_512', 'infer_800x1344', 'train_512')),
+    *(f'intel_{case}.json' for case in ('infer_512', 'infer_800x1344', 'train_512')),
+]
 # Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
-    'speed in short': ([f'cpu_{case}.json' for case in CPU_CASES], short_speed_table),
-    'speed': ([f'cpu_{case}.json' for case in CPU_CASES], speed_table),
+    'speed in short': (CPU_REPORTS, short_speed_table),
+    'speed': (CPU_REPORTS, speed_table),
     'gpu speed': (['gpu.json'], gpu_table),
-    'memory': (['cpu_train_512.json'], memory_table),
+    'memory': (['intel_train_512.json', 'amd_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),
     'explore': (['explore.json'], explore_table),

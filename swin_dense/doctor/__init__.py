@@ -96,12 +96,14 @@ def examine(again: bool = False) -> Iterator[Finding]:
         yield core_finding
         return
     yield from extras()
+    linear_layers = probe('backend', 'linear layers')  # before the others, whose load would distort its times
     with ThreadPoolExecutor(4) as pool:
         traps = pool.map(lambda name: probe('trap', name), TRAPS)
         backends = pool.submit(probe_backends)
         checks = pool.map(lambda name: probe('check', name), frameworks)
         yield from traps
         yield from backends.result()
+        yield linear_layers
         yield core_finding
         yield from checks
     from swin_dense.doctor import kernels  # imports torch

@@ -20,7 +20,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
-    return _onednn(x, weight, bias)
+    return by_onednn(x, weight, bias)
 
 
 def unsupported_reason(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
@@ -59,7 +59,8 @@ def _processor() -> str:
         return platform.processor()  # on Windows: family, model and vendor
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute the layer by oneDNN, through the operator that torch's compiler uses; it has no gradient."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
 
 
@@ -69,7 +70,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
-        return _onednn(x, weight, bias)
+        return by_onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad):

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 from swin_dense import doctor
 from swin_dense.__main__ import _explained, main
-from swin_dense.doctor import Finding, cure_for, extras, probe, versions
+from swin_dense.doctor import Finding, cure_for, extras, probe, probes, versions
 from tests.conftest import ROOT
 
 
@@ -248,6 +249,13 @@ def test_this_environment_is_complete(capsys):
     checks = {finding['name']: finding['text'] for finding in findings if finding['topic'] == 'check'}
     assert checks['mmdet'] == 'forward and backward of RetinaNet'
     assert checks['mmsegmentation'] == 'forward and backward of EncoderDecoder'
+
+
+@pytest.mark.parametrize(('is_faster', 'used'), [(True, 'oneDNN'), (False, "torch's own choice")])
+def test_the_library_of_linear_layers_is_reported_and_timed(monkeypatch, is_faster, used):
+    pytest.importorskip('torch')
+    monkeypatch.setattr('swin_dense.ops.linear.is_faster', lambda: is_faster)
+    assert re.fullmatch(rf'{used}; oneDNN takes \d+\.\d\d of the time of the other', probes.linear_layers())
 
 
 def test_exit_status_and_report(monkeypatch, capsys):

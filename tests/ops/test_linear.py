@@ -50,8 +50,8 @@ def calls(monkeypatch):
         made.append(args)
         return original(*args)
 
-    original = linear_module._onednn
-    monkeypatch.setattr(linear_module, '_onednn', count)
+    original = linear_module.by_onednn
+    monkeypatch.setattr(linear_module, 'by_onednn', count)
     monkeypatch.setattr(linear_module, 'is_faster', lambda: True)
     torch.manual_seed(0)
     return made
