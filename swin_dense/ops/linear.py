@@ -16,30 +16,29 @@ from swin_dense.utils import compat
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Do the same as ``F.linear``: (..., K) by (N, K) to (..., N)."""
-    if unsupported_reason(x, weight, bias):
+    if not is_supported(x, weight, bias):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
     return by_onednn(x, weight, bias)
 
 
-def unsupported_reason(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    """Return why ``F.linear`` computes the layer, or None if oneDNN does."""
-    if context.is_tracing():
-        return 'a graph for other sizes is being recorded'
-    if not is_faster():
-        return 'oneDNN is missing, or not faster on this processor'
-    if not torch._C._get_mkldnn_enabled():
-        return 'torch.backends.mkldnn.flags(enabled=False) disables oneDNN'
-    # Subclasses, such as quantised or distributed tensors, have operations of their own.
-    if not all(tensor is None or _is_plain(tensor) for tensor in (x, weight, bias)):
-        return 'a tensor is not a plain float32 tensor on a CPU'
-    if x.ndim < 2 or x.shape[-1] != weight.shape[1]:  # oneDNN would read beyond the end
-        return 'the input is a single token, or does not fit the weight'
-    return 'autocast is enabled' if compat.is_autocast_enabled('cpu') else context.plain_reason(x)
+def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether oneDNN is faster, and computes the same as ``F.linear`` in this context."""
+    return (
+        not context.is_tracing()
+        and is_faster()
+        and torch._C._get_mkldnn_enabled()
+        and all(tensor is None or _is_plain(tensor) for tensor in (x, weight, bias))
+        and x.ndim > 1
+        and x.shape[-1] == weight.shape[1]  # oneDNN would read beyond the end
+        and not compat.is_autocast_enabled('cpu')
+        and not context.plain_reason(x)
+    )
 
 
 def _is_plain(x: Tensor) -> bool:
+    # Subclasses, such as quantised or distributed tensors, have operations of their own.
     is_tensor = type(x) in (Tensor, nn.Parameter)
     return is_tensor and x.dtype == torch.float32 and x.device.type == 'cpu' and x.layout == torch.strided
 
