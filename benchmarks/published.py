@@ -157,7 +157,7 @@ def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
         axes.barh(list(models.values()), middle, xerr=ends, color=colours, error_kw={'ecolor': '0.3', 'lw': 1})
         axes.set(title=name, xlabel='time / swin_dense')
         axes.axvline(1, color='C0', lw=0.8)
-        axes.invert_yaxis()
+    axes.invert_yaxis()  # which all panels share
     figure.savefig(path, dpi=110)
 
 

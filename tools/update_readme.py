@@ -49,8 +49,9 @@ def with_tables(text: str, in_chinese: bool = False) -> str:
 
 def _read(source: str) -> dict[str, Any]:
     """Read a raw result; the name of a file of benchmarks/benchmark.py begins with the kind of processor."""
-    processor = PROCESSORS.get(source.partition('_')[0], '')
-    return {'processor': processor, **json.loads((ROOT / 'benchmarks' / source).read_text())}
+    report = json.loads((ROOT / 'benchmarks' / source).read_text())
+    processor = PROCESSORS.get(source.partition('_')[0])
+    return {'processor': processor, **report} if processor else report
 
 
 def replace_block(text: str, name: str, block: str) -> str:
