@@ -2,13 +2,18 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from swin_dense import SimMIM, SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
-from tests.conftest import TINY, randomize
+from tests.conftest import ROOT, TINY, randomize
 
 OPTIONS = {**TINY, 'window_size': 4, 'clamp_window': True, 'drop_path_rate': 0.0}
 KINDS = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
@@ -208,3 +213,20 @@ def test_other_wrong_inputs_are_refused():
         SimMIM(torch.nn.Conv2d(3, 3, 1))
     with pytest.raises(ValueError, match=r'mask must be \(2, 3, 4\)'):
         SimMIM(swin)(images(), torch.ones(2, 3, 3, dtype=torch.bool))
+
+
+@pytest.mark.slow
+def test_the_example_trains_and_its_result_loads(tmp_path):
+    for index in range(2):
+        pixels = np.random.default_rng(index).integers(0, 255, (200, 240, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f'{index}.png')
+    command = [sys.executable, ROOT / 'examples/simmim.py', tmp_path, '--out', tmp_path / 'swin.pth', '--epochs', '2']
+    done = subprocess.run(
+        [*command, '--batch-size', '2'],
+        env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('loss') == 2
+    assert create_backbone(checkpoint=str(tmp_path / 'swin.pth')).window_size == (6, 6)
