@@ -24,7 +24,10 @@ from tests.mm.tiny_training import differences
 from tests.processes import cli, environment
 
 RECIPE = 'simmim_swin-t-p4-w6_100e_192x192'
-KILLED = ['custom_imports.imports=[swin_dense,tests.mm.tiny_training]', 'custom_hooks.1.type=Killed']
+KILLED = """
+custom_imports['imports'].append('tests.mm.tiny_training')
+custom_hooks.append(dict(type='Killed', at={at}, where='{where}'))
+"""
 # Ten steps: nine images and one that is held out, five epochs of two steps.
 TINY_SETTINGS = {
     **{f'model.backbone.{name}': list(value) if isinstance(value, tuple) else value for name, value in TINY.items()},
@@ -103,12 +106,8 @@ def test_held_out_loss_pictures_and_checkpoints(trained):
 
 def test_killed_and_resumed_it_ends_as_if_undisturbed(config, trained, tmp_path):
     for at, where in ((3, 'iteration'), (1, 'validation')):
-        hook = [*KILLED, f'custom_hooks.1.at={at}', f'custom_hooks.1.where={where}']
-        text = config.read_text().replace("dict(type='PretrainingHook'),", "dict(type='PretrainingHook'), dict(),")
-        (tmp_path / 'mine.py').write_text(text)
-        done = cli(
-            'train', tmp_path / 'mine.py', '--work-dir', tmp_path / 'run', '--resume', '--set', *hook, check=False
-        )
+        (tmp_path / 'mine.py').write_text(config.read_text() + KILLED.format(at=at, where=where))
+        done = cli('train', tmp_path / 'mine.py', '--work-dir', tmp_path / 'run', '--resume', check=False)
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     cli('train', config, '--work-dir', tmp_path / 'run', '--resume')
     assert differences(trained[0], tmp_path / 'run') == []
@@ -230,7 +229,10 @@ WRONG = {
     ),
     'cells': ({'model.mask_patch': 30}, 'mask_patch must be a multiple of 4'),
     'windows': ({'model.backbone.clamp_window': False}, 'build the backbone with clamp_window=True'),
-    'bands': ({'model.backbone.in_channels': 4, 'model.data_preprocessor.mean': 0.5}, 'in_channels=3, the backbone 4'),
+    'bands': (
+        {'model.backbone.in_channels': 4, 'model.data_preprocessor.mean': 0.5, 'model.data_preprocessor.std': 0.5},
+        'in_channels=3, the backbone 4',
+    ),
     'mean': ({'model.data_preprocessor.mean': [0.5, 0.5]}, 'mean must be one value per channel'),
     'teacher': (
         {

@@ -38,8 +38,7 @@ def differences(kind, theirs, names, token, decoder, loss, mask):
     gradients = {name: p.grad for name, p in parameters.items()}
     with torch.no_grad():
         for backbone, state in ((ours.backbone, parameters), (wanted, gradients)):
-            options = {'pretrained_window_size': 4} if kind == 'swinv2' else {}
-            load_checkpoint(backbone, dict(state), final_norm=True, log=None, **options)
+            load_checkpoint(backbone, dict(state), final_norm=True, log=None)
         ours.mask_token.copy_(token.flatten())
         ours.decoder.load_state_dict(decoder.state_dict())
     (ours_loss,) = ours(IMAGES, mask).values()
@@ -60,7 +59,7 @@ def test_mmpretrain():
     from mmpretrain.registry import MODELS  # noqa: F401  registers the loss
 
     theirs = SimMIMSwinTransformer(
-        arch={**ARCH}, img_size=SIDE, stage_cfgs={'block_cfgs': {'window_size': 4}}, window_size=4, drop_path_rate=0.0
+        arch={**ARCH}, img_size=SIDE, stage_cfgs={'block_cfgs': {'window_size': 4}}, drop_path_rate=0.0
     )
     neck = SimMIMLinearDecoder(in_channels=128, encoder_stride=32)
     head = SimMIMHead(patch_size=4, loss={'type': 'PixelReconstructionLoss', 'criterion': 'L1', 'channel': 3})
