@@ -212,9 +212,9 @@ def main() -> None:
     parser.add_argument('--weights', type=Path, required=True, help='folder for pretrained weights, which are kept')
     parser.add_argument('--minutes', type=float, default=60, help='stop after the training that ends later')
     parser.add_argument('--seeds', type=int, default=5)
-    parser.add_argument('--pretraining-steps', type=int, default=500)
-    parser.add_argument('--teacher-steps', type=int, default=400)
-    parser.add_argument('--steps', type=int, default=120, help='of each fine-tuning')
+    parser.add_argument('--pretraining-steps', type=int, default=300)
+    parser.add_argument('--teacher-steps', type=int, default=250)
+    parser.add_argument('--steps', type=int, default=100, help='of each fine-tuning')
     args = parser.parse_args()
     end = time.time() + 60 * args.minutes
     torch.set_num_threads(1)

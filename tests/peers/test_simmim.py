@@ -38,7 +38,8 @@ def differences(kind, theirs, names, token, decoder, loss, mask):
     gradients = {name: p.grad for name, p in parameters.items()}
     with torch.no_grad():
         for backbone, state in ((ours.backbone, parameters), (wanted, gradients)):
-            load_checkpoint(backbone, dict(state), final_norm=True, log=None)
+            has_norm3 = any('norm3' in name for name in state)  # mmpretrain's name; transformers has a final norm
+            load_checkpoint(backbone, dict(state), final_norm=not has_norm3, log=None)
         ours.mask_token.copy_(token.flatten())
         ours.decoder.load_state_dict(decoder.state_dict())
     (ours_loss,) = ours(IMAGES, mask).values()
