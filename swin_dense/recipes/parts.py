@@ -42,7 +42,8 @@ def datasets(config: Config, splits: Sequence[str] = SPLITS) -> list[Any]:
 
 def is_pretraining(config: Config) -> bool:
     """Return whether a config is for pretraining on images without labels."""
-    return (config.get('model') or {}).get('type') == 'SimMIMPretrainer'
+    model = config.get('model')
+    return isinstance(model, dict) and model.get('type') == 'SimMIMPretrainer'
 
 
 def is_panoptic(part: Any) -> bool:
