@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = '0.2.0'
 __all__ = [
     'CheckpointError',
+    'SimMIM',
     'SwinBackbone',
     'SwinClassifier',
     'SwinV2Backbone',

@@ -23,6 +23,7 @@ else:
     from swin_dense.features.pyramid import extract_pyramid as extract_pyramid
     from swin_dense.models.classifier import SwinClassifier as SwinClassifier
     from swin_dense.models.create import create_backbone as create_backbone
+    from swin_dense.models.simmim import SimMIM as SimMIM
     from swin_dense.models.swin import SwinBackbone as SwinBackbone
     from swin_dense.models.swin_v2 import SwinV2Backbone as SwinV2Backbone
 

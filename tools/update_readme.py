@@ -145,6 +145,24 @@ def memory_table(*reports: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def pretraining_table(report: dict[str, Any]) -> str:
+    """Return a table of the mean IoU measured by benchmarks/pretraining.py, with its range over the seeds."""
+    rows = report['mIoU']
+    counts = sorted({row['labels'] for row in rows})
+    lines = ['| | ' + ' | '.join(f'{count} labels' for count in counts) + ' |', '|' + ' --- |' * (len(counts) + 1)]
+    for way in ('fine-tuned', 'linear probe'):
+        for name in dict.fromkeys(row['weights'] for row in rows):
+            cells = [
+                _spread([row[way] for row in rows if (row['weights'], row['labels']) == (name, n)]) for n in counts
+            ]
+            lines.append(f'| {way}, {name} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def _spread(values: list[float]) -> str:
+    return f'{sum(values) / len(values):.1f} ({min(values):.1f} to {max(values):.1f})' if values else 'not measured'
+
+
 def stacks_table(report: dict[str, Any]) -> str:
     """Return a table of the results of benchmarks/stacks.py in each environment."""
     lines = ['| stack | Python | torch | numpy | mmcv, mmdet, mmseg | tests of the core | Mask R-CNN | UPerNet |']
@@ -222,6 +240,7 @@ PAGES = (
     'docs/explore.md',
     'docs/features.md',
     'docs/install.md',
+    'docs/pretraining.md',
     'docs/speed.md',
 )
 # Chinese translations of the texts in the tables of the README.
@@ -256,6 +275,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'stacks': (['stacks.json'], stacks_table),
     'explore': (['explore.json'], explore_table),
     'smaller files': (['exports_smaller.json'], smaller_files_table),
+    'pretraining': (['pretraining.json'], pretraining_table),
 }
 
 

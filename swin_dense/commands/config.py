@@ -4,6 +4,7 @@
     swin-dense config swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out roads.py \\
         --data-root data/roads --train-images train --train-masks trainannot --val-images val --val-masks valannot \\
         --classes ground,road --ignore 11 --set train_dataloader.batch_size=4
+    swin-dense config simmim_swin-t-p4-w6_100e_192x192 --out photos.py --data-root photos/  # pretraining, no labels
 
 Without the options for annotations, images and masks, the layout must be that of COCO (train2017/, val2017/,
 annotations/instances_train2017.json, ...) or ADE20K (images/training/, annotations/training/, .../validation/).

@@ -1,12 +1,12 @@
-"""Train a detector of mmdet or a segmentor of mmseg.
+"""Train a detector of mmdet or a segmentor of mmseg, or pretrain a backbone on images without labels.
 
     swin-dense train mine.py
     swin-dense train mine.py --resume                       # continue from the newest complete checkpoint
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
 Before training, the command checks that the data of the config exist and, for a segmentor, that each image has a mask
-with valid class indices. On a GPU whose Triton kernels were never verified, it first verifies and times them, which
-takes a few minutes.
+with valid class indices, or, for pretraining, that no image is smaller than a crop. On a GPU whose Triton kernels were
+never verified, it first verifies and times them, which takes a few minutes.
 """
 
 from __future__ import annotations

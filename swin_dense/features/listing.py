@@ -51,6 +51,30 @@ class Item(NamedTuple):
     error: str | None = None
 
 
+class Location(NamedTuple):
+    """Where an image is stored, so that it can be read on its own.
+
+    Attributes:
+        name: as in :class:`Item`.
+        tar: the tar file that contains it, or None.
+        offset: position of its first byte in the tar file.
+        size: its size in bytes in the tar file.
+    """
+
+    name: str
+    tar: str | None = None
+    offset: int = 0
+    size: int = 0
+
+    def source(self) -> str | Member:
+        """Return a source for :func:`swin_dense.features.images.read_image`; one in a tar file is read now."""
+        if self.tar is None:
+            return self.name
+        with any_error_as_os_error(self.tar), _open(self.tar) as file:
+            file.seek(self.offset)
+            return Member(file.read(self.size), self.name)
+
+
 def list_images(
     places: Sequence[str | os.PathLike], on_skipped: Callable[[str, str], None] = lambda path, reason: None
 ) -> dict[str, str | None]:
@@ -95,6 +119,25 @@ def iterate(
         else:
             version = version or version_of(name)
             yield Item(name, version, name if is_wanted(name, version) else None)
+
+
+def locate(listed: Iterable[str]) -> Iterator[Location]:
+    """Yield the location of every image of a list, including each image in tar files, without reading images.
+
+    Args:
+        listed: names of :func:`list_images`.
+
+    Raises:
+        OSError: a tar file cannot be read, or only in part.
+    """
+    for name in listed:
+        if not name.endswith(_TAR):
+            yield Location(name)
+            continue
+        with any_error_as_os_error(name), _open(name) as file, tarfile.open(fileobj=file) as archive:
+            members = {member.name: member for member in archive if member.isfile() and is_image(member.name)}
+        for member in members.values():
+            yield Location(f'{name}/{member.name}', name, member.offset_data, member.size)
 
 
 def is_image(name: str) -> bool:

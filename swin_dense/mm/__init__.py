@@ -1,4 +1,4 @@
-"""SwinDense and SwinDenseV2, the backbones as mmengine modules, and tools for training with mmdet and mmseg.
+"""SwinDense and SwinDenseV2, the backbones as mmengine modules, tools for training with mmdet and mmseg, and SimMIM.
 
 No other package imports mmengine at import time.
 """
@@ -12,11 +12,16 @@ from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.checkpoints import WholeCheckpointHook
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues
+from swin_dense.mm.pretraining import HeldOutLoss, ImageNormalizer, PretrainingHook, SimMIMPretrainer
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 
 __all__ = [
+    'HeldOutLoss',
     'IgnoreMaskValues',
+    'ImageNormalizer',
+    'PretrainingHook',
     'ResumableFSDPStrategy',
+    'SimMIMPretrainer',
     'SwinDense',
     'SwinDenseV2',
     'SwinLayerDecayConstructor',

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from swin_dense.analysis.flop_counter import build_on_meta, check_packages
 from swin_dense.recipes.own_data import endings_in, missing_data
-from swin_dense.recipes.parts import class_count, datasets, dicts
+from swin_dense.recipes.parts import class_count, datasets, dicts, is_pretraining
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -31,7 +32,8 @@ def check_data(config: Config, splits: Sequence[str]) -> None:
     Raises:
         FileNotFoundError: files or folders do not exist.
         ValueError: for a segmentor, an image has no mask, a mask differs in size from its image, or a mask contains
-            values that are no class.
+            values that are no class; for pretraining, there are no images or some are smaller than a crop, or the model
+            cannot be built.
         ImportError: the model needs a package that is not installed.
     """
     check_packages(config)
@@ -42,10 +44,31 @@ def check_data(config: Config, splits: Sequence[str]) -> None:
             'COCO_ROOT and ADE20K_ROOT for unchanged recipes, with the options of `swin-dense config` for your own '
             'data, or in any config with --set train_dataloader.dataset.data_root=DIR, and so on'
         )
+    if is_pretraining(config):
+        _check_pretraining(config, splits)
     if config.get('default_scope') != 'mmseg':
         return
     for dataset in datasets(config, splits):
         _check_masks(config, dataset)
+
+
+def _check_pretraining(config: Config, splits: Sequence[str]) -> None:
+    from mmengine.dist import get_rank, get_world_size
+    from mmengine.registry import DATASETS
+
+    model: Any = build_on_meta(config)
+    channels = model.backbone.in_channels
+    model.data_preprocessor.undo(torch.zeros(1, channels, 1, 1))  # raises for mean and std of other channels
+    for dataset in datasets(config, splits):
+        built = DATASETS.build(dataset)
+        if built.in_channels != channels:
+            raise ValueError(
+                f'the images have in_channels={built.in_channels}, the backbone {channels}; set both, and mean and '
+                'std: --set model.backbone.in_channels=N train_dataloader.dataset.in_channels=N '
+                'val_dataloader.dataset.in_channels=N model.data_preprocessor.mean=[...] '
+                'model.data_preprocessor.std=[...]'
+            )
+        built.check(get_rank(), get_world_size())
 
 
 def check_batch(config: Config, processes: int) -> None:

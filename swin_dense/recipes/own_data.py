@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swin_dense.features.listing import IMAGE_SUFFIXES
 from swin_dense.recipes.classes import ignore_values, set_classes
-from swin_dense.recipes.parts import SPLITS, class_count, datasets, dicts
+from swin_dense.recipes.parts import SPLITS, class_count, datasets, dicts, is_pretraining
 from swin_dense.recipes.standalone import check_form
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def own_data(
             config is not supported.
     """
     check_form(config)
+    if is_pretraining(config) and (classes is not None or places or ignore):
+        raise ValueError('pretraining reads images alone; give --data-root, without annotations, masks or classes')
     is_detector = config.default_scope == 'mmdet'
     if data_root is not None:
         _replace_root(config, data_root)

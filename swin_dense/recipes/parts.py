@@ -40,6 +40,12 @@ def datasets(config: Config, splits: Sequence[str] = SPLITS) -> list[Any]:
     return [part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)]
 
 
+def is_pretraining(config: Config) -> bool:
+    """Return whether a config is for pretraining on images without labels."""
+    model = config.get('model')
+    return isinstance(model, dict) and model.get('type') == 'SimMIMPretrainer'
+
+
 def is_panoptic(part: Any) -> bool:
     """Return whether a part of a model counts things and stuff separately, as mmdet's Mask2Former does."""
     return {'num_things_classes', 'num_stuff_classes'} <= set(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.recipes.parts import SPLITS, datasets, dicts
+from swin_dense.recipes.parts import SPLITS, datasets, dicts, is_pretraining
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeli
 
 
 def check_form(config: Config) -> None:
-    """Raise an error unless a config is a text-style config of an mmdet detector or an mmseg segmentor.
+    """Raise an error unless a config is a text-style config of an mmdet detector, an mmseg segmentor or SimMIM.
 
     Raises:
         ValueError: the config is lazy, or its scope, model or data have an unsupported form.
@@ -30,7 +30,7 @@ def check_form(config: Config) -> None:
         raise ValueError(
             'lazy configs, which import the classes that they use, are not supported; give one whose types are strings'
         )
-    if config.get('default_scope') not in ('mmdet', 'mmseg'):
+    if config.get('default_scope') not in ('mmdet', 'mmseg') and not is_pretraining(config):
         raise ValueError(
             f"the config must have default_scope = 'mmdet' or 'mmseg', got {config.get('default_scope')!r}"
         )

@@ -98,6 +98,10 @@ NOTHING_PUBLISHED = {
     'swinv2-small-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512',
     'swinv2-base-patch4-window16-in1k-256x256-pre_upernet_8xb2-160k_ade20k-512x512',
     'swinv2-tiny-patch4-window16-in1k-256x256-pre_upernet_layer-decay-ema_8xb2-160k_ade20k-512x512',
+    'simmim_swin-t-p4-w6_100e_192x192',
+    'simmim_swin-b-p4-w6_100e_192x192',
+    'simmim_swin-b-p4-w6_22k-teacher_100e_192x192',
+    'simmim_swinv2-t-p4-w8_100e_256x256',
 }
 
 
@@ -187,6 +191,9 @@ def test_metafile_agrees_with_the_config(config):
     if 'ablations' in config:
         assert metadata['Pretraining'] == 'none released'
         assert metadata['Setting']
+    elif metadata['Task'] == 'pretraining':
+        assert (metadata['Pretraining'], backbone.init_cfg) == ('none', None)
+        assert metadata.get('Setting', '').startswith('teacher') == ('teacher' in resolved.model)
     else:
         pretrained = backbone.init_cfg.checkpoint
         assert ('_22k' in pretrained) == ('ImageNet-22K' in metadata['Pretraining'])
@@ -197,6 +204,9 @@ def test_metafile_agrees_with_the_config(config):
         assert metadata['Crop Size'] == '{}x{}'.format(*resolved.crop_size)
     else:
         assert resolved.train_cfg.max_epochs == metadata['Epochs']
+    if metadata['Task'] == 'pretraining':
+        assert metadata['Schedule'] == f'{metadata["Epochs"]} epochs'
+    elif model['In Collection'] != 'UPerNet':
         assert metadata['Schedule'].startswith(f'{metadata["Epochs"] // 12}x')
         assert ('AMP' in metadata['Schedule']) == (resolved.optim_wrapper.type == 'AmpOptimWrapper')
         assert ('multi-scale crop' in metadata['Schedule']) == ('RandomChoice' in str(resolved.train_pipeline))

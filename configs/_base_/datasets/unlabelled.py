@@ -1,0 +1,22 @@
+# Images without labels: a folder, a pattern, a tar file, or a .txt file that lists them. Their location: the
+# environment variable PHOTOS_ROOT, or the default path in the working directory. A twentieth of them is held out.
+data_root = '{{$PHOTOS_ROOT:data/photos}}'
+photos = dict(type='UnlabelledImages', data_root=data_root, crop_size=192, in_channels=3, held_out=0.05)
+train_dataloader = dict(
+    batch_size=64,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    collate_fn=dict(type='default_collate'),
+    dataset=dict(split='train', **photos),
+)
+val_dataloader = dict(
+    batch_size=64,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    collate_fn=dict(type='default_collate'),
+    dataset=dict(split='held_out', **photos),
+)
+val_cfg = dict(type='ValLoop')
+val_evaluator = dict(type='HeldOutLoss')

@@ -1,0 +1,162 @@
+"""A data set of images without labels, cropped at random, for pretraining."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch.utils.data import Dataset
+
+from swin_dense.features.images import pixels_of, read_image, scale, to_tensor
+from swin_dense.features.listing import Location, list_images, locate
+from swin_dense.features.pixels import naming
+from swin_dense.utils import checks
+from swin_dense.utils.addresses import is_address
+
+SPLITS = ('train', 'held_out')
+_SPLIT_SEED = 0  # the same images are held out in every run
+_ASPECT_RATIOS = (3 / 4, 4 / 3)
+_TRIES = 10  # as in torchvision's RandomResizedCrop
+_NAMED = 3  # images that an error names
+
+
+class UnlabelledImages(Dataset):
+    """Random crops of images, resized and flipped, or one fixed crop of each image that is held out.
+
+    An item is {'inputs': (in_channels, crop_size, crop_size) float32 in [0, 1], 'index': number of the image}.
+
+    Args:
+        data_root: a folder, a glob pattern, an image, a tar file, a ``.txt`` file with one path or address per line, or
+            an address; or a list of them.
+        crop_size: side in pixels of a crop.
+        split: 'train' for random crops of all images that are not held out: a share of the area within ``area``, with
+            an aspect ratio of 3:4 to 4:3, flipped half of the time. 'held_out' for the centre of the others.
+        in_channels: number of channels, that of the backbone.
+        area: smallest and largest share of an image's area in a crop.
+        held_out: share of the images that are held out, chosen at random but always the same; at least one image.
+
+    Raises:
+        FileNotFoundError: a place does not exist, or is a pattern without matches.
+        ValueError: there are no images or too few, or an option has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        data_root: str | Sequence[str],
+        crop_size: int,
+        *,
+        split: str = 'train',
+        in_channels: int = 3,
+        area: Sequence[float] = (0.67, 1.0),
+        held_out: float = 0.05,
+    ) -> None:
+        self.crop_size = checks.integer('crop_size', crop_size)
+        self.in_channels = checks.integer('in_channels', in_channels)
+        checks.one_of('split', split, SPLITS)
+        if not 0 <= checks.number('held_out', held_out) < 1:
+            raise ValueError(f'held_out must be a share from 0 to below 1, got {held_out}')
+        self.area = tuple(checks.number('area', part) for part in area)
+        if len(self.area) != 2 or not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f'area must be two shares above 0 and at most 1, in ascending order, got {area!r}')
+        self.is_training = split == 'train'
+        places = [data_root] if isinstance(data_root, str) else list(data_root)
+        found = list(locate(list_images(places)))
+        if not found:
+            raise ValueError(f'there is no image in {", ".join(map(repr, places))}; the suffix tells what is an image')
+        held = math.ceil(held_out * len(found))
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(_SPLIT_SEED)).tolist()
+        chosen = order[held:] if self.is_training else order[:held]
+        self.images: list[Location] = [found[index] for index in sorted(chosen)]
+        if not self.images:
+            raise ValueError(
+                f'held_out={held_out} of {len(found)} images leaves none for split={split!r}; give more images, or, to '
+                'train without held-out images, held_out=0 and val_dataloader=None, val_cfg=None, val_evaluator=None'
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        location = self.images[index]
+        with naming(location.name):
+            image = to_tensor(pixels_of(location.source()), self.in_channels)
+        box = self._random_box(*image.shape[1:]) if self.is_training else _centre(*image.shape[1:])
+        crop = scale(image[:, box[0] : box[0] + box[2], box[1] : box[1] + box[3]])
+        size = (self.crop_size, self.crop_size)
+        resized = F.interpolate(crop[None], size, mode='bilinear', align_corners=False, antialias=True)[0]
+        if self.is_training and torch.rand(()) < 0.5:
+            resized = resized.flip(-1)
+        return {'inputs': resized, 'index': index}
+
+    def check(self, rank: int = 0, processes: int = 1) -> None:
+        """Check, before training, that no image is smaller than a crop, and that an image can be read.
+
+        The headers of all images are read, except for those of images at addresses, and one image is decoded.
+
+        Args:
+            rank: the number of this process; each of ``processes`` checks a share of the images.
+            processes: number of processes.
+
+        Raises:
+            ImageError: an image cannot be read, or has other channels than ``in_channels``.
+            ValueError: images are smaller than ``crop_size``.
+        """
+        mine = self.images[rank::processes]
+        small = [f'{name!r} ({side})' for name, side in _shorter_sides(mine) if side < self.crop_size]
+        if small:
+            named = ', '.join(small[:_NAMED]) + (', ...' if len(small) > _NAMED else '')
+            raise ValueError(
+                f'{len(small)} of {len(mine)} images are smaller than the crops of {self.crop_size} pixels: {named}; '
+                'leave them out, for example with a .txt file that lists the others, or set a smaller crop_size for '
+                'training and validation'
+            )
+        if mine:
+            read_image(mine[0].source(), self.in_channels)
+
+    def _random_box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Draw (top, left, height, width) of a crop as torchvision's RandomResizedCrop does."""
+        low, high = (math.log(ratio) for ratio in _ASPECT_RATIOS)
+        for _ in range(_TRIES):
+            area = height * width * _uniform(*self.area)
+            ratio = math.exp(_uniform(low, high))
+            h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < h <= height and 0 < w <= width:
+                top, left = (int(torch.randint(free + 1, ())) for free in (height - h, width - w))
+                return top, left, h, w
+        return _centre(height, width)
+
+
+def _uniform(low: float, high: float) -> float:
+    return low + (high - low) * torch.rand(()).item()
+
+
+def _centre(height: int, width: int) -> tuple[int, int, int, int]:
+    """Return (top, left, height, width) of the largest square in the middle."""
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def _shorter_sides(images: Sequence[Location]) -> Iterator[tuple[str, int]]:
+    """Yield name and shorter side in pixels of every image that is no address."""
+    for image in images:
+        if not is_address(image.tar or image.name):
+            with naming(image.name):
+                yield image.name, min(_size(image.source()))
+
+
+def _size(source: Any) -> tuple[int, int]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            with Image.open(source) as image:
+                return image.size
+    except FileNotFoundError:
+        raise
+    except Exception:  # PIL opens no image with more bands than four, and it explains less than our own reader
+        pixels = pixels_of(source).values
+        return pixels.shape[0], pixels.shape[1]

@@ -1,0 +1,239 @@
+"""SimMIM: pretrain a backbone on images without labels, by predicting the pixels of hidden patches.
+
+Sources: Xie et al., SimMIM: A Simple Framework for Masked Image Modeling, CVPR 2022; the normalised target is that of
+Swin V2. The frozen teacher is that of Mendieta et al., Towards Geospatial Foundation Models via Continual Pretraining
+(GFM), ICCV 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import checks
+
+_LEAST_VARIANCE = 1e-6  # of the authors' normalised target
+
+
+class SimMIM(nn.Module):
+    """Masked image modelling around a backbone: the loss trains it, and the rest is thrown away.
+
+    A random share of square cells of each image is replaced by a learnt token. One linear layer predicts the pixels of
+    each cell from the last map of the backbone, and the loss compares the hidden pixels. The defaults are the authors'.
+    With a teacher, the loss also compares the two networks' mean features before the last stage: the backbone sees the
+    image with hidden cells, the teacher all of it.
+
+    Args:
+        backbone: the network to train, with ``clamp_window=True``, as in all published pretraining, and with only the
+            last stage in ``out_indices``, because the norms of other outputs would get no gradient.
+        mask_patch: side in pixels of a cell, a multiple of the patch size.
+        mask_ratio: share of the cells that are hidden, rounded up to a whole number of cells for each image.
+        norm_target: side in pixels, an odd number, of the neighbourhood whose mean and standard deviation normalise
+            each target pixel; the authors use 47 for Swin V2. None leaves the target as it is.
+        teacher: a trained backbone of the same channels, with ``clamp_window=True``. It is set to evaluation mode,
+            moves between devices with this module, and is never trained nor part of ``state_dict()``.
+        teacher_size: side in pixels to which images are resized for the teacher, the size that it was trained with;
+            None keeps the size of the images.
+        teacher_weight: factor on the teacher's loss.
+
+    Raises:
+        ValueError: an option has a value that is not allowed, or a backbone differs from the above.
+        TypeError: an option has the wrong type.
+
+    Examples:
+        >>> from swin_dense import SwinBackbone
+        >>> backbone = SwinBackbone('t', window_size=6, out_indices=(3,), clamp_window=True, drop_path_rate=0.0)
+        >>> model = SimMIM(backbone)
+        >>> losses = model(torch.rand(2, 3, 192, 192))
+        >>> list(losses)
+        ['loss_pixels']
+        >>> sum(losses.values()).backward()
+    """
+
+    teacher: SwinBackbone | None
+
+    def __init__(
+        self,
+        backbone: SwinBackbone,
+        *,
+        mask_patch: int = 32,
+        mask_ratio: float = 0.6,
+        norm_target: int | None = None,
+        teacher: SwinBackbone | None = None,
+        teacher_size: int | None = 224,
+        teacher_weight: float = 1.0,
+    ) -> None:
+        super().__init__()
+        _check_backbone('backbone', backbone)
+        last = len(backbone.arch.depths) - 1
+        if backbone.out_indices != (last,):
+            raise ValueError(
+                f'SimMIM trains the last stage alone, because norms of other outputs would get no gradient; build the '
+                f'backbone with out_indices=({last},), got {backbone.out_indices}'
+            )
+        patch, channels, stride = backbone.strides[0], backbone.out_channels[-1], backbone.out_strides[-1]
+        if checks.integer('mask_patch', mask_patch) % patch:
+            raise ValueError(f'mask_patch must be a multiple of {patch}, the stride of the patches, got {mask_patch}')
+        if not 0 < checks.number('mask_ratio', mask_ratio) < 1:
+            raise ValueError(f'mask_ratio must be above 0 and below 1, got {mask_ratio}; the authors use 0.6')
+        if norm_target is not None and (checks.integer('norm_target', norm_target, minimum=3) % 2) == 0:
+            raise ValueError(f'norm_target must be an odd number of pixels, got {norm_target}; the authors use 47')
+        if teacher is not None:
+            _check_teacher(teacher, backbone)
+            teacher.eval()
+        self.mask_patch, self.mask_ratio, self.norm_target = mask_patch, float(mask_ratio), norm_target
+        self.teacher_size = None if teacher_size is None else checks.integer('teacher_size', teacher_size)
+        self.teacher_weight = checks.number('teacher_weight', teacher_weight)
+        self.backbone = backbone
+        self.mask_token = nn.Parameter(torch.empty(backbone.arch.embed_dims))
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+        self.decoder = nn.Conv2d(channels, backbone.in_channels * stride**2, kernel_size=1)
+        self.projection = None if teacher is None else nn.Linear(channels, channels)
+        self.__dict__['teacher'] = teacher  # no submodule: its weights are neither among the parameters nor saved
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move or convert the teacher too, which is no submodule."""
+        if self.teacher is not None:
+            self.teacher._apply(fn)
+        return super()._apply(fn, recurse)
+
+    def draw_mask(self, img: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Choose at random which cells of each image are hidden.
+
+        Args:
+            img: (B, C, H, W), of which only shape and device matter.
+            generator: source of randomness on the CPU; None is torch's own.
+
+        Returns:
+            (B, ceil(H / mask_patch), ceil(W / mask_patch)) bool, True where hidden.
+        """
+        rows, columns = self._cells(img)
+        hidden = math.ceil(rows * columns * self.mask_ratio)
+        order = torch.rand(len(img), rows * columns, generator=generator).argsort(1)
+        return (order < hidden).view(-1, rows, columns).to(img.device)
+
+    def forward(self, img: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Compute the losses, whose sum is to be minimised.
+
+        Args:
+            img: normalised images, (B, in_channels, H, W).
+            mask: hidden cells as :meth:`draw_mask` returns them; None draws them.
+
+        Returns:
+            'loss_pixels', and 'loss_teacher' if there is a teacher.
+        """
+        mask = self.draw_mask(img) if mask is None else mask
+        if self.teacher is None or self.projection is None:
+            return {'loss_pixels': self.pixel_loss(img, self.reconstruct(img, mask), mask)}
+        pooled: list[Tensor] = []
+        with _keep_pooled(self.backbone, pooled):
+            reconstruction = self.reconstruct(img, mask)
+        size = self.teacher_size
+        whole = img if size is None else F.interpolate(img, (size, size), mode='bilinear', align_corners=True)
+        with torch.no_grad(), _keep_pooled(self.teacher, pooled):
+            self.teacher(whole)
+        ours, theirs = (
+            self.projection(pooled[0]).to(img.dtype),
+            pooled[1].to(img.dtype),
+        )  # autocast may have halved them
+        similarity = F.cosine_similarity(ours, theirs, dim=1).mean()
+        return {
+            'loss_pixels': self.pixel_loss(img, reconstruction, mask),
+            'loss_teacher': -self.teacher_weight * similarity,
+        }
+
+    def reconstruct(self, img: Tensor, mask: Tensor) -> Tensor:
+        """Predict all pixels of images, (B, in_channels, H, W), from the cells that are not hidden.
+
+        With ``norm_target`` the prediction is that of the normalised target; see :meth:`local_statistics`.
+        """
+        if mask.shape != (len(img), *self._cells(img)):
+            raise ValueError(
+                f'mask must be {(len(img), *self._cells(img))}, one entry for each cell of {self.mask_patch} pixels of '
+                f'an image of {tuple(img.shape)}, got {tuple(mask.shape)}'
+            )
+
+        def hide(_module: nn.Module, _args: Any, tokens: Tensor) -> Tensor:
+            hidden = _enlarge(mask, self.mask_patch // self.backbone.strides[0], tokens.shape[1:3])
+            return torch.where(hidden.unsqueeze(-1), self.mask_token.to(tokens.dtype), tokens)
+
+        with self.backbone.patch_embed.register_forward_hook(hide):
+            features = self.backbone(img)[-1]
+        pixels = F.pixel_shuffle(self.decoder(features), self.backbone.out_strides[-1])
+        return pixels[:, :, : img.shape[2], : img.shape[3]]
+
+    def pixel_loss(self, img: Tensor, reconstruction: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean absolute difference between target and reconstruction over hidden pixels and channels."""
+        target = img
+        if self.norm_target is not None:
+            mean, deviation = self.local_statistics(img)
+            target = (img - mean) / deviation
+        hidden = self.hidden_pixels(img, mask)
+        error = F.l1_loss(reconstruction, target, reduction='none') * hidden
+        return error.sum() / hidden.sum().clamp(min=1) / img.shape[1]
+
+    def hidden_pixels(self, img: Tensor, mask: Tensor) -> Tensor:
+        """Return which pixels of images (B, C, H, W) a mask hides, (B, 1, H, W) bool."""
+        return _enlarge(mask, self.mask_patch, img.shape[2:]).unsqueeze(1)
+
+    def local_statistics(self, img: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the neighbourhood of each pixel, both (B, C, H, W)."""
+        side = self.norm_target or 1
+
+        def average(x: Tensor, is_count: bool = False) -> Tensor:
+            return F.avg_pool2d(x, side, stride=1, padding=side // 2, count_include_pad=is_count)
+
+        mean = average(img)
+        count = average(torch.ones_like(img), is_count=True) * side**2
+        variance = (average(img**2) - mean**2) * (count / (count - 1))
+        return mean, (variance.clamp(min=0) + _LEAST_VARIANCE).sqrt()
+
+    def _cells(self, img: Tensor) -> tuple[int, int]:
+        return -(-img.shape[2] // self.mask_patch), -(-img.shape[3] // self.mask_patch)
+
+
+def _check_backbone(name: str, backbone: Any) -> None:
+    if not isinstance(backbone, SwinBackbone):
+        raise TypeError(f'{name} must be a SwinBackbone or SwinV2Backbone, got {type(backbone).__name__}')
+    if not backbone.clamp_window:
+        raise ValueError(
+            f'build the {name} with clamp_window=True: published pretraining shifts no window of a map that has only '
+            'one, as here the last map of 192 pixels with window 6'
+        )
+
+
+def _check_teacher(teacher: Any, backbone: SwinBackbone) -> None:
+    _check_backbone('teacher', teacher)
+    if teacher is backbone:
+        raise ValueError('teacher and backbone are the same module; a teacher has weights of its own, which stay fixed')
+    stages = len(backbone.arch.depths)
+    if stages < 2 or len(teacher.stages) != stages:
+        raise ValueError(
+            f'the teacher has {len(teacher.stages)} stages and the backbone {stages}; both need the same number, at '
+            'least 2, because they are compared before the last'
+        )
+    for what, theirs, ours in (
+        ('bands of an image (in_channels)', teacher.in_channels, backbone.in_channels),
+        ('channels of the last stage', teacher.num_features[-1], backbone.num_features[-1]),
+    ):
+        if theirs != ours:
+            raise ValueError(
+                f'the teacher has {theirs} {what}, the backbone {ours}; give a teacher of the same architecture and '
+                'the same in_channels'
+            )
+
+
+def _keep_pooled(backbone: SwinBackbone, pooled: list[Tensor]) -> Any:
+    """Append the mean over the map that enters the last stage, (B, C), in each pass within a ``with`` block."""
+    return backbone.stages[-1].register_forward_pre_hook(lambda _stage, args: pooled.append(args[0].mean((1, 2))))
+
+
+def _enlarge(mask: Tensor, cell: int, size: Any) -> Tensor:
+    """Repeat every entry of (B, rows, columns) to cell x cell entries, and cut the result to (B, *size)."""
+    return mask.repeat_interleave(cell, 1).repeat_interleave(cell, 2)[:, : size[0], : size[1]]

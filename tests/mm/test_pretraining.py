@@ -1,0 +1,299 @@
+"""Pretraining by `swin-dense config` and `train`: what is logged and drawn, refused, resumed, and where it goes on."""
+
+import re
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.logging import MessageHub
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DATASETS, MODELS
+from PIL import Image
+
+from swin_dense import SimMIM, create_backbone
+from swin_dense.mm import HeldOutLoss, ImageNormalizer, PretrainingHook
+from swin_dense.recipes.files import load_recipe
+from tests.conftest import ROOT, TINY
+from tests.mm.test_configs import batch, small
+from tests.mm.tiny_training import differences
+from tests.processes import cli, environment
+
+RECIPE = 'simmim_swin-t-p4-w6_100e_192x192'
+KILLED = """
+custom_imports['imports'].append('tests.mm.tiny_training')
+custom_hooks.append(dict(type='Killed', at={at}, where='{where}'))
+"""
+# Ten steps: nine images and one that is held out, five epochs of two steps.
+TINY_SETTINGS = {
+    **{f'model.backbone.{name}': list(value) if isinstance(value, tuple) else value for name, value in TINY.items()},
+    'model.backbone.window_size': 2,
+    'model.backbone.drop_path_rate': 0.2,
+    **{f'{split}_dataloader.dataset.crop_size': 64 for split in ('train', 'val')},
+    **{f'{split}_dataloader.num_workers': 0 for split in ('train', 'val')},
+    **{f'{split}_dataloader.persistent_workers': False for split in ('train', 'val')},
+    'train_dataloader.batch_size': 5,
+    'train_cfg.max_epochs': 5,
+    'train_cfg.val_interval': 1,
+    'default_hooks.checkpoint.interval': 1,
+    'param_scheduler.0.end': 1,
+    'param_scheduler.1.begin': 1,
+    'param_scheduler.1.end': 5,
+    'auto_scale_lr.base_batch_size': 1,
+    'randomness': '{"seed": 0}',
+}
+
+
+@pytest.fixture(scope='module')
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('own photos')
+    generator = np.random.default_rng(0)
+    for index in range(10):
+        small_image = Image.fromarray(generator.integers(0, 255, (5, 6, 3), dtype=np.uint8))
+        small_image.resize((96 + index, 80)).save(folder / f'{index}.png')
+    return folder
+
+
+@pytest.fixture(scope='module')
+def config(photos):
+    """Return the file that `swin-dense config` wrote for the photos, with a tiny model."""
+    out = photos.parent / f'{photos.name} config' / 'mine.py'
+    out.parent.mkdir()
+    settings = [f'{key}={value}'.replace(' ', '') for key, value in TINY_SETTINGS.items() if key != 'randomness']
+    cli('config', RECIPE, '--out', out, '--data-root', f'{photos}/', '--set', *settings)
+    config = Config.fromfile(out)
+    config.randomness = {'seed': 0}
+    config.dump(out)
+    return out
+
+
+@pytest.fixture(scope='module')
+def trained(config):
+    done = cli('train', config, '--work-dir', config.parent / 'run')
+    return config.parent / 'run', done.stdout
+
+
+def test_the_config_names_the_photos_everywhere(config, photos):
+    written = Config.fromfile(config)
+    for split, part in (('train', 'train'), ('val', 'held_out')):
+        dataset = written[f'{split}_dataloader'].dataset
+        assert (dataset.data_root.rstrip('/'), dataset.split) == (str(photos), part)
+    assert written.default_hooks.checkpoint.type == 'swin_dense.mm.WholeCheckpointHook'
+    assert written.auto_scale_lr.enable
+
+
+def test_held_out_loss_pictures_and_checkpoints(trained):
+    run, log = trained
+    errors = [float(value) for value in re.findall(r'held_out/error: ([\d.]+)', log)]
+    assert len(errors) == 5
+    assert len(set(errors)) > 1
+    assert len(re.findall(r'loss_pixels: [\d.]+', log)) >= 5
+    pictures = sorted(run.glob('*/vis_data/vis_image/reconstruction_*.png'))
+    assert [path.stem for path in pictures] == [f'reconstruction_{step}' for step in (10, 2, 4, 6, 8)]
+    original, hidden, reconstruction = np.asarray(Image.open(pictures[0])).reshape(64, 3, 64, 3).swapaxes(0, 1)
+    is_grey = (hidden == 128).all(2)
+    assert is_grey.sum() == 3 * 32 * 32  # three of four cells
+    assert (hidden == original)[~is_grey].all()
+    assert (reconstruction == original)[~is_grey].all()
+    assert (reconstruction != original)[is_grey].any()
+    best = min(range(5), key=lambda epoch: errors[epoch]) + 1
+    assert [path.name for path in run.glob('best*.pth')] == [f'best_held_out_error_epoch_{best}.pth']
+
+
+def test_killed_and_resumed_it_ends_as_if_undisturbed(config, trained, tmp_path):
+    for at, where in ((3, 'iteration'), (1, 'validation')):
+        (tmp_path / 'mine.py').write_text(config.read_text() + KILLED.format(at=at, where=where))
+        done = cli('train', tmp_path / 'mine.py', '--work-dir', tmp_path / 'run', '--resume', check=False)
+        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    cli('train', config, '--work-dir', tmp_path / 'run', '--resume')
+    assert differences(trained[0], tmp_path / 'run') == []
+
+
+def test_the_result_goes_on_in_mask_rcnn(trained):
+    checkpoint = str(trained[0] / 'epoch_5.pth')
+    pretrained = create_backbone(checkpoint=checkpoint, num_heads=TINY['num_heads'])
+    config = small('mask_rcnn')
+    init_cfg = {'type': 'Pretrained', 'checkpoint': checkpoint, 'table_resize': 'geometric'}
+    config.model.backbone.update(window_size=7, init_cfg=init_cfg)
+    model = MODELS.build(config.model)
+    model.init_weights()
+    weights = model.backbone.state_dict()
+    same = [name for name in pretrained.state_dict() if 'table' not in name and 'norm3' not in name]
+    assert all(torch.equal(weights[name], pretrained.state_dict()[name]) for name in same)
+    wrapper = build_optim_wrapper(model, config.optim_wrapper)
+    loss, _ = model.parse_losses(model.train()(**model.data_preprocessor(batch('mask_rcnn'), True), mode='loss'))
+    wrapper.update_params(loss)
+    assert loss.isfinite()
+
+
+@pytest.mark.slow
+def test_two_processes_train_together(config, tmp_path):
+    command = [sys.executable, '-W', 'ignore', '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-port']
+    command += ['29617', '-m', 'swin_dense', 'train', str(config), '--launcher', 'pytorch', '--work-dir']
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall('held_out/error: ', done.stdout)) == 5
+    assert len(list(tmp_path.glob('*/vis_data/vis_image/*.png'))) == 5
+
+
+def model_with(**options):
+    backbone = {'type': 'SwinDense', **TINY, 'window_size': 2, 'out_indices': (3,), 'clamp_window': True}
+    return MODELS.build({'type': 'SimMIMPretrainer', 'backbone': backbone, 'mask_patch': 8, **options})
+
+
+@pytest.mark.parametrize('norm_target', [None, 5])
+def test_the_held_out_loss_is_that_of_each_image_with_its_own_mask(norm_target):
+    """Also in other batches; a reconstruction is in the scale of the images."""
+    model = model_with(norm_target=norm_target).eval()
+    data = {'inputs': torch.rand(5, 3, 40, 40), 'index': torch.tensor([7, 3, 0, 11, 5])}
+    with torch.no_grad():
+        together = model.val_step(data)
+        metric = HeldOutLoss()
+        metric.process(data, together)
+        for i, output in enumerate(together):
+            alone = model.val_step({name: value[i : i + 1] for name, value in data.items()})[0]
+            torch.testing.assert_close(alone['loss_pixels'], output['loss_pixels'], atol=1e-5, rtol=1e-5)
+            assert torch.equal(alone['hidden'], output['hidden'])
+            img = model.data_preprocessor({'inputs': data['inputs'][i : i + 1]})['inputs']
+            mask = model.draw_mask(img, torch.Generator().manual_seed(int(data['index'][i])))
+            (loss,) = SimMIM.forward(model, img, mask).values()
+            torch.testing.assert_close(output['loss_pixels'], loss, atol=1e-5, rtol=1e-5)
+            if norm_target is None:
+                raw = model.reconstruct(img, mask)[0]
+                std = torch.tensor(model.data_preprocessor.std)[:, None, None]
+                mean = torch.tensor(model.data_preprocessor.mean)[:, None, None]
+                torch.testing.assert_close(output['reconstruction'], raw * std + mean, atol=1e-5, rtol=1e-5)
+        mean = sum(output['loss_pixels'] for output in together) / 5
+        assert metric.compute_metrics(metric.results)['error'] == pytest.approx(mean.item())
+    assert len({tuple(output['hidden'].flatten().tolist()) for output in together}) == 5
+
+
+def test_normalising_can_be_undone():
+    normalizer, img = ImageNormalizer([0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]), torch.rand(2, 4, 5, 6)
+    done = normalizer({'inputs': img})['inputs']
+    torch.testing.assert_close(done[:, 3], (img[:, 3] - 0.4) / 0.8)
+    torch.testing.assert_close(normalizer.undo(done), img)
+    torch.testing.assert_close(ImageNormalizer(None, None)({'inputs': img})['inputs'], img)
+
+
+def test_the_teacher_is_loaded_and_not_saved(tmp_path):
+    teacher = {'type': 'SwinDense', **TINY, 'window_size': 2, 'clamp_window': True}
+    weights = MODELS.build(teacher).state_dict()
+    torch.save(weights, tmp_path / 'teacher.pth')
+    init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'teacher.pth')}
+    model = model_with(teacher={**teacher, 'init_cfg': init_cfg})
+    model.init_weights()
+    assert all(torch.equal(value, weights[name]) for name, value in model.teacher.state_dict().items())
+    assert not [name for name in model.state_dict() if 'teacher' in name]
+    losses = model({'inputs': torch.rand(2, 3, 40, 40)}['inputs'], mode='loss')
+    assert list(losses) == ['loss_pixels', 'loss_teacher']
+    with pytest.raises(ValueError, match=r'the teacher has no weights; set model\.teacher\.init_cfg'):
+        model_with(teacher=teacher)
+
+
+# Errors on held-out images and on training images at four validations, and whether the last one must warn.
+COURSES = {
+    'both fall': ([4, 3, 2, 1], [4, 3, 2, 1], False),
+    'the held-out loss rises twice': ([4, 2, 3, 3.5], [4, 3, 2, 1], True),
+    'once only': ([4, 3, 2, 3], [4, 3, 2, 1], False),
+    'both rise': ([4, 2, 3, 3.5], [4, 2, 3, 4], False),
+}
+
+
+@pytest.mark.parametrize('course', COURSES)
+def test_overfitting_is_reported_also_after_resuming(course):
+    held_out, training, must_warn = COURSES[course]
+    warnings = []
+    hub = MessageHub.get_instance(f'pretraining {course}')
+    for step, (error, loss) in enumerate(zip(held_out, training, strict=True), 1):
+        for _ in range(3):
+            hub.update_scalar('train/loss_pixels', loss)
+        runner = SimpleNamespace(iter=3 * step, message_hub=hub, logger=SimpleNamespace(warning=warnings.append))
+        PretrainingHook().after_val_epoch(runner, {'held_out/error': error})  # what it knows is in the hub
+    assert len(warnings) == must_warn
+    if must_warn:
+        assert 'from 2 after 6 iterations to 3.5' in warnings[0]
+        assert 'from 3 to 1' in warnings[0]
+
+
+WRONG = {
+    'no images': ({'data_root': 'empty'}, 'there is no image in'),
+    'no folder': ({'data_root': 'nowhere'}, 'does not exist'),
+    'small images': (
+        {'train_dataloader.dataset.crop_size': 300, 'val_dataloader.dataset.crop_size': 300},
+        'images are smaller than the crops of 300 pixels',
+    ),
+    'cells': ({'model.mask_patch': 30}, 'mask_patch must be a multiple of 4'),
+    'windows': ({'model.backbone.clamp_window': False}, 'build the backbone with clamp_window=True'),
+    'bands': (
+        {'model.backbone.in_channels': 4, 'model.data_preprocessor.mean': 0.5, 'model.data_preprocessor.std': 0.5},
+        'in_channels=3, the backbone 4',
+    ),
+    'mean': ({'model.data_preprocessor.mean': [0.5, 0.5]}, 'mean must be one value per channel'),
+    'teacher': (
+        {
+            'model.teacher': {
+                'type': 'SwinDense',
+                'clamp_window': True,
+                'init_cfg': {'type': 'Pretrained', 'checkpoint': 'x'},
+            }
+        },
+        'the teacher has 768 channels of the last stage, the backbone 128',
+    ),
+}
+
+
+@pytest.mark.parametrize('case', WRONG)
+def test_wrong_input_is_one_clear_error_before_training(case, config, tmp_path):
+    settings, words = WRONG[case]
+    (tmp_path / 'empty').mkdir()
+    changed = Config.fromfile(config)
+    for key, value in settings.items():
+        if key == 'data_root':
+            for split in ('train', 'val'):
+                changed[f'{split}_dataloader'].dataset.data_root = str(tmp_path / value)
+        else:
+            changed.merge_from_dict({key: value})
+    changed.dump(tmp_path / 'wrong.py')
+    done = cli('train', tmp_path / 'wrong.py', '--work-dir', tmp_path / 'run', check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert words in done.stderr
+    assert 'Traceback' not in done.stderr
+    assert not (tmp_path / 'run').exists()
+
+
+def test_labels_are_refused(photos, tmp_path):
+    for option, value in (('--classes', 'apple,pear'), ('--train-masks', 'masks'), ('--ignore', '11')):
+        done = cli('config', RECIPE, '--data-root', photos, option, value, check=False)
+        assert done.returncode == 2
+        assert 'pretraining reads images alone' in done.stderr
+
+
+# Of the authors' configs: https://github.com/microsoft/SimMIM, configs/swin_base__100ep; models and optimizer.py.
+@pytest.mark.parametrize('name', ['simmim_swin-b-p4-w6_100e_192x192', 'simmim_swin-b-p4-w6_22k-teacher_100e_192x192'])
+def test_the_recipe_is_the_authors(name):
+    config = load_recipe(name)
+    optimizer = config.optim_wrapper.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (2e-4, (0.9, 0.999), 0.05)
+    assert config.optim_wrapper.clip_grad == {'max_norm': 5.0}
+    assert config.train_cfg.max_epochs == 100
+    warm_up, cosine = config.param_scheduler
+    assert (warm_up.start_factor * optimizer.lr, warm_up.end) == (pytest.approx(1e-6), 10)
+    assert cosine.eta_min_ratio * optimizer.lr == pytest.approx(1e-5)
+    assert (config.model.mask_patch, config.model.mask_ratio) == (32, 0.6)
+    dataset = DATASETS.get('UnlabelledImages')
+    assert dataset.__init__.__kwdefaults__['area'] == (0.67, 1.0)
+    backbone = config.model.backbone
+    assert (backbone.window_size, backbone.drop_path_rate, backbone.clamp_window) == (6, 0.0, True)
+    backbone.update(TINY)
+    config.model.pop('teacher', None)
+    model = MODELS.build(config.model)
+    wrapper = build_optim_wrapper(model, config.optim_wrapper)
+    decay = {id(p): group['weight_decay'] for group in wrapper.param_groups for p in group['params']}
+    for key, parameter in model.named_parameters():
+        exempt = parameter.ndim == 1 or 'relative_position_bias_table' in key
+        assert decay[id(parameter)] == (0 if exempt else 0.05), key
