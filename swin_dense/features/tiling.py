@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swin_dense.features.images import to_tensor
 from swin_dense.features.inference import Inference, Tiling, run_batch
 from swin_dense.features.pixels import Pixels, naming
 from swin_dense.features.regions import LargeImage
@@ -102,9 +101,9 @@ def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterato
     """Compute the pyramid of an image tile by tile, in row-major order; without tiling, as one tile."""
     tile, overlap = inference.tiling or Tiling(image.size, (0, 0))
     for part in plan_tiles(image.size, tile, overlap):
-        pixels = Pixels(image.read(*part.read), image.has_alpha)
+        pixels = Pixels(image.read(*part.read), image.has_alpha, image.stretch)
         with naming(image.source):
-            stored = to_tensor(pixels, backbone.in_channels, inference.check_range)
+            stored = inference.stored(pixels, backbone.in_channels)
         maps = run_batch(backbone, inference.prepare(stored)[None], inference)[0]
         blocks: Blocks = {}
         for stride, level in maps.items():

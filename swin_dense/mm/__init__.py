@@ -9,6 +9,7 @@ from mmengine.config.utils import MODULE2PACKAGE
 
 from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
+from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.checkpoints import WholeCheckpointHook
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues
@@ -16,6 +17,7 @@ from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 
 __all__ = [
     'IgnoreMaskValues',
+    'LoadBands',
     'ResumableFSDPStrategy',
     'SwinDense',
     'SwinDenseV2',
