@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mmcv.transforms import BaseTransform
 from mmengine.registry import TRANSFORMS
 
 from swin_dense.features.images import Statistic, array_pixels, pixels_of
@@ -15,7 +14,7 @@ from swin_dense.features.pixels import Pixels, naming
 
 
 @TRANSFORMS.register_module()
-class LoadBands(BaseTransform):
+class LoadBands:
     """Load an image of any bands, such as a GeoTIFF, and normalise it; use it in place of ``LoadImageFromFile``.
 
     The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default. The
@@ -35,7 +34,7 @@ class LoadBands(BaseTransform):
     ) -> None:
         self.normalization = Normalization(mean, std, scale, bands, clamp)
 
-    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         """Return the results with the image."""
         source = results.get('img', results.get('img_path'))
         with naming(source):

@@ -6,10 +6,15 @@ import shutil
 import numpy as np
 import pytest
 import tifffile
+import torch
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from PIL import Image
 
+from swin_dense.__main__ import main
+from swin_dense.features.tiling import exact_overlap
 from swin_dense.mm import LoadBands
+from tests.conftest import randomize
 from tests.mm.demo import demo_config
 
 SCALE, BANDS = (255.0, 255.0, 255.0, 8160.0, 8160.0), (2, 1, 0, 3, 4)
@@ -73,3 +78,64 @@ def test_a_model_of_five_bands_trains_and_is_tested(demo_data, tmp_path, framewo
     (log,) = (tmp_path / 'work').rglob('scalars.json')
     losses = [json.loads(line).get('loss', 0) for line in log.read_text().splitlines()]
     assert np.isfinite(losses).all()
+
+
+@pytest.fixture
+def segmentor(tmp_path):
+    """A segmentor of five bands whose head looks at single cells, with a config and weights, and a scene."""
+    cfg = demo_config('mmseg', tmp_path)
+    cfg.model.backbone.update(in_channels=5, depths=(2, 2), num_heads=(1, 2), out_indices=(0, 1))
+    cfg.model.data_preprocessor.update(mean=None, std=None, bgr_to_rgb=False)
+    cfg.model.decode_head = {
+        **{'type': 'FCNHead', 'num_convs': 0, 'concat_input': False, 'in_channels': 64, 'channels': 64, 'in_index': 1},
+        **{'num_classes': 6, 'dropout_ratio': 0.0, 'norm_cfg': {'type': 'BN'}},
+    }
+    cfg.model.auxiliary_head = None
+    cfg.test_dataloader.dataset.pipeline[0] = {'type': 'swin_dense.mm.LoadBands', 'scale': SCALE, 'bands': BANDS}
+    init_default_scope('mmseg')
+    model = randomize(MODELS.build(cfg.model))
+    torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'weights.pth')
+    cfg.dump(tmp_path / 'config.py')
+    values = (
+        np.random.default_rng(0).integers(0, 8000, (35, 33, 5)).repeat(9, 0).repeat(9, 1).astype(np.uint16)[:, :280]
+    )
+    tifffile.imwrite(
+        tmp_path / 'scene.tif', values, photometric='minisblack', planarconfig='contig', tile=(64, 64), extratags=GEO
+    )
+    return tmp_path, model.eval(), values
+
+
+GEO = [(33550, 'd', 3, (10.0, 10.0, 0.0), True), (33922, 'd', 6, (0.0, 0.0, 0.0, 6e5, 5e6, 0.0), True)]
+
+
+def test_a_segmentor_of_bands_in_tiles_equals_the_whole_image(segmentor):
+    folder, model, values = segmentor
+    overlap = exact_overlap(model.backbone, [8])[0]
+    assert overlap == 56
+    given = ['predict', str(folder / 'config.py'), str(folder / 'weights.pth'), str(folder / 'scene.tif')]
+    assert main([*given, '--out', str(folder / 'tiles'), '--tile', '56', '--overlap', '112']) == 0
+    assert main([*given, '--out', str(folder / 'whole')]) == 0
+    assert sorted(path.name for path in (folder / 'whole').iterdir()) == ['scene.json', 'scene.labels.png']
+    img = torch.from_numpy((values[:, :, BANDS] / SCALE).transpose(2, 0, 1)).float()
+    with torch.no_grad():
+        logits = model.encode_decode(img[None], [{'img_shape': img.shape[1:], 'ori_shape': img.shape[1:]}])
+    expected = logits[0].argmax(0).numpy()
+    assert len(np.unique(expected)) > 1
+    assert (np.array(Image.open(folder / 'whole' / 'scene.labels.png')) == expected).mean() > 0.9999
+    assert (tifffile.imread(folder / 'tiles' / 'scene.labels.tif') == expected).mean() > 0.9999
+    with tifffile.TiffFile(folder / 'tiles' / 'scene.labels.tif') as file:
+        assert file.pages[0].tags[33922].value == GEO[1][3]
+    shares = {
+        one['label']: one['share'] for one in json.loads((folder / 'tiles' / 'scene.json').read_text())['segments']
+    }
+    for label, share in shares.items():
+        assert share == pytest.approx((expected == label).mean(), abs=1e-4)
+
+
+def test_a_file_that_is_no_image_is_skipped(segmentor, capsys):
+    folder, *_ = segmentor
+    (folder / 'broken.tif').write_bytes(b'II*\0 no image')
+    given = ['predict', str(folder / 'config.py'), str(folder / 'weights.pth'), str(folder / 'broken.tif')]
+    assert main([*given, '--out', str(folder / 'out'), '--tile', '112']) == 1
+    assert 'broken.tif' in capsys.readouterr().err
+    assert list((folder / 'out').iterdir()) == []
