@@ -72,6 +72,10 @@ def measured(*arguments: str) -> dict:
     return {'minutes': round(minutes, 2), 'processor_minutes': round(processor, 2), 'peak_gib': peak}
 
 
+def written_gib(folder: Path) -> float:
+    return round(sum(file.stat().st_size for file in folder.rglob('*.safetensors')) / 2**30, 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', type=int, default=10000, help='side of the scene in pixels')
@@ -99,9 +103,7 @@ def main() -> None:
         report['features'] = {
             'model': 'Swin-T, strides 8 to 32 in float16, tiles of 1792 and an overlap of 224',
             **measured('features', str(scene), '--out', str(folder / 'features'), *common, *tiles),
-            'written_gib': round(
-                sum(f.stat().st_size for f in (folder / 'features').rglob('*.safetensors')) / 2**30, 2
-            ),
+            'written_gib': written_gib(folder / 'features'),
         }
         out = folder / 'predictions'
         files = [*write_segmentor(folder), str(scene)]

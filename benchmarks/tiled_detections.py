@@ -41,10 +41,7 @@ def mosaics(data: Path, folder: Path) -> list[Path]:
 
 def matched(ours: list[dict], theirs: list[dict]) -> list[tuple[int, int]]:
     """Return pairs of indices of instances of the same class that overlap."""
-    boxes = [
-        [[x, y, right - x, bottom - y] for x, y, right, bottom in (one['box'] for one in part)]
-        for part in (ours, theirs)
-    ]
+    boxes = [[[x, y, right - x, bottom - y] for x, y, right, bottom in map(box_of, part)] for part in (ours, theirs)]
     overlaps = coco_mask.iou(*boxes, [0] * len(theirs)) if ours and theirs else np.zeros((len(ours), len(theirs)))
     pairs, taken = [], set()
     for index, one in enumerate(ours):
@@ -78,6 +75,10 @@ def compared(predictor: Predictor, paths: list[Path], tile: int, overlap: int) -
     counts['median_offset_pixels'] = round(float(np.median(offsets)), 3) if offsets else None
     counts['largest_offset_pixels'] = round(float(np.max(offsets)), 2) if offsets else None
     return counts
+
+
+def box_of(instance: dict) -> list[float]:
+    return instance['box']
 
 
 def side(instance: dict) -> float:

@@ -48,6 +48,5 @@ def side_by_side(recipe: Recipe, measured: Mapping[str, float], is_augmented: bo
         else:
             rows.append((metric, f'{published:.2f}', f'{values[0]:.2f}', f'{values[0] - published:+.2f}'))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return '\n'.join(
-        '  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    lines = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return '\n'.join(line.rstrip() for line in lines)
