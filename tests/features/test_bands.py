@@ -280,8 +280,8 @@ def test_the_command_line_offers_the_presets():
 @pytest.mark.parametrize(
     ('name', 'channels', 'prefix', 'expected'),
     [
-        ('sentinel2_swint_mi_ms-d8c659e3.pth', 9, '', 'satlas-sentinel2-ms'),
-        ('landsat_swinb_si-4af978f6.pth', 11, '', 'satlas-landsat'),
+        ('sentinel2_swint_mi_ms-of_torchgeo.pth', 9, '', 'satlas-sentinel2-ms'),
+        ('landsat_swinb_si-copy.pth', 11, '', 'satlas-landsat'),
         ('sentinel1_swinb_si.pth', 2, 'backbone.backbone.', 'satlas-sentinel1'),
         ('renamed.pth', 3, 'backbone.backbone.', 'satlas-rgb'),
         ('mine.pth', 9, '', None),
