@@ -239,8 +239,8 @@ def check_floats(image: Tensor, check_range: bool) -> None:
         raise ImageError(f'{bad} of its values are NaN or infinite; replace them first')
     if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
         raise ImageError(
-            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; give scale= to divide them by, or '
-            'mean=None and std=None if the image is already normalised'
+            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; give scale= to divide them by, and '
+            'scale=1, mean=0, std=1 if the image is already normalised'
         )
 
 
