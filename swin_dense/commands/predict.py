@@ -167,8 +167,12 @@ def _predict(predictor: Any, path: str, stem: Path, args: argparse.Namespace) ->
         if args.tile is None:
             prediction = predictor.predict(path)
         else:
+            from PIL import Image
+
             from swin_dense.runtime.geotiff import label_file
 
+            # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
+            Image.MAX_IMAGE_PIXELS = None
             make_labels = stack.enter_context(label_file(stem.with_name(f'{stem.name}.labels.tif'), path))
             prediction = predictor.predict_tiles(path, args.tile, args.overlap, make_labels)
     if args.tile is None:

@@ -19,7 +19,7 @@ from torch import nn
 from swin_dense.features.pixels import ImageError, Pixels, naming
 from swin_dense.features.regions import LargeImage, open_large_image
 from swin_dense.runtime import Prediction, pictures, queries
-from swin_dense.runtime.model import Outputs, predict_in_tiles
+from swin_dense.runtime.model import Outputs, predict_in_tiles, shares
 from swin_dense.runtime.tiles import Tiling
 from swin_dense.utils.tiles import Tile
 
@@ -102,11 +102,9 @@ class Predictor:
             return Prediction(record, result['visualization'][0], panoptic=ids)
         result = self._inferencer(path, return_vis=True)
         labels = result['predictions'].astype(np.int32)
-        segments = [
-            {'class': self.classes[label], 'label': int(label), 'share': float((labels == label).mean())}
-            for label in np.unique(labels)
-        ]
-        record = {'image': path, 'height': labels.shape[0], 'width': labels.shape[1], 'segments': segments}
+        height, width = labels.shape
+        segments = shares(np.bincount(labels.ravel()), self.classes)
+        record = {'image': path, 'height': height, 'width': width, 'segments': segments}
         return Prediction(record, result['visualization'], labels)
 
     def predict_tiles(
