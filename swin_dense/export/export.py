@@ -122,6 +122,10 @@ def export_model(
 class Normalized(nn.Module):
     """A model that normalises its images (B, bands, H, W) of stored values itself."""
 
+    scale: Tensor
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, model: nn.Module, normalization: Normalization, backbone: SwinBackbone) -> None:
         super().__init__()
         normalization.check_for(backbone)

@@ -55,7 +55,7 @@ class Predictor:
         self._score = score
         self._pipeline = copy.deepcopy(dataset.pipeline)
         first = self._pipeline[0]
-        self._load_bands = None
+        self._load_bands: Any = None
         if str(first['type']).endswith('LoadBands'):
             self._load_bands = TRANSFORMS.build(first)
             dataset.pipeline[0] = {'type': 'LoadImageFromFile'}  # the Inferencers accept no other

@@ -243,8 +243,14 @@ def predict_in_tiles(
         record['instances'] = listed(*found, classes)
         return Prediction(record)
     labels = make_labels(size, np.uint8 if len(classes) <= 256 else np.uint16)
-    record['segments'] = shares(tiles.labels(windows, lambda tile: predict(tile)[0], labels), classes)
+    record['segments'] = shares(tiles.labels(windows, lambda tile: _classes_of(predict(tile)), labels), classes)
     return Prediction(record, labels=labels)
+
+
+def _classes_of(outputs: Outputs) -> np.ndarray:
+    labels, _, _ = outputs
+    assert labels is not None  # of a segmentor
+    return labels
 
 
 def _instances_of(outputs: Outputs) -> queries.Found:
