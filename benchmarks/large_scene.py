@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -76,11 +75,37 @@ def written_gib(folder: Path) -> float:
     return round(sum(file.stat().st_size for file in folder.rglob('*.safetensors')) / 2**30, 2)
 
 
+def measure_features(scene: Path, folder: Path) -> dict:
+    torch.save(SwinBackbone('t', in_channels=9).state_dict(), folder / 'swin.pth')
+    common = ['--checkpoint', str(folder / 'swin.pth'), '--preset', 'satlas-sentinel2-ms', '--device', 'cpu']
+    tiles = ['--tile', '3584', '--overlap', '224', '--dtype', 'float16', '--levels', '8', '16', '32']
+    return {
+        'model': 'Swin-T, strides 8 to 32 in float16, tiles of 3584 and an overlap of 224',
+        **measured('features', str(scene), '--out', str(folder / 'features'), *common, *tiles),
+        'written_gib': written_gib(folder / 'features'),
+    }
+
+
+def measure_segmentor(scene: Path, folder: Path, side: int) -> dict:
+    out = folder / 'predictions'
+    files = [*write_segmentor(folder), str(scene)]
+    report = {
+        'model': 'UPerNet of the demo (a Swin of 32 channels), tiles of 1120 and an overlap of 112',
+        **measured('predict', *files, '--out', str(out), '--tile', '1120', '--overlap', '112', '--device', 'cpu'),
+    }
+    with tifffile.TiffFile(out / 'scene.labels.tif') as file:
+        page = file.pages[0]
+        assert page.shape == (side, side)
+        assert page.tags[33922].value == GEOREFERENCE[1][3]
+    return report
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', type=int, default=10000, help='side of the scene in pixels')
     parser.add_argument('--folder', type=Path, help='folder for temporary files')
-    parser.add_argument('--json', type=Path, help='file for the results')
+    parser.add_argument('--json', type=Path, help='file for the results, to which those of `--only` are added')
+    parser.add_argument('--only', choices=('features', 'segmentor'), help='measure only one command')
     args = parser.parse_args()
     torch.manual_seed(0)
     report: dict = {
@@ -97,25 +122,12 @@ def main() -> None:
         scene = folder / 'scene.tif'
         write_scene(scene, args.size)
         report['scene_gib'] = round(scene.stat().st_size / 2**30, 2)
-        torch.save(SwinBackbone('t', in_channels=9).state_dict(), folder / 'swin.pth')
-        common = ['--checkpoint', str(folder / 'swin.pth'), '--preset', 'satlas-sentinel2-ms', '--device', 'cpu']
-        tiles = ['--tile', '1792', '--overlap', '224', '--dtype', 'float16', '--levels', '8', '16', '32']
-        report['features'] = {
-            'model': 'Swin-T, strides 8 to 32 in float16, tiles of 1792 and an overlap of 224',
-            **measured('features', str(scene), '--out', str(folder / 'features'), *common, *tiles),
-            'written_gib': written_gib(folder / 'features'),
-        }
-        out = folder / 'predictions'
-        files = [*write_segmentor(folder), str(scene)]
-        report['segmentor'] = {
-            'model': 'UPerNet of the demo (a Swin of 32 channels), tiles of 1120 and an overlap of 112',
-            **measured('predict', *files, '--out', str(out), '--tile', '1120', '--overlap', '112', '--device', 'cpu'),
-        }
-        with tifffile.TiffFile(out / 'scene.labels.tif') as file:
-            page = file.pages[0]
-            assert page.shape == (args.size, args.size)
-            assert page.tags[33922].value == GEOREFERENCE[1][3]
-    report['peak_of_this_process_gib'] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+        if args.only != 'segmentor':
+            report['features'] = measure_features(scene, folder)
+        if args.only != 'features':
+            report['segmentor'] = measure_segmentor(scene, folder, args.size)
+    if args.only and args.json and args.json.exists():
+        report = {**json.loads(args.json.read_text()), **report}
     text = json.dumps(report, indent=2)
     print(text)
     if args.json:

@@ -85,7 +85,7 @@ def large_scene_table(report: dict[str, Any]) -> str:
     for command in ('features', 'segmentor'):
         row = report[command]
         written = f'{row["written_gib"]} GiB' if 'written_gib' in row else f'{report["size"] ** 2 / 2**30:.2f} GiB'
-        lines.append(f'| {row["model"]} | {row["processor_minutes"]:.1f} | {row["peak_gib"]:.1f} GiB | {written} |')
+        lines.append(f'| {row["model"]} | {row["minutes"]:.1f} | {row["peak_gib"]:.1f} GiB | {written} |')
     return '\n'.join(lines) + '\n'
 
 
