@@ -20,8 +20,8 @@ from pycocotools import mask as coco_mask
 from swin_dense.mm.predict import Predictor
 from swin_dense.recipes.files import load_recipe
 
-MOSAICS, ROWS, COLUMNS = 6, 3, 4
-SETTINGS = ((192, 0), (192, 32), (192, 64), (192, 96), (384, 96))
+MOSAICS, ROWS, COLUMNS = 4, 3, 4
+SETTINGS = ((192, 0), (192, 32), (192, 64), (192, 96))
 SCORE = 0.3
 
 
@@ -53,13 +53,12 @@ def matched(ours: list[dict], theirs: list[dict]) -> list[tuple[int, int]]:
     return pairs
 
 
-def compared(predictor: Predictor, paths: list[Path], tile: int, overlap: int) -> dict:
+def compared(predictor: Predictor, wholes: dict[Path, list[dict]], tile: int, overlap: int) -> dict:
     """Return counts over all mosaics, of objects up to the overlap and of all objects."""
     counts: dict = {'tile': tile, 'overlap': overlap, 'whole': 0, 'tiles': 0, 'agree': 0, 'up_to_overlap': 0}
     counts.update(up_to_overlap_agree=0, doubles=0)
     offsets = []
-    for path in paths:
-        whole = predictor.predict(str(path)).record['instances']
+    for path, whole in wholes.items():
         tiles = predictor.predict_tiles(str(path), tile, overlap).record['instances']
         pairs = matched(tiles, whole)
         found = {other for _, other in pairs}
@@ -98,7 +97,8 @@ def main() -> None:
         paths = mosaics(args.data, Path(folder))
         size = Image.open(paths[0]).size[::-1]
         report = {'mosaics': len(paths), 'size': size, 'score': SCORE}
-        report['settings'] = [compared(predictor, paths, *setting) for setting in SETTINGS]
+        wholes = {path: predictor.predict(str(path)).record['instances'] for path in paths}
+        report['settings'] = [compared(predictor, wholes, *setting) for setting in SETTINGS]
     text = json.dumps(report, indent=2)
     print(text)
     if args.json:
