@@ -22,7 +22,8 @@ import torch
 from swin_dense import create_backbone
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.regions import open_large_image
-from swin_dense.features.tiling import exact_overlap, plan_tiles
+from swin_dense.features.tiling import exact_overlap
+from swin_dense.utils.tiles import plan_tiles
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 

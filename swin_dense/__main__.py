@@ -19,8 +19,8 @@ from swin_dense.doctor import FORKS, distribution_of, install_command
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
 CONVENTIONS = (
     'Inputs are positional arguments; --out names the output. If the output exists, add --force to replace it; '
-    '`features` continues in its folder instead. Sizes are HEIGHT WIDTH, or one number for both. Stages, blocks, heads '
-    'and pages count from 0.'
+    '`features` continues in its folder instead. Sizes are HEIGHT WIDTH, or one number for both. Stages, blocks, '
+    'heads, pages and bands count from 0.'
 )
 EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '

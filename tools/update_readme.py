@@ -87,6 +87,28 @@ def tile_overlap_table(report: dict[str, Any]) -> str:
     return '\n'.join([header, '|' + ' --- |' * (len(strides) + 1), *rows, ''])
 
 
+def large_scene_table(report: dict[str, Any]) -> str:
+    """Return a table of the measurements of benchmarks/large_scene.py."""
+    lines = ['| | minutes | peak memory | written |', '| --- | --- | --- | --- |']
+    for command in ('features', 'segmentor'):
+        row = report[command]
+        written = f'{row["written_gib"]} GiB' if 'written_gib' in row else f'{report["size"] ** 2 / 2**30:.2f} GiB'
+        lines.append(f'| {row["model"]} | {row["minutes"]:.1f} | {row["peak_gib"]:.1f} GiB | {written} |')
+    return '\n'.join(lines) + '\n'
+
+
+def tiled_detections_table(report: dict[str, Any]) -> str:
+    """Return a table of the agreement measured by benchmarks/tiled_detections.py."""
+    titles = ('tile, overlap', 'objects up to the overlap: agree', 'all objects: agree', 'found in tiles', 'doubles')
+    lines = ['| ' + ' | '.join(titles) + ' |', '|' + ' --- |' * len(titles)]
+    for row in report['settings']:
+        small = f'{row["up_to_overlap_agree"]} of {row["up_to_overlap"]}'
+        everything = f'{row["agree"]} of {row["whole"]}'
+        cells = (f'{row["tile"]}, {row["overlap"]}', small, everything, row['tiles'], row['doubles'])
+        lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def speed_table(*reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/benchmark.py: our time, and the times of others relative to ours."""
     lines = ['| Swin-T, float32 | processor | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
@@ -239,7 +261,9 @@ PAGES = (
     'docs/deploy.md',
     'docs/explore.md',
     'docs/features.md',
+    'docs/geotiff.md',
     'docs/install.md',
+    'docs/predictions.md',
     'docs/pretraining.md',
     'docs/speed.md',
 )
@@ -267,6 +291,8 @@ CPU_REPORTS = [
 # Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
+    'large scene': (['large_scene.json'], large_scene_table),
+    'tiled detections': (['tiled_detections.json'], tiled_detections_table),
     'speed in short': (CPU_REPORTS, short_speed_table),
     'speed': (CPU_REPORTS, speed_table),
     'gpu speed': (['gpu.json'], gpu_table),

@@ -14,9 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from swin_dense.features.extraction import read_ahead
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, scale, to_tensor
+from swin_dense.features.images import pixels_of
 from swin_dense.features.inference import batches, evaluation_mode
 from swin_dense.features.listing import Item, is_image, list_images
+from swin_dense.features.normalization import IMAGENET, Normalization
 from swin_dense.features.pixels import ImageError, Pixels, decoding, naming
 from swin_dense.utils import checks
 
@@ -97,24 +98,36 @@ def crops_at(size: int) -> bool:
     return size < WHOLE_FROM
 
 
-def read_square(path: Path, size: int, crop: bool) -> Tensor:
-    """Read an image as in the published evaluations, (3, size, size), normalised.
+def read_square(
+    path: Path, size: int, crop: bool, normalization: Normalization = IMAGENET, channels: int = 3
+) -> Tensor:
+    """Read an image as in the published evaluations, (channels, size, size), normalised.
 
-    The EXIF orientation is ignored.
+    The EXIF orientation is ignored, except with bands, a scale or other than three channels.
 
     Args:
         path: the image file.
         size: side of the square in pixels.
         crop: crop the centre of the image; if False, resize the whole image to the square.
+        normalization: how stored values become the input.
+        channels: input channels of the classifier.
     """
-    with naming(path), path.open('rb') as file, decoding(), Image.open(file) as opened:
-        image = opened.convert('RGB')
+    if channels == 3 and normalization.bands is None and normalization.scale is None:
+        with naming(path), path.open('rb') as file, decoding(), Image.open(file) as opened:
+            square = _resized(opened.convert('RGB'), size, crop)
+        return normalization.prepare(normalization.stored(Pixels(np.asarray(square)), 3))
+    with naming(path):
+        bands = normalization.stored(pixels_of(path), channels).float().numpy()
+    squares = [np.asarray(_resized(Image.fromarray(band), size, crop)) for band in bands]
+    return normalization.prepare(torch.from_numpy(np.stack(squares)))
+
+
+def _resized(image: Image.Image, size: int, crop: bool) -> Image.Image:
     shorter = int(RESIZE * size)
     width, height = (shorter * side // min(image.size) for side in image.size) if crop else (size, size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - size) / 2), round((height - size) / 2)
-    square = image.crop((left, top, left + size, top + size))
-    return normalize(scale(to_tensor(Pixels(np.asarray(square)), 3)), IMAGENET_MEAN, IMAGENET_STD)
+    return image.crop((left, top, left + size, top + size))
 
 
 def evaluate(
@@ -123,6 +136,8 @@ def evaluate(
     size: int,
     *,
     crop: bool,
+    normalization: Normalization = IMAGENET,
+    channels: int = 3,
     batch_size: int = 32,
     workers: int = 2,
     on_image: Callable[[], Any] = lambda: None,
@@ -135,6 +150,8 @@ def evaluate(
         images: output of :func:`list_labelled`.
         size: input size in pixels.
         crop: crop the centre, else resize the whole image; :func:`crops_at` returns the published choice.
+        normalization: how stored values become the input.
+        channels: input channels of the classifier.
         batch_size: number of images per batch.
         workers: number of threads that read images.
         on_image: called after each image.
@@ -146,7 +163,7 @@ def evaluate(
 
     def read(item: Item) -> Tensor | str:
         try:
-            return read_square(Path(item.name), size, crop)
+            return read_square(Path(item.name), size, crop, normalization, channels)
         except (ImageError, OSError) as error:
             return str(error)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.features.inference import Inference, evaluation_mode
+from swin_dense.features.normalization import IMAGENET, Normalization
 from swin_dense.ops import window_attention
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import checks
@@ -39,7 +40,13 @@ class TokenAttention:
 
 
 def token_attention(
-    backbone: Any, image: Any, stage: int, block: int, pixel: tuple[int, int], bgr: bool = False
+    backbone: Any,
+    image: Any,
+    stage: int,
+    block: int,
+    pixel: tuple[int, int],
+    bgr: bool = False,
+    normalization: Normalization = IMAGENET,
 ) -> TokenAttention:
     """Compute the attention weights of the token at a pixel.
 
@@ -50,13 +57,14 @@ def token_attention(
         block: index of the block in the stage, from 0; odd blocks have shifted windows.
         pixel: (row, column) in the image.
         bgr: an array or tensor is in BGR order.
+        normalization: how the stored values of the image become the backbone's input.
 
     Raises:
         ValueError: the stage, block or pixel does not exist.
     """
     _check_index('stage', stage, len(backbone.stages))
     _check_index('block', block, len(backbone.stages[stage].blocks))
-    img = _prepare(backbone, image, bgr)
+    img = _prepare(backbone, image, bgr, normalization)
     _check_index('pixel row', pixel[0], img.shape[2])
     _check_index('pixel column', pixel[1], img.shape[3])
     attn = backbone.stages[stage].blocks[block].attn
@@ -93,7 +101,14 @@ def padding_key_and_value(w_msa: Any, x: Tensor) -> Tensor:
     return w_msa.project(x.new_zeros(1, 1, 1, x.shape[3])).flatten()[x.shape[3] :]
 
 
-def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None, bgr: bool = False) -> Tensor:
+def grad_cam(
+    backbone: Any,
+    image: Any,
+    stage: int,
+    target: Score | None = None,
+    bgr: bool = False,
+    normalization: Normalization = IMAGENET,
+) -> Tensor:
     """Compute Grad-CAM: the cells of a stage's output that increase a scalar function of the pyramid.
 
     Source: Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization,
@@ -106,6 +121,7 @@ def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None,
         target: function from {stride: (1, C, H, W)} to a scalar tensor, such as a class score of a head. None for
             :func:`strongest_channel`.
         bgr: an array or tensor is in BGR order.
+        normalization: how the stored values of the image become the backbone's input.
 
     Returns:
         (H, W) of the stage's map, non-negative, not scaled.
@@ -114,7 +130,9 @@ def grad_cam(backbone: Any, image: Any, stage: int, target: Score | None = None,
         ValueError: the stage does not exist, or the target does not depend on it.
     """
     _check_index('stage', stage, len(backbone.stages))
-    img = _prepare(backbone, image, bgr).requires_grad_()  # so that there is a graph even if all parameters are frozen
+    img = _prepare(
+        backbone, image, bgr, normalization
+    ).requires_grad_()  # so that there is a graph even if all parameters are frozen
     with evaluation_mode(backbone), torch.enable_grad(), _recording_map(backbone.stages[stage]) as recorded:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         score = (target or strongest_channel)(maps)
@@ -136,9 +154,9 @@ def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
     return maps[max(maps)].mean((2, 3)).max()
 
 
-def _prepare(backbone: Any, image: Any, bgr: bool) -> Tensor:
+def _prepare(backbone: Any, image: Any, bgr: bool, normalization: Normalization) -> Tensor:
     parameter = next(backbone.parameters())
-    inference = Inference(bgr=bgr, page=0)
+    inference = Inference(**vars(normalization), bgr=bgr, page=0)
     img = inference.prepare(inference.read(image, backbone.in_channels))
     return img[None].to(parameter.device, parameter.dtype)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint.find import Found, find, flatten
 from swin_dense.checkpoint.fit import Options, Target, fit, state_of
+from swin_dense.checkpoint.inputs import preset_of
 from swin_dense.checkpoint.read import read, shown
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.utils import checks
@@ -110,6 +111,10 @@ def load_found(
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with _requiring('nothing'):
         model.load_state_dict(parameters, strict=False)
+    owner: Any = getattr(model, 'backbone', model)  # of a classifier
+    owner.input_preset = preset_of(found)
+    if owner.input_preset:
+        report.notes.append(f'these weights expect images normalised by preset({owner.input_preset!r})')
     if log is not None:
         log(report)
     return report

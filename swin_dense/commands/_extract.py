@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from swin_dense.commands._backbone import build_backbone
+from swin_dense.commands._options import normalization_of
 from swin_dense.commands._progress import Progress, say, stop_signals
 from swin_dense.features.extraction import extract
 from swin_dense.features.folder import FeatureFolder, check_zarr
@@ -111,14 +112,17 @@ def _inference(args: argparse.Namespace, backbone: Any) -> Inference:
         tiling = check_tiling(backbone, args.tile, args.overlap, levels)
         # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
         Image.MAX_IMAGE_PIXELS = None
-    return Inference(
-        levels,
+    inference = Inference(
+        **normalization_of(args),
+        levels=levels,
         dtype=getattr(torch, args.dtype) if args.pool == 'none' else None,
         autocast=getattr(torch, args.autocast) if args.autocast else None,
         tiling=tiling,
         page=args.page,
         max_side=args.max_side,
     )
+    inference.check_for(backbone)
+    return inference
 
 
 def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> dict[str, Any]:
@@ -136,6 +140,7 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
         'autocast': args.autocast,
         'page': args.page or 0,
         'max_side': args.max_side,
+        **normalization_of(args),  # absent if not given, as in older folders
         'tile': tiling.tile if tiling else None,
         'overlap': tiling.overlap if tiling else None,
     }

@@ -15,6 +15,8 @@ from swin_dense.doctor import install_command
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination
 
+PRESETS = ('imagenet', 'satlas-rgb', 'satlas-sentinel1', 'satlas-sentinel2-ms', 'satlas-landsat')
+
 
 class Pair(argparse.Action):
     """Store one or two numbers as (height, width)."""
@@ -45,6 +47,48 @@ def add_backbone(
         help='shrink windows on maps smaller than a window, as classifiers do',
     )
     add_device(parser, device)
+
+
+def add_normalization(parser: argparse._ActionsContainer) -> None:
+    """Add the options that state how the stored values of images become the input of a backbone."""
+    group = parser.add_argument_group('normalisation of images: (values of --bands / --scale - --mean) / --std')
+    per_channel: dict[str, Any] = {'nargs': '+', 'type': float, 'metavar': 'X'}
+    group.add_argument(
+        '--mean', help="one number or one per channel, after --scale (default: ImageNet's)", **per_channel
+    )
+    group.add_argument('--std', help='likewise', **per_channel)
+    group.add_argument(
+        '--scale',
+        help='divide stored values by it, one number or one per channel, such as 10000 (default: the largest value of '
+        'their type)',
+        **per_channel,
+    )
+    group.add_argument('--clamp', action='store_true', help='clamp the result to 0 to 1')
+    group.add_argument('--preset', choices=PRESETS, help='--mean, --std, --scale and --clamp of published weights')
+    group.add_argument(
+        '--bands', type=int, nargs='+', metavar='N', help='bands of the images to use, in this order, from 0'
+    )
+
+
+def normalization_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of ``swin_dense.features.Normalization`` that the user gave."""
+    given = {name: getattr(args, name) for name in ('mean', 'std', 'scale')}
+    options = {
+        name: value[0] if len(value) == 1 else tuple(value) for name, value in given.items() if value is not None
+    }
+    if ('mean' in options) != ('std' in options):
+        raise ValueError('--mean and --std need each other; give both')
+    if args.clamp:
+        options['clamp'] = True
+    if args.preset is not None:
+        if options:
+            raise ValueError(f'--preset gives --{", --".join(options)}; leave one of them out')
+        from swin_dense.features import preset  # imports torch, which --help does not need
+
+        options = preset(args.preset)
+    if args.bands is not None:
+        options['bands'] = checks.integers('--bands', args.bands, minimum=0)
+    return options
 
 
 def add_prefix(parser: argparse._ActionsContainer) -> None:

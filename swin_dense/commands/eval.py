@@ -13,12 +13,21 @@ import argparse
 import json
 from pathlib import Path
 
-from swin_dense.commands._options import add_backbone, add_loading, add_size, check_loading, require_packages
+from swin_dense.commands._options import (
+    add_backbone,
+    add_loading,
+    add_normalization,
+    add_size,
+    check_loading,
+    normalization_of,
+    require_packages,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folder', type=Path, help='folder with one folder of images per class')
     add_backbone(parser, checkpoint_required=True)
+    add_normalization(parser)
     add_size(parser, 'must be a square (default: 224)', default=(224, 224))
     parser.add_argument(
         '--crop',
@@ -40,16 +49,20 @@ def run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
         raise FileNotFoundError(f'there is no folder {args.folder}')
     classes = args.classes.read_text().split() if args.classes else None
+    options_of_images = normalization_of(args)
     require_packages(['tqdm'], 'features')
     # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
     from swin_dense.commands._backbone import backbone_options, device_of
     from swin_dense.commands._progress import Progress, say, stop_signals
+    from swin_dense.features import Normalization
     from swin_dense.features.inference import on_device
     from swin_dense.models.classifier import create_classifier
 
     device, options = device_of(args), backbone_options(args)
     classifier = on_device(create_classifier(args.checkpoint, args.arch, prefix=args.prefix, **options), device)
+    how = Normalization(**options_of_images)
+    how.check_for(classifier.backbone)
     images = list_labelled(args.folder, classes, classifier.head.out_features)
     crop = crops_at(size) if args.crop is None else args.crop
     with stop_signals() as received, Progress(len(images)) as progress:
@@ -58,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
             images,
             size,
             crop=crop,
+            normalization=how,
+            channels=classifier.backbone.in_channels,
             batch_size=args.batch_size,
             workers=args.workers,
             on_image=progress.finish,
@@ -67,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     for reason in scores.broken.values():
         say(f'not read: {reason}')
     if args.json:
-        how = {'window': classifier.backbone.window_size, 'size': size, 'crop': crop}
-        print(json.dumps({**result, 'of': len(images), **how}, indent=2))
+        settings = {'window': classifier.backbone.window_size, 'size': size, 'crop': crop, **options_of_images}
+        print(json.dumps({**result, 'of': len(images), **settings}, indent=2))
     elif scores.images:
         percent = f'top-1 {result["top1"]:.2f} %, top-5 {result["top5"]:.2f} %'
         print(f'{percent} of {scores.images} images at {size} pixels')

@@ -12,7 +12,14 @@ import argparse
 import os
 import sys
 
-from swin_dense.commands._options import add_backbone, add_out, check_file, check_out
+from swin_dense.commands._options import (
+    add_backbone,
+    add_normalization,
+    add_out,
+    check_file,
+    check_out,
+    normalization_of,
+)
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import written_whole
 
@@ -23,6 +30,7 @@ COARSE = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('image', help='image file')
     add_backbone(parser)
+    add_normalization(parser)
     add_out(parser, '.html file to write')
     parser.add_argument(
         '--lang', choices=('en', 'zh'), default='en', help='language of the page when it opens (default: %(default)s)'
@@ -52,8 +60,12 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.commands._backbone import build_backbone
     from swin_dense.explore.page import make_page
     from swin_dense.explore.record import make_record
+    from swin_dense.features import Normalization
 
-    record = make_record(build_backbone(args), args.image, args.max_side)
+    how = Normalization(**normalization_of(args))
+    backbone = build_backbone(args)
+    how.check_for(backbone)
+    record = make_record(backbone, args.image, args.max_side, normalization=how)
     name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # file names may be invalid UTF-8
     page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
     with written_whole(args.out) as unfinished:

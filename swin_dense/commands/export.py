@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_dense.commands._mm import read_config
-from swin_dense.commands._options import add_backbone, add_out, add_settings, add_size, check_out, require_packages
+from swin_dense.commands._options import (
+    add_backbone,
+    add_normalization,
+    add_out,
+    add_settings,
+    add_size,
+    check_out,
+    normalization_of,
+    require_packages,
+)
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
@@ -56,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     backbone.add_argument('--half', action='store_true', help='write float16')
     backbone.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
+    add_normalization(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,6 +101,7 @@ def _write_whole(args: argparse.Namespace) -> Exported:
         args.static,
         args.half,
         args.no_check,
+        normalization_of(args),
     )
     if any(given) or tuple(args.size) != (224, 224) or args.batch != 1:
         raise ValueError('with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed')
@@ -109,6 +120,7 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         raise ValueError(
             '--clamp-window lets a map choose its windows, so one graph cannot serve all sizes: add --static'
         )
+    normalization = normalization_of(args)
     from swin_dense import export_model
     from swin_dense.commands._backbone import build_backbone
 
@@ -121,4 +133,5 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         opset=args.opset,
         half=args.half,
         check=not args.no_check,
+        **normalization,
     )

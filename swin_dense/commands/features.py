@@ -19,7 +19,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from swin_dense.commands._options import add_backbone, add_loading, check_loading, require_packages
+from swin_dense.commands._options import (
+    add_backbone,
+    add_loading,
+    add_normalization,
+    check_loading,
+    normalization_of,
+    require_packages,
+)
 from swin_dense.utils import checks
 
 FORMATS = ('safetensors', 'zarr')
@@ -39,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is extended'
     )
     add_backbone(parser)
+    add_normalization(parser)
     parser.add_argument(
         '--levels',
         type=int,
@@ -92,6 +100,7 @@ def check_together(args: argparse.Namespace) -> None:
             f'{str(args.out.with_suffix(""))!r}'
         )
     check_loading(args)
+    normalization_of(args)
     checks.integers('--levels', args.levels or (1,))
     for option, least in (('tile', 1), ('overlap', 0), ('max_side', 1), ('page', 0), ('part_rows', 1)):
         if getattr(args, option) is not None:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from swin_dense.commands._options import (
     add_backbone,
+    add_normalization,
     add_out,
     add_window_size,
     check_file,
     check_out,
+    normalization_of,
     require_packages,
 )
 from swin_dense.utils import checks
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = argparse.ArgumentParser(add_help=False)
     model.add_argument('image', help='image file')
     add_backbone(model)
+    add_normalization(model)
     window = argparse.ArgumentParser(add_help=False)
     add_window_size(window)
 
@@ -88,17 +91,25 @@ def draw(args: argparse.Namespace) -> Figure:
     from swin_dense import extract_pyramid
     from swin_dense.analysis.explain import grad_cam, token_attention
     from swin_dense.commands._backbone import build_backbone
+    from swin_dense.features.normalization import Normalization, read_picture
 
+    options = normalization_of(args)
+    how = Normalization(**options)
     backbone = build_backbone(args)
+    shown = read_picture(args.image, how)
     if args.kind == 'pyramid':
-        return visualize.draw_pyramid(extract_pyramid(backbone, args.image), args.image)
+        return visualize.draw_pyramid(extract_pyramid(backbone, args.image, **options), shown)
+    how.check_for(backbone)
     if args.kind == 'attention':
-        attention = token_attention(backbone, args.image, args.stage, args.block, tuple(args.pixel))
-        return visualize.draw_attention(attention, args.image, args.heads)
+        attention = token_attention(backbone, args.image, args.stage, args.block, tuple(args.pixel), normalization=how)
+        return visualize.draw_attention(attention, shown, args.heads)
     target = None if args.channel is None else partial(channel_mean, channel=args.channel)
     stages = range(len(backbone.stages)) if args.stages is None else args.stages
-    cams = {backbone.out_strides[stage]: grad_cam(backbone, args.image, stage, target) for stage in stages}
-    return visualize.draw_grad_cam(cams, args.image)
+    cams = {
+        backbone.out_strides[stage]: grad_cam(backbone, args.image, stage, target, normalization=how)
+        for stage in stages
+    }
+    return visualize.draw_grad_cam(cams, shown)
 
 
 def channel_mean(maps: Any, channel: int) -> Tensor:

@@ -15,8 +15,8 @@ from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
 from swin_dense.analysis.explain import padding_key_and_value, recording_input
 from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_fields
-from swin_dense.features.images import scale
 from swin_dense.features.inference import Inference, bare_backbone, evaluation_mode
+from swin_dense.features.normalization import IMAGENET, Normalization
 from swin_dense.models.archs import published_letter
 from swin_dense.ops.windows import Pair, window_grid
 
@@ -95,7 +95,13 @@ class Record:
     costs: list[CostSeries]
 
 
-def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: bool = False) -> Record:
+def make_record(
+    backbone: Any,
+    image: Any,
+    max_side: int | None = None,
+    bgr: bool = False,
+    normalization: Normalization = IMAGENET,
+) -> Record:
     """Run a backbone on an image and record the data of the page.
 
     Args:
@@ -103,9 +109,10 @@ def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: boo
         image: any source of :func:`swin_dense.features.images.read_image`.
         max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
         bgr: an array or tensor is in BGR order.
+        normalization: how its stored values become the backbone's input.
     """
     backbone = bare_backbone(backbone)
-    inference = Inference(bgr=bgr, page=0, max_side=max_side)
+    inference = Inference(**vars(normalization), bgr=bgr, page=0, max_side=max_side)
     pixels = inference.read(image, backbone.in_channels)
     parameter = next(backbone.parameters())
     img = inference.prepare(pixels)[None].to(parameter.device, parameter.dtype)
@@ -120,7 +127,9 @@ def make_record(backbone: Any, image: Any, max_side: int | None = None, bgr: boo
             stride = math.prod(backbone.strides[: index + 1])
             stages.append(Stage(stride, (height, width), heads * channels, blocks, fields))
     levels = {stride: _as_bytes(pca_rgb(level[0])) for stride, level in maps.items()}
-    return Record(_name(backbone), _shown(pixels), stages, levels, _costs(stages))
+    return Record(
+        _name(backbone), _as_bytes(inference.picture(pixels).permute(1, 2, 0).numpy()), stages, levels, _costs(stages)
+    )
 
 
 def _attention(attn: Any, x: Tensor) -> Attention:
@@ -153,13 +162,6 @@ def _name(backbone: Any) -> str:
     if letter is not None:
         return f'{family}-{letter.upper()}'
     return f'{family} ({backbone.arch.embed_dims}; {"-".join(map(str, backbone.arch.depths))})'
-
-
-def _shown(pixels: Tensor) -> np.ndarray:
-    """Convert an image (C, H, W) to RGB; unless it has three channels, its first channel is shown as grey."""
-    shown = scale(pixels.cpu())
-    shown = shown if len(shown) == 3 else shown[:1].expand(3, -1, -1)
-    return _as_bytes(shown.permute(1, 2, 0).numpy())
 
 
 def _as_bytes(colours: np.ndarray) -> np.ndarray:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from swin_dense.export import formats
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
+from swin_dense.features.images import Statistic, per_channel
+from swin_dense.features.normalization import Normalization
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
@@ -31,6 +34,11 @@ def export_model(
     opset: int | None = None,
     half: bool = False,
     check: bool = True,
+    mean: Statistic = None,
+    std: Statistic = None,
+    scale: Statistic = None,
+    bands: Sequence[int] | None = None,
+    clamp: bool = False,
 ) -> Exported:
     """Export a model to ``.onnx``, ``.pt2`` (torch.export) or ``.ts`` (TorchScript).
 
@@ -48,6 +56,13 @@ def export_model(
         half: write the file in float16.
         check: compare the file with the model. Dynamic dimensions are checked at three sizes or batch sizes other than
             those of the trace.
+        mean: with any of these five arguments, the file takes float images with stored values instead of normalised
+            ones, and normalises them itself, as :class:`swin_dense.features.Normalization` does. ``mean`` and ``std``
+            are not ImageNet's by default here.
+        std: likewise.
+        scale: likewise; None leaves the values as they are.
+        bands: likewise; the file takes images with the bands 0 to the largest of these.
+        clamp: likewise.
 
     Returns:
         The file and its relative errors.
@@ -74,7 +89,14 @@ def export_model(
     if checks.boolean('check', check) and path.suffix == '.onnx':
         formats.require('onnxruntime')
 
+    normalization = Normalization(mean, std, scale, bands, clamp)
+    channels = backbone.in_channels
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    if clamp or any(given is not None for given in (mean, std, scale, bands)):
+        if half and scale is not None:
+            raise ValueError('scale= divides counts, which float16 cannot represent; give half=False')
+        model = Normalized(model, normalization, backbone)
+        channels = channels if bands is None else max(bands) + 1
     recorded = copy.deepcopy(model)
     replace_adaptive_pools(recorded)
     if checks.boolean('half', half):
@@ -82,7 +104,7 @@ def export_model(
     free = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'} if batch is None else {}
     weight = next(backbone.parameters())
     # torch.export treats a size of 1 as a constant.
-    shape = (2 if free else batch or 1, backbone.in_channels, height, width)
+    shape = (2 if free else batch or 1, channels, height, width)
     img = torch.zeros(shape, device=weight.device, dtype=torch.float16 if half else torch.float32)
     interface = formats.Interface((img,), (free,))
     comparison = Comparison(
@@ -95,6 +117,31 @@ def export_model(
     write = partial(formats.FORMATS[path.suffix], recorded, interface, opset)
     hint = '; if it branches on sizes, dynamic=False may work' if dynamic else ''
     return write_verified(path, write, comparison if check else None, hint)
+
+
+class Normalized(nn.Module):
+    """A model that normalises its images (B, bands, H, W) of stored values itself."""
+
+    scale: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, normalization: Normalization, backbone: SwinBackbone) -> None:
+        super().__init__()
+        normalization.check_for(backbone)
+        self.model = model
+        weight = next(model.parameters())
+        for name, default in (('scale', 1.0), ('mean', 0.0), ('std', 1.0)):
+            given = getattr(normalization, name)
+            numbers = per_channel(name, default if given is None else given, backbone.in_channels)
+            self.register_buffer(name, weight.new_tensor(numbers)[:, None, None])
+        self._bands = None if normalization.bands is None else list(normalization.bands)
+        self._clamp = normalization.clamp
+
+    def forward(self, img: Tensor) -> Any:
+        img = img if self._bands is None else img[:, self._bands]
+        img = (img / self.scale - self.mean) / self.std
+        return self.model(img.clamp(0, 1) if self._clamp else img)
 
 
 def checked_path(path: str | PathLike[str], suffixes: Iterable[str]) -> Path:

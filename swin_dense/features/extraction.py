@@ -19,9 +19,10 @@ from swin_dense.features.listing import Item
 from swin_dense.features.pixels import ImageError, name_of
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import whole_image
-from swin_dense.features.tiling import plan_tiles, run_tiles
+from swin_dense.features.tiling import run_tiles
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.tiles import plan_tiles
 
 # Limit on the memory of all prefetched images. A single image may exceed it.
 _AHEAD_BYTES = 1 << 30

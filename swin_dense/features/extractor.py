@@ -37,12 +37,16 @@ class Extractor:
         max_side: downscale images with a longer side until it has this many pixels.
         dtype: dtype of the vectors, 'float32' or 'float16'.
         autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None disables it.
-        mean: per channel, or one number for all channels, on the scale 0 to 1.
+        mean: one number or one per channel, after division by ``scale``; see
+            :class:`swin_dense.features.Normalization`.
         std: likewise.
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
         page: page of multi-page files, counted from 0; None for the only one.
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
+        scale: what to divide stored values by, one number or one per channel; None for the largest value of their type.
+        bands: which bands to use, in this order, counted from 0; None for all.
+        clamp: clamp the normalised values to [0, 1].
 
     Raises:
         ValueError: an option has an invalid value.
@@ -68,6 +72,9 @@ class Extractor:
     workers: int = 2
     page: int | None = None
     prefix: str | None = None
+    scale: Statistic = None
+    bands: Sequence[int] | None = None
+    clamp: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of('pool', self.pool, POOLINGS)
@@ -79,8 +86,13 @@ class Extractor:
         self._backbone = on_device(create_backbone(None, self.checkpoint, prefix=self.prefix), device)
         strides = check_levels(self._backbone, self.levels)
         self._inference = Inference(
-            strides, self.mean, self.std, autocast=autocast, page=self.page, max_side=self.max_side
+            *(self.mean, self.std, self.scale, self.bands, self.clamp),
+            levels=strides,
+            autocast=autocast,
+            page=self.page,
+            max_side=self.max_side,
         )
+        self._inference.check_for(self._backbone)
         self._runner = Runner(self._backbone, self._inference)
 
     def __reduce__(self) -> Any:

@@ -199,7 +199,7 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
         values = _fit_channels(values[:, :, :-1] if pixels.has_alpha else values, channels, values.shape[2])
     dtype = np.float32 if values.dtype.kind == 'f' else _STORED_AS.get(values.dtype.str[1:])
     if dtype is None:
-        raise ImageError(f'pixels must be uint8, uint16 or floating, got {values.dtype}; convert them first')
+        raise ImageError(f'pixels must be uint8, uint16 or floating, got {values.dtype}; give scale= to divide them')
     # Always copy: torch does not accept the negative strides of a flipped view, and the caller may own the memory.
     image = torch.from_numpy(np.array(values.transpose(2, 0, 1), dtype, order='C'))
     if image.is_floating_point():
@@ -220,8 +220,13 @@ def _fit_channels(values: np.ndarray, channels: int, given: int) -> np.ndarray:
     return values
 
 
-def scale(image: Tensor) -> Tensor:
-    """Convert an image of :func:`to_tensor`, or a batch of them, to float32 in [0, 1]."""
+def scale(image: Tensor, by: Statistic = None) -> Tensor:
+    """Convert an image of :func:`to_tensor`, or a batch of them, to float32: in [0, 1], or divided by given numbers."""
+    if by is not None:
+        divisors = per_channel('scale', by, image.shape[-3])
+        if not all(0 < value < math.inf for value in divisors):
+            raise ValueError(f'scale must be above 0 and finite, got {by!r}')
+        return image.to(torch.float32) / torch.tensor(divisors, device=image.device)[:, None, None]
     largest = _FULL_SCALE.get(image.dtype)
     return image if largest is None else image.to(torch.float32) / largest
 
@@ -234,30 +239,33 @@ def check_floats(image: Tensor, check_range: bool) -> None:
         raise ImageError(f'{bad} of its values are NaN or infinite; replace them first')
     if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
         raise ImageError(
-            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; divide by the largest value, or give '
-            'mean=None and std=None if the image is already normalised'
+            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; give scale= to divide them by, and '
+            'scale=1, mean=0, std=1 if the image is already normalised'
         )
 
 
-def normalize(image: Tensor, mean: Statistic, std: Statistic) -> Tensor:
+def normalize(image: Tensor, mean: Statistic, std: Statistic, any_range: bool = False) -> Tensor:
     """Return ``(image - mean) / std`` for (C, H, W) or (B, C, H, W), or the image itself if both are None.
 
-    Each is one number or one per channel, on the scale 0 to 1. ``std`` is at least a fifteenth of a 16-bit step, 1e-6.
+    Each is one number or one per channel, on the scale 0 to 1 unless ``any_range``. ``std`` is at least a fifteenth of
+    a 16-bit step, 1e-6.
     """
     if mean is None and std is None:
         return image
     if mean is None or std is None:
         raise ValueError(f'got mean={mean!r} and std={std!r}; give both, or None for both to skip normalisation')
-    means, stds = (_per_channel(name, x, image.shape[-3]) for name, x in (('mean', mean), ('std', std)))
-    if not (all(value <= 1 for value in means) and all(_LEAST_STD <= value <= 1 for value in stds)):
+    means, stds = (per_channel(name, x, image.shape[-3]) for name, x in (('mean', mean), ('std', std)))
+    most = math.inf if any_range else 1
+    if not (all(value <= most for value in means) and all(_LEAST_STD <= value <= most for value in stds)):
         raise ValueError(
             f'mean and std must be on the scale 0 to 1, and std at least {_LEAST_STD}, got mean={means} and '
-            f'std={stds}; divide values on the scale 0 to 255 by 255'
+            f'std={stds}; divide values on the scale 0 to 255 by 255, or give scale='
         )
     return (image - image.new_tensor(means)[:, None, None]) / image.new_tensor(stds)[:, None, None]
 
 
-def _per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
+def per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
+    """Return one number per channel, from these or from one number for all."""
     if isinstance(values, str):
         raise TypeError(f'{name} must be one number per channel, got {values!r}')
     try:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize, pixels_of, scale, to_tensor
+from swin_dense.features.images import pixels_of, scale
+from swin_dense.features.normalization import Normalization
 from swin_dense.features.pixels import naming
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
@@ -40,13 +41,11 @@ class Tiling(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Inference:
+class Inference(Normalization):
     """Options of preprocessing and computation, independent of the image source and of the sink.
 
     Attributes:
         levels: strides of the maps; None for all of the backbone.
-        mean: per channel, on the scale 0 to 1; None, with ``std=None``, skips normalisation.
-        std: per channel, on the scale 0 to 1.
         bgr: arrays and tensors are in BGR order.
         dtype: dtype of the maps; None for the dtype that the backbone computes in.
         autocast: dtype of ``torch.autocast``; None disables it.
@@ -55,12 +54,10 @@ class Inference:
         max_side: images with a longer side are downscaled until it has this many pixels; None keeps their size.
 
     Raises:
-        ValueError: ``page`` or ``max_side`` is too small, or ``max_side`` is given with tiling.
+        ValueError: ``page`` or ``max_side`` is too small, ``max_side`` is given with tiling, or ``bgr`` with bands.
     """
 
     levels: tuple[int, ...] | None = None
-    mean: Statistic = IMAGENET_MEAN
-    std: Statistic = IMAGENET_STD
     bgr: bool = False
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
@@ -69,6 +66,9 @@ class Inference:
     max_side: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bgr and self.bands is not None:
+            raise ValueError('bgr= and bands= both choose an order; leave bgr= out')
         if self.page is not None:
             checks.integer('page', self.page, minimum=0)
         if self.max_side is not None:
@@ -76,31 +76,23 @@ class Inference:
             if self.tiling is not None:
                 raise ValueError('max_side= cannot be used with tile=; leave tile= out')
 
-    @property
-    def check_range(self) -> bool:
-        """Whether floats must lie in [0, 1]; not checked for images that are already normalised."""
-        return self.mean is not None
-
     def read(self, source: Any, channels: int) -> Tensor:
         """Read an image from any source of :func:`read_image`, (channels, H, W), of which batches are made.
 
         uint8 and uint16 are kept: an image waiting for its batch takes a quarter of its memory after :meth:`prepare`.
         """
         with naming(source):
-            image = to_tensor(pixels_of(source, self.bgr, self.page), channels, self.check_range)
+            image = self.stored(pixels_of(source, self.bgr, self.page), channels)
             too_large = self.max_side is not None and max(image.shape[1:]) > self.max_side
-            return _shrunk(image, self.max_side) if too_large else image
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """Convert an image of :meth:`read`, or a batch of them, to the backbone's input: float32 and normalised."""
-        return normalize(scale(images), self.mean, self.std)
+            # What `scale` is to divide stays on its own scale.
+            return _shrunk(image, self.max_side, 1.0 if self.scale is not None else None) if too_large else image
 
 
-def _shrunk(image: Tensor, max_side: Any) -> Tensor:
+def _shrunk(image: Tensor, max_side: Any, divisor: float | None) -> Tensor:
     """Downscale an image of :func:`to_tensor` until its longer side has ``max_side`` pixels."""
     height, width = (max(1, round(side * max_side / max(image.shape[1:]))) for side in image.shape[1:])
     # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
-    image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image)
+    image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image, divisor)
     return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
 
 

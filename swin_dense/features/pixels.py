@@ -32,10 +32,12 @@ class Pixels(NamedTuple):
     Attributes:
         values: an array (H, W) or (H, W, C) in its original dtype, or an object that reads regions when it is sliced.
         has_alpha: the last channel is opacity, which a backbone without that channel does not need.
+        stretch: what values of fewer bits were multiplied by to cover the full scale of their type.
     """
 
     values: Any
     has_alpha: bool = False
+    stretch: float = 1.0
 
 
 def is_rgba(shape: tuple[int, ...]) -> bool:

@@ -85,6 +85,9 @@ def extract_pyramid(
     levels: Sequence[int] | None = None,
     mean: Statistic = IMAGENET_MEAN,
     std: Statistic = IMAGENET_STD,
+    scale: Statistic = None,
+    bands: Sequence[int] | None = None,
+    clamp: bool = False,
     bgr: bool = False,
     batch_size: int = 8,
     tile: int | Sequence[int] | None = None,
@@ -108,8 +111,12 @@ def extract_pyramid(
         images: one image or a list of images, each any source of :func:`swin_dense.features.images.read_image`;
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays and paths of zarr folders.
         levels: strides of the maps to return; None for all of the backbone.
-        mean: on the scale 0 to 1, one number or one per channel; None, with ``std=None``, if images are normalised.
+        mean: one number or one per channel, after division by ``scale``; None, with ``std=None``, if images are
+            normalised. The default is ImageNet's. See :class:`swin_dense.features.Normalization`.
         std: likewise.
+        scale: what to divide stored values by, one number or one per channel; None for the largest value of their type.
+        bands: which bands to use, in this order, counted from 0; None for all.
+        clamp: clamp the normalised values to [0, 1].
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them.
         batch_size: maximum number of images of equal size per batch.
         tile: side or (height, width) in pixels of tiles in which to read and process an image, multiples of
@@ -147,7 +154,8 @@ def extract_pyramid(
     autocast = check_dtype('autocast', autocast, ('float16', 'bfloat16'))
     backbone = bare_backbone(backbone)
     strides = check_levels(backbone, levels)
-    inference = Inference(strides, mean, std, bgr, dtype, autocast, page=page, max_side=max_side)
+    inference = Inference(mean, std, scale, bands, clamp, strides, bgr, dtype, autocast, page=page, max_side=max_side)
+    inference.check_for(backbone)
     sources, is_single = _as_list(images)
     if tile is None and not (overlap is None and out is None):
         raise ValueError('overlap= and out= need tile=; give tile= too, or leave them out')
@@ -204,6 +212,8 @@ def _read_for_gradients(inference: Inference, source: Any, channels: int) -> Ten
     if not (isinstance(source, Tensor) and source.requires_grad):
         return inference.read(source, channels)
     with naming(source):
+        if inference.bands is not None:
+            source = source[list(inference.bands)]
         if source.ndim != 3 or source.shape[0] != channels:
             raise ImageError(f'for gradients it must have the shape ({channels}, H, W)')
         if inference.max_side is not None and max(source.shape[1:]) > inference.max_side:

@@ -30,12 +30,14 @@ class LargeImage:
         size: (height, width) in pixels.
         read: function from (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
         has_alpha: the last channel is opacity.
+        stretch: see :class:`swin_dense.features.pixels.Pixels`.
     """
 
     source: Any
     size: tuple[int, int]
     read: Callable[[int, int, int, int], np.ndarray]
     has_alpha: bool
+    stretch: float = 1.0
 
 
 @contextlib.contextmanager
@@ -61,7 +63,7 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
     is_bgr = bgr and hasattr(source, 'shape')
     with contextlib.ExitStack() as stack:
         with naming(source):
-            values, has_alpha = _open(source, page, stack)
+            values, has_alpha, stretch = _open(source, page, stack)
             if len(values.shape) not in (2, 3) or 0 in values.shape:
                 raise ImageError('an array must have the shape (H, W) or (H, W, C) and at least one pixel')
 
@@ -70,7 +72,7 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
                 region = np.asarray(values[top:bottom, left:right])
             return reverse_colours(region) if is_bgr else region
 
-        yield LargeImage(source, (values.shape[0], values.shape[1]), read, has_alpha)
+        yield LargeImage(source, (values.shape[0], values.shape[1]), read, has_alpha, stretch)
 
 
 def _open(source: Any, page: int | None, stack: contextlib.ExitStack) -> Pixels:

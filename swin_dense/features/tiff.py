@@ -68,7 +68,11 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     if by_regions and orientation == 1 and not is_32_bit and find_spec('zarr'):
         import zarr
 
-        return Pixels(_Regions(page, zarr.open_array(stack.enter_context(page.aszarr()), mode='r')), _has_alpha(page))
+        return Pixels(
+            _Regions(page, zarr.open_array(stack.enter_context(page.aszarr()), mode='r')),
+            _has_alpha(page),
+            _stretch(page),
+        )
     _check_size(page)
     try:
         values = page.asarray()
@@ -76,7 +80,7 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
         if find_spec('imagecodecs'):
             raise
         return None
-    return Pixels(upright(_as_shown(page, values), orientation), _has_alpha(page))
+    return Pixels(upright(_as_shown(page, values), orientation), _has_alpha(page), _stretch(page))
 
 
 def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
@@ -131,7 +135,7 @@ def _check_type(page: Any) -> bool:
     """Raise ImageError for pixels whose scale is unknown; return whether they are integers of 32 bits."""
     kind, bits = page.dtype.kind, page.dtype.itemsize * 8
     is_32_bit = kind in 'iu' and bits == 32 == page.bitspersample
-    if not (kind in 'bf' or (kind == 'u' and bits <= 16) or is_32_bit):
+    if not (kind in 'bf' or (kind in 'iu' and bits <= 16) or is_32_bit):
         raise ImageError(f'its pixels are {page.dtype}; convert them to uint8, uint16 or floats between 0 and 1')
     return is_32_bit
 
@@ -153,6 +157,15 @@ def _has_alpha(page: Any) -> bool:
     return page.samplesperpixel == 4 and page.photometric == 2  # some writers of RGBA omit the tag
 
 
+def _stretch(page: Any) -> float:
+    """Return what :func:`_as_shown` multiplies values of fewer than 8 or 16 bits by."""
+    bits = page.bitspersample
+    is_stretched = page.dtype.kind in 'bu' and isinstance(bits, int) and bits < 16 and bits != 8
+    if not is_stretched or getattr(page.photometric, 'name', '') == 'PALETTE':
+        return 1.0
+    return (255 if 255 % (2**bits - 1) == 0 else 65535) / (2**bits - 1)
+
+
 def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
     """Convert stored values of a page to pixels (H, W) or (H, W, C) on the full scale of their type, 0 as black."""
     colours, bits = getattr(page.photometric, 'name', ''), page.bitspersample
@@ -165,7 +178,7 @@ def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
         values = within_16_bits(values)
     elif values.dtype.kind in 'bu' and isinstance(bits, int) and bits not in (8, 16):
         dtype = np.uint8 if 255 % (2**bits - 1) == 0 else np.uint16
-        values = np.rint(values * np.float32(np.iinfo(dtype).max / (2**bits - 1))).astype(dtype)
+        values = np.rint(values * np.float32(_stretch(page))).astype(dtype)
     if colours == 'MINISWHITE':
         inverted = (np.iinfo(values.dtype).max if values.dtype.kind == 'u' else 1) - values
         if _has_alpha(page):

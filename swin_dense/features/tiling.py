@@ -9,31 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from swin_dense.features.images import to_tensor
 from swin_dense.features.inference import Inference, Tiling, run_batch
 from swin_dense.features.pixels import Pixels, naming
 from swin_dense.features.regions import LargeImage
 from swin_dense.features.sinks import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
-
-Box = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile of an image, as boxes (top, left, bottom, right) in pixels.
-
-    Attributes:
-        kept: the tile without overlap; these boxes cover the image exactly once.
-        read: ``kept`` extended by the overlap and clipped to the image.
-    """
-
-    kept: Box
-    read: Box
+from swin_dense.utils.tiles import plan_tiles
 
 
 def tile_alignment(backbone: Any) -> Pair:
@@ -81,30 +65,13 @@ def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) 
     return Tiling(sides, margins)
 
 
-def plan_tiles(image_size: Pair, tile: Pair, overlap: Pair) -> list[Tile]:
-    """Divide an image of (height, width) pixels into tiles, in row-major order."""
-    height, width = image_size
-    tiles = []
-    for top in range(0, height, tile[0]):
-        for left in range(0, width, tile[1]):
-            bottom, right = min(top + tile[0], height), min(left + tile[1], width)
-            read = (
-                max(top - overlap[0], 0),
-                max(left - overlap[1], 0),
-                min(bottom + overlap[0], height),
-                min(right + overlap[1], width),
-            )
-            tiles.append(Tile((top, left, bottom, right), read))
-    return tiles
-
-
 def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterator[Blocks]:
     """Compute the pyramid of an image tile by tile, in row-major order; without tiling, as one tile."""
     tile, overlap = inference.tiling or Tiling(image.size, (0, 0))
     for part in plan_tiles(image.size, tile, overlap):
-        pixels = Pixels(image.read(*part.read), image.has_alpha)
+        pixels = Pixels(image.read(*part.read), image.has_alpha, image.stretch)
         with naming(image.source):
-            stored = to_tensor(pixels, backbone.in_channels, inference.check_range)
+            stored = inference.stored(pixels, backbone.in_channels)
         maps = run_batch(backbone, inference.prepare(stored)[None], inference)[0]
         blocks: Blocks = {}
         for stride, level in maps.items():

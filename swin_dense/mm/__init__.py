@@ -9,6 +9,7 @@ from mmengine.config.utils import MODULE2PACKAGE
 
 from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
+from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.checkpoints import WholeCheckpointHook
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues
@@ -19,6 +20,7 @@ __all__ = [
     'HeldOutLoss',
     'IgnoreMaskValues',
     'ImageNormalizer',
+    'LoadBands',
     'PretrainingHook',
     'ResumableFSDPStrategy',
     'SimMIMPretrainer',

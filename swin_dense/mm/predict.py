@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
 import copy
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import DATASETS
+from mmengine.dataset import Compose
+from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 from torch import nn
 
-from swin_dense.runtime import Prediction, queries
+from swin_dense.features.pixels import ImageError, Pixels, naming
+from swin_dense.features.regions import LargeImage, open_large_image
+from swin_dense.runtime import Prediction, pictures, queries
+from swin_dense.runtime.model import Outputs, predict_in_tiles, shares
+from swin_dense.runtime.tiles import Tiling
+from swin_dense.utils.tiles import Tile
 
 
 class Predictor:
@@ -45,6 +53,12 @@ class Predictor:
         dataset.pipeline = [step for step in dataset.pipeline if 'LoadPanopticAnnotations' not in str(step['type'])]
         self._is_detector = scope == 'mmdet'
         self._score = score
+        self._pipeline = copy.deepcopy(dataset.pipeline)
+        first = self._pipeline[0]
+        self._load_bands: Any = None
+        if str(first['type']).endswith('LoadBands'):
+            self._load_bands = TRANSFORMS.build(first)
+            dataset.pipeline[0] = {'type': 'LoadImageFromFile'}  # the Inferencers accept no other
         apis = importlib.import_module(f'{scope}.apis')
         inferencer: Any = apis.DetInferencer if self._is_detector else apis.MMSegInferencer
         saved: dict[str, Any] = {}
@@ -67,12 +81,17 @@ class Predictor:
         self.model: nn.Module = self._inferencer.model
         self._name_classes(saved, _metainfo(scope, dataset))
 
-    def __call__(self, path: str) -> Prediction:
-        """Return the prediction for an image file."""
+    def predict(self, path: str) -> Prediction:
+        """Return the prediction for an image file; it is not painted if the model takes other bands than RGB."""
+        if self._load_bands is not None:
+            with _reading(), open_large_image(path) as image:
+                return self._in_tiles(path, image.size, self._bands_of(image), Tiling(max(image.size), 0))
+        pictures.read(path)  # raises an error of one line for what the Inferencers cannot read
         if self._is_detector:
             result = self._inferencer(path, return_vis=True, pred_score_thr=self._score, return_datasamples=True)
             (sample,) = result['predictions']
-            record: dict[str, Any] = {'image': path}
+            height, width = sample.ori_shape
+            record: dict[str, Any] = {'image': path, 'height': height, 'width': width}
             ids = None
             if 'pred_panoptic_seg' in sample:
                 ids = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()
@@ -83,11 +102,69 @@ class Predictor:
             return Prediction(record, result['visualization'][0], panoptic=ids)
         result = self._inferencer(path, return_vis=True)
         labels = result['predictions'].astype(np.int32)
-        segments = [
-            {'class': self.classes[label], 'label': int(label), 'share': float((labels == label).mean())}
-            for label in np.unique(labels)
-        ]
-        return Prediction({'image': path, 'segments': segments}, result['visualization'], labels)
+        height, width = labels.shape
+        segments = shares(np.bincount(labels.ravel()), self.classes)
+        record = {'image': path, 'height': height, 'width': width, 'segments': segments}
+        return Prediction(record, result['visualization'], labels)
+
+    def predict_tiles(
+        self, path: str, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
+    ) -> Prediction:
+        """Return the prediction for an image file in tiles; see ``swin_dense.runtime.Model.predict_tiles``."""
+        tiling = Tiling(tile, overlap)
+        if self._load_bands is not None:
+            with _reading(), open_large_image(path) as image:
+                return self._in_tiles(path, image.size, self._bands_of(image), tiling, make_labels)
+        with pictures.regions(path) as found:
+            size = (found.shape[0], found.shape[1])
+
+            def bgr(top: int, left: int, bottom: int, right: int) -> np.ndarray:
+                return np.ascontiguousarray(np.asarray(found[top:bottom, left:right])[:, :, ::-1])
+
+            return self._in_tiles(path, size, bgr, tiling, make_labels)
+
+    def _bands_of(self, image: LargeImage) -> Callable[..., np.ndarray]:
+        def read(*box: int) -> np.ndarray:
+            with naming(image.source):
+                return self._load_bands.read(Pixels(image.read(*box), image.has_alpha, image.stretch))
+
+        return read
+
+    def _in_tiles(
+        self,
+        path: str,
+        size: tuple[int, int],
+        read: Callable[..., np.ndarray],
+        tiling: Tiling,
+        make_labels: Callable[..., Any] = np.zeros,
+    ) -> Prediction:
+        steps = [step for step in self._pipeline[1:] if 'LoadAnnotations' not in str(step['type'])]
+        pipeline = Compose(steps)
+
+        def predict(tile: Tile) -> Outputs:
+            img = read(*tile.read)
+            if self._load_bands is None and self._pipeline[0].get('to_float32'):
+                img = img.astype(np.float32)
+            shape = img.shape[:2]
+            packed = pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
+            data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
+            with torch.no_grad():
+                (sample,) = self.model.test_step(data)
+            return self._outputs(sample)
+
+        with DefaultScope.overwrite_default_scope('mmdet' if self._is_detector else 'mmseg'):
+            return predict_in_tiles(path, size, predict, self.classes, tiling, self._is_detector, make_labels)
+
+    def _outputs(self, sample: Any) -> Outputs:
+        """Return what ``predict_in_tiles`` takes from the prediction of a tile."""
+        if not self._is_detector:
+            return sample.pred_sem_seg.data[0].cpu().numpy(), None, None
+        panoptic = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy() if 'pred_panoptic_seg' in sample else None
+        if 'pred_instances' not in sample:
+            return None, None, panoptic
+        found = sample.pred_instances[sample.pred_instances.scores >= self._score].cpu().numpy()
+        masks = list(found.masks) if 'masks' in found else []
+        return None, (found.bboxes, found.scores, found.labels, masks), panoptic
 
     def _instances(self, found: dict[str, Any]) -> list[dict[str, Any]]:
         masks = found.get('masks', [None] * len(found['labels']))
@@ -120,6 +197,14 @@ class Predictor:
         self.palette: list[tuple[int, ...]] = [tuple(map(int, colour)) for colour in palette[:count]]
         self._inferencer.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
         self._inferencer.visualizer.dataset_meta = self._inferencer.model.dataset_meta
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except ImageError as error:
+        raise pictures.PictureError(str(error)) from error
 
 
 def _metainfo(scope: str, dataset: ConfigDict) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class SwinBackbone(HubMixin):
         out_strides: stride in pixels of each returned map.
         num_features: channels of every stage, including those that are not returned.
         position_grid: (height, width) in tokens of the absolute position embedding.
+        input_preset: the normalisation that loaded weights are known to expect, a name for
+            :func:`swin_dense.features.preset`; None if unknown.
 
     Raises:
         ValueError: an option has a value that is not allowed, or options contradict each other.
@@ -107,6 +109,8 @@ class SwinBackbone(HubMixin):
         >>> backbone.out_channels, backbone.out_strides
         ((192, 384, 768), (8, 16, 32))
     """
+
+    input_preset: str | None = None
 
     # SwinV2Backbone overrides these.
     _prefix = 'swin'

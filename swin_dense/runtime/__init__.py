@@ -7,6 +7,7 @@ model('photo.jpg')                  # the record that `swin-dense predict` write
 model.predict('photo.jpg').painted  # the image with the prediction drawn on it
 """
 
+from swin_dense.runtime.coco import Coco
 from swin_dense.runtime.model import Model, Prediction, load
 
-__all__ = ['Model', 'Prediction', 'load']
+__all__ = ['Coco', 'Model', 'Prediction', 'load']

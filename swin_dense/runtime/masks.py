@@ -36,14 +36,48 @@ def _weights(first: int, end: int, low: np.float32, high: np.float32, inputs: in
     return np.maximum(1 - np.abs(position[:, None] - np.arange(inputs, dtype=np.float32)), 0)
 
 
-def run_lengths(mask: np.ndarray) -> dict[str, Any]:
-    """Encode a mask, (H, W) bool, as pycocotools does: alternating runs of 0 and 1 in column-major order, as text."""
-    flat = np.concatenate([[False], mask.flatten(order='F')])
-    starts = np.flatnonzero(np.diff(flat))
-    runs = np.diff([0, *starts, mask.size]).tolist()
+def run_lengths(
+    mask: np.ndarray, corner: tuple[int, int] = (0, 0), size: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Encode a mask as pycocotools does: alternating runs of 0 and 1 in column-major order, as text.
+
+    Args:
+        mask: (h, w) bool.
+        corner: (row, column) of its first pixel in the image.
+        size: (height, width) of the image; None for that of the mask.
+    """
+    (height, width), rows = size or mask.shape, mask.shape[0] + 1
+    # A zero above every column, and one behind the last, separate the columns.
+    columns = np.zeros((mask.shape[1], rows), np.int8)
+    columns[:, 1:] = mask.T
+    changes = np.diff(np.append(columns.ravel(), 0))
+
+    def in_image(slots: np.ndarray) -> np.ndarray:
+        return (corner[1] + slots // rows) * height + corner[0] + slots % rows - 1
+
+    begins, ends = in_image(np.flatnonzero(changes == 1) + 1), in_image(np.flatnonzero(changes == -1)) + 1
+    apart = begins[1:] != ends[:-1]  # a column may begin where the one before ends
+    begins, ends = begins[np.append(True, apart)[: len(begins)]], ends[np.append(apart, True)[: len(ends)]]
+    changes = np.stack([begins, ends], 1).ravel()
+    runs = np.diff([0, *changes[changes < height * width], height * width]).tolist()
     # From the fourth run on, the format stores the difference to the run two places before.
     values = [run - (runs[index - 2] if index > 2 else 0) for index, run in enumerate(runs)]
-    return {'size': list(mask.shape), 'counts': ''.join(map(_text, values))}
+    return {'size': [height, width], 'counts': ''.join(map(_text, values))}
+
+
+def area(encoded: dict[str, Any]) -> int:
+    """Return the number of pixels of a mask of :func:`run_lengths`."""
+    runs: list[int] = []
+    value = bits = 0
+    for character in encoded['counts']:
+        code = ord(character) - 48
+        value |= (code & 31) << bits
+        bits += 5
+        if not code & 32:
+            value -= (code & 16) << (bits - 4)  # the highest bit is the sign
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = bits = 0
+    return sum(runs[1::2])
 
 
 def _text(value: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swin_dense.runtime import masks, painting, pictures, queries
+from swin_dense.runtime import masks, painting, pictures, queries, tiles
 from swin_dense.runtime.sessions import FORMAT, SESSIONS, Session
 from swin_dense.utils import checks
+from swin_dense.utils.tiles import Tile
 
 if TYPE_CHECKING:
     from swin_dense.runtime.pictures import Picture
+
+
+# The class of every pixel, the instances, and the segment of every pixel of an image.
+Outputs = tuple[np.ndarray | None, queries.Found | None, np.ndarray | None]
 
 
 @dataclass(frozen=True)
@@ -24,15 +30,15 @@ class Prediction:
 
     Attributes:
         record: the prediction in types that JSON supports.
-        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB.
-        labels: class index of every pixel, (H, W), int32; None for a detector.
+        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None with tiles.
+        labels: class index of every pixel, (H, W), int32, or uint8 or uint16 with tiles; None for a detector.
         panoptic: segment of every pixel, (H, W), int32, by the ``id`` of the segments in the record; pixels of no
             segment have another value. None if the model is not panoptic.
     """
 
     record: dict[str, Any]
-    painted: np.ndarray
-    labels: np.ndarray | None = None
+    painted: np.ndarray | None = None
+    labels: Any = None
     panoptic: np.ndarray | None = None
 
 
@@ -104,6 +110,35 @@ class Model:
             full_masks = []
         return replace(prediction, painted=painting.instances(pixels, record.get('instances', []), full_masks, palette))
 
+    def predict_tiles(
+        self, picture: Picture, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
+    ) -> Prediction:
+        """Return the prediction for an image of any size in tiles, with memory for one tile at a time.
+
+        Every tile is resized as the file requires, so choose tiles of about the size of the images of the training.
+
+        Args:
+            picture: a file, a PIL image, or an array (H, W, 3) uint8 in RGB. TIFF files of 8-bit RGB (with tifffile and
+                zarr installed), memory-mapped and zarr arrays are read by regions, others as a whole.
+            tile: side of the tiles in pixels.
+            overlap: pixels read beyond each side of a tile, at least the size of the objects; None for tile // 4.
+            make_labels: allocates the map of classes for (height, width) and a dtype.
+
+        Raises:
+            ValueError: the model is panoptic, whose segments cannot be merged, or a number is too small.
+        """
+        tiling = tiles.Tiling(tile, overlap)
+        with pictures.regions(picture) as image:
+            return predict_in_tiles(
+                _name(picture),
+                (image.shape[0], image.shape[1]),
+                lambda part: self._outputs(_region(image, part)),
+                self.classes,
+                tiling,
+                self.facts['task'] == 'detection',
+                make_labels,
+            )
+
     def run(self, img: np.ndarray, **inputs: np.ndarray) -> list[np.ndarray]:
         """Return the raw outputs of the file.
 
@@ -143,35 +178,29 @@ class Model:
         """Return the pixels of an image, its prediction, not yet painted, and the masks of its instances."""
         pixels = pictures.read(picture)
         size = (pixels.shape[0], pixels.shape[1])
-        img, resized = pictures.model_input(pixels, self.facts)
-        record: dict[str, Any] = {'image': str(picture) if isinstance(picture, (str, PathLike)) else None}
-        if self.facts['task'] == 'segmentation':
-            (label_maps,) = self.run(img, size=np.array(size))
-            labels = label_maps[0]
-            record['segments'] = [
-                {'class': self.classes[label], 'label': int(label), 'share': float((labels == label).mean())}
-                for label in np.unique(labels)
-            ]
+        record: dict[str, Any] = {'image': _name(picture), 'height': size[0], 'width': size[1]}
+        labels, found, panoptic = self._outputs(pixels)
+        if labels is not None:
+            record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
             return pixels, Prediction(record, pixels, labels), []
-        found: queries.Found | None
-        panoptic = None
-        if 'queries' in self.facts:
-            input_size = (img.shape[2], img.shape[3])
-            found, panoptic = queries.predicted(self.run(img), input_size, size, self.facts['queries'], self._score)
-        else:
-            found = self._instances(self.run(img), size, resized)
         if panoptic is not None:
             record['segments'] = queries.described(panoptic, self.classes)
         if found is None:
             return pixels, Prediction(record, pixels, panoptic=panoptic), []
-        boxes, scores, numbers, full_masks = found
-        record['instances'] = [
-            {'class': self.classes[label], 'label': int(label), 'score': float(score), 'box': box.tolist()}
-            for box, score, label in zip(boxes, scores, numbers, strict=True)
-        ]
-        for instance, mask in zip(record['instances'], full_masks, strict=False):  # there may be no masks
-            instance['mask'] = masks.run_lengths(mask)
+        full_masks = found[3]
+        record['instances'] = listed(*found[:3], [masks.run_lengths(mask) for mask in full_masks], self.classes)
         return pixels, Prediction(record, pixels, panoptic=panoptic), full_masks
+
+    def _outputs(self, pixels: np.ndarray) -> Outputs:
+        """Return the classes, the instances and the segments of an image (H, W, 3); None for what it does not have."""
+        size = (pixels.shape[0], pixels.shape[1])
+        img, resized = pictures.model_input(pixels, self.facts)
+        if self.facts['task'] == 'segmentation':
+            return self.run(img, size=np.array(size))[0][0], None, None
+        if 'queries' not in self.facts:
+            return None, self._instances(self.run(img), size, resized), None
+        input_size = (img.shape[2], img.shape[3])
+        return None, *queries.predicted(self.run(img), input_size, size, self.facts['queries'], self._score)
 
     def _instances(self, outputs: list[np.ndarray], size: tuple[int, int], resized: tuple[int, int]) -> queries.Found:
         """Return boxes in pixels of the image, scores, labels and masks of the instances."""
@@ -185,3 +214,77 @@ class Model:
             for mask, box in zip(part[kept], boxes, strict=True)
         ]
         return boxes, scores[kept], labels[kept], full_masks
+
+
+def predict_in_tiles(
+    image: str | None,
+    size: tuple[int, int],
+    predict: Callable[[Tile], Outputs],
+    classes: Sequence[str],
+    tiling: tiles.Tiling,
+    is_detector: bool,
+    make_labels: Callable[..., Any] = np.zeros,
+) -> Prediction:
+    """Return the prediction for an image in tiles; see :meth:`Model.predict_tiles`.
+
+    Args:
+        image: name of the image.
+        size: its (height, width) in pixels.
+        predict: returns the classes, the instances and the segments of a tile.
+        classes: class names by label.
+        tiling: size of the tiles.
+        is_detector: whether the model predicts instances.
+        make_labels: allocates the map of classes.
+    """
+    windows = tiling.windows(size, is_detector)
+    record: dict[str, Any] = {'image': image, 'height': size[0], 'width': size[1]}
+    if is_detector:
+        found = tiles.instances(windows, size, lambda tile: _instances_of(predict(tile)))
+        record['instances'] = listed(*found, classes)
+        return Prediction(record)
+    labels = make_labels(size, np.uint8 if len(classes) <= 256 else np.uint16)
+    record['segments'] = shares(tiles.labels(windows, lambda tile: _classes_of(predict(tile)), labels), classes)
+    return Prediction(record, labels=labels)
+
+
+def _classes_of(outputs: Outputs) -> np.ndarray:
+    labels, _, _ = outputs
+    assert labels is not None  # of a segmentor
+    return labels
+
+
+def _instances_of(outputs: Outputs) -> queries.Found:
+    _, found, panoptic = outputs
+    if found is None or panoptic is not None:
+        raise ValueError('segments of a panoptic model cannot be merged across tiles; leave tile= (--tile) out')
+    return found
+
+
+def listed(
+    boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, run_lengths: Sequence[Any], classes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the instances of a record; there may be no masks."""
+    found = [
+        {'class': classes[label], 'label': int(label), 'score': float(score), 'box': box.tolist()}
+        for box, score, label in zip(boxes, scores, labels, strict=True)
+    ]
+    for instance, mask in zip(found, run_lengths, strict=False):
+        instance['mask'] = mask
+    return found
+
+
+def shares(counts: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the classes of a map in a record, from the number of pixels of each."""
+    return [
+        {'class': classes[label], 'label': int(label), 'share': float(counts[label] / counts.sum())}
+        for label in np.flatnonzero(counts)
+    ]
+
+
+def _name(picture: Picture) -> str | None:
+    return str(picture) if isinstance(picture, (str, PathLike)) else None
+
+
+def _region(image: Any, tile: Tile) -> np.ndarray:
+    top, left, bottom, right = tile.read
+    return np.asarray(image[top:bottom, left:right])

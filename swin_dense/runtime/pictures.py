@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from swin_dense.runtime import geotiff
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 _ONE = 2048
 _MODES = ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'CMYK', 'YCbCr')
 _BITS, _PHOTOMETRIC, _PLANES = 258, 262, 284  # tags of TIFF
+
+
+class PictureError(ValueError):
+    """An image cannot be read, or has another shape than a model takes."""
 
 
 def read(picture: Picture) -> np.ndarray:
@@ -31,12 +38,12 @@ def read(picture: Picture) -> np.ndarray:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: an array has another shape, or the image is damaged or of a kind that is not supported.
+        PictureError: an array has another shape, or the image is damaged or of a kind that is not supported.
         TypeError: an array has another dtype, or ``picture`` another type.
     """
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
-            raise ValueError(f'a picture must have the shape (H, W, 3), got {picture.shape}')
+            raise PictureError(f'a picture must have the shape (H, W, 3), got {picture.shape}')
         if picture.dtype != np.uint8:
             raise TypeError(f'a picture must have the type uint8, got {picture.dtype}')
         return picture
@@ -52,7 +59,26 @@ def read(picture: Picture) -> np.ndarray:
             return _pixels(image)
     except Exception as error:  # decoders raise any exception for damaged files
         reason = str(error) or type(error).__name__
-        raise ValueError(f'{path or "the PIL image"} cannot be read as an image: {reason}') from error
+        raise PictureError(f'{path or "the PIL image"} cannot be read as an image: {reason}') from error
+
+
+@contextlib.contextmanager
+def regions(picture: Any) -> Iterator[Any]:
+    """Return an image whose regions can be read by slicing, (H, W, 3) uint8, RGB, with a ``shape``.
+
+    Only a TIFF file of 8-bit RGB, and arrays such as memory-mapped and zarr ones, are read by regions; others as a
+    whole.
+    """
+    is_array = hasattr(picture, 'shape') and not isinstance(picture, np.ndarray)
+    if is_array and (len(picture.shape) != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8):
+        raise PictureError(f'a picture must be (H, W, 3) of uint8, got {picture.shape} of {picture.dtype}')
+    with contextlib.ExitStack() as stack:
+        if isinstance(picture, (str, PathLike)) and Path(picture).suffix.lower() in ('.tif', '.tiff'):
+            found = stack.enter_context(geotiff.opened(picture))
+            if found is not None:
+                yield found
+                return
+        yield picture if is_array else read(picture)
 
 
 def _pixels(image: Any) -> np.ndarray:

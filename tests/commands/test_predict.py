@@ -6,10 +6,12 @@ import mmdet.apis
 import mmseg.apis
 import numpy as np
 import pytest
+import tifffile
 import torch
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
 
 from swin_dense.__main__ import main
 from swin_dense.mm.predict import Predictor
@@ -175,3 +177,59 @@ def test_wrong_arguments(tmp_path, pictures, capsys, monkeypatch, arguments, mes
     assert main(['predict', *(argument.format(a=pictures[0]) for argument in arguments)]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'predictions').exists()
+
+
+def test_a_folder_in_the_formats_of_coco(tmp_path, pictures):
+    status, out, _ = predict('mmdet', tmp_path, pictures[0].parent, options=('--score', '0', '--format', 'coco'))
+    assert status == 0
+    data = COCO(str(out / 'coco_annotations.json'))
+    results = data.loadRes(str(out / 'coco_results.json'))
+    assert [image['file_name'] for image in data.dataset['images']] == ['a b.png', 'c.jpg']
+    assert [category['name'] for category in data.dataset['categories']] == FRUIT
+    for image in data.dataset['images']:
+        record = json.loads((out / f'{image["file_name"].partition(".")[0]}.json').read_text())
+        found = results.loadAnns(results.getAnnIds(imgIds=image['id']))
+        assert len(found) == len(record['instances']) > 0
+        for one, instance in zip(found, record['instances'], strict=True):
+            assert one['score'] == instance['score']
+            assert data.dataset['categories'][one['category_id'] - 1]['name'] == instance['class']
+            x, y, width, height = one['bbox']
+            assert [x, y, x + width, y + height] == pytest.approx(instance['box'])
+            np.testing.assert_array_equal(results.annToMask(one), coco_mask.decode(instance['mask']))
+
+
+FRUIT = ['disc', 'ring', 'square', 'triangle', 'star']
+
+
+@pytest.mark.parametrize('framework', ['mmdet', 'mmseg'])
+def test_an_image_within_one_tile_is_predicted_as_a_whole(tmp_path, pictures, framework):
+    _, whole, weights = predict(framework, tmp_path, pictures[0], options=('--score', '0.2'))
+    arguments = [RECIPES[framework], weights, str(pictures[0]), '--out', str(tmp_path / 'tiles'), '--score', '0.2']
+    assert main(['predict', *arguments, '--tile', '448']) == 0
+    ours, expected = (json.loads((folder / 'a b.json').read_text()) for folder in (tmp_path / 'tiles', whole))
+    if framework == 'mmseg':
+        assert ours == expected
+        labels = tifffile.imread(tmp_path / 'tiles' / 'a b.labels.tif')
+        np.testing.assert_array_equal(labels, np.array(Image.open(whole / 'a b.labels.png')))
+    else:
+        assert len(ours['instances']) == len(expected['instances']) > 0
+        for one, other in zip(ours['instances'], expected['instances'], strict=True):
+            assert one['box'] == pytest.approx(other['box'], abs=1e-3)
+            assert {**one, 'box': None, 'score': None} == {**other, 'box': None, 'score': None}
+    assert not list((tmp_path / 'tiles').glob('*painted*'))
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (['--overlap', '8'], '--overlap needs --tile'),
+        (['--tile', '0'], '--tile must be at least 1'),
+        (['--annotations', 'a.json'], '--annotations needs --format coco'),
+    ],
+)
+def test_contradictory_options(tmp_path, pictures, capsys, options, message):
+    assert main(['predict', 'model.onnx', str(pictures[0]), *options]) == 2
+    assert 'there is no file model.onnx' in capsys.readouterr().err
+    (tmp_path / 'model.onnx').write_bytes(b'')
+    assert main(['predict', str(tmp_path / 'model.onnx'), str(pictures[0]), *options]) == 2
+    assert message in capsys.readouterr().err

@@ -193,7 +193,7 @@ def test_the_runtime_equals_the_predictor(exported, demo_data, tmp_path, name):
     facts.value = json.dumps({**json.loads(facts.value), **gate.preparation_of(pipeline)})
     onnx.save(model, changed)
     picture = str(picture_of(demo_data))
-    expected = Predictor(config, str(weights), 'cpu', score=0.05)(picture)
+    expected = Predictor(config, str(weights), 'cpu', score=0.05).predict(picture)
     for each in RUNTIMES:
         found = runtime.load(changed, runtime=each, score=0.05).predict(picture)
         assert found.record.keys() == expected.record.keys()

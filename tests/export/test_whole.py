@@ -205,7 +205,7 @@ def test_the_runtime_equals_the_predictor(trained, demo_data, tmp_path, name, re
     facts.value = json.dumps({**json.loads(facts.value), **whole.gate.preparation_of(pipeline)})
     onnx.save(model, resized)
     picture = str(picture_of(demo_data))
-    expected = Predictor(config, str(weights), 'cpu', score=0.05)(picture)
+    expected = Predictor(config, str(weights), 'cpu', score=0.05).predict(picture)
     for each in RUNTIMES:
         found = runtime.load(resized, runtime=each, score=0.05).predict(picture)
         assert found.record['image'] == picture

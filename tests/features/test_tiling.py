@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.sinks import level_size
-from swin_dense.features.tiling import exact_overlap, plan_tiles, tile_alignment
+from swin_dense.features.tiling import exact_overlap, tile_alignment
+from swin_dense.utils.tiles import plan_tiles
 from tests.conftest import TINY, randomize, small_disk
 from tests.features.helpers import in_a_process, tree
 

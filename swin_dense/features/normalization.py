@@ -1,0 +1,160 @@
+"""From the values stored in an image to the input of a backbone: choose bands, scale, subtract the mean, clamp."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swin_dense.features.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Statistic,
+    normalize,
+    pixels_of,
+    scale,
+    to_tensor,
+)
+from swin_dense.features.pixels import ImageError, Pixels, naming
+from swin_dense.utils import checks
+
+_logger = logging.getLogger(__package__)
+_AS_STORED = {'mean': None, 'std': None, 'clamp': True}  # scaled to 0 to 1, without a mean
+
+# The arguments of ``Normalization`` for published weights. Sources: https://github.com/allenai/satlas Normalization.md,
+# https://github.com/allenai/satlaspretrain_models README.md, torchgeo/models/swin.py of torchgeo 0.8.
+PRESETS: dict[str, dict[str, Any]] = {
+    'imagenet': {'mean': IMAGENET_MEAN, 'std': IMAGENET_STD},
+    'satlas-rgb': {'scale': 255.0, **_AS_STORED},
+    'satlas-sentinel1': {'scale': 255.0, **_AS_STORED},
+    'satlas-sentinel2-ms': {'scale': (255.0,) * 3 + (8160.0,) * 6, **_AS_STORED},
+    'satlas-landsat': {'scale': 16320.0, 'mean': 4000 / 16320, 'std': 1.0, 'clamp': True},
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return the arguments mean, std, scale and clamp that published weights expect.
+
+    Args:
+        name: a key of ``PRESETS``.
+
+    Raises:
+        ValueError: there is no such preset.
+
+    Examples:
+        >>> preset('satlas-sentinel1')
+        {'scale': 255.0, 'mean': None, 'std': None, 'clamp': True}
+    """
+    checks.one_of('preset', name, PRESETS)
+    return dict(PRESETS[name])
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How the stored values of an image become the input of a backbone: ``(values[bands] / scale - mean) / std``.
+
+    Attributes:
+        mean: one number or one per channel, after division by ``scale``; None, with ``std=None``, skips this step.
+        std: likewise.
+        scale: the divisor of stored values of any type, one number or one per channel, such as 10000 for reflectance
+            in uint16. None divides integers by the largest value of their type, and accepts floats in [0, 1].
+        bands: which bands of an image to use, in this order, counted from 0; None for all of them.
+        clamp: whether to clamp the result to [0, 1], as SatlasPretrain does.
+
+    Raises:
+        ValueError: ``scale`` is not above 0, or ``bands`` is empty or has negative entries.
+        TypeError: an argument has the wrong type.
+    """
+
+    mean: Statistic = IMAGENET_MEAN
+    std: Statistic = IMAGENET_STD
+    scale: Statistic = None
+    bands: Sequence[int] | None = None
+    clamp: bool = False
+
+    def __post_init__(self) -> None:
+        checks.boolean('clamp', self.clamp)
+        if self.bands is not None:
+            object.__setattr__(self, 'bands', checks.integers('bands', self.bands, minimum=0))
+
+    @property
+    def check_range(self) -> bool:
+        """Whether floats must lie in [0, 1]: not if they are divided by ``scale`` or already normalised."""
+        return self.mean is not None and self.scale is None
+
+    def check_for(self, backbone: Any) -> None:
+        """Check that the numbers fit a backbone, and warn if its weights are known to expect others.
+
+        Raises:
+            ValueError: ``mean``, ``std``, ``scale`` or ``bands`` are not as many as the channels of the backbone.
+        """
+        channels, known = backbone.in_channels, backbone.input_preset
+        is_imagenet = self.mean is IMAGENET_MEAN and known not in (None, 'imagenet')
+        advice = f"give **preset('{known}') (--preset {known})" if known else 'give mean=, std= and scale=, or a preset'
+        if self.mean is IMAGENET_MEAN and channels != len(IMAGENET_MEAN):
+            raise ValueError(
+                f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
+                f'{len(IMAGENET_MEAN)}; {advice}'
+            )
+        if self.bands is not None and len(self.bands) != channels:
+            raise ValueError(f'bands must be one per input channel of the backbone, {channels}, got {self.bands}')
+        self.prepare(torch.zeros(channels, 1, 1))
+        if is_imagenet:
+            _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
+
+    def stored(self, pixels: Pixels, channels: int) -> Tensor:
+        """Return the chosen bands of decoded pixels, (channels, H, W) of uint8, uint16 or float32."""
+        values, has_alpha = pixels.values, pixels.has_alpha
+        if self.bands is not None:
+            values, has_alpha = _chosen(values, self.bands), False
+        if self.scale is not None and (pixels.stretch != 1 or values.dtype.kind == 'i' or values.dtype.itemsize > 2):
+            values = np.asarray(values, np.float32) / np.float32(pixels.stretch)
+        return to_tensor(Pixels(values, has_alpha), channels, self.check_range)
+
+    def scaled(self, images: Tensor) -> Tensor:
+        """Return images of :meth:`stored`, (C, H, W) or (B, C, H, W), in float32 and divided by ``scale``."""
+        return scale(images, self.scale)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Convert an image of :meth:`stored`, or a batch of them, to the backbone's input."""
+        out = normalize(self.scaled(images), self.mean, self.std, any_range=self.scale is not None)
+        return out.clamp(0, 1) if self.clamp else out
+
+    def picture(self, images: Tensor) -> Tensor:
+        """Return an image of :meth:`stored` as colours, (3, H, W) in [0, 1]: its first three channels, or its first."""
+        shown = self.scaled(images.cpu())
+        shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
+        return shown.clamp(0, 1)
+
+
+IMAGENET = Normalization()
+
+
+def read_picture(image: Any, normalization: Normalization, bgr: bool = False) -> Tensor:
+    """Read any source of :func:`swin_dense.features.images.read_image` as colours, (3, H, W) in [0, 1]."""
+    with naming(image):
+        pixels = pixels_of(image, bgr, 0)
+        count = band_count(pixels, normalization.bands)
+        # A backbone of three channels takes a grey image, whose `scale` then has one number per channel.
+        channels = 3 if count == 1 and normalization.bands is None else count
+        return normalization.picture(normalization.stored(pixels, channels))
+
+
+def band_count(pixels: Pixels, bands: Sequence[int] | None) -> int:
+    """Return the number of channels of an image: of the chosen bands, else of all bands but alpha."""
+    if bands is not None:
+        return len(bands)
+    return (pixels.values.shape[2] if pixels.values.ndim == 3 else 1) - pixels.has_alpha
+
+
+def _chosen(values: Any, bands: Sequence[int]) -> Any:
+    """Return the bands of an array (H, W) or (H, W, C), in their order."""
+    values = values[:, :, None] if values.ndim == 2 else values
+    if max(bands) >= values.shape[2]:
+        raise ImageError(f'there is no band {max(bands)}; it has {values.shape[2]}, counted from 0')
+    return values[:, :, list(bands)]

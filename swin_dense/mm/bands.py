@@ -1,0 +1,52 @@
+"""Read images of any bands in a pipeline of mmdet or mmsegmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mmengine.registry import TRANSFORMS
+
+from swin_dense.features.images import Statistic, array_pixels, pixels_of
+from swin_dense.features.normalization import Normalization, band_count
+from swin_dense.features.pixels import Pixels, naming
+
+
+@TRANSFORMS.register_module()
+class LoadBands:
+    """Load an image of any bands, such as a GeoTIFF, and normalise it; use it in place of ``LoadImageFromFile``.
+
+    The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default. The
+    data preprocessor must not normalise again: ``data_preprocessor=dict(mean=None, std=None, bgr_to_rgb=False)``.
+
+    Adds ``img`` (H, W, C) in float32, ``img_shape`` and ``ori_shape``; reads ``img_path``, or the stored values of an
+    image (H, W, C) in ``img``.
+    """
+
+    def __init__(
+        self,
+        mean: Statistic = None,
+        std: Statistic = None,
+        scale: Statistic = None,
+        bands: Sequence[int] | None = None,
+        clamp: bool = False,
+    ) -> None:
+        self.normalization = Normalization(mean, std, scale, bands, clamp)
+
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Return the results with the image."""
+        source = results.get('img', results.get('img_path'))
+        with naming(source):
+            pixels = array_pixels(source) if isinstance(source, np.ndarray) else pixels_of(source)
+            img = self.read(pixels)
+        return {**results, 'img': img, 'img_shape': img.shape[:2], 'ori_shape': img.shape[:2]}
+
+    def read(self, pixels: Pixels) -> np.ndarray:
+        """Return the normalised channels of decoded pixels, (H, W, C), float32."""
+        how = self.normalization
+        img = how.prepare(how.stored(pixels, band_count(pixels, how.bands)))
+        return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.normalization})'

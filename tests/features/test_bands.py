@@ -1,0 +1,309 @@
+"""Images of any bands: chosen, scaled and normalised in every way of reading, in the commands and in exported files."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone, export_state_dict, extract_pyramid
+from swin_dense.__main__ import main
+from swin_dense.analysis.accuracy import read_square
+from swin_dense.analysis.explain import grad_cam, token_attention
+from swin_dense.commands import _options
+from swin_dense.explore.record import make_record
+from swin_dense.export import export_model
+from swin_dense.features import Extractor, Normalization, preset
+from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
+from swin_dense.features.normalization import PRESETS, read_picture
+from swin_dense.features.pixels import ImageError
+from tests.conftest import TINY, IfInstalled, needs, photograph, randomize
+
+tifffile = IfInstalled('tifffile')
+
+BANDS, SCALE = (4, 0, 2, 1), (8160.0, 255.0, 10000.0, 3000.0)
+MEAN, STD = (0.1, 0.2, 0.3, 0.4), (0.5, 0.6, 0.7, 0.8)
+OPTIONS = {'mean': MEAN, 'std': STD, 'scale': SCALE, 'bands': BANDS}
+ARGUMENTS = [part for name, values in OPTIONS.items() for part in (f'--{name}', *map(str, values))]
+
+
+def counts(height=61, width=93, bands=5):
+    return np.random.default_rng(0).integers(0, 9000, (height, width, bands), dtype=np.uint16)
+
+
+def expected_input(values):
+    chosen = values[:, :, BANDS].astype(np.float64)
+    return torch.from_numpy(((chosen / SCALE - MEAN) / STD).transpose(2, 0, 1))[None].float()
+
+
+def expected_maps(backbone, values):
+    with torch.no_grad():
+        return dict(zip(backbone.out_strides, backbone(expected_input(values)), strict=True))
+
+
+def close(pyramid, maps):
+    assert pyramid.keys() == maps.keys()
+    for stride, level in maps.items():
+        torch.testing.assert_close(pyramid[stride], level[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def backbone():
+    return randomize(SwinBackbone(**TINY, in_channels=4)).eval()
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / 'scene.tif'
+    tifffile.imwrite(path, counts(), photometric='minisblack', planarconfig='contig')
+    return path
+
+
+def test_arrays_tensors_and_files(backbone, image):
+    values = counts()
+    maps = expected_maps(backbone, values)
+    tensor = torch.from_numpy(values.astype(np.float32)).permute(2, 0, 1)
+    for source in (values, tensor, values.astype(np.int32), image):
+        close(extract_pyramid(backbone, source, **OPTIONS), maps)
+    close(extract_pyramid(backbone, tensor.requires_grad_(), gradients=True, **OPTIONS), maps)
+
+
+@needs('zarr')
+@pytest.mark.parametrize('planar', ['contig', 'separate'])
+def test_tiles_of_a_file(backbone, tmp_path, planar):
+    values = counts(450, 230)
+    stored = values if planar == 'contig' else values.transpose(2, 0, 1)
+    path = tmp_path / 'scene.tif'
+    tifffile.imwrite(path, stored, photometric='minisblack', planarconfig=planar, tile=(64, 64))
+    close(extract_pyramid(backbone, path, tile=224, **OPTIONS), expected_maps(backbone, values))
+
+
+@pytest.mark.parametrize('by_regions', [False, True])
+def test_counts_of_12_bits_are_divided_as_they_are_stored(tmp_path, by_regions):
+    values = np.random.default_rng(0).integers(0, 4096, (64, 64, 3), dtype=np.uint16)
+    path = tmp_path / 'packed.tif'
+    pytest.importorskip('imagecodecs')
+    tifffile.imwrite(path, values, photometric='rgb', bitspersample=12)
+    backbone = randomize(SwinBackbone(**TINY)).eval()
+    with torch.no_grad():
+        maps = dict(
+            zip(
+                backbone.out_strides,
+                backbone(torch.from_numpy(values / 4000).float().permute(2, 0, 1)[None]),
+                strict=True,
+            )
+        )
+    tiles = {'tile': 224} if by_regions else {}
+    close(extract_pyramid(backbone, path, mean=0, std=1, scale=4000, **tiles), maps)
+
+
+def test_signed_values_of_a_tiff_need_a_scale(backbone, tmp_path):
+    values = counts().astype(np.int16) - 500
+    path = tmp_path / 'signed.tif'
+    tifffile.imwrite(path, values, photometric='minisblack', planarconfig='contig')
+    close(extract_pyramid(backbone, path, **OPTIONS), expected_maps(backbone, values))
+    with pytest.raises(ImageError, match='got int16; give scale= to divide them'):
+        extract_pyramid(backbone, path, **{**OPTIONS, 'scale': None})
+
+
+def test_max_side_and_clamp(backbone):
+    values = np.full((60, 90, 5), 30000, np.uint16)
+    pyramid = extract_pyramid(backbone, values, mean=None, std=None, scale=8160, bands=BANDS, clamp=True, max_side=45)
+    with torch.no_grad():
+        close(pyramid, dict(zip(backbone.out_strides, backbone(torch.ones(1, 4, 30, 45)), strict=True)))
+
+
+def test_an_extractor(backbone, image, tmp_path):
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    rows = Extractor(tmp_path / 'weights.pth', device='cpu', **OPTIONS)({'path': [str(image)]})
+    assert rows['error'][0] == ''
+    for stride, level in expected_maps(backbone, counts()).items():
+        np.testing.assert_allclose(rows[f'level_{stride}'][0], level[0].mean((1, 2)), rtol=1e-3, atol=1e-4)
+
+
+def test_attention_and_grad_cam(backbone, image):
+    how = Normalization(**OPTIONS)
+    as_given = Normalization(mean=None, std=None)
+    prepared = expected_input(counts())[0]
+    for function, arguments in ((token_attention, (1, 1, (20, 30))), (grad_cam, (2,))):
+        ours, expected = (
+            function(backbone, source, *arguments, normalization=n)
+            for source, n in ((image, how), (prepared, as_given))
+        )
+        ours, expected = (getattr(one, 'weights', one) for one in (ours, expected))
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_picture_shows_the_first_three_chosen_bands(image):
+    expected = (counts()[:, :, BANDS[:3]] / SCALE[:3]).clip(0, 1).transpose(2, 0, 1)
+    np.testing.assert_allclose(read_picture(image, Normalization(**OPTIONS)), expected, rtol=1e-6)
+    grey = read_picture(counts(bands=2), Normalization(mean=0, std=1, scale=(9000, 100)))
+    np.testing.assert_allclose(grey, np.stack([counts(bands=2)[:, :, 0] / 9000] * 3), rtol=1e-6)
+
+
+@needs('safetensors')
+@needs('pyarrow')
+def test_the_command_features(backbone, image, tmp_path, capsys):
+    from safetensors.torch import load_file
+
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    given = ['features', str(image), '--checkpoint', str(tmp_path / 'weights.pth'), '--device', 'cpu']
+    assert main([*given, '--out', str(tmp_path / 'out'), *ARGUMENTS]) == 0
+    (file,) = (tmp_path / 'out').rglob('*.safetensors')
+    close({int(name): level for name, level in load_file(file).items()}, expected_maps(backbone, counts()))
+    assert main([*given, '--out', str(tmp_path / 'out'), *ARGUMENTS, '--clamp']) == 2  # other features in one folder
+    assert main([*given, '--out', str(tmp_path / 'other')]) == 2
+    printed = capsys.readouterr().err
+    assert "the backbone takes 4 channels, but ImageNet's mean and std are for 3; give --mean, --std" in printed
+
+
+@needs('matplotlib')
+@pytest.mark.parametrize(
+    'command', ['visualize pyramid', 'visualize attention --pixel 20 30', 'visualize grad-cam', 'explore']
+)
+def test_the_commands_that_draw(backbone, image, tmp_path, command):
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    out = tmp_path / ('page.html' if command == 'explore' else 'drawn.png')
+    name, *more = command.split()
+    given = [*more[:1], str(image), *more[1:]] if more else [str(image)]
+    assert main([name, *given, '--checkpoint', str(tmp_path / 'weights.pth'), '--out', str(out), *ARGUMENTS]) == 0
+    assert out.stat().st_size > 1000
+
+
+def test_a_record_of_explore(backbone, image):
+    given = make_record(backbone, image, normalization=Normalization(**OPTIONS))
+    prepared = make_record(backbone, expected_input(counts())[0], normalization=Normalization(mean=None, std=None))
+    torch.testing.assert_close(given.stages[1].blocks[1].q, prepared.stages[1].blocks[1].q, rtol=1e-3, atol=1e-3)
+
+
+@needs('tqdm')
+def test_the_command_eval(tmp_path, capsys):
+    classifier = randomize(SwinClassifier({'embed_dims': 16, 'depths': (1, 1, 1, 1), 'num_heads': (1, 1, 2, 2)},
+                                          num_classes=2, in_channels=4)).eval()  # fmt: skip
+    torch.save(classifier.state_dict(), tmp_path / 'weights.pth')
+    labels, folder = [], tmp_path / 'images'
+    for index in range(6):
+        values = np.random.default_rng(index).integers(0, 9000, (40, 48, 5), dtype=np.uint16)
+        with torch.no_grad():
+            labels.append(int(classifier(expected_input(values[:32, :32])).argmax()))
+        path = folder / str(index % 2) / f'{index}.tif'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tifffile.imwrite(path, values[:32, :32], photometric='minisblack', planarconfig='contig')
+    given = ['eval', str(folder), '--checkpoint', str(tmp_path / 'weights.pth'), '--size', '32', '--no-crop', '--json']
+    assert main([*given, *ARGUMENTS]) == 0
+    right = sum(label == index % 2 for index, label in enumerate(labels))
+    assert json.loads(capsys.readouterr().out)['top1'] == pytest.approx(100 * right / 6)
+
+
+def test_eval_resizes_bands_as_it_resizes_photographs(tmp_path):
+    Image.fromarray(photograph(80, 100)).save(tmp_path / 'a.png')
+    published = read_square(tmp_path / 'a.png', 32, True)
+    of_bands = read_square(tmp_path / 'a.png', 32, True, Normalization(scale=255.0))
+    # Pillow rounds and clips the resized values of uint8, but not those of floats.
+    assert (published - of_bands).abs().max() < 0.05
+    assert (published - of_bands).abs().mean() < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('suffix', ['.onnx', '.ts'])
+def test_an_exported_file_takes_stored_values(backbone, tmp_path, suffix):
+    for package in ('onnx', 'onnxscript', 'onnxruntime') if suffix == '.onnx' else ():
+        pytest.importorskip(package)
+    path = tmp_path / f'model{suffix}'
+    export_model(backbone, path, **OPTIONS)
+    img = counts().transpose(2, 0, 1)[None].astype(np.float32)
+    if suffix == '.onnx':
+        import onnxruntime
+
+        outs = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider']).run(None, {'img': img})
+    else:
+        outs = [out.numpy() for out in torch.jit.load(path)(torch.from_numpy(img))]
+    for out, level in zip(outs, expected_maps(backbone, counts()).values(), strict=True):
+        np.testing.assert_allclose(out, level, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'scale': 0}, 'scale must be above 0'),
+        ({'scale': (1, 2)}, 'scale must be one value per channel, that is 4'),
+        ({'bands': (0, 1)}, r'bands must be one per input channel of the backbone, 4, got \(0, 1\)'),
+        ({'bands': (0, 1, 2, 5)}, 'there is no band 5; it has 5, counted from 0'),
+        ({'bands': (0, 1, 2, -1)}, 'every entry of bands must be at least 0'),
+        ({'bgr': True, 'bands': BANDS}, 'bgr= and bands= both choose an order'),
+        ({'mean': 1500, 'std': 800}, 'mean and std must be on the scale 0 to 1'),
+        ({'mean': IMAGENET_MEAN, 'std': IMAGENET_STD}, "the backbone takes 4 channels, but ImageNet's mean"),
+    ],
+)
+def test_wrong_numbers_are_refused(backbone, options, message):
+    with pytest.raises(ValueError, match=message):
+        extract_pyramid(backbone, counts(), **{'mean': 0, 'std': 1, **options})
+
+
+def test_statistics_of_counts_need_a_scale_of_1(backbone):
+    values = counts()
+    options = {'mean': (1500, 1, 2, 3000), 'std': (800, 3, 4, 900), 'scale': 1, 'bands': BANDS}
+    img = torch.from_numpy(((values[:, :, BANDS] - np.array(options['mean'])) / options['std']).transpose(2, 0, 1))
+    with torch.no_grad():
+        maps = dict(zip(backbone.out_strides, backbone(img[None].float()), strict=True))
+    close(extract_pyramid(backbone, values, **options), maps)
+
+
+# Formulas of https://github.com/allenai/satlas Normalization.md and of torchgeo's transforms.
+SATLAS = {
+    'satlas-rgb': (3, lambda x: x / 255),
+    'satlas-sentinel1': (2, lambda x: np.clip(x / 255, 0, 1)),
+    'satlas-sentinel2-ms': (9, lambda x: np.clip(x / np.array([255] * 3 + [8160] * 6), 0, 1)),
+    'satlas-landsat': (11, lambda x: np.clip((x - 4000) / 16320, 0, 1)),
+}
+
+
+@pytest.mark.parametrize('name', SATLAS)
+def test_presets(name):
+    channels, formula = SATLAS[name]
+    values = np.random.default_rng(1).integers(0, 256 if name == 'satlas-rgb' else 30000, (6, 7, channels), np.uint16)
+    how = Normalization(**preset(name))
+    from swin_dense.features.pixels import Pixels
+
+    img = how.prepare(how.stored(Pixels(values), channels))
+    np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)
+
+
+def test_the_command_line_offers_the_presets():
+    assert tuple(PRESETS) == _options.PRESETS
+    with pytest.raises(ValueError, match=r"preset must be one of .* did you mean 'satlas-landsat'"):
+        preset('satlas-landsats')
+
+
+@pytest.mark.parametrize(
+    ('name', 'channels', 'prefix', 'expected'),
+    [
+        ('sentinel2_swint_mi_ms-of_torchgeo.pth', 9, '', 'satlas-sentinel2-ms'),
+        ('landsat_swinb_si-copy.pth', 11, '', 'satlas-landsat'),
+        ('sentinel1_swinb_si.pth', 2, 'backbone.backbone.', 'satlas-sentinel1'),
+        ('renamed.pth', 3, 'backbone.backbone.', 'satlas-rgb'),
+        ('mine.pth', 9, '', None),
+    ],
+)
+def test_published_weights_say_what_they_expect(tmp_path, caplog, name, channels, prefix, expected):
+    options = {**TINY, 'in_channels': channels, 'window_size': 4}
+    state = export_state_dict(randomize(SwinV2Backbone(**options, pretrained_window_size=4)), 'torchvision')
+    torch.save({prefix + key: value for key, value in state.items()}, tmp_path / name)
+    with caplog.at_level(logging.INFO):
+        backbone = create_backbone(None, tmp_path / name, num_heads=TINY['num_heads'])
+    assert backbone.input_preset == expected
+    assert (f"normalised by preset('{expected}')" in caplog.text) == (expected is not None)
+    caplog.clear()
+    values = np.full((32, 32, channels), 200, np.uint8)
+    if channels == 3:
+        extract_pyramid(backbone, values)
+        assert "which these weights do not expect: give **preset('satlas-rgb') (--preset satlas-rgb)" in caplog.text
+    else:
+        with pytest.raises(ValueError, match=f'--preset {expected}' if expected else 'or a preset'):
+            extract_pyramid(backbone, values)
+    caplog.clear()
+    if expected:
+        extract_pyramid(backbone, values, **preset(expected))
+        assert not caplog.records
