@@ -90,10 +90,9 @@ def add_row(out: Path, table: str, same: dict[str, Any], figures: dict[str, Any]
 def prepare(name: str, folder: Path) -> None:
     """Write the config, the weights, the image and the exported file to a folder, and exported.json with figures."""
     import torch
+    from exports_smaller import in_int8
     from mmengine.registry import MODELS as REGISTRY
     from mmengine.registry import init_default_scope
-
-    from exports_smaller import in_int8
 
     from swin_dense.export.whole import PICTURE, export_whole
     from swin_dense.recipes.files import load_recipe

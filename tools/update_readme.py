@@ -175,11 +175,12 @@ def smaller_files_table(report: dict[str, Any]) -> str:
 
 
 def whole_models_table(report: dict[str, Any]) -> str:
-    """Return a table of benchmarks/exports_whole.py: the time of an image in each way to run a model, and the memory."""
+    """Return a table of benchmarks/exports_whole.py: time and memory of an image in each way to run a model."""
     ways = list(dict.fromkeys(way for row in reversed(report['rows']) for way in row if isinstance(row[way], dict)))
     lines = ['| model, image, processor, threads | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
     for row in report['rows']:
-        case = f'{row["model"]}, {row["size"][0]} x {row["size"][1]}, {row["processor"].split(",")[0]}, {row["threads"]}'
+        size, processor = ' x '.join(map(str, row['size'])), row['processor'].partition(',')[0]
+        case = f'{row["model"]}, {size}, {processor}, {row["threads"]}'
         cells = [_figures(row.get(way, {})) for way in ways]
         lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'

@@ -111,7 +111,7 @@ def test_unseen_sizes_in_both_runtimes(exported, pixels, name, sizes):
             )
             assert share < 1e-3, (size, file)
             most = max(most, count)
-    assert most > (2 if name in SEGMENTORS else 5)
+    assert most > (2 if name in SEGMENTORS or name == 'maskformer' else 5)
 
 
 @pytest.mark.parametrize('name', FILES)
