@@ -1,4 +1,4 @@
-"""Infer windows and grids from buffers and lengths, and resize weights that depend on them or on image channels."""
+"""Infer windows from buffers, and resize weights that depend on windows, grids or image channels."""
 
 from __future__ import annotations
 
@@ -52,18 +52,6 @@ def trained_window(coordinates: Tensor) -> Pair | None:
 def offsets(window: Pair) -> Pair:
     """Return the number of relative offsets in a window, (rows, columns) of its bias table."""
     return 2 * window[0] - 1, 2 * window[1] - 1
-
-
-def square_window(length: int) -> Pair | None:
-    """Return the square window whose bias table has ``length`` rows, or None."""
-    grid = square_grid(length)
-    return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
-
-
-def square_grid(length: int) -> Pair | None:
-    """Return the square grid of ``length`` tokens, or None."""
-    side = math.isqrt(length)
-    return (side, side) if side * side == length else None
 
 
 def resize_table(table: Tensor, old: Pair, new: Pair, method: str = 'bicubic') -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -153,3 +154,15 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         if name.endswith(f'.{layer}')
     }
     return {option: value for option, values in inferred.items() if len(values) == 1 for value in values}
+
+
+def square_window(length: int) -> tuple[int, int] | None:
+    """Return the square window whose bias table has ``length`` rows, or None."""
+    grid = square_grid(length)
+    return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
+
+
+def square_grid(length: int) -> tuple[int, int] | None:
+    """Return the square grid of ``length`` tokens, or None."""
+    side = math.isqrt(length)
+    return (side, side) if side * side == length else None

@@ -79,7 +79,9 @@ def test_the_prefix_chooses_the_backbone(adapter, prefix, tmp_path):
     torch.save({name: {'backbone': backbone.state_dict()} for name, backbone in both.items()}, path)
     loaded, expected = adapter(path, prefix).state_dict(), both[prefix].state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
-    assert expected.keys() - loaded.keys() <= {f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')}
+    assert expected.keys() - loaded.keys() <= {
+        f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')
+    }
 
 
 @pytest.mark.parametrize('adapter', ADAPTERS)
