@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--threads', type=int, nargs='+', default=[1, 2])
     parser.add_argument('--models', nargs='+', default=list(MODELS), choices=list(MODELS))
+    parser.add_argument('--ways', nargs='+', default=list(WAYS), choices=WAYS)
     parser.add_argument('--folder', type=Path, help='keep the exported files here, and do not export them again')
     parser.add_argument('--only-export', action='store_true', help='measure no times of images')
     parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)  # way, folder, threads, rounds
@@ -68,8 +69,9 @@ def main() -> None:
             same = {'model': name, 'processor': processor()}
             add_row(args.out, 'exports', same, json.loads(exported.read_text()))
             for threads in [] if args.only_export else args.threads:
-                ways = {way: json.loads(in_worker(args.out, way, folder, threads, args.rounds)) for way in WAYS}
-                add_row(args.out, 'rows', {**same, 'threads': threads}, {'rounds': args.rounds, **ways})
+                for way in args.ways:
+                    found = json.loads(in_worker(args.out, way, folder, threads, args.rounds))
+                    add_row(args.out, 'rows', {**same, 'threads': threads}, {'rounds': args.rounds, way: found})
 
 
 def in_worker(out: Path, what: str, folder: Path, threads: int = 0, rounds: int = 0) -> str:
@@ -80,10 +82,13 @@ def in_worker(out: Path, what: str, folder: Path, threads: int = 0, rounds: int 
 
 
 def add_row(out: Path, table: str, same: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Add a row to a table of the report, in place of that of the same model, processor and threads."""
+    """Add figures to the row of a model, a processor and a number of threads in a table of the report."""
     report: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {'exports': [], 'rows': []}
-    others = [row for row in report[table] if any(row[key] != value for key, value in same.items())]
-    report[table] = [*others, {**same, 'size': MODELS[same['model']][1], **figures}]
+    row = next((row for row in report[table] if same.items() <= row.items()), None)
+    if row is None:
+        row = {**same, 'size': MODELS[same['model']][1]}
+        report[table].append(row)
+    row.update(figures)
     out.write_text(json.dumps(report, indent=1) + '\n')
 
 
