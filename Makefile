@@ -88,7 +88,7 @@ RAY_PYTHON ?= python3.11
 	touch $@
 
 test-ray: .venv-ray/ready
-	.venv-ray/bin/python -m pytest tests/features/test_ray.py tests/features/test_batches.py
+	.venv-ray/bin/python -m pytest tests/features/test_ray.py tests/features/test_extractor.py
 
 .PHONY: docs
 .venv-docs/ready: docs/requirements.txt

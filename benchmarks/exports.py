@@ -69,15 +69,7 @@ def main() -> None:
 
 def write(report: dict[str, Any], out: Path) -> None:
     out.with_suffix('.json').write_text(json.dumps(report, indent=1) + '\n')
-    write_tables(out)
-
-
-def write_tables(out: Path) -> None:
-    """Write ``OUT.md`` from the reports of this script, of exports_whole.py and of exports_trained.py."""
-    parts = {'': tables, '_whole': whole_models, '_trained': trained_models}
-    reports = {path: table for name, table in parts.items() if (path := Path(f'{out}{name}.json')).exists()}
-    text = '\n'.join(table(json.loads(path.read_text())) for path, table in reports.items())
-    out.with_suffix('.md').write_text(text)
+    out.with_suffix('.md').write_text(tables(report))
 
 
 def times(backbone: SwinBackbone, folder: Path, height: int, width: int, rounds: int) -> dict[str, Any]:
@@ -129,50 +121,6 @@ def tables(report: dict[str, Any]) -> str:
             cells = ' | '.join(f'{row[name][threads]:.0f}' for name in names)
             lines.append(f'| {row["size"][0]} x {row["size"][1]} | {threads} | {cells} |')
     return '\n'.join([*lines, ''])
-
-
-def whole_models(report: dict[str, Any]) -> str:
-    ways = [name for name, value in report['rows'][0].items() if isinstance(value, dict) and 'ms' in value]
-    lines = [
-        '## Whole models',
-        '',
-        f'Written by `benchmarks/exports_whole.py` on {report["processor"]}:',
-        'milliseconds per image, and MiB of memory if it was measured. Masks of boxes are not pasted into the image.',
-        '',
-        '| model | image | threads | nodes | ' + ' | '.join(ways) + ' |',
-        '| --- ' * (4 + len(ways)) + '|',
-    ]
-    for row in report['rows']:
-        cells = ' | '.join(
-            ', '.join(f'{row[way][key]:.0f}' for key in ('ms', 'mib') if key in row[way]) for way in ways
-        )
-        size = f'{row["size"][0]} x {row["size"][1]}'
-        lines.append(f'| {row["model"]} | {size} | {row["threads"]} | {row["nodes"]:,} | {cells} |')
-    if exports := {row['model']: row for row in report['rows'] if 'export_s' in row}:
-        lines += ['', 'The export, in seconds, MiB of memory (peak) and MiB of the file:', '']
-        lines += ['| model | seconds | memory | file |', '| --- | --- | --- | --- |']
-    for name, row in exports.items():
-        lines.append(f'| {name} | {row["export_s"]:.0f} | {row["export_mib"]:,.0f} | {row["file_mib"]:,.0f} |')
-    return '\n'.join([*lines, ''])
-
-
-def trained_models(report: dict[str, Any]) -> str:
-    ways = [name for name, value in next(iter(report.values())).items() if isinstance(value, dict)]
-    lines = [
-        '## Accuracy of trained models',
-        '',
-        'Written by `benchmarks/exports_trained.py`. The file in MiB, in float32 and int8, is below the table.',
-        '',
-        f'| model | metric | {" | ".join(ways)} |',
-        '| --- ' * (2 + len(ways)) + '|',
-    ]
-    for name, found in report.items():
-        for key, label in {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ'}.items():
-            if key in found['mmdet']:
-                cells = ' | '.join(f'{found[way][key]:.3f}' for way in ways)
-                lines.append(f'| {name} | {label} | {cells} |')
-    sizes = [f'{name}: {found["file_mib"]:.1f} and {found["int8_mib"]:.1f} MiB.' for name, found in report.items()]
-    return '\n'.join([*lines, '', *sizes, ''])
 
 
 if __name__ == '__main__':

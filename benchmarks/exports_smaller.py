@@ -62,14 +62,20 @@ def main() -> None:
 
 def converted(path: Path) -> dict[str, Path]:
     """Write the int8 and float16 files beside an ONNX file, as ``docs/deploy.md`` does, and return all three."""
-    int8, float16 = path.with_name('int8.onnx'), path.with_name('float16.onnx')
-    quantize_dynamic(path, int8, op_types_to_quantize=['MatMul', 'Gemm'])
+    float16 = path.with_name('float16.onnx')
     half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
     nodes = list({node.name: node for node in half.graph.node}.values())  # the converter writes some casts twice
     del half.graph.node[:]
     half.graph.node.extend(nodes)
     onnx.save(half, float16)
-    return {'float32': path, 'int8': int8, 'float16': float16}
+    return {'float32': path, 'int8': in_int8(path), 'float16': float16}
+
+
+def in_int8(path: Path) -> Path:
+    """Write the file with linear layers in int8 beside an ONNX file, and return it."""
+    int8 = path.with_name('int8.onnx')
+    quantize_dynamic(path, int8, op_types_to_quantize=['MatMul', 'Gemm'])
+    return int8
 
 
 def metrics(config: Any, model: runtime.Model) -> dict[str, float]:

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import exports
 from bench_host import processor
+from exports_smaller import in_int8
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -44,7 +44,8 @@ def main() -> None:
         config_of(name, data.resolve(), args.epochs or EPOCHS[name]).dump(config)
         command('train', config, '--work-dir', folder, '--resume')
         weights = folder / (folder / 'last_checkpoint').read_text().rpartition('/')[2]
-        model, image = folder / 'model.onnx', data / 'coco' / 'val2017' / '000000000001.jpg'
+        # A file of other weights is not used.
+        model, image = folder / f'{weights.stem}.onnx', data / 'coco' / 'val2017' / '000000000001.jpg'
         if not model.exists():
             command('export', config, weights, model, '--image', image)
         report = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -55,21 +56,17 @@ def main() -> None:
             **evaluated(config, weights, model),
         }
         args.out.write_text(json.dumps(report, indent=1) + '\n')
-    exports.write_tables(args.out.with_name(args.out.stem.removesuffix('_trained')))
 
 
 def evaluated(config: Path, weights: Path, model: Path) -> dict[str, Any]:
     """Return AP and PQ of mmdet and of the file on the validation images, for each way to run the file."""
     from mmengine.config import Config
-    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     from swin_dense import runtime
     from swin_dense.mm.predict import Predictor
     from tests.export.accuracy import accuracy
 
-    small = model.with_name('int8.onnx')
-    if not small.exists():
-        quantize_dynamic(model, small, op_types_to_quantize=['MatMul', 'Gemm'], weight_type=QuantType.QInt8)
+    small = in_int8(model)
     files = {
         'ONNX Runtime': runtime.load(model, score=0.0),
         'OpenVINO': runtime.load(model, runtime='openvino', score=0.0),

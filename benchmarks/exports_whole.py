@@ -1,15 +1,14 @@
 """Compare time and memory of exported whole models with those of the frameworks.
 
-    python benchmarks/exports_whole.py --out benchmarks/exports_whole
-    python benchmarks/exports_whole.py --out benchmarks/exports_whole --folder files --only-export
-    python benchmarks/exports_whole.py --out benchmarks/exports_whole --folder files --models 'DINO Swin-T'
+    python benchmarks/exports_whole.py --out benchmarks/exports_whole.json
+    python benchmarks/exports_whole.py --out benchmarks/exports_whole.json --folder files --only-export
+    python benchmarks/exports_whole.py --out benchmarks/exports_whole.json --folder files --models 'DINO Swin-T'
 
 The models have heads for COCO and ADE20K, random weights, and score thresholds low enough to find boxes. Each model and
 implementation runs in a separate process, from one resized image to boxes or classes; the masks of boxes are not pasted
 into the image, but those of Mask2Former, INSTANCES of them, get its size. Times are medians. Memory is the peak of the
-process minus its memory before the model was loaded. Writes ``OUT.json``, which ``benchmarks/exports.py`` adds to its
-tables; the rows of models that are not measured stay. With a folder, files are exported once. Run it only on an idle
-machine.
+process minus its memory before the model was loaded. Int8 is ONNX Runtime's dynamic quantisation. Results of other
+models and processors in the report stay. With a folder, files are exported once. Measure times only on an idle machine.
 """
 
 import argparse
@@ -24,7 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import exports
 import numpy as np
 from bench_host import held_mib, processor
 from PIL import Image
@@ -38,17 +36,18 @@ MODELS = {
     'Mask2Former': ('mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco', (800, 1216)),
     'Mask2Former of mmseg': ('mask2former_swin-t_8xb2-160k_ade20k-512x512', (512, 683)),
 }
-WAYS = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
+WAYS = ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
 CANDIDATES = 1000  # boxes above the threshold before the final non-maximum suppression
 INSTANCES = 30
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--out', type=Path, required=True, help='path of the report without .json')
+    parser.add_argument('--out', type=Path, required=True, help='.json file')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--threads', type=int, nargs='+', default=[1, 2])
     parser.add_argument('--models', nargs='+', default=list(MODELS), choices=list(MODELS))
+    parser.add_argument('--ways', nargs='+', default=list(WAYS), choices=WAYS)
     parser.add_argument('--folder', type=Path, help='keep the exported files here, and do not export them again')
     parser.add_argument('--only-export', action='store_true', help='measure no times of images')
     parser.add_argument('--worker', nargs=4, help=argparse.SUPPRESS)  # way, folder, threads, rounds
@@ -57,44 +56,46 @@ def main() -> None:
         way, folder, threads, rounds = args.worker
         if way in MODELS:
             prepare(way, Path(folder))
-            return
-        print(json.dumps(measured(way, Path(folder), int(threads), int(rounds))))
+        else:
+            print(json.dumps(measured(way, Path(folder), int(threads), int(rounds))))
         return
-    path = args.out.with_suffix('.json')
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {'processor': processor(), 'rows': []}
     for name in args.models:
         with tempfile.TemporaryDirectory() as temporary:
             folder = args.folder / name if args.folder else Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
             exported = folder / 'exported.json'
             if not exported.exists():
-                # A process of its own, for the peak of its memory
-                command = [sys.executable, __file__, '--out', str(args.out), '--worker', name, str(folder)]
-                subprocess.run([*command, '0', '0'], check=True)
-            facts = {
-                'model': name,
-                'size': MODELS[name][1],
-                'processor': processor(),
-                **json.loads(exported.read_text()),
-            }
+                in_worker(args.out, name, folder)
+            same = {'model': name, 'processor': processor()}
+            add_row(args.out, 'exports', same, json.loads(exported.read_text()))
             for threads in [] if args.only_export else args.threads:
-                row = {**facts, 'threads': threads, 'rounds': args.rounds}
-                for way in WAYS:
-                    command = [sys.executable, __file__, '--out', str(args.out), '--worker', way, str(folder)]
-                    done = subprocess.run(
-                        [*command, str(threads), str(args.rounds)], check=True, capture_output=True, text=True
-                    )
-                    row[way] = json.loads(done.stdout.splitlines()[-1])
-                same = [name, threads]
-                report['rows'] = [one for one in report['rows'] if [one['model'], one.get('threads')] != same]
-                report['rows'].append(row)
-                path.write_text(json.dumps(report, indent=1) + '\n')
-    exports.write_tables(args.out.with_name(args.out.name.removesuffix('_whole')))
+                for way in args.ways:
+                    found = json.loads(in_worker(args.out, way, folder, threads, args.rounds))
+                    add_row(args.out, 'rows', {**same, 'threads': threads}, {'rounds': args.rounds, way: found})
+
+
+def in_worker(out: Path, what: str, folder: Path, threads: int = 0, rounds: int = 0) -> str:
+    """Export a model, or measure a way to run it, in a process of its own, for the peak of its memory."""
+    command = [sys.executable, __file__, '--out', str(out), '--worker', what, str(folder), str(threads), str(rounds)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.rstrip().rpartition('\n')[2]
+
+
+def add_row(out: Path, table: str, same: dict[str, Any], figures: dict[str, Any]) -> None:
+    """Add figures to the row of a model, a processor and a number of threads in a table of the report."""
+    report: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {'exports': [], 'rows': []}
+    row = next((row for row in report[table] if same.items() <= row.items()), None)
+    if row is None:
+        row = {**same, 'size': MODELS[same['model']][1]}
+        report[table].append(row)
+    row.update(figures)
+    out.write_text(json.dumps(report, indent=1) + '\n')
 
 
 def prepare(name: str, folder: Path) -> None:
     """Write the config, the weights, the image and the exported file to a folder, and exported.json with figures."""
     import torch
+    from exports_smaller import in_int8
     from mmengine.registry import MODELS as REGISTRY
     from mmengine.registry import init_default_scope
 
@@ -135,6 +136,7 @@ def prepare(name: str, folder: Path) -> None:
         'file_mib': result.path.stat().st_size / 2**20,
         'errors': {'x'.join(map(str, shape)): error for shape, error in result.errors.items()},
     }
+    figures['int8_mib'] = in_int8(result.path).stat().st_size / 2**20
     (folder / 'exported.json').write_text(json.dumps(figures))
 
 
@@ -183,13 +185,13 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
             return lambda: without_pasting(predictor.model, pixels)
 
         return in_torch
-    if way == 'ONNX Runtime':
+    if 'ONNX Runtime' in way:
         import onnxruntime  # noqa: F401  its memory must not be counted
 
         from swin_dense.runtime.sessions import OnnxRuntime
 
         def in_onnx_runtime() -> Callable[[], Any]:
-            run = OnnxRuntime(folder / 'model.onnx', threads).run
+            run = OnnxRuntime(folder / ('int8.onnx' if 'int8' in way else 'model.onnx'), threads).run
             return lambda: finished(run({'img': img}), pixels)
 
         return in_onnx_runtime

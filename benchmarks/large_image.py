@@ -1,23 +1,26 @@
 """Measure time and peak memory of a tiled pyramid, and fail if the memory exceeds a limit.
 
     python benchmarks/large_image.py --size 20000 20000 --arch swin_t --tile 1792 --overlap 224 --limit-gib 4
+    python benchmarks/large_image.py --size 10000 10000 --format png --read-only
 
-Writes a mosaic of scikit-image's photographs as TIFF, extracts its pyramid to memory-mapped files with random weights
-(the values do not matter here), and prints one JSON object. The files are removed afterwards.
+Writes a mosaic of photographs of scikit-image as TIFF, PNG or JPEG, extracts its pyramid to memory-mapped files with
+random weights (the values do not matter here), and prints one JSON object. The files are removed afterwards.
 """
 
 import argparse
 import itertools
 import json
-import platform
-import resource
+import multiprocessing
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import skimage.data
 import tifffile
 import torch
+from bench_host import held_mib, processor
+from PIL import Image
 
 from swin_dense import create_backbone
 from swin_dense.features.pyramid import extract_pyramid
@@ -29,14 +32,18 @@ TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
 
 def write_mosaic(path: Path, height: int, width: int, compression: str | None) -> None:
-    """Write a tiled TIFF of 512 x 512 photographs, one tile at a time to save memory."""
+    """Write a mosaic of 512 x 512 photographs; a TIFF is tiled."""
     photographs = [
         skimage.data.astronaut(),
         skimage.data.retina()[:512, :512],
         skimage.data.hubble_deep_field()[:512, :512],
     ]
-    count = -(-height // 512) * -(-width // 512)
-    tiles = itertools.islice(itertools.cycle(photographs), count)
+    rows, columns = -(-height // 512), -(-width // 512)
+    if path.suffix != '.tif':
+        row = np.concatenate([*itertools.islice(itertools.cycle(photographs), columns)], 1)[:, :width]
+        Image.fromarray(np.tile(row, (rows, 1, 1))[:height]).save(path)
+        return
+    tiles = itertools.islice(itertools.cycle(photographs), rows * columns)
     shape = (height, width, 3)
     tifffile.imwrite(
         path, tiles, shape=shape, dtype='uint8', tile=(512, 512), photometric='rgb', compression=compression
@@ -50,6 +57,7 @@ def main() -> None:
     parser.add_argument('--tile', type=int, default=1792)
     parser.add_argument('--overlap', type=int, help='in pixels (default: the smallest overlap with exact results)')
     parser.add_argument('--dtype', choices=('float16', 'float32'), default='float16', help='type of the output')
+    parser.add_argument('--format', choices=('tif', 'png', 'jpg'), default='tif')
     parser.add_argument('--compression', help="compression of the TIFF, e.g. 'jpeg' or 'lzw' (default: none)")
     parser.add_argument('--read-only', action='store_true', help='only read the tiles')
     parser.add_argument('--threads', type=int, default=torch.get_num_threads())
@@ -63,9 +71,14 @@ def main() -> None:
     overlap = exact_overlap(backbone, backbone.out_strides)[0] if args.overlap is None else args.overlap
 
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        source = Path(folder, 'image.tif')
-        write_mosaic(source, *args.size, args.compression)
-        before = _peak_gib()
+        source = Path(folder, f'image.{args.format}')
+        # In another process, whose memory is not counted
+        writer = multiprocessing.get_context('spawn').Process(
+            target=write_mosaic, args=(source, *args.size, args.compression)
+        )
+        writer.start()
+        writer.join()
+        before = held_mib('VmHWM') / 2**10
         start = time.perf_counter()
         out = Path(folder, 'out')
         if args.read_only:
@@ -79,7 +92,7 @@ def main() -> None:
             )
         seconds = time.perf_counter() - start
         written = sum(file.stat().st_size for file in out.iterdir())
-    peak = _peak_gib()
+    peak = held_mib('VmHWM') / 2**10
     megapixels = args.size[0] * args.size[1] / 1e6
     print(
         json.dumps(
@@ -89,10 +102,11 @@ def main() -> None:
                 'tile': args.tile,
                 'overlap': overlap,
                 'dtype': args.dtype,
+                'format': args.format,
                 'compression': args.compression,
                 'read_only': args.read_only,
                 'threads': args.threads,
-                'machine': platform.processor() or platform.machine(),
+                'processor': processor(),
                 'torch': torch.__version__,
                 'peak_rss_gib': round(peak, 3),
                 'peak_rss_gib_before': round(before, 3),
@@ -105,10 +119,6 @@ def main() -> None:
     )
     if peak > args.limit_gib:
         raise SystemExit(f'peak memory {peak:.2f} GiB exceeds the limit of {args.limit_gib} GiB')
-
-
-def _peak_gib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 if __name__ == '__main__':

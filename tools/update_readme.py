@@ -225,6 +225,43 @@ def smaller_files_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def whole_models_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/exports_whole.py: time and memory of an image in each way to run a model."""
+    names = ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
+    ways = [name for name in names if any(name in row for row in report['rows'])]
+    lines = ['| model, image, processor, threads | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
+    for row in report['rows']:
+        size, processor = ' x '.join(map(str, row['size'])), row['processor'].partition(',')[0]
+        case = f'{row["model"]}, {size}, {processor}, {row["threads"]}'
+        cells = [_figures(row.get(way, {})) for way in ways]
+        lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def _figures(row: dict[str, float]) -> str:
+    return ', '.join(f'{row[key]:,.0f} {unit}' for key, unit in (('ms', 'ms'), ('mib', 'MiB')) if key in row)
+
+
+def exported_models_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/exports_whole.py: time and memory of the exports, and the files."""
+    lines = ['| model | minutes | peak memory, GiB | nodes | file, MiB | in int8, MiB |', '|' + ' --- |' * 6]
+    for row in report['exports']:
+        cells = f'{row["export_s"] / 60:.1f} | {row["export_mib"] / 1024:.1f} | {row["nodes"]:,}'
+        lines.append(f'| {row["model"]} | {cells} | {row["file_mib"]:,.0f} | {row["int8_mib"]:,.0f} |')
+    return '\n'.join(lines) + '\n'
+
+
+def trained_models_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/exports_trained.py: metrics of trained models and of their files."""
+    metrics = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ'}
+    ways = [name for name, value in next(iter(report.values())).items() if isinstance(value, dict)]
+    lines = ['| model | metric | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
+    for name, row in report.items():
+        for key in (key for key in metrics if key in row[ways[0]]):
+            lines.append(f'| {name} | {metrics[key]} | ' + ' | '.join(f'{row[way][key]:.3f}' for way in ways) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def _counts(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return 'not run'
@@ -302,6 +339,9 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'explore': (['explore.json'], explore_table),
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
+    'whole models': (['exports_whole.json'], whole_models_table),
+    'exported models': (['exports_whole.json'], exported_models_table),
+    'trained models': (['exports_trained.json'], trained_models_table),
 }
 
 

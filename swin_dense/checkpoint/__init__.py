@@ -2,11 +2,13 @@
 
 | file | what it does |
 | --- | --- |
-| read.py | reads a checkpoint from an address, a folder or a file, and writes one |
+| download.py | fetches the file at an address |
+| read.py | reads a checkpoint from a file or a folder, and writes one |
 | unpickler.py | unpickles tensors and arrays, and runs nothing else |
 | families.py | translates the parameter names and layouts of each library |
 | find.py | finds the backbone in a checkpoint |
-| fit.py | fits it to a model, and resizes what has another size |
+| fit.py | fits it to a model |
+| resize.py | infers windows, and resizes what has another size |
 | report.py | reports what loaded, or why the checkpoint does not fit |
 | load.py | loads it: :func:`load_checkpoint`, and a hook of ``load_state_dict`` |
 | export.py | exports the weights of a model |

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -27,6 +26,7 @@ from swin_dense.checkpoint.families import (
     resolve_family,
 )
 from swin_dense.checkpoint.report import CheckpointError, listed
+from swin_dense.checkpoint.resize import trained_window, window_of_coordinates, window_of_index
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Pair
 
@@ -45,7 +45,6 @@ _LEFT_OUT = {
 }
 
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
-_BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 _MAX_DEPTH = 32  # of nested dicts
 _MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
 
@@ -202,14 +201,14 @@ def _convert(name: Name, keys: list[str], values: Mapping[str, Value], family: F
         found.grid = (parts[0].shape[2], parts[0].shape[3])
     if name.role == 'table':
         index = _buffer(values, keys[0].replace('relative_position_bias_table', 'relative_position_index'))
-        window = None if index is None else _window_of_index(index, parts[0].shape[:1].numel())
+        window = None if index is None else window_of_index(index, parts[0].shape[:1].numel())
         if window is not None:
             found.windows[name.ours] = window
     if name.role == 'logit_scale':
         coordinates = _buffer(values, keys[0].replace('logit_scale', COORDINATES))
         if coordinates is not None and coordinates.ndim == 4:
-            found.windows[name.ours] = _window_of_coordinates(coordinates)
-            trained = _trained_window(coordinates)
+            found.windows[name.ours] = window_of_coordinates(coordinates)
+            trained = trained_window(coordinates)
             if trained is not None:
                 found.trained_windows[name.stage or 0] = trained
 
@@ -335,82 +334,3 @@ def _split_biases(found: Found) -> None:
         stem = name.removesuffix('qkv.bias')
         found.parameters.update({f'{stem}q_bias': q_bias, f'{stem}v_bias': v_bias})
         found.keys[f'{stem}q_bias'] = found.keys[f'{stem}v_bias'] = found.keys.pop(name)
-
-
-def _window_of_index(index: Tensor, length: int) -> Pair | None:
-    """Return the window of a ``relative_position_index`` buffer, square or not, or None.
-
-    Args:
-        index: the buffer, T x T entries in any shape.
-        length: number of rows of the bias table.
-    """
-    tokens = math.isqrt(index.numel())
-    index = index.reshape(-1)
-    for height in range(1, tokens + 1):
-        width = tokens // height
-        fits = height * width == tokens and (2 * height - 1) * (2 * width - 1) == length
-        # The pair of the first and the last token in the first row has row offset 0 and the largest column offset.
-        if fits and index[width - 1] == (height - 1) * (2 * width - 1):
-            return height, width
-    return None
-
-
-def _window_of_coordinates(coordinates: Tensor) -> Pair:
-    """Return the window of a coordinate buffer from its shape."""
-    return (coordinates.shape[-3] + 1) // 2, (coordinates.shape[-2] + 1) // 2
-
-
-def _trained_window(coordinates: Tensor) -> Pair | None:
-    """Return the pretraining window to which a coordinate buffer is scaled, or None if its values do not determine it.
-
-    Args:
-        coordinates: the buffer ``relative_coords_table``, (1, 2 * window height - 1, 2 * window width - 1, 2).
-    """
-    sides = []
-    for axis, side in enumerate(_window_of_coordinates(coordinates)):
-        outermost = coordinates[..., axis].abs().max().item()
-        if not 0 < outermost < math.inf:
-            return None
-        sides.append(1 + round(8 * (side - 1) / (8**outermost - 1)))
-    return sides[0], sides[1]
-
-
-def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Infer the options of a model from the shapes of its parameters; omit those on which parameters disagree.
-
-    Args:
-        shapes: maps our parameter names to shapes.
-    """
-    inferred: dict[str, set[Any]] = {'use_abs_pos_embed': {'absolute_pos_embed' in shapes}}
-    if len(patch := shapes.get('patch_embed.projection.weight', ())) == 4:
-        inferred.update(in_channels={patch[1]}, patch_size={patch[2]})
-    if len(head := shapes.get('head.weight', ())) == 2:
-        inferred['num_classes'] = {head[0]}
-    blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
-    stages = range(blocks[-1][0] + 1 if blocks else 0)
-    if blocks:
-        inferred['depths'] = {tuple(1 + max((b for s, b in blocks if s == stage), default=-1) for stage in stages)}
-    heads: list[set[int]] = [set() for _ in stages]
-    for stage, block in blocks:
-        stem = f'stages.{stage}.blocks.{block}.'
-        table, scale = (
-            shapes.get(f'{stem}attn.w_msa.{name}') for name in ('relative_position_bias_table', 'logit_scale')
-        )
-        heads[stage] |= {shape[axis] for shape, axis in ((table, -1), (scale, 0)) if shape}
-        if qkv := shapes.get(f'{stem}attn.w_msa.qkv.weight'):
-            inferred.setdefault('embed_dims', set()).add(qkv[-1] // 2**stage)
-            biases = {f'{stem}attn.w_msa.{name}' for name in ('qkv.bias', 'q_bias')}
-            inferred.setdefault('qkv_bias', set()).add(not biases.isdisjoint(shapes))
-            if scale is None:
-                inferred.setdefault('use_rel_pos_bias', set()).add(table is not None)
-        if len(hidden := shapes.get(f'{stem}ffn.layers.0.0.weight', ())) == 2:
-            inferred.setdefault('mlp_ratio', set()).add(hidden[0] / hidden[1])
-    if heads and all(len(numbers) == 1 for numbers in heads):
-        inferred['num_heads'] = {tuple(number for numbers in heads for number in numbers)}
-    inferred['patch_norm'] = {
-        f'{name.removesuffix(layer)}norm.weight' in shapes
-        for layer in ('projection.weight', 'reduction.weight')
-        for name in shapes
-        if name.endswith(f'.{layer}')
-    }
-    return {option: value for option, values in inferred.items() if len(values) == 1 for value in values}

@@ -1,4 +1,4 @@
-"""Fit the backbone of a checkpoint to a model: what the model expects, and how weights are resized to it."""
+"""Fit the backbone of a checkpoint to a model: what the model expects, and what of it the checkpoint has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.checkpoint.families import MMDET, plain_name
-from swin_dense.checkpoint.find import Found, options_of
+from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
+from swin_dense.checkpoint.resize import adapt_channels, offsets, resize_position, resize_table
+from swin_dense.models.options import options_of, square_grid, square_window
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 
@@ -302,7 +302,7 @@ def _adapt(
 ) -> tuple[Tensor, str | None]:
     given = tuple(tensor.shape)
     if _is_table(name) and len(given) == 2 and given[1] == shape[1]:
-        window = _window(name, given[0], found, target, options)
+        window = _window(name, given[0], shape[0], found, target, options)
         if window is None or window == target.window:
             return tensor, None
         table = resize_table(tensor, window, target.window, options.table_resize)
@@ -325,13 +325,13 @@ def _is_table(name: str) -> bool:
     return name.endswith('.relative_position_bias_table')
 
 
-def _window(name: str, length: int, found: Found, target: Target, options: Options) -> Pair | None:
-    """Return the window of a bias table in the checkpoint, or None if it cannot be determined."""
+def _window(name: str, length: int, rows: int, found: Found, target: Target, options: Options) -> Pair | None:
+    """Return the window of a bias table of ``length``, where the model has ``rows``, or None if it is not known."""
     if options.window_size is not None and length == math.prod(offsets(options.window_size)):
         return options.window_size
     if name in found.windows:
         return found.windows[name]
-    if length == math.prod(offsets(target.window)):
+    if length == rows:
         return target.window
     return square_window(length)
 
@@ -373,108 +373,3 @@ def _report_unused(found: Found, target: Target, report: Report) -> list[str]:
             continue
         report.left_out.update(dict.fromkeys(keys, reason))
     return excess
-
-
-def offsets(window: Pair) -> Pair:
-    """Return the number of relative offsets in a window, (rows, columns) of its bias table."""
-    return 2 * window[0] - 1, 2 * window[1] - 1
-
-
-def square_window(length: int) -> Pair | None:
-    """Return the square window whose bias table has ``length`` rows, or None."""
-    grid = square_grid(length)
-    return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
-
-
-def square_grid(length: int) -> Pair | None:
-    """Return the square grid of ``length`` tokens, or None."""
-    side = math.isqrt(length)
-    return (side, side) if side * side == length else None
-
-
-def resize_table(table: Tensor, old: Pair, new: Pair, method: str = 'bicubic') -> Tensor:
-    """Interpolate a relative position bias table from one window to another.
-
-    Args:
-        table: ((2 * height - 1) * (2 * width - 1), A) of the old window.
-        old: window (height, width) in tokens.
-        new: likewise.
-        method: 'bicubic', or 'geometric': a cubic spline over offsets with geometrically growing distances, which
-            changes the bias of near offsets less (fine-tuning code of SimMIM and BEiT).
-
-    Returns:
-        The table of the new window.
-    """
-    interpolate = _bicubic if method == 'bicubic' else _geometric
-    maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(old))
-    return interpolate(maps, offsets(new)).flatten(2)[0].T.contiguous().to(table.dtype)
-
-
-def resize_position(position: Tensor, old: Pair, new: Pair) -> Tensor:
-    """Resize an absolute position embedding (1, L, C) from one grid (H, W) to another by bicubic interpolation."""
-    maps = position.to(torch.promote_types(position.dtype, torch.float32)).transpose(1, 2).unflatten(2, old)
-    return _bicubic(maps, new).flatten(2).transpose(1, 2).contiguous().to(position.dtype)
-
-
-def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Tensor:
-    """Adapt the weight of the patch projection to another number of image channels.
-
-    Args:
-        weight: (C, channels of the checkpoint, p, p).
-        channels: number of image channels of the model.
-        policy: 'repeat' repeats the channels in turn and 'mean' repeats their mean, both rescaled so that a grey
-            image keeps its response; 'zero' keeps the channels and appends zeros.
-
-    Raises:
-        ValueError: ``policy`` is 'zero' and the model has fewer channels than the checkpoint.
-    """
-    given = weight.shape[1]
-    if policy == 'zero':
-        if channels < given:
-            raise ValueError(
-                f'the policy "zero" only adds channels: got {given} in the checkpoint, {channels} in the model; '
-                'use "mean"'
-            )
-        return F.pad(weight, (0, 0, 0, 0, 0, channels - given))
-    scale = given / channels
-    if policy == 'mean' or channels == 1:
-        return (weight.mean(1, keepdim=True) * scale).repeat(1, channels, 1, 1)
-    return weight[:, torch.arange(channels) % given] * scale
-
-
-def _bicubic(maps: Tensor, size: Pair) -> Tensor:
-    return F.interpolate(maps, size, mode='bicubic')
-
-
-def _geometric(maps: Tensor, size: Pair) -> Tensor:
-    for axis, new in zip((2, 3), size, strict=True):
-        old = maps.shape[axis]
-        if old != new:
-            maps = _spline(maps, axis, _geometric_positions(old // 2, new // 2), new // 2)
-    return maps
-
-
-def _geometric_positions(old: int, new: int) -> list[float]:
-    """Return positions of the offsets -old..old with geometric distances that end at -new and new."""
-    left, right = 1.01, 1.5
-    while right - left > 1e-6:
-        ratio = (left + right) / 2
-        if (1 - ratio**old) / (1 - ratio) > new:
-            right = ratio
-        else:
-            left = ratio
-    # As in the official code, the last ratio tried, not the middle of the remaining interval.
-    distances = [0.0]
-    for step in range(old):
-        distances.append(distances[-1] + ratio**step)
-    return [-distance for distance in reversed(distances[1:])] + distances
-
-
-def _spline(maps: Tensor, axis: int, positions: list[float], new: int) -> Tensor:
-    try:
-        from scipy.interpolate import make_interp_spline
-    except ImportError as error:
-        raise ImportError('table_resize="geometric" needs SciPy: pip install scipy, or use "bicubic"') from error
-    spline = make_interp_spline(positions, maps.cpu().numpy(), k=min(3, len(positions) - 1), axis=axis)
-    wanted = torch.arange(-new, new + 1, dtype=torch.float64).clamp(positions[0], positions[-1])
-    return torch.from_numpy(spline(wanted.numpy())).to(maps)

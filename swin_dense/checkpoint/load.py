@@ -7,16 +7,19 @@ import contextvars
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from swin_dense.checkpoint.download import local_file
 from swin_dense.checkpoint.find import Found, find, flatten
 from swin_dense.checkpoint.fit import Options, Target, fit, state_of
 from swin_dense.checkpoint.inputs import preset_of
-from swin_dense.checkpoint.read import read, shown
+from swin_dense.checkpoint.read import read_file
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.utils import checks
+from swin_dense.utils.addresses import is_address, shown
 
 _logger = logging.getLogger(__package__)
 _STANDARD = Options()
@@ -99,7 +102,8 @@ def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = Fal
         return find(flatten(source), 'the given dict', prefix, ema)
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f'a checkpoint must be a path, an address or a dict, got {type(source).__name__}')
-    return find(flatten(read(source, trust)), shown(source), prefix, ema)
+    with local_file(source) if is_address(source) else contextlib.nullcontext(Path(source)) as path:
+        return find(flatten(read_file(path, trust)), shown(source), prefix, ema)
 
 
 def load_found(

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swin_dense.utils import locks
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import alone, written_whole
 
 # Settings that may differ between runs into one folder, because they change only the last bit of the features.
 _NO_SETTINGS = {'batch_size'}
@@ -86,7 +85,7 @@ def lock_shard(folder: Path, shard: Shard) -> AbstractContextManager[None]:
     Raises:
         ValueError: another process holds the lock.
     """
-    return locks.alone(
+    return alone(
         folder / f'.shard-{shard}.lock',
         f'another extraction is writing shard {shard.index}/{shard.count} of {folder}; wait for it, choose another '
         'folder, or split the images: --shard 0/2 and --shard 1/2',

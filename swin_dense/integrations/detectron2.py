@@ -46,6 +46,7 @@ KEYS = {
     'OUT_FEATURES': 'out_features',
     'USE_CHECKPOINT': 'with_cp',
     'CHECKPOINT': 'checkpoint',
+    'PREFIX': 'prefix',
 }
 FEATURES = ('res2', 'res3', 'res4', 'res5')
 
@@ -64,6 +65,7 @@ class _Detectron2:
         freeze_at: 0 freezes nothing, 1 the patch embedding, 2 also the first stage, and so on.
         checkpoint: pretrained weights of the backbone, see :func:`swin_dense.load_checkpoint`. For weights of a whole
             model, use MODEL.WEIGHTS.
+        prefix: which backbone, if the checkpoint contains several.
         **options: options of the backbone.
     """
 
@@ -75,6 +77,7 @@ class _Detectron2:
         out_features: Sequence[str] = FEATURES,
         freeze_at: int = 0,
         checkpoint: Any = None,
+        prefix: str | None = None,
         **options: Any,
     ) -> None:
         for name in out_features:
@@ -89,7 +92,7 @@ class _Detectron2:
         self._out_feature_channels = dict(zip(self._out_features, self.out_channels, strict=True))  # type: ignore[attr-defined]
         self._out_feature_strides = dict(zip(self._out_features, self.out_strides, strict=True))  # type: ignore[attr-defined]
         if checkpoint is not None:
-            load_checkpoint(self, checkpoint)  # type: ignore[arg-type]
+            load_checkpoint(self, checkpoint, prefix=prefix)  # type: ignore[arg-type]
 
     @classmethod
     def from_config(cls, cfg: CfgNode, input_shape: ShapeSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Swin encoders for segmentation_models_pytorch. Importing this module registers them.
 
 unet = smp.Unet('swin_dense_t', encoder_weights=None, classes=2)
-load_checkpoint(unet.encoder.backbone, 'swin_tiny_patch4_window7_224.pth')
+load_checkpoint(unet.encoder.backbone, 'swin_tiny_patch4_window7_224.pth')  # or prefix='teacher', and so on
 """
 
 from __future__ import annotations

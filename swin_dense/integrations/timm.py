@@ -3,7 +3,7 @@
     timm.create_model('swin_dense_t', features_only=True, checkpoint_path='swin_tiny_patch4_window7_224.pth')
 
 Libraries that build their networks with timm then accept these names. ``pretrained=True`` loads the weights of timm's
-own Swins.
+own Swins. If a checkpoint contains several backbones, ``prefix='teacher'`` chooses one, as in ``load_checkpoint``.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class _TimmModel(nn.Module):
     """Mixin with timm's interface of a model, for a module with a Swin as its ``backbone``."""
 
     backbone: SwinBackbone
+    prefix: str | None = None  # which backbone of a checkpoint to load, see load_checkpoint
 
     @property
     def in_chans(self) -> int:
@@ -88,7 +89,7 @@ class _TimmModel(nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def _load_foreign(self, state_dict: Mapping[str, Any], strict: bool) -> None:
-        load_checkpoint(self.backbone, state_dict)
+        load_checkpoint(self.backbone, state_dict, prefix=self.prefix)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Enable or disable gradient checkpointing."""
@@ -157,9 +158,9 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
 
     def _load_foreign(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         if strict and isinstance(self.head, nn.Linear):
-            load_checkpoint(self, state_dict)
+            load_checkpoint(self, state_dict, prefix=self.prefix)
         else:
-            load_checkpoint(self.backbone, state_dict, final_norm=True)
+            load_checkpoint(self.backbone, state_dict, prefix=self.prefix, final_norm=True)
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -296,11 +297,17 @@ def _prefix_patterns(patterns: Any) -> Any:
 
 
 def _build(
-    factory: Callable[..., nn.Module], device: Any = None, dtype: torch.dtype | None = None, **options: Any
+    factory: Callable[..., _TimmModel],
+    device: Any = None,
+    dtype: torch.dtype | None = None,
+    prefix: str | None = None,
+    **options: Any,
 ) -> nn.Module:
     """Build a model from the options that timm passes, on a device and with a floating-point dtype."""
     with torch.device(device if device is not None else torch.get_default_device()):
-        return factory(**{RENAMED.get(key, key): value for key, value in options.items()}).to(dtype)
+        model = factory(**{RENAMED.get(key, key): value for key, value in options.items()}).to(dtype)
+    model.prefix = prefix
+    return model
 
 
 def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:

@@ -208,7 +208,12 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
 
     @classmethod
     def from_pretrained(
-        cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+        cls,
+        pretrained_model_name_or_path: Any,
+        *args: Any,
+        config: Any = None,
+        prefix: str | None = None,
+        **kwargs: Any,
     ) -> SwinDenseBackbone:
         """Load a model saved with ``save_pretrained``, or a Swin of transformers, from a folder or the Hub.
 
@@ -216,11 +221,12 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
             pretrained_model_name_or_path: the folder or the name on the Hub.
             *args: see ``PreTrainedModel.from_pretrained``.
             config: a config to use instead of the saved one.
+            prefix: which backbone, if the weights of a Swin of transformers contain several.
             **kwargs: options that override the saved ones, and arguments of ``PreTrainedModel.from_pretrained``. For a
                 Swin of transformers, ``revision`` is the only such argument.
 
         Raises:
-            TypeError: an unsupported argument is given for a Swin of transformers.
+            TypeError: an unsupported argument is given for a Swin of transformers, or ``prefix`` for another model.
         """
         if config is None:
             hub_arguments = {name: kwargs[name] for name in HUB_ARGUMENTS & kwargs.keys()}
@@ -234,8 +240,10 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
                         '.to(...) afterwards'
                     )
                 model = cls(SwinDenseConfig.of_swin(found, **kwargs))
-                load_checkpoint(model.backbone, _source_of(pretrained_model_name_or_path, revision))
+                load_checkpoint(model.backbone, _source_of(pretrained_model_name_or_path, revision), prefix=prefix)
                 return model.eval()
+        if prefix is not None:
+            raise TypeError('prefix chooses a backbone in weights of a Swin of transformers only')
         return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **kwargs)
 
     def forward(

@@ -21,7 +21,7 @@ from mmengine.utils.dl_utils import set_multi_processing
 
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.mm.checkpoints import check_training_checkpoint, newest_checkpoint, training_meta, use_whole_checkpoints
-from swin_dense.utils import locks
+from swin_dense.utils.atomic import alone
 
 _FSDP_ON_CPU = {'type': 'MMFullyShardedDataParallel', 'device_id': 'cpu'}
 # Model wrapper settings that the FlexibleRunner's strategies need without a GPU.
@@ -127,7 +127,7 @@ def held_alone(config: Config, resume: str | None) -> Iterator[Config]:
                 work_dir = Path(config.work_dir)
                 work_dir.mkdir(parents=True, exist_ok=True)
                 busy = f'another training is writing to {work_dir}; wait for it, or choose another --work-dir'
-                held.enter_context(locks.alone(work_dir / '.training.lock', busy))
+                held.enter_context(alone(work_dir / '.training.lock', busy))
                 answer = [_resumed(config, resume)]
             except (ValueError, OSError) as error:
                 answer = [error]

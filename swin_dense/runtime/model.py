@@ -71,7 +71,10 @@ def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: floa
         raise ValueError(f'{runtime} cannot load {path}, which may be damaged or incomplete: {reason}') from error
     if session.facts is None:
         raise ValueError(f'{path} contains no whole model; write one with `swin-dense export CONFIG CHECKPOINT FILE`')
-    facts = json.loads(session.facts)
+    try:
+        facts = json.loads(session.facts)
+    except ValueError as error:
+        raise ValueError(f'the metadata of {path} is damaged ({error}); export the model again') from error
     written = facts.get('format', FORMAT)  # absent in files of the first version
     if written > FORMAT:
         raise ValueError(
@@ -139,19 +142,24 @@ class Model:
                 make_labels,
             )
 
-    def run(self, img: np.ndarray, **inputs: np.ndarray) -> list[np.ndarray]:
+    def run(self, img: np.ndarray, size: int | Sequence[int] | None = None) -> list[np.ndarray]:
         """Return the raw outputs of the file.
 
         Args:
             img: (B, 3, H, W) float32, BGR from 0 to 255, already resized; B must be 1 for a detector.
-            **inputs: other inputs of the file.
+            size: side or (height, width) of the class maps of a segmentor in pixels; None is that of ``img``.
 
         Raises:
-            TypeError: ``img`` has another dtype.
-            ValueError: ``img`` has another shape, or a size that the model does not support.
+            TypeError: ``img`` has another dtype, or ``size`` is not of integers.
+            ValueError: ``img`` has another shape, or a size that the model does not support, or ``size`` is not
+                positive or given for a detector.
         """
         self._check(img)
-        return self._session.run({'img': img, **inputs})
+        if size is None:
+            return self._session.run({'img': img})
+        if self.facts['task'] == 'detection':
+            raise ValueError(f'size is an input of segmentors, and this model is a detector; got {size}')
+        return self._session.run({'img': img, 'size': np.array(checks.pair('size', size), np.int64)})
 
     def _check(self, img: np.ndarray) -> None:
         if not isinstance(img, np.ndarray) or img.dtype != np.float32:
@@ -196,7 +204,7 @@ class Model:
         size = (pixels.shape[0], pixels.shape[1])
         img, resized = pictures.model_input(pixels, self.facts)
         if self.facts['task'] == 'segmentation':
-            return self.run(img, size=np.array(size))[0][0], None, None
+            return self.run(img, size)[0][0], None, None
         if 'queries' not in self.facts:
             return None, self._instances(self.run(img), size, resized), None
         input_size = (img.shape[2], img.shape[3])

@@ -1,1 +1,1 @@
-"""Shared helpers: argument checks, atomic file writes, locks, addresses, compatibility with older torch versions."""
+"""Shared helpers: argument checks, atomic file writes and locks, addresses, compatibility with older torch versions."""

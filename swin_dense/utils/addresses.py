@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 def is_address(source: Any) -> bool:
     """Return whether a source is a URL of object storage or a server."""
     return isinstance(source, str) and '://' in source
+
+
+def shown(source: str | os.PathLike[str]) -> str:
+    """Return a path or an address for messages and files, without user names, passwords, tokens and signatures."""
+    text = os.fspath(source)
+    if not is_address(text):
+        return text
+    parts = urlsplit(text)
+    return f'{parts.scheme}://{parts.netloc.rpartition("@")[2]}{parts.path}'
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

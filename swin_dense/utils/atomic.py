@@ -1,4 +1,7 @@
-"""Atomic writes: a file or folder gets its final name only when complete, even if the process or machine crashes."""
+"""Atomic writes: a file or folder gets its final name only when complete, even if the process or machine crashes.
+
+And locks between processes, which the operating system releases when a process is killed.
+"""
 
 from __future__ import annotations
 
@@ -110,3 +113,27 @@ def _flush_names(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def alone(path: Path, otherwise: str | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on a file while the block runs.
+
+    Args:
+        path: the lock file; its folder must exist.
+        otherwise: the error message if another process holds the lock; None waits for that process.
+
+    Raises:
+        ValueError: another process holds the lock, and ``otherwise`` is given.
+    """
+    from filelock import FileLock, Timeout  # a dependency of torch, which exported models do not need
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if otherwise is None else 0)
+    except Timeout:
+        raise ValueError(otherwise) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -8,8 +8,7 @@ import torch
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
-from swin_dense.checkpoint.find import _window_of_index
-from swin_dense.checkpoint.fit import adapt_channels, resize_table
+from swin_dense.checkpoint.resize import adapt_channels, resize_table, window_of_index
 from tests.conftest import IfInstalled, needs
 
 interpolate = IfInstalled('scipy.interpolate')
@@ -101,9 +100,9 @@ def test_the_window_is_inferred_from_an_index_buffer(window):
     index = torch.tensor(
         [[(q[0] - k[0] + height - 1) * (2 * width - 1) + q[1] - k[1] + width - 1 for k in tokens] for q in tokens]
     )
-    assert _window_of_index(index, (2 * height - 1) * (2 * width - 1)) == window
-    assert _window_of_index(index.flatten(), (2 * height - 1) * (2 * width - 1)) == window
-    assert _window_of_index(index, 1000) is None
+    assert window_of_index(index, (2 * height - 1) * (2 * width - 1)) == window
+    assert window_of_index(index.flatten(), (2 * height - 1) * (2 * width - 1)) == window
+    assert window_of_index(index, 1000) is None
 
 
 @needs('scipy')

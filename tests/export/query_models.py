@@ -139,23 +139,37 @@ def random_model(config: Config, pixels: np.ndarray, seed: int = 0) -> torch.nn.
             parameter.data *= 30
     model.eval()
     for name, layer in model.named_modules():
+        if name.endswith('mask_feature'):
+            _centre(model, layer, pixels, config.default_scope)
+    for name, layer in model.named_modules():
         if name.endswith(('cls_embed', 'mask_embed.0')):
             _spread(model, layer, pixels, config.default_scope)
     return model
 
 
 @torch.no_grad()
+def _centre(model, layer, pixels, framework) -> None:
+    """Subtract the mean of a convolution's outputs over an image, so that masks are neither empty nor full."""
+    layer.bias -= _last_call(model, layer, pixels, framework)[1].mean((0, 2, 3))
+
+
+@torch.no_grad()
 def _spread(model, layer, pixels, framework) -> None:
     """Normalise the inputs of a linear layer over the queries of an image, which are almost equal in a random model."""
+    x = _last_call(model, layer, pixels, framework)[0].flatten(0, -2)[-QUERIES:]
+    layer.weight /= x.std(0) + 1e-3
+    layer.bias.copy_(torch.randn(len(layer.bias)) - layer.weight @ x.mean(0))
+
+
+def _last_call(model, layer, pixels, framework):
+    """Return the input and the output of a layer in its last call during a prediction."""
     found = []
-    with layer.register_forward_pre_hook(lambda _, args: found.append(args[0].flatten(0, -2))):
+    with layer.register_forward_hook(lambda _, args, out: found.append((args[0], out))):
         if framework == 'mmseg':
             agreement.classes_of_framework(model, pixels, pixels.shape[:2])
         else:
             agreement.predicted(model, pixels)
-    x = found[-1][-QUERIES:]
-    layer.weight /= x.std(0) + 1e-3
-    layer.bias.copy_(torch.randn(len(layer.bias)) - layer.weight @ x.mean(0))
+    return found[-1]
 
 
 def _rtmdet(config: Config, published: Config) -> Config:

@@ -3,7 +3,7 @@ import torch
 
 from swin_dense import create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
-from swin_dense.checkpoint.fit import adapt_channels
+from swin_dense.checkpoint.resize import adapt_channels
 from tests.conftest import randomize
 
 from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, with_our_norms

@@ -171,7 +171,9 @@ def test_the_revision_is_passed_on(tmp_path, monkeypatch):
         return auto(tmp_path)
 
     monkeypatch.setattr(ours.AutoConfig, 'from_pretrained', from_pretrained)
-    monkeypatch.setattr(ours, 'load_checkpoint', lambda model, place: (calls.append(place), load(model, tmp_path)))
+    monkeypatch.setattr(
+        ours, 'load_checkpoint', lambda model, place, prefix: (calls.append(place), load(model, tmp_path))
+    )
     SwinDenseBackbone.from_pretrained('me/swin', revision='v1')
     SwinDenseBackbone.from_pretrained('me/swin')
     assert calls == [{'revision': 'v1'}, 'hf://me/swin@v1', {}, 'hf://me/swin']

@@ -1,0 +1,129 @@
+"""Public names, arguments, options of commands and defaults stay as recorded, unless the changelog names the change.
+
+``python -m tests.test_stability`` writes the record anew, at a release, after which the changelog begins anew too.
+"""
+
+import argparse
+import importlib
+import inspect
+import json
+import re
+
+import pytest
+
+from swin_dense.__main__ import command_names
+from swin_dense.runtime.sessions import FORMAT
+from tests.conftest import ROOT, needs
+
+RECORD = ROOT / 'tests' / 'stability.json'
+
+
+def named_in_changelog(name):
+    """Return whether the newest part of the changelog names something in backticks."""
+    newest = re.split(r'^## ', (ROOT / 'CHANGELOG.md').read_text(), flags=re.M)[1]
+    code = ' '.join(re.findall(r'`([^`]+)`', newest))
+    return re.search(rf'(?<![\w-]){re.escape(name)}(?![\w-])', code) is not None
+
+
+def public_names():
+    """Return the arguments and defaults of each name on the reference page."""
+    names = re.findall(r'^::: (\S+)$', (ROOT / 'docs' / 'reference.md').read_text(), re.M)
+    return {name: arguments(found(name)) for name in names}
+
+
+def found(name):
+    module, _, attribute = name.rpartition('.')
+    return getattr(importlib.import_module(module), attribute)
+
+
+def arguments(value):
+    given = inspect.signature(value).parameters.values()
+    return {one.name: default(one.default) for one in given if one.default is not inspect.Parameter.empty} | {
+        one.name: 'required' for one in given if one.default is inspect.Parameter.empty
+    }
+
+
+def default(value):
+    return getattr(value, '__name__', repr(value))
+
+
+def options():
+    """Return the default of each option of each command, and its positional arguments."""
+    result = {}
+    for name in command_names():
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
+        parsers = {name: parser}
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers |= {f'{name} {inner}': one for inner, one in action.choices.items()}
+        for command, one in parsers.items():
+            given = [action for action in one._actions if not isinstance(action, argparse._SubParsersAction)]
+            result[command] = {
+                option: default(action.default) for action in given for option in action.option_strings or [action.dest]
+            }
+    return result
+
+
+def current():
+    return {'names': public_names(), 'options': options(), 'formats': {'metadata of ONNX files': FORMAT}}
+
+
+def changes(recorded, now):
+    """Return a line for each recorded name, argument or option that is gone or has another default."""
+    for kind in ('names', 'options'):
+        for owner, parts in recorded[kind].items():
+            if owner not in now[kind]:
+                yield owner.rpartition('.')[2], f'{owner} is gone'
+                continue
+            for name, value in parts.items():
+                there = now[kind][owner].get(name, 'gone')
+                if there != value:
+                    yield name, f'{name} of {owner} was {value}, is {there}'
+    for name, version in recorded['formats'].items():
+        if now['formats'][name] != version:
+            yield name, f'the format of {name} was {version}, is {now["formats"][name]}'
+
+
+@needs('mmengine')
+def test_changes_are_in_the_changelog():
+    silent = [line for name, line in changes(json.loads(RECORD.read_text()), current()) if not named_in_changelog(name)]
+    assert not silent, f'name in the changelog, in backticks, or undo: {silent}'
+
+
+@needs('mmengine')
+@pytest.mark.parametrize(
+    ('kind', 'owner', 'name', 'value', 'message'),
+    [
+        ('names', 'swin_dense.former', None, None, 'swin_dense.former is gone'),
+        (
+            'names',
+            'swin_dense.load_checkpoint',
+            'former',
+            'None',
+            'former of swin_dense.load_checkpoint was None, is gone',
+        ),
+        ('names', 'swin_dense.load_checkpoint', 'table_resize', "'linear'", "was 'linear', is 'bicubic'"),
+        ('options', 'features', '--former', 'None', '--former of features was None, is gone'),
+        ('options', 'features', '--part-rows', '1', '--part-rows of features was 1, is 4096'),
+        ('formats', 'metadata of ONNX files', None, FORMAT + 1, f'was {FORMAT + 1}, is {FORMAT}'),
+    ],
+)
+def test_a_change_is_noticed(kind, owner, name, value, message):
+    record = json.loads(RECORD.read_text())
+    if name is None:
+        record[kind][owner] = value or {}
+    else:
+        record[kind][owner][name] = value
+    assert any(message in line for _, line in changes(record, current()))
+
+
+def test_the_changelog_names_options_and_names():
+    assert named_in_changelog('--force')
+    assert named_in_changelog('window_size')
+    assert not named_in_changelog('window_siz')
+    assert not named_in_changelog('the')
+
+
+if __name__ == '__main__':
+    RECORD.write_text(json.dumps(current(), indent=1, sort_keys=True) + '\n')
