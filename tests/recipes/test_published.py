@@ -48,7 +48,7 @@ def test_published_and_measured_accuracy(tmp_path, demo_data, address, monkeypat
     work = ['--work-dir', str(tmp_path / 'work'), '--set', *options(framework, demo_data)]
     assert main(['test', config, '--published', *work]) == 0
     printed = capsys.readouterr().out
-    table = printed[printed.index(stand_in.weights) :].splitlines()[1:]
+    table = printed[printed.rindex(stand_in.weights) :].splitlines()[1:]
     assert table[0].split() == ['metric', 'published', 'measured', 'difference']
     names = {'box AP': r'bbox_mAP: (\S+)', 'mask AP': r'segm_mAP: (\S+)', 'mIoU': r'mIoU: (\S+)'}
     for (metric, value), line in zip(metrics.items(), table[1:], strict=True):
