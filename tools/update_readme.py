@@ -239,7 +239,8 @@ def whole_models_table(report: dict[str, Any]) -> str:
 
 
 def _figures(row: dict[str, float]) -> str:
-    return ', '.join(f'{row[key]:,.0f} {unit}' for key, unit in (('ms', 'ms'), ('mib', 'MiB')) if key in row)
+    units = {'ms': 'ms', 'mib': 'MiB'}
+    return ', '.join(f'{row[key]:,.0f} {unit}' for key, unit in units.items() if key in row) or 'not measured'
 
 
 def exported_models_table(report: dict[str, Any]) -> str:
