@@ -78,7 +78,7 @@ class Predictor:
             raise ValueError(
                 f'the model of the config cannot be built, or {checkpoint} is not a checkpoint of it ({reason})'
             ) from error
-        self.model: nn.Module = self._inferencer.model
+        self.model: Any = self._inferencer.model
         self._name_classes(saved, _metainfo(scope, dataset))
 
     def predict(self, path: str) -> Prediction:
