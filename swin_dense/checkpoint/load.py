@@ -102,7 +102,7 @@ def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = Fal
         return find(flatten(source), 'the given dict', prefix, ema)
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f'a checkpoint must be a path, an address or a dict, got {type(source).__name__}')
-    with local_file(str(source)) if is_address(source) else contextlib.nullcontext(Path(source)) as path:
+    with local_file(os.fspath(source)) if is_address(source) else contextlib.nullcontext(Path(source)) as path:
         return find(flatten(read_file(path, trust)), shown(source), prefix, ema)
 
 
