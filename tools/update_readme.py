@@ -89,6 +89,18 @@ def large_scene_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def tiled_detections_table(report: dict[str, Any]) -> str:
+    """Return a table of the agreement measured by benchmarks/tiled_detections.py."""
+    titles = ('tile, overlap', 'objects up to the overlap: agree', 'all objects: agree', 'found in tiles', 'doubles')
+    lines = ['| ' + ' | '.join(titles) + ' |', '|' + ' --- |' * len(titles)]
+    for row in report['settings']:
+        small = f'{row["up_to_overlap_agree"]} of {row["up_to_overlap"]}'
+        everything = f'{row["agree"]} of {row["whole"]}'
+        cells = (f'{row["tile"]}, {row["overlap"]}', small, everything, row['tiles'], row['doubles'])
+        lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def speed_table(*reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/benchmark.py: our time, and the times of others relative to ours."""
     lines = ['| Swin-T, float32, CPU | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
@@ -222,6 +234,7 @@ PAGES = (
     'docs/features.md',
     'docs/geotiff.md',
     'docs/install.md',
+    'docs/predictions.md',
     'docs/speed.md',
 )
 # Chinese translations of the texts in the tables of the README.
@@ -245,6 +258,7 @@ CPU_CASES = ('infer_512', 'infer_800x1344', 'train_512')
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
     'large scene': (['large_scene.json'], large_scene_table),
+    'tiled detections': (['tiled_detections.json'], tiled_detections_table),
     'speed in short': ([f'cpu_{case}.json' for case in CPU_CASES], short_speed_table),
     'speed': ([f'cpu_{case}.json' for case in CPU_CASES], speed_table),
     'gpu speed': (['gpu.json'], gpu_table),
