@@ -112,7 +112,7 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
     if args.runtime is not None and not is_exported:
         raise ValueError('--runtime needs an .onnx file')
-    images = []
+    images: list[str] = []
     for place in places:
         if Path(place).is_dir():
             found = sorted(path for path in Path(place).rglob('*') if path.suffix.lower() in _IMAGES)

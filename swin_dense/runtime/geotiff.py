@@ -28,7 +28,7 @@ def opened(path: str | PathLike[str]) -> Iterator[Any]:
             import tifffile
             import zarr
 
-            page = stack.enter_context(tifffile.TiffFile(path)).pages[0]
+            page: Any = stack.enter_context(tifffile.TiffFile(path)).pages[0]
             tifffile.TIFF.DECOMPRESSORS[page.compression]
             is_plain = page.axes == 'YXS' and page.dtype == np.uint8 and page.samplesperpixel == 3 and not page.subifds
             is_upright = 'Orientation' not in page.tags or page.tags['Orientation'].value == 1
@@ -45,7 +45,8 @@ def georeference(path: str | PathLike[str]) -> list[tuple[int, Any, int, Any, bo
 
     try:
         with tifffile.TiffFile(path) as file:
-            tags = file.pages[0].tags
+            page: Any = file.pages[0]
+            tags = page.tags
             found = [tags[code] for code in _GEOREFERENCE if code in tags]
             return [(tag.code, tag.dtype, tag.count, tag.value, True) for tag in found]
     except tifffile.TiffFileError:

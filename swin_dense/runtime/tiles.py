@@ -125,9 +125,10 @@ def _cropped(mask: np.ndarray, tile: Tile) -> tuple[int, int, np.ndarray]:
 
 
 def _joined(parts: list[_Detections]) -> _Detections:
-    names = ('boxes', 'scores', 'labels', 'tiles')
-    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-    return _Detections(*arrays, [mask for part in parts for mask in part.masks])
+    boxes, scores, labels, tiles = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ('boxes', 'scores', 'labels', 'tiles')
+    )
+    return _Detections(boxes, scores, labels, tiles, [mask for part in parts for mask in part.masks])
 
 
 def _without_doubles(found: _Detections, tiles: Sequence[Tile]) -> np.ndarray:
