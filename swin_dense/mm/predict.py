@@ -140,6 +140,7 @@ class Predictor:
     ) -> Prediction:
         steps = [step for step in self._pipeline[1:] if 'LoadAnnotations' not in str(step['type'])]
         pipeline = Compose(steps)
+        model: Any = self.model
 
         def predict(tile: Tile) -> Outputs:
             img = read(*tile.read)
@@ -149,7 +150,7 @@ class Predictor:
             packed = pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
             data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
             with torch.no_grad():
-                (sample,) = self.model.test_step(data)
+                (sample,) = model.test_step(data)
             return self._outputs(sample)
 
         with DefaultScope.overwrite_default_scope('mmdet' if self._is_detector else 'mmseg'):

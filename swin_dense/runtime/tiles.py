@@ -125,8 +125,9 @@ def _cropped(mask: np.ndarray, tile: Tile) -> tuple[int, int, np.ndarray]:
 
 
 def _joined(parts: list[_Detections]) -> _Detections:
-    names = ('boxes', 'scores', 'labels', 'tiles')
-    boxes, scores, labels, tiles = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+    boxes, scores, labels, tiles = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ('boxes', 'scores', 'labels', 'tiles')
+    )
     return _Detections(boxes, scores, labels, tiles, [mask for part in parts for mask in part.masks])
 
 

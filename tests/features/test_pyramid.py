@@ -109,7 +109,7 @@ def test_more_channels():
         expected = backbone((image[None] - 0.4) / 0.2)
     pyramid = extract_pyramid(backbone, image, mean=[0.4] * 5, std=[0.2] * 5)
     assert_same(pyramid, {s: out[0] for s, out in zip(backbone.out_strides, expected, strict=True)})
-    with pytest.raises(ValueError, match='one value per channel'):
+    with pytest.raises(ValueError, match='takes 5 channels, but ImageNet'):
         extract_pyramid(backbone, image)
 
 

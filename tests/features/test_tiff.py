@@ -205,7 +205,15 @@ def test_an_array_of_two_channels_has_no_opacity():
         read_image(BANDS[:, :, :2])
 
 
-@pytest.mark.parametrize('dtype', ['int8', 'int16', 'int64', 'uint64', 'complex64'])
+@pytest.mark.parametrize('dtype', ['int8', 'int16'])
+def test_signed_integers_need_a_scale(dtype, tmp_path):
+    path = tmp_path / 'x.tif'
+    path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
+    with pytest.raises(ImageError, match=rf'x\.tif.*got {dtype}; give scale= to divide them'):
+        read_image(path)
+
+
+@pytest.mark.parametrize('dtype', ['int64', 'uint64', 'complex64'])
 def test_unknown_scales_are_refused(dtype, tmp_path):
     path = tmp_path / 'x.tif'
     path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
