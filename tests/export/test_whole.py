@@ -386,5 +386,7 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     for each in RUNTIMES:
         records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
         scores = [[instance['score'] for instance in record['instances']] for record in records]
-        assert scores[1] == pytest.approx(scores[0], abs=2e-2)
-        assert len(scores[0]) > 3
+        common = min(map(len, scores))  # one may be on the other side of the least score
+        assert abs(len(scores[0]) - len(scores[1])) <= 1
+        assert scores[1][:common] == pytest.approx(scores[0][:common], abs=2e-2)
+        assert common > 3
