@@ -11,7 +11,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import numpy as np
 import skimage.data
 import tifffile
 import torch
+from bench_host import processor
 from mmengine.registry import MODELS, init_default_scope
 
 import swin_dense
@@ -112,7 +112,7 @@ def main() -> None:
         'size': args.size,
         'bands': 9,
         'threads': int(os.environ.get('OMP_NUM_THREADS', os.cpu_count() or 1)),
-        'processor': platform.processor() or platform.machine(),
+        'processor': processor(),
         'torch': torch.__version__,
         'swin_dense': swin_dense.__version__,
         'load_before': os.getloadavg()[0],

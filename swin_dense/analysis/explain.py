@@ -130,9 +130,8 @@ def grad_cam(
         ValueError: the stage does not exist, or the target does not depend on it.
     """
     _check_index('stage', stage, len(backbone.stages))
-    img = _prepare(
-        backbone, image, bgr, normalization
-    ).requires_grad_()  # so that there is a graph even if all parameters are frozen
+    # With a gradient, so that there is a graph even if all parameters are frozen.
+    img = _prepare(backbone, image, bgr, normalization).requires_grad_()
     with evaluation_mode(backbone), torch.enable_grad(), _recording_map(backbone.stages[stage]) as recorded:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         score = (target or strongest_channel)(maps)

@@ -94,7 +94,6 @@ class Normalization:
             ValueError: ``mean``, ``std``, ``scale`` or ``bands`` are not as many as the channels of the backbone.
         """
         channels, known = backbone.in_channels, backbone.input_preset
-        is_imagenet = self.mean is IMAGENET_MEAN and known not in (None, 'imagenet')
         advice = f"give **preset('{known}') (--preset {known})" if known else 'give mean=, std= and scale=, or a preset'
         if self.mean is IMAGENET_MEAN and channels != len(IMAGENET_MEAN):
             raise ValueError(
@@ -104,7 +103,7 @@ class Normalization:
         if self.bands is not None and len(self.bands) != channels:
             raise ValueError(f'bands must be one per input channel of the backbone, {channels}, got {self.bands}')
         self.prepare(torch.zeros(channels, 1, 1))
-        if is_imagenet:
+        if self.mean is IMAGENET_MEAN and known not in (None, 'imagenet'):
             _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
 
     def stored(self, pixels: Pixels, channels: int) -> Tensor:

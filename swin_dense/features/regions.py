@@ -17,6 +17,7 @@ from swin_dense.features.images import pixels_of, reverse_colours
 from swin_dense.features.ome_zarr import Plane
 from swin_dense.features.pixels import ImageError, Pixels, decoding, is_rgba, naming
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.tiles import Box
 
 _FILES_OF_FOLDER = 'for a folder of images, pass its files one by one or as a list'
 
@@ -38,6 +39,10 @@ class LargeImage:
     read: Callable[[int, int, int, int], np.ndarray]
     has_alpha: bool
     stretch: float = 1.0
+
+    def pixels(self, box: Box) -> Pixels:
+        """Return the pixels in a box, (top, left, bottom, right)."""
+        return Pixels(self.read(*box), self.has_alpha, self.stretch)
 
 
 @contextlib.contextmanager

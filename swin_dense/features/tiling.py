@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from swin_dense.features.inference import Inference, Tiling, run_batch
-from swin_dense.features.pixels import Pixels, naming
+from swin_dense.features.pixels import naming
 from swin_dense.features.regions import LargeImage
 from swin_dense.features.sinks import Blocks
 from swin_dense.ops.windows import Pair
@@ -69,7 +69,7 @@ def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterato
     """Compute the pyramid of an image tile by tile, in row-major order; without tiling, as one tile."""
     tile, overlap = inference.tiling or Tiling(image.size, (0, 0))
     for part in plan_tiles(image.size, tile, overlap):
-        pixels = Pixels(image.read(*part.read), image.has_alpha, image.stretch)
+        pixels = image.pixels(part.read)
         with naming(image.source):
             stored = inference.stored(pixels, backbone.in_channels)
         maps = run_batch(backbone, inference.prepare(stored)[None], inference)[0]

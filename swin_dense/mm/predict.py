@@ -16,12 +16,12 @@ from mmengine.dataset import Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 from torch import nn
 
-from swin_dense.features.pixels import ImageError, Pixels, naming
+from swin_dense.features.pixels import ImageError, naming
 from swin_dense.features.regions import LargeImage, open_large_image
 from swin_dense.runtime import Prediction, pictures, queries
 from swin_dense.runtime.model import Outputs, predict_in_tiles, shares
 from swin_dense.runtime.tiles import Tiling
-from swin_dense.utils.tiles import Tile
+from swin_dense.utils.tiles import Box, Tile
 
 
 class Predictor:
@@ -118,15 +118,16 @@ class Predictor:
         with pictures.regions(path) as found:
             size = (found.shape[0], found.shape[1])
 
-            def bgr(top: int, left: int, bottom: int, right: int) -> np.ndarray:
+            def bgr(box: Box) -> np.ndarray:
+                top, left, bottom, right = box
                 return np.ascontiguousarray(np.asarray(found[top:bottom, left:right])[:, :, ::-1])
 
             return self._in_tiles(path, size, bgr, tiling, make_labels)
 
-    def _bands_of(self, image: LargeImage) -> Callable[..., np.ndarray]:
-        def read(*box: int) -> np.ndarray:
+    def _bands_of(self, image: LargeImage) -> Callable[[Box], np.ndarray]:
+        def read(box: Box) -> np.ndarray:
             with naming(image.source):
-                return self._load_bands.read(Pixels(image.read(*box), image.has_alpha, image.stretch))
+                return self._load_bands.read(image.pixels(box))
 
         return read
 
@@ -134,23 +135,22 @@ class Predictor:
         self,
         path: str,
         size: tuple[int, int],
-        read: Callable[..., np.ndarray],
+        read: Callable[[Box], np.ndarray],
         tiling: Tiling,
         make_labels: Callable[..., Any] = np.zeros,
     ) -> Prediction:
         steps = [step for step in self._pipeline[1:] if 'LoadAnnotations' not in str(step['type'])]
         pipeline = Compose(steps)
-        model: Any = self.model
 
         def predict(tile: Tile) -> Outputs:
-            img = read(*tile.read)
+            img = read(tile.read)
             if self._load_bands is None and self._pipeline[0].get('to_float32'):
                 img = img.astype(np.float32)
             shape = img.shape[:2]
             packed = pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
             data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
             with torch.no_grad():
-                (sample,) = model.test_step(data)
+                (sample,) = self.model.test_step(data)
             return self._outputs(sample)
 
         with DefaultScope.overwrite_default_scope('mmdet' if self._is_detector else 'mmseg'):

@@ -138,10 +138,8 @@ class SimMIM(nn.Module):
         whole = img if size is None else F.interpolate(img, (size, size), mode='bilinear', align_corners=True)
         with torch.no_grad(), _keep_pooled(self.teacher, pooled):
             self.teacher(whole)
-        ours, theirs = (
-            self.projection(pooled[0]).to(img.dtype),
-            pooled[1].to(img.dtype),
-        )  # autocast may have halved them
+        # Autocast may have halved them.
+        ours, theirs = (features.to(img.dtype) for features in (self.projection(pooled[0]), pooled[1]))
         similarity = F.cosine_similarity(ours, theirs, dim=1).mean()
         return {
             'loss_pixels': self.pixel_loss(img, reconstruction, mask),

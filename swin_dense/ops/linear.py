@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether oneDNN is faster, and computes the same as ``F.linear`` in this context."""
     return (
-        not context.is_tracing()
+        not context.is_tracing()  # first, because compilers cannot trace what follows
         and is_faster()
         and torch._C._get_mkldnn_enabled()
         and all(tensor is None or _is_plain(tensor) for tensor in (x, weight, bias))

@@ -38,9 +38,13 @@ def expected_input(values):
     return torch.from_numpy(((chosen / SCALE - MEAN) / STD).transpose(2, 0, 1))[None].float()
 
 
-def expected_maps(backbone, values):
+def maps_of(backbone, img):
     with torch.no_grad():
-        return dict(zip(backbone.out_strides, backbone(expected_input(values)), strict=True))
+        return dict(zip(backbone.out_strides, backbone(img), strict=True))
+
+
+def expected_maps(backbone, values):
+    return maps_of(backbone, expected_input(values))
 
 
 def close(pyramid, maps):
@@ -87,14 +91,7 @@ def test_counts_of_12_bits_are_divided_as_they_are_stored(tmp_path, by_regions):
     pytest.importorskip('imagecodecs')
     tifffile.imwrite(path, values, photometric='rgb', bitspersample=12)
     backbone = randomize(SwinBackbone(**TINY)).eval()
-    with torch.no_grad():
-        maps = dict(
-            zip(
-                backbone.out_strides,
-                backbone(torch.from_numpy(values / 4000).float().permute(2, 0, 1)[None]),
-                strict=True,
-            )
-        )
+    maps = maps_of(backbone, torch.from_numpy(values / 4000).float().permute(2, 0, 1)[None])
     tiles = {'tile': 224} if by_regions else {}
     close(extract_pyramid(backbone, path, mean=0, std=1, scale=4000, **tiles), maps)
 
@@ -111,8 +108,7 @@ def test_signed_values_of_a_tiff_need_a_scale(backbone, tmp_path):
 def test_max_side_and_clamp(backbone):
     values = np.full((60, 90, 5), 30000, np.uint16)
     pyramid = extract_pyramid(backbone, values, mean=None, std=None, scale=8160, bands=BANDS, clamp=True, max_side=45)
-    with torch.no_grad():
-        close(pyramid, dict(zip(backbone.out_strides, backbone(torch.ones(1, 4, 30, 45)), strict=True)))
+    close(pyramid, maps_of(backbone, torch.ones(1, 4, 30, 45)))
 
 
 def test_an_extractor(backbone, image, tmp_path):

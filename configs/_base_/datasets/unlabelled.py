@@ -2,21 +2,12 @@
 # environment variable PHOTOS_ROOT, or the default path in the working directory. A twentieth of them is held out.
 data_root = '{{$PHOTOS_ROOT:data/photos}}'
 photos = dict(type='UnlabelledImages', data_root=data_root, crop_size=192, in_channels=3, held_out=0.05)
+loader = dict(batch_size=64, num_workers=4, persistent_workers=True, collate_fn=dict(type='default_collate'))
 train_dataloader = dict(
-    batch_size=64,
-    num_workers=4,
-    persistent_workers=True,
-    sampler=dict(type='DefaultSampler', shuffle=True),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(split='train', **photos),
+    sampler=dict(type='DefaultSampler', shuffle=True), dataset=dict(split='train', **photos), **loader
 )
 val_dataloader = dict(
-    batch_size=64,
-    num_workers=4,
-    persistent_workers=True,
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    collate_fn=dict(type='default_collate'),
-    dataset=dict(split='held_out', **photos),
+    sampler=dict(type='DefaultSampler', shuffle=False), dataset=dict(split='held_out', **photos), **loader
 )
 val_cfg = dict(type='ValLoop')
 val_evaluator = dict(type='HeldOutLoss')
