@@ -115,7 +115,8 @@ class SimMIM(nn.Module):
         """
         rows, columns = self._cells(img)
         hidden = math.ceil(rows * columns * self.mask_ratio)
-        order = torch.rand(len(img), rows * columns, generator=generator).argsort(1)
+        # Not torch.rand, which torch.compile cannot trace with a generator for sizes that vary.
+        order = torch.empty(len(img), rows * columns).uniform_(generator=generator).argsort(1)
         return (order < hidden).view(-1, rows, columns).to(img.device)
 
     def forward(self, img: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:

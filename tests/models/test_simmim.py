@@ -183,6 +183,19 @@ def test_half_precision_trains():
     assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
 
 
+@pytest.mark.slow
+def test_compiled_it_takes_images_of_several_sizes():
+    torch.compiler.reset()
+    model = SimMIM(backbone(depths=(1, 1), num_heads=(1, 2), out_indices=(1,)), mask_patch=16)
+    compiled = torch.compile(model, backend='aot_eager')
+    for img in (images(32, 48), images(64, 80)):
+        losses = []
+        for run in (compiled, model):
+            torch.manual_seed(0)
+            losses.append(run(img)['loss_pixels'])
+        torch.testing.assert_close(*losses)
+
+
 @pytest.mark.parametrize(
     ('make', 'options', 'words'),
     [
