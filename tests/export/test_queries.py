@@ -36,6 +36,8 @@ from tests.export.whole_models import train
 RUNTIMES = sorted(SESSIONS)
 # Smaller than the padding, odd, long and thin, multiples of everything, large.
 SIZES = [(64, 64), (65, 97), (97, 65), (128, 192), (191, 129), (40, 300), (300, 41), (224, 225), (57, 73), (350, 420)]
+# Of random weights; a MaskFormer of most seeds finds nothing in one of the sizes.
+SEEDS = {'maskformer': 7}
 SEGMENTORS = [name for name in FILES if name.startswith('mmseg')]
 # Each is exported once, which takes about a minute; all but the first are left to `make test-all`.
 CASES = sorted(FILES, key=lambda name: name != 'mask2former_panoptic')
@@ -67,7 +69,8 @@ def exported(demo_data, pixels, tmp_path_factory):
         if name not in made:
             config = config_of(name, demo_data)
             weights, path = folder / f'{name}.pth', folder / f'{name}.onnx'
-            torch.save({'state_dict': random_model(config, pixels, seed=2).state_dict(), 'meta': {}}, weights)
+            model = random_model(config, pixels, seed=SEEDS.get(name, 2))
+            torch.save({'state_dict': model.state_dict(), 'meta': {}}, weights)
             export = export_segmentor if name in SEGMENTORS else export_detector
             assert len(export(config, weights, path, image=picture_of(demo_data)).errors) == 3
             made[name] = config, weights, path
