@@ -33,7 +33,10 @@ def test_windows_cover_the_image_once_and_have_one_size(height, width, tile, ove
 
 
 class IdealDetector:
-    """Finds what a tile shows of known objects, with small errors that differ from tile to tile."""
+    """Finds what a tile shows of known objects, with small errors that differ from tile to tile.
+
+    In front of every object is a smaller one of its class, with an IoU of 0.36.
+    """
 
     def __init__(self, seed, size, largest, count=80):
         self.random = np.random.default_rng(seed)
@@ -41,8 +44,11 @@ class IdealDetector:
         centres = self.random.uniform([20, 20], [width - 20, height - 20], (count, 2))
         sides = self.random.uniform(8, largest, (count, 2))
         self.boxes = np.concatenate([centres - sides / 2, centres + sides / 2], 1).clip(0, [width, height] * 2)
-        self.labels = self.random.integers(0, 3, count)
-        self.scores = self.random.uniform(0.3, 1, count)
+        corner, sides = self.boxes[:, :2], self.boxes[:, 2:] - self.boxes[:, :2]
+        smaller = np.concatenate([corner + 0.3 * sides, corner + 0.9 * sides], 1)
+        self.boxes = np.concatenate([self.boxes, smaller])
+        self.labels = np.tile(self.random.integers(0, 3, count), 2)
+        self.scores = self.random.uniform(0.3, 1, 2 * count)
 
     def __call__(self, tile):
         top, left, bottom, right = tile.read
@@ -83,6 +89,69 @@ def test_what_one_tile_finds_is_never_merged():
     nothing = boxes[:0], found[1][:0], found[2][:0], []
     kept, *_ = tiles.instances(windows, (200, 200), lambda tile: found if tile is windows[0] else nothing)
     np.testing.assert_array_equal(kept, boxes)
+
+
+def merged(boxes, scores, found_by, size=(100, 200), overlap=50):
+    """Return the indices of the boxes that remain; ``found_by`` has the tiles that find each."""
+    boxes, scores = np.array(boxes, np.float32), np.array(scores, np.float32)
+    windows = tiles.Tiling(100, overlap).windows(size, True)
+
+    def predict(window):
+        own = [i for i, numbers in enumerate(found_by) if windows.index(window) in numbers]
+        corner = [window.read[1], window.read[0]] * 2
+        visible = boxes[own].clip(corner, [window.read[3], window.read[2]] * 2) - corner
+        return visible.astype(np.float32), scores[own], np.zeros(len(own), int), []
+
+    return sorted(int(np.abs(boxes - box).sum(1).argmin()) for box in tiles.instances(windows, size, predict)[0])
+
+
+WIDE, NARROW = [70, 20, 128, 60], [90, 30, 121, 60]  # both reach over the border at 100; their IoU is 0.4
+
+
+@pytest.mark.parametrize('scores', [(0.8, 0.6), (0.6, 0.8)])
+def test_two_tiles_that_disagree_on_the_extent_of_an_object_find_it_once(scores):
+    for tile in (0, 1):
+        assert merged([WIDE, NARROW], scores, [{tile}, {1 - tile}]) == [np.argmax(scores)]
+
+
+def test_a_fragment_that_ends_at_the_border_of_its_tile_goes():
+    assert merged([[75, 20, 130, 60], [75, 20, 100, 60]], [0.8, 0.6], [{1}, {0}], size=(100, 170), overlap=0) == [0]
+
+
+def test_the_tile_of_the_better_detection_decides_whether_there_are_two():
+    found_by = [{0}, {1}, {1}]  # the wide one by both
+    assert merged([WIDE, WIDE, NARROW], (0.8, 0.7, 0.6), found_by) == [0]
+    assert merged([WIDE, WIDE, NARROW], (0.7, 0.8, 0.6), found_by) == [0, 2]
+
+
+@pytest.mark.parametrize('scores', [(0.8, 0.6), (0.6, 0.8)])
+def test_a_small_object_in_front_of_a_large_one_of_its_class_stays(scores):
+    assert merged([WIDE, NARROW], scores, [{0, 1}, {0, 1}]) == [0, 1]
+    assert merged([WIDE, [72, 30, 90, 60]], scores, [{1}, {0}]) == [0, 1]  # lies in its tile, away from the border
+
+
+@pytest.mark.parametrize(('scores', 'remaining'), [((0.9, 0.8, 0.7, 0.6), [0, 1]), ((0.7, 0.8, 0.9, 0.6), [0, 2])])
+def test_the_part_that_a_tile_sees_is_the_object(scores, remaining):
+    """The middle tile sees the columns 70 to 230: less than half of the large object, and the small one in front."""
+    small, large, part = [185, 30, 215, 60], [170, 20, 298, 90], [170, 20, 230, 90]
+    found_by = [{1}, {2}, {1}, {2}]
+    assert merged([small, large, part, small], scores, found_by, size=(100, 300), overlap=30) == remaining
+
+
+SIDE = st.tuples(st.integers(60, 99), st.integers(101, 140))
+
+
+@given(SIDE, SIDE, st.integers(0, 40), st.integers(50, 90), st.integers(0, 40), st.integers(50, 90))
+def test_doubles_are_those_that_pycocotools_measures(one, other, top, bottom, above, below):
+    boxes = np.array([[one[0], top, one[1], bottom], [other[0], above, other[1], below]], float)
+    coco = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
+    iou, covered = (coco_mask.iou(coco, coco, [is_crowd] * 2) for is_crowd in (0, 1))  # a crowd's: of the first's area
+    expected = [0] if iou[0, 1] >= 0.5 or max(covered[0, 1], covered[1, 0]) >= 0.8 else [0, 1]
+    if all(box[2] > 104 and box[0] < 96 for box in boxes):
+        centres = boxes[:, [0, 2]].mean(1)
+        beyond = np.array([centres[0] - 100, 100 - centres[1]]) / coco[:, 2]  # of the left tile, and of the right one
+        if (beyond < 0.25).all():
+            assert merged(boxes, [0.9, 0.8], [{0}, {1}]) == expected
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(10, 90), st.integers(0, 40))
