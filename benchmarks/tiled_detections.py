@@ -5,7 +5,7 @@
 CONFIG and CHECKPOINT are those of the Mask R-CNN of `make demo`, DATA its folder of data. The script joins validation
 images to mosaics that fit into memory as a whole, runs the detector on each as a whole and in tiles, and matches
 instances of the same class by their overlap (IoU of at least 0.5, each once, by descending score). It also counts
-instances of which at least 0.8 lie in another one of their class: the same object with another extent, or one behind it.
+instances of which at least 0.8 lie in another one of their class: an object with another extent, or one in front of it.
 """
 
 import argparse

@@ -16,12 +16,12 @@ from swin_dense.features.folder import FeatureFolder
 from swin_dense.features.images import decoded_bytes
 from swin_dense.features.inference import BATCH_PIXELS, Inference, batches, run_batch
 from swin_dense.features.listing import Item
-from swin_dense.features.pixels import ImageError, name_of
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import whole_image
 from swin_dense.features.tiling import run_tiles
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.pixels import ImageError, name_of
 from swin_dense.utils.tiles import plan_tiles
 
 # Limit on the memory of all prefetched images. A single image may exceed it.

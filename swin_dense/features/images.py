@@ -15,10 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_dense.features import tiff
-from swin_dense.features.pixels import ImageError, Pixels, decoding, is_rgba, name_of, naming, upright, within_16_bits
-from swin_dense.utils import compat
+from swin_dense.utils import compat, tiff
 from swin_dense.utils.addresses import is_address, read_bytes
+from swin_dense.utils.pixels import ImageError, Pixels, decoding, is_rgba, name_of, naming, upright, within_16_bits
 
 # ImageNet statistics in RGB, on the scale 0 to 1. All published Swin models were trained with them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

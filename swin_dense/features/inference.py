@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from swin_dense.features.images import pixels_of, scale
 from swin_dense.features.normalization import Normalization
-from swin_dense.features.pixels import naming
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import naming
 
 # Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
 BATCH_PIXELS = 1 << 24

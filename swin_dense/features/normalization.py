@@ -20,8 +20,8 @@ from swin_dense.features.images import (
     scale,
     to_tensor,
 )
-from swin_dense.features.pixels import ImageError, Pixels, naming
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import ImageError, Pixels, naming
 
 _logger = logging.getLogger(__package__)
 _AS_STORED = {'mean': None, 'std': None, 'clamp': True}  # scaled to 0 to 1, without a mean

@@ -23,11 +23,11 @@ from swin_dense.features.inference import (
     on_device,
     run_batch,
 )
-from swin_dense.features.pixels import ImageError, naming
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import ImageError, naming
 
 
 class Pyramid(Mapping[int, Tensor]):

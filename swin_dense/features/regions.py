@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from swin_dense.features import tiff
 from swin_dense.features.images import pixels_of, reverse_colours
 from swin_dense.features.ome_zarr import Plane
-from swin_dense.features.pixels import ImageError, Pixels, decoding, is_rgba, naming
+from swin_dense.utils import tiff
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.pixels import ImageError, Pixels, decoding, is_rgba, naming
 from swin_dense.utils.tiles import Box
 
 _FILES_OF_FOLDER = 'for a folder of images, pass its files one by one or as a list'
@@ -31,7 +31,7 @@ class LargeImage:
         size: (height, width) in pixels.
         read: function from (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
         has_alpha: the last channel is opacity.
-        stretch: see :class:`swin_dense.features.pixels.Pixels`.
+        stretch: see :class:`swin_dense.utils.pixels.Pixels`.
     """
 
     source: Any

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from swin_dense.features.inference import Inference, Tiling, run_batch
-from swin_dense.features.pixels import naming
 from swin_dense.features.regions import LargeImage
 from swin_dense.features.sinks import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import naming
 from swin_dense.utils.tiles import plan_tiles
 
 

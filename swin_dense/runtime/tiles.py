@@ -18,37 +18,30 @@ from swin_dense.runtime.queries import Found
 from swin_dense.utils import checks
 from swin_dense.utils.tiles import Tile, plan_windows
 
-# Two tiles may place a centre on either side of their border: detections count up to this share of their size beyond it.
+# Two tiles may place a centre on either side of their border: detections count up to this share of their size beyond.
 _BEYOND = 0.25
 # Boxes of a class with this IoU are one object, and what covers this share of the smaller box may be.
 _IOU, _COVERED = 0.5, 0.8
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """Side of square tiles and their overlap, in pixels; the overlap is a quarter of the tile if None is given.
+def plan(size: tuple[int, int], tile: int, overlap: int | None, is_detector: bool) -> list[Tile]:
+    """Return the tiles of an image.
+
+    Those of a segmentor begin at multiples of what divides tile and overlap: if that is a multiple of the windows of
+    all stages, 224 for most Swins, a tile has the windows of the image.
+
+    Args:
+        size: (height, width) of the image in pixels.
+        tile: side of the tiles in pixels.
+        overlap: pixels read beyond each side of a tile; None for a quarter of the tile.
+        is_detector: whether the model predicts instances.
 
     Raises:
         ValueError: a number is too small.
     """
-
-    tile: int
-    overlap: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.integer('tile', self.tile)
-        if self.overlap is None:
-            object.__setattr__(self, 'overlap', self.tile // 4)
-        checks.integer('overlap', self.overlap, minimum=0)
-
-    def windows(self, size: tuple[int, int], is_detector: bool) -> list[Tile]:
-        """Return the tiles of an image of (height, width) pixels.
-
-        Those of a segmentor begin at multiples of what divides tile and overlap: if that is a multiple of the windows
-        of all stages, 224 for most Swins, a tile has the windows of the image.
-        """
-        overlap: Any = self.overlap
-        return plan_windows(size, self.tile, overlap, 1 if is_detector else math.gcd(self.tile, overlap))
+    tile = checks.integer('tile', tile)
+    overlap = tile // 4 if overlap is None else checks.integer('overlap', overlap, minimum=0)
+    return plan_windows(size, tile, overlap, 1 if is_detector else math.gcd(tile, overlap))
 
 
 @dataclass(frozen=True)
@@ -141,9 +134,9 @@ def _joined(parts: list[_Detections]) -> _Detections:
 def _without_doubles(found: _Detections, tiles: Sequence[Tile]) -> np.ndarray:
     """Return the indices of the detections to keep, by descending score.
 
-    Only boxes that reach over, or almost to, a border of their tile can have been found by another one too. Those of one tile are
-    never compared: the model has already decided on them. A box that covers another may be the same object with another
-    extent, or behind it. The tile of the better one decides: it sees both, and found either both or only one.
+    Only boxes that reach over, or almost to, a border of their tile can have been found by another one too. Those of
+    one tile are never compared: the model has already decided on them. A box that covers another may be the same object
+    with another extent, or behind it. The tile of the better one decides: it sees both, and found both or only one.
     """
     order = np.argsort(-found.scores, kind='stable')
     at_border = found.depths < 0.5 + _BEYOND

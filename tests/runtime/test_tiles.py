@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense.runtime import geotiff, masks, model, pictures, tiles
+from swin_dense.utils.pixels import ImageError
 from swin_dense.utils.tiles import plan_windows
 from tests.conftest import IfInstalled, needs
 
 coco_mask = IfInstalled('pycocotools.mask')
-tifffile = IfInstalled('tifffile')
+cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
 SIDES = st.integers(1, 900)
 
 
@@ -66,8 +67,8 @@ class IdealDetector:
 def test_objects_up_to_the_overlap_are_found_once_and_whole(seed):
     size, overlap = (700, 900), 40 + 10 * seed
     detector = IdealDetector(seed, size, overlap)
-    tiling = tiles.Tiling(200, overlap)
-    boxes, scores, labels, run_lengths = tiles.instances(tiling.windows(size, True), size, detector)
+    windows = tiles.plan(size, 200, overlap, True)
+    boxes, scores, labels, run_lengths = tiles.instances(windows, size, detector)
     assert (np.diff(scores) <= 0).all()
     distances = np.abs(boxes[:, None] - detector.boxes).max(2) + 1000 * (labels[:, None] != detector.labels)
     assert distances.min(1).max() < 2.5
@@ -85,7 +86,7 @@ def test_what_one_tile_finds_is_never_merged():
     """Two objects of a class that overlap, as a model without NMS finds them, lie in one tile."""
     boxes = np.array([[90, 90, 110, 110], [92, 90, 112, 110]], np.float32)
     found = boxes, np.array([0.9, 0.8], np.float32), np.zeros(2, int), []
-    windows = tiles.Tiling(100, 50).windows((200, 200), True)
+    windows = tiles.plan((200, 200), 100, 50, True)
     nothing = boxes[:0], found[1][:0], found[2][:0], []
     kept, *_ = tiles.instances(windows, (200, 200), lambda tile: found if tile is windows[0] else nothing)
     np.testing.assert_array_equal(kept, boxes)
@@ -94,7 +95,7 @@ def test_what_one_tile_finds_is_never_merged():
 def merged(boxes, scores, found_by, size=(100, 200), overlap=50):
     """Return the indices of the boxes that remain; ``found_by`` has the tiles that find each."""
     boxes, scores = np.array(boxes, np.float32), np.array(scores, np.float32)
-    windows = tiles.Tiling(100, overlap).windows(size, True)
+    windows = tiles.plan(size, 100, overlap, True)
 
     def predict(window):
         own = [i for i, numbers in enumerate(found_by) if windows.index(window) in numbers]
@@ -159,7 +160,7 @@ def test_doubles_are_those_that_pycocotools_measures(one, other, top, bottom, ab
 def test_classes_are_those_of_the_whole_image(height, width, tile, overlap):
     whole = np.random.default_rng(0).integers(0, 7, (height, width))
     out = np.full((height, width), 255, np.uint8)
-    windows = tiles.Tiling(tile, overlap).windows((height, width), False)
+    windows = tiles.plan((height, width), tile, overlap, False)
 
     def predict(part):
         top, left, bottom, right = part.read
@@ -222,19 +223,53 @@ def test_a_map_of_classes_is_not_kept_after_an_error(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['photo.png']
 
 
+READ_BY_REGIONS = {
+    'tiles': {'tile': (16, 16)},
+    'strips': {'compression': 'zlib'},
+    'separate bands': {'planarconfig': 'separate'},
+    'JPEG': {'tile': (16, 16), 'photometric': 'ycbcr', 'compression': 'jpeg'},
+}
+
+
 @needs('zarr')
-@pytest.mark.parametrize('options', [{'tile': (16, 16)}, {'compression': 'zlib'}, {'planarconfig': 'separate'}])
-def test_a_tiff_is_read_by_regions_as_it_is_read_whole(tmp_path, options):
-    pixels = np.random.default_rng(0).integers(0, 255, (61, 45, 3), dtype=np.uint8)
+@needs('imagecodecs')
+@pytest.mark.parametrize('options', READ_BY_REGIONS.values(), ids=READ_BY_REGIONS)
+def test_a_tiff_is_read_by_regions_as_opencv_reads_it_whole(tmp_path, options, monkeypatch):
+    pixels, path = np.random.default_rng(0).integers(0, 255, (61, 45, 3), dtype=np.uint8), tmp_path / 'a.tif'
     stored = pixels.transpose(2, 0, 1) if 'planarconfig' in options else pixels
-    tifffile.imwrite(tmp_path / 'a.tif', stored, photometric='rgb', **options)
-    with pictures.regions(tmp_path / 'a.tif') as image:
-        assert image.shape == (61, 45, 3)
-        np.testing.assert_array_equal(image[7:50, 3:41], pixels[7:50, 3:41])
-        assert isinstance(image, np.ndarray) == ('planarconfig' in options)  # which is read whole
+    tifffile.imwrite(path, stored, **{'photometric': 'rgb', **options})
+    monkeypatch.setattr(pictures, 'read', None)
+    with pictures.regions(path) as image:
+        assert image.shape[:2] == (61, 45)
+        np.testing.assert_array_equal(
+            pictures.region(path, image, (7, 3, 50, 41)), cv2.imread(str(path))[7:50, 3:41, ::-1]
+        )
+
+
+@pytest.mark.parametrize('photometric', ['minisblack', 'miniswhite'])
+def test_three_bands_that_are_no_colours_are_not_read_as_rgb(tmp_path, photometric):
+    tifffile.imwrite(tmp_path / 'a.tif', np.zeros((6, 5, 3), np.uint8), photometric=photometric, planarconfig='contig')
+    with pytest.raises(ImageError, match='not an image of a supported format'), pictures.regions(tmp_path / 'a.tif'):
+        pass
+
+
+@needs('zarr')
+@needs('imagecodecs')
+def test_a_damaged_region_names_the_file(tmp_path):
+    path = tmp_path / 'a.tif'
+    tifffile.imwrite(path, np.zeros((64, 64, 3), np.uint8), photometric='rgb', tile=(32, 32), compression='zlib')
+    with tifffile.TiffFile(path) as file:
+        start = file.pages[0].dataoffsets[3]
+    with path.open('r+b') as file:
+        file.seek(start)
+        file.write(b'damaged')
+    with pictures.regions(path) as image:
+        np.testing.assert_array_equal(pictures.region(path, image, (0, 0, 32, 64)), 0)
+        with pytest.raises(ImageError, match=r'a\.tif.*cannot be decoded'):
+            pictures.region(path, image, (20, 20, 40, 40))
 
 
 @pytest.mark.parametrize(('tile', 'overlap', 'name'), [(0, 0, 'tile'), (64, -1, 'overlap')])
 def test_wrong_sizes_are_refused(tile, overlap, name):
     with pytest.raises(ValueError, match=f'{name} must be at least'):
-        tiles.Tiling(tile, overlap)
+        tiles.plan((100, 100), tile, overlap, True)

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
 from swin_dense.utils.memory import is_out_of_memory
 
@@ -23,7 +21,7 @@ for _library in ('PIL', 'tifffile'):
 
 
 class ImageError(ValueError):
-    """An image cannot be read, or does not fit the backbone."""
+    """An image cannot be read, or does not fit the model."""
 
 
 class Pixels(NamedTuple):
@@ -69,11 +67,11 @@ def name_of(source: Any) -> str:
         return f'image {os.fspath(source)!r}'
     if isinstance(source, (bytes, bytearray, memoryview)):
         return f'image of {len(source)} bytes'
-    if isinstance(source, Image.Image):
+    if hasattr(source, 'getexif'):
         return f'PIL image of mode {source.mode} and size {source.size}'
     if hasattr(source, 'read') and isinstance(getattr(source, 'name', None), str):
         return f'image {source.name!r}'
-    if isinstance(source, (np.ndarray, Tensor)):
+    if hasattr(source, 'shape'):  # an array or a tensor
         return f'image of shape {tuple(source.shape)} and type {source.dtype}'
     return f'image of type {type(source).__name__}'
 
@@ -116,6 +114,8 @@ def decoding() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
+    from PIL import Image, UnidentifiedImageError  # not needed for arrays
+
     if isinstance(error, UnidentifiedImageError):
         return 'the content is not an image of a supported format'
     if isinstance(error, Image.DecompressionBombError):
