@@ -17,7 +17,17 @@ from torch import Tensor
 
 from swin_dense.utils import compat, tiff
 from swin_dense.utils.addresses import is_address, read_bytes
-from swin_dense.utils.pixels import ImageError, Pixels, decoding, is_rgba, name_of, naming, upright, within_16_bits
+from swin_dense.utils.pixels import (
+    ImageError,
+    Pixels,
+    decoding,
+    is_rgba,
+    name_of,
+    naming,
+    reverse_colours,
+    upright,
+    within_16_bits,
+)
 
 # ImageNet statistics in RGB, on the scale 0 to 1. All published Swin models were trained with them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -98,13 +108,6 @@ def array_pixels(source: np.ndarray | Tensor, bgr: bool = False) -> Pixels:
         # numpy has no bfloat16.
         source = (source.float() if source.dtype == torch.bfloat16 else source).detach().cpu().permute(1, 2, 0).numpy()
     return Pixels(reverse_colours(source) if bgr else source, is_rgba(source.shape))
-
-
-def reverse_colours(values: np.ndarray) -> np.ndarray:
-    """Convert BGR to RGB and BGRA to RGBA; images with other numbers of channels are unchanged."""
-    if values.ndim == 3 and values.shape[2] in (3, 4):
-        return np.concatenate([values[:, :, 2::-1], values[:, :, 3:]], 2)
-    return values
 
 
 def decode(content: bytes, page: int | None = None) -> Pixels:

@@ -130,11 +130,11 @@ class Model:
         Raises:
             ValueError: the model is panoptic, whose segments cannot be merged, or a number is too small.
         """
-        with pictures.regions(picture) as image:
+        with pictures.open_large(picture) as image:
             return predict_in_tiles(
                 _name(picture),
-                (image.shape[0], image.shape[1]),
-                lambda part: self._outputs(pictures.region(picture, image, part.read)),
+                image.size,
+                lambda part: self._outputs(image.read(*part.read)),
                 self.classes,
                 self.facts['task'] == 'detection',
                 tile,

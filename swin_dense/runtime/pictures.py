@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swin_dense.utils.pixels import ImageError, decoding, naming
-from swin_dense.utils.tiles import Box
+from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, decoding, naming
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -56,8 +55,8 @@ def read(picture: Picture) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def regions(picture: Any) -> Iterator[Any]:
-    """Open an image of RGB in uint8 for :func:`region`; its ``shape`` begins with (H, W).
+def open_large(picture: Any) -> Iterator[LargeImage]:
+    """Open an image of RGB in uint8 to read it by regions, (h, w, 3), and close it at the end of the block.
 
     Only a TIFF file of 8-bit RGB, which needs tifffile and zarr, and imagecodecs if compressed, and arrays such as
     memory-mapped and zarr ones, are read by regions; others as a whole.
@@ -67,18 +66,8 @@ def regions(picture: Any) -> Iterator[Any]:
         raise ImageError(f'a picture must be (H, W, 3) of uint8, got {picture.shape} of {picture.dtype}')
     with contextlib.ExitStack() as stack:
         found = _tiff(picture, stack) if isinstance(picture, (str, PathLike)) else None
-        yield found if found is not None else picture if is_array else read(picture)
-
-
-def region(picture: Any, image: Any, box: Box) -> np.ndarray:
-    """Return the pixels of an image of :func:`regions` in a box (top, left, bottom, right), (h, w, 3) uint8, RGB.
-
-    Raises:
-        ImageError: they are damaged; the message names ``picture``.
-    """
-    top, left, bottom, right = box
-    with naming(picture), decoding():
-        return np.asarray(image[top:bottom, left:right])
+        values = found if found is not None else picture if is_array else read(picture)
+        yield LargeImage(picture, Pixels(values))
 
 
 def _tiff(path: str | PathLike[str], stack: contextlib.ExitStack) -> Any:

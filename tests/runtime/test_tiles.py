@@ -239,17 +239,15 @@ def test_a_tiff_is_read_by_regions_as_opencv_reads_it_whole(tmp_path, options, m
     stored = pixels.transpose(2, 0, 1) if 'planarconfig' in options else pixels
     tifffile.imwrite(path, stored, **{'photometric': 'rgb', **options})
     monkeypatch.setattr(pictures, 'read', None)
-    with pictures.regions(path) as image:
-        assert image.shape[:2] == (61, 45)
-        np.testing.assert_array_equal(
-            pictures.region(path, image, (7, 3, 50, 41)), cv2.imread(str(path))[7:50, 3:41, ::-1]
-        )
+    with pictures.open_large(path) as image:
+        assert image.size == (61, 45)
+        np.testing.assert_array_equal(image.read(7, 3, 50, 41), cv2.imread(str(path))[7:50, 3:41, ::-1])
 
 
 @pytest.mark.parametrize('photometric', ['minisblack', 'miniswhite'])
 def test_three_bands_that_are_no_colours_are_not_read_as_rgb(tmp_path, photometric):
     tifffile.imwrite(tmp_path / 'a.tif', np.zeros((6, 5, 3), np.uint8), photometric=photometric, planarconfig='contig')
-    with pytest.raises(ImageError, match='not an image of a supported format'), pictures.regions(tmp_path / 'a.tif'):
+    with pytest.raises(ImageError, match='not an image of a supported format'), pictures.open_large(tmp_path / 'a.tif'):
         pass
 
 
@@ -263,10 +261,10 @@ def test_a_damaged_region_names_the_file(tmp_path):
     with path.open('r+b') as file:
         file.seek(start)
         file.write(b'damaged')
-    with pictures.regions(path) as image:
-        np.testing.assert_array_equal(pictures.region(path, image, (0, 0, 32, 64)), 0)
+    with pictures.open_large(path) as image:
+        np.testing.assert_array_equal(image.read(0, 0, 32, 64), 0)
         with pytest.raises(ImageError, match=r'a\.tif.*cannot be decoded'):
-            pictures.region(path, image, (20, 20, 40, 40))
+            image.read(20, 20, 40, 40)
 
 
 @pytest.mark.parametrize(('tile', 'overlap', 'name'), [(0, 0, 'tile'), (64, -1, 'overlap')])
