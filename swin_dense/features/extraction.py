@@ -67,29 +67,20 @@ def extract(
     Raises:
         OSError: the folder cannot be written. Features that are already written are kept.
     """
-    if inference.tiling is None:
-        steps = _in_batches(backbone, items, folder, inference, batch_size, workers)
-    else:
-        steps = _in_tiles(backbone, items, folder, inference)
-    with contextlib.closing(steps):
-        for step in steps:
-            if step.error is not None:
-                folder.fail(step.item, step.error)
-            elif step.item.source is None:
-                folder.confirm(step.item)
-            yield step
-
-
-def _in_batches(
-    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
-) -> Generator[Step, None, None]:
+    if inference.tiling is not None:
+        yield from _in_tiles(backbone, items, folder, inference)
+        return
     with contextlib.closing(Runner(backbone, inference).run(items, batch_size, workers)) as results:
         for item, image_size, maps in results:
             if isinstance(maps, dict):
                 with folder.receive(item, image_size) as sink:
                     sink.write(whole_image(maps))
                 yield Step(item)
+            elif maps is None:
+                folder.confirm(item)
+                yield Step(item)
             else:
+                folder.fail(item, maps)
                 yield Step(item, maps)
 
 
@@ -116,6 +107,10 @@ def _in_tiles(
                 if not is_out_of_memory(reason):
                     raise
                 error = f'{name_of(item.source)}: too little memory for one tile; use smaller tiles: {reason}'
+        if error is not None:
+            folder.fail(item, error)
+        elif item.source is None:
+            folder.confirm(item)
         yield Step(item, error)
 
 

@@ -172,24 +172,20 @@ def decoded_bytes(source: Any) -> int:
     """Estimate from its header the bytes needed to decode an image; 0 for sources that are already decoded."""
     if is_address(source):
         return _BYTES_OF_ADDRESS
-    if isinstance(source, bytes):
-        source = io.BytesIO(source)
-    if not isinstance(source, (str, os.PathLike, io.BytesIO)):
+    content = source.getvalue() if isinstance(source, io.BytesIO) else source
+    if not isinstance(content, (str, os.PathLike, bytes)):
         return 0
     file_size = 0
     try:
-        file_size = source.getbuffer().nbytes if isinstance(source, io.BytesIO) else os.path.getsize(source)
+        file_size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            image = Image.open(source)
+            image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
         with image:
             # Bytes per pixel in PIL (4 for RGB) plus those of the resulting array.
             return file_size + image.width * image.height * {'L': 2, 'RGB': 7}.get(image.mode, 12)
     except Exception:  # reading or decoding raises it again
         return 4 * file_size
-    finally:
-        if isinstance(source, io.BytesIO):
-            source.seek(0)
 
 
 def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor:
