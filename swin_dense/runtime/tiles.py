@@ -16,7 +16,7 @@ import numpy as np
 from swin_dense.runtime import masks
 from swin_dense.runtime.queries import Found
 from swin_dense.utils import checks
-from swin_dense.utils.tiles import Tile, plan_windows
+from swin_dense.utils.tiles import Tile, plan_tiles
 
 # Two tiles may place a centre on either side of their border: detections count up to this share of their size beyond.
 _BEYOND = 0.25
@@ -25,10 +25,11 @@ _IOU, _COVERED = 0.5, 0.8
 
 
 def plan(size: tuple[int, int], tile: int, overlap: int | None, is_detector: bool) -> list[Tile]:
-    """Return the tiles of an image.
+    """Return the tiles of an image; their ``read`` boxes have the same size, as far as the image is as large.
 
-    Those of a segmentor begin at multiples of what divides tile and overlap: if that is a multiple of the windows of
-    all stages, 224 for most Swins, a tile has the windows of the image.
+    A model whose pipeline resizes its input then sees all tiles at one scale. The ``read`` boxes of a segmentor begin
+    at multiples of what divides tile and overlap: if that is a multiple of the windows of all stages, 224 for most
+    Swins, a tile has the windows of the image.
 
     Args:
         size: (height, width) of the image in pixels.
@@ -41,7 +42,16 @@ def plan(size: tuple[int, int], tile: int, overlap: int | None, is_detector: boo
     """
     tile = checks.integer('tile', tile)
     overlap = tile // 4 if overlap is None else checks.integer('overlap', overlap, minimum=0)
-    return plan_windows(size, tile, overlap, 1 if is_detector else math.gcd(tile, overlap))
+    step, seen = 1 if is_detector else math.gcd(tile, overlap), tile + 2 * overlap
+    tiles = []
+    for part in plan_tiles(size, (tile, tile), (overlap, overlap)):
+        top, left, bottom, right = part.read
+        top = max(min(top, (size[0] - seen) // step * step), 0)
+        left = max(min(left, (size[1] - seen) // step * step), 0)
+        bottom = max(bottom, min(top + seen, size[0]))
+        right = max(right, min(left + seen, size[1]))
+        tiles.append(Tile(part.kept, (top, left, bottom, right)))
+    return tiles
 
 
 @dataclass(frozen=True)

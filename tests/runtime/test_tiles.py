@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from swin_dense.runtime import geotiff, masks, model, pictures, tiles
 from swin_dense.utils.pixels import ImageError
-from swin_dense.utils.tiles import plan_windows
 from tests.conftest import IfInstalled, needs
 
 coco_mask = IfInstalled('pycocotools.mask')
@@ -19,7 +18,7 @@ SIDES = st.integers(1, 900)
 def test_windows_cover_the_image_once_and_have_one_size(height, width, tile, overlap, step):
     covered, sizes = np.zeros((height, width), int), set()
     tile, overlap = tile // step * step, overlap // step * step
-    for window in plan_windows((height, width), tile, overlap, step):
+    for window in tiles.plan((height, width), tile, overlap, is_detector=step == 1):
         (top, left, bottom, right), (above, before, below, behind) = window.kept, window.read
         covered[top:bottom, left:right] += 1
         assert above == 0 or top - above >= overlap
