@@ -99,8 +99,8 @@ def large_scene_table(report: dict[str, Any]) -> str:
 
 def tiled_detections_table(report: dict[str, Any]) -> str:
     """Return a table of the agreement measured by benchmarks/tiled_detections.py."""
-    titles = ('tile, overlap', 'objects up to the overlap: agree', 'all objects: agree', 'found in tiles')
-    titles += ('doubles', 'boxes in another one', 'in the whole image')
+    titles = ['tile, overlap', 'objects up to the overlap: agree', 'all objects: agree', 'found in tiles']
+    titles += ['doubles', 'boxes in another one', 'in the whole image']
     lines = ['| ' + ' | '.join(titles) + ' |', '|' + ' --- |' * len(titles)]
     for row in report['settings']:
         small = f'{row["up_to_overlap_agree"]} of {row["up_to_overlap"]}'

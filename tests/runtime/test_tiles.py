@@ -1,5 +1,8 @@
 """Predictions in tiles equal those of the whole image, and are read and written by regions."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 
 from swin_dense.runtime import geotiff, masks, model, pictures, tiles
 from swin_dense.utils.pixels import ImageError
-from tests.conftest import IfInstalled, needs
+from tests.conftest import ROOT, IfInstalled, needs
 
 coco_mask = IfInstalled('pycocotools.mask')
 cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
@@ -241,6 +244,28 @@ def test_a_tiff_is_read_by_regions_as_opencv_reads_it_whole(tmp_path, options, m
     with pictures.open_large(path) as image:
         assert image.size == (61, 45)
         np.testing.assert_array_equal(image.read(7, 3, 50, 41), cv2.imread(str(path))[7:50, 3:41, ::-1])
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules.update(dict.fromkeys(['torch', 'mmengine', 'mmcv', 'cv2', 'onnx']))
+sys.argv = ['swin-dense']
+import numpy as np
+from swin_dense.runtime import pictures
+assert 'PIL' not in sys.modules
+with pictures.open_large(np.zeros((6, 5, 3), np.uint8)) as image:
+    image.read(0, 0, 6, 5)
+assert 'PIL' not in sys.modules  # for arrays, numpy suffices
+with pictures.open_large(sys.stdin.read()) as image:
+    assert image.read(7, 3, 50, 41).any() and not isinstance(image._pixels.values, np.ndarray)
+"""
+
+
+@needs('zarr')
+def test_a_tiff_is_read_by_regions_without_torch(tmp_path):
+    path = str(tmp_path / 'a.tif')
+    tifffile.imwrite(path, np.full((61, 45, 3), 9, np.uint8), photometric='rgb', tile=(16, 16))
+    subprocess.run([sys.executable, '-c', WITHOUT_TORCH], cwd=ROOT, input=path, text=True, check=True)
 
 
 @pytest.mark.parametrize('photometric', ['minisblack', 'miniswhite'])
