@@ -30,7 +30,7 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint.read import write_file
-from swin_dense.features.extraction import read_ahead, try_to_read
+from swin_dense.features.extraction import read_ahead
 from swin_dense.features.inference import Inference
 from swin_dense.features.listing import Item
 
@@ -45,7 +45,7 @@ def measure(path: Path, count: int, workers: int, queue: multiprocessing.Queue) 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     inference = Inference()
     items = iter([Item(str(path), None, str(path))] * count)
-    for _, image in read_ahead(items, lambda item: try_to_read(item.source, inference, 3), workers):
+    for _, image in read_ahead(items, lambda item: inference.read(item.source, 3), workers):
         assert isinstance(image, torch.Tensor), image
         time.sleep(0.05)
     queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)

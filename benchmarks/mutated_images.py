@@ -25,8 +25,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from swin_dense.features.images import read_image
-from swin_dense.features.pixels import ImageError
 from swin_dense.features.regions import open_large_image
+from swin_dense.utils.pixels import ImageError
 from tests.features.mutations import ORIGINALS, mutate
 
 

@@ -4,7 +4,8 @@
 
 CONFIG and CHECKPOINT are those of the Mask R-CNN of `make demo`, DATA its folder of data. The script joins validation
 images to mosaics that fit into memory as a whole, runs the detector on each as a whole and in tiles, and matches
-instances of the same class by their overlap (IoU of at least 0.5, each once, by descending score).
+instances of the same class by their overlap (IoU of at least 0.5, each once, by descending score). It also counts
+instances of which at least 0.8 lie in another one of their class: an object with another extent, or one in front of it.
 """
 
 import argparse
@@ -53,10 +54,18 @@ def matched(ours: list[dict], theirs: list[dict]) -> list[tuple[int, int]]:
     return pairs
 
 
+def nested(instances: list[dict]) -> int:
+    """Return the number of pairs of a class of which one box lies in the other."""
+    boxes = [[x, y, right - x, bottom - y] for x, y, right, bottom in map(box_of, instances)]
+    inside = coco_mask.iou(boxes, boxes, [1] * len(boxes)) >= 0.8 if boxes else np.zeros((0, 0), bool)
+    labels = np.array([one['label'] for one in instances])
+    return int(np.triu((inside | inside.T) & (labels[:, None] == labels), 1).sum())
+
+
 def compared(predictor: Predictor, wholes: dict[Path, list[dict]], tile: int, overlap: int) -> dict:
     """Return counts over all mosaics, of objects up to the overlap and of all objects."""
     counts: dict = {'tile': tile, 'overlap': overlap, 'whole': 0, 'tiles': 0, 'agree': 0, 'up_to_overlap': 0}
-    counts.update(up_to_overlap_agree=0, doubles=0)
+    counts.update(up_to_overlap_agree=0, doubles=0, nested=0, nested_whole=0)
     offsets = []
     for path, whole in wholes.items():
         tiles = predictor.predict_tiles(str(path), tile, overlap).record['instances']
@@ -70,6 +79,8 @@ def compared(predictor: Predictor, wholes: dict[Path, list[dict]], tile: int, ov
         counts['up_to_overlap_agree'] += len(found.intersection(small))
         rest = [one for i, one in enumerate(tiles) if i not in {ours for ours, _ in pairs}]
         counts['doubles'] += len(matched(rest, [whole[i] for i in found]))
+        counts['nested'] += nested(tiles)
+        counts['nested_whole'] += nested(whole)
         offsets += [np.abs(np.subtract(tiles[i]['box'], whole[j]['box'])).max() for i, j in pairs if j in small]
     counts['median_offset_pixels'] = round(float(np.median(offsets)), 3) if offsets else None
     counts['largest_offset_pixels'] = round(float(np.max(offsets)), 2) if offsets else None

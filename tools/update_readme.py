@@ -99,12 +99,14 @@ def large_scene_table(report: dict[str, Any]) -> str:
 
 def tiled_detections_table(report: dict[str, Any]) -> str:
     """Return a table of the agreement measured by benchmarks/tiled_detections.py."""
-    titles = ('tile, overlap', 'objects up to the overlap: agree', 'all objects: agree', 'found in tiles', 'doubles')
+    titles = ['tile, overlap', 'objects up to the overlap: agree', 'all objects: agree', 'found in tiles']
+    titles += ['doubles', 'boxes in another one', 'in the whole image']
     lines = ['| ' + ' | '.join(titles) + ' |', '|' + ' --- |' * len(titles)]
     for row in report['settings']:
         small = f'{row["up_to_overlap_agree"]} of {row["up_to_overlap"]}'
         everything = f'{row["agree"]} of {row["whole"]}'
-        cells = (f'{row["tile"]}, {row["overlap"]}', small, everything, row['tiles'], row['doubles'])
+        counts = [row[key] for key in ('tiles', 'doubles', 'nested', 'nested_whole')]
+        cells = (f'{row["tile"]}, {row["overlap"]}', small, everything, *counts)
         lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
     return '\n'.join(lines) + '\n'
 

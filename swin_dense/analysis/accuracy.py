@@ -18,8 +18,8 @@ from swin_dense.features.images import pixels_of
 from swin_dense.features.inference import batches, evaluation_mode
 from swin_dense.features.listing import Item, is_image, list_images
 from swin_dense.features.normalization import IMAGENET, Normalization
-from swin_dense.features.pixels import ImageError, Pixels, decoding, naming
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import ImageError, Pixels, decoding, naming
 
 TOP = 5
 # The published accuracies were measured on a centre crop, after the shorter side was resized to 256/224 of the crop; at

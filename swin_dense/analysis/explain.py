@@ -154,10 +154,8 @@ def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
 
 
 def _prepare(backbone: Any, image: Any, bgr: bool, normalization: Normalization) -> Tensor:
-    parameter = next(backbone.parameters())
     inference = Inference(**vars(normalization), bgr=bgr, page=0)
-    img = inference.prepare(inference.read(image, backbone.in_channels))
-    return img[None].to(parameter.device, parameter.dtype)
+    return inference.input_for(backbone, inference.read(image, backbone.in_channels)[None])
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from swin_dense.commands._progress import Progress, say, stop_signals
 from swin_dense.features.extraction import extract
 from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.inference import Inference, check_levels
-from swin_dense.features.listing import is_image, iterate, list_images
+from swin_dense.features.listing import iterate, list_images
 from swin_dense.features.shards import Record, hash_of_name, lock_shard, parse_shard, shard_of_environment
 from swin_dense.features.tiling import check_tiling
 
@@ -87,11 +87,11 @@ def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], boo
     unread: list[str] = []
     no_images: Counter[str] = Counter()
 
-    def on_skipped(path: str, reason: str) -> None:
-        if os.path.isdir(path) or is_image(path):
-            unread.append(f'{path!r} {reason}')
-        else:
+    def on_skipped(path: str, reason: str | None) -> None:
+        if reason is None:
             no_images[Path(path).suffix or 'no suffix'] += 1
+        else:
+            unread.append(f'{path!r} {reason}')
 
     images = list_images(places, on_skipped)
     if is_first:

@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     model, images = _files(args)
     known = _check_outputs(args, images)
     predictor = _predictor(model, args)
-    from swin_dense.runtime import Coco, pictures  # not needed for --help
+    from swin_dense.runtime import Coco  # not needed for --help
+    from swin_dense.utils.pixels import ImageError
 
     coco = Coco(predictor.classes, known) if args.format else None
     args.out.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         stem = args.out / Path(path).stem
         try:
             record = _predict(predictor, path, stem, args)
-        except (pictures.PictureError, OSError) as error:
+        except (ImageError, OSError) as error:
             print(f'swin-dense predict: {error}', file=sys.stderr)
             failed += 1
             continue

@@ -114,8 +114,7 @@ def make_record(
     backbone = bare_backbone(backbone)
     inference = Inference(**vars(normalization), bgr=bgr, page=0, max_side=max_side)
     pixels = inference.read(image, backbone.in_channels)
-    parameter = next(backbone.parameters())
-    img = inference.prepare(pixels)[None].to(parameter.device, parameter.dtype)
+    img = inference.input_for(backbone, pixels[None])
     attns = [[block.attn for block in stage.blocks] for stage in backbone.stages]
     with evaluation_mode(backbone), torch.no_grad(), contextlib.ExitStack() as stack:
         inputs = [[stack.enter_context(recording_input(attn)) for attn in blocks] for blocks in attns]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,12 +16,12 @@ from swin_dense.features.folder import FeatureFolder
 from swin_dense.features.images import decoded_bytes
 from swin_dense.features.inference import BATCH_PIXELS, Inference, batches, run_batch
 from swin_dense.features.listing import Item
-from swin_dense.features.pixels import ImageError, name_of
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import whole_image
 from swin_dense.features.tiling import run_tiles
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.pixels import ImageError, name_of
 from swin_dense.utils.tiles import plan_tiles
 
 # Limit on the memory of all prefetched images. A single image may exceed it.
@@ -67,32 +67,20 @@ def extract(
     Raises:
         OSError: the folder cannot be written. Features that are already written are kept.
     """
-    if inference.tiling is None:
-        steps = _in_batches(backbone, items, folder, inference, batch_size, workers)
-    else:
-        steps = _in_tiles(backbone, items, folder, inference)
-    with contextlib.closing(steps):
-        for step in steps:
-            if step.error is not None:
-                folder.fail(step.item, step.error)
-            elif step.item.source is None:
-                folder.confirm(step.item)
-            yield step
-
-
-def _in_batches(
-    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
-) -> Generator[Step, None, None]:
-    def read(item: Item) -> Tensor | str | None:
-        return item.error if item.source is None else try_to_read(item.source, inference, backbone.in_channels)
-
-    with contextlib.closing(read_ahead(items, read, workers)) as images:
-        for item, image_size, maps in Runner(backbone, inference).run(images, batch_size):
+    if inference.tiling is not None:
+        yield from _in_tiles(backbone, items, folder, inference)
+        return
+    with contextlib.closing(Runner(backbone, inference).run(items, batch_size, workers)) as results:
+        for item, image_size, maps in results:
             if isinstance(maps, dict):
                 with folder.receive(item, image_size) as sink:
                     sink.write(whole_image(maps))
                 yield Step(item)
+            elif maps is None:
+                folder.confirm(item)
+                yield Step(item)
             else:
+                folder.fail(item, maps)
                 yield Step(item, maps)
 
 
@@ -119,15 +107,11 @@ def _in_tiles(
                 if not is_out_of_memory(reason):
                     raise
                 error = f'{name_of(item.source)}: too little memory for one tile; use smaller tiles: {reason}'
+        if error is not None:
+            folder.fail(item, error)
+        elif item.source is None:
+            folder.confirm(item)
         yield Step(item, error)
-
-
-def try_to_read(source: Any, inference: Inference, channels: int) -> Tensor | str:
-    """Return the output of :meth:`Inference.read`, (channels, H, W), or the error message if reading fails."""
-    try:
-        return inference.read(source, channels)
-    except (ImageError, TypeError, OSError) as error:
-        return str(error)
 
 
 def read_ahead(
@@ -187,37 +171,46 @@ class Runner:
         self._pixels = BATCH_PIXELS
 
     def run(
-        self, images: Iterable[tuple[Item, Tensor | str | None]], batch_size: int
-    ) -> Iterator[tuple[Item, Pair, dict[int, Tensor] | str | None]]:
-        """Yield each image of :meth:`Inference.read` with its (height, width) and its maps, or an error.
+        self, items: Iterator[Item], batch_size: int, workers: int
+    ) -> Generator[tuple[Item, Pair, dict[int, Tensor] | str | None], None, None]:
+        """Yield each image with its (height, width) and its maps, or with (0, 0) and an error, None without a source.
 
-        What is not a tensor, such as the error of an image that could not be read, is yielded as it is.
+        Images are read ahead by threads, see :func:`read_ahead`; closing the generator ends them.
         """
-        for items, batch in batches(images, batch_size):
-            if not isinstance(batch, Tensor):
-                yield items[0], (0, 0), batch
-                continue
-            try:
-                results: Sequence[Any] = self._run_batch(batch)
-            except ImageError as error:
-                results = [f'{name_of(item.source)}: {error}' for item in items]
-            for item, result in zip(items, results, strict=True):
-                yield item, (batch.shape[2], batch.shape[3]), result
+        with contextlib.closing(read_ahead(items, self._read, workers)) as images:
+            for members, batch in batches(images, batch_size):
+                if not isinstance(batch, Tensor):
+                    yield members[0], (0, 0), batch
+                    continue
+                try:
+                    results: Sequence[Any] = self._run_batch(batch)
+                except ImageError as error:
+                    results = [f'{name_of(item.source)}: {error}' for item in members]
+                for item, result in zip(members, results, strict=True):
+                    yield item, (batch.shape[2], batch.shape[3]), result
+
+    def _read(self, item: Item) -> Tensor | str | None:
+        if item.source is None:
+            return item.error
+        try:
+            return self._inference.read(item.source, self._backbone.in_channels)
+        except (ImageError, TypeError, OSError) as error:
+            return str(error)
 
     def _run_batch(self, images: Tensor) -> list[dict[int, Tensor]]:
         most = max(1, self._pixels // images[0, 0].numel())
         if len(images) > most:
             return [maps for part in images.split(most) for maps in self._run_batch(part)]
-        device = next(self._backbone.parameters()).device
         try:
-            return run_batch(self._backbone, self._inference.prepare(images.to(device)), self._inference)
+            return run_batch(self._backbone, images, self._inference)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         # After the `except` block, because the exception references the tensors of the failed attempt.
-        return self._run_halves(images, device)
+        return self._run_halves(images)
 
-    def _run_halves(self, images: Tensor, device: torch.device) -> list[dict[int, Tensor]]:
+    def _run_halves(self, images: Tensor) -> list[dict[int, Tensor]]:
+        device = next(self._backbone.parameters()).device
         if device.type == 'cuda':
             torch.cuda.empty_cache()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swin_dense.features.extraction import Runner, read_ahead, try_to_read
+from swin_dense.features.extraction import Runner
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic
 from swin_dense.features.inference import Inference, check_dtype, check_levels, on_device
 from swin_dense.features.listing import Item
@@ -123,13 +123,9 @@ class Extractor:
         vectors = {s: np.full((count, channels[s]), np.nan, self._number) for s in self._inference.levels or channels}
         sizes = np.zeros((count, 2), np.int64)
         errors = np.full(count, '', object)  # not None: Arrow would infer the null type for a batch without errors
-        items = (Item(str(index), None, image) for index, image in enumerate(images))
-
-        def read(item: Item) -> torch.Tensor | str:
-            return try_to_read(item.source, self._inference, self._backbone.in_channels)
-
-        with contextlib.closing(read_ahead(items, read, self.workers)) as samples:
-            for item, size, maps in self._runner.run(samples, self.batch_size):
+        items = (Item(str(index), None, image, 'there is no image') for index, image in enumerate(images))
+        with contextlib.closing(self._runner.run(items, self.batch_size, self.workers)) as results:
+            for item, size, maps in results:
                 index = int(item.name)
                 if isinstance(maps, dict):
                     sizes[index] = size

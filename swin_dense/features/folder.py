@@ -18,7 +18,7 @@ import torch
 
 from swin_dense.features.listing import Item, tar_of
 from swin_dense.features.shards import ALL, Shard, hash_of_name
-from swin_dense.features.sinks import FORMATS, PooledSink, Sink, map_sink, read_attributes
+from swin_dense.features.sinks import FORMATS, MapSink, PooledSink, map_sink, read_attributes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, written_whole
@@ -93,7 +93,7 @@ class FeatureFolder:
         return self.root / 'features' / suffix[:2] / f'{stem}-{suffix}.{self._format}'
 
     @contextmanager
-    def receive(self, item: Item, image_size: Pair, tile: Pair | None = None) -> Iterator[Sink]:
+    def receive(self, item: Item, image_size: Pair, tile: Pair | None = None) -> Iterator[PooledSink | MapSink]:
         """Return a context manager that gives a sink for an image's maps; they are stored if the block does not raise.
 
         Args:

@@ -15,10 +15,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_dense.features import tiff
-from swin_dense.features.pixels import ImageError, Pixels, decoding, is_rgba, name_of, naming, upright, within_16_bits
-from swin_dense.utils import compat
+from swin_dense.utils import compat, tiff
 from swin_dense.utils.addresses import is_address, read_bytes
+from swin_dense.utils.pixels import (
+    ImageError,
+    Pixels,
+    decoding,
+    is_rgba,
+    name_of,
+    naming,
+    reverse_colours,
+    upright,
+    within_16_bits,
+)
 
 # ImageNet statistics in RGB, on the scale 0 to 1. All published Swin models were trained with them.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -101,13 +110,6 @@ def array_pixels(source: np.ndarray | Tensor, bgr: bool = False) -> Pixels:
     return Pixels(reverse_colours(source) if bgr else source, is_rgba(source.shape))
 
 
-def reverse_colours(values: np.ndarray) -> np.ndarray:
-    """Convert BGR to RGB and BGRA to RGBA; images with other numbers of channels are unchanged."""
-    if values.ndim == 3 and values.shape[2] in (3, 4):
-        return np.concatenate([values[:, :, 2::-1], values[:, :, 3:]], 2)
-    return values
-
-
 def decode(content: bytes, page: int | None = None) -> Pixels:
     """Decode a page of an image file, upright and at its full depth."""
     if not content:
@@ -170,24 +172,20 @@ def decoded_bytes(source: Any) -> int:
     """Estimate from its header the bytes needed to decode an image; 0 for sources that are already decoded."""
     if is_address(source):
         return _BYTES_OF_ADDRESS
-    if isinstance(source, bytes):
-        source = io.BytesIO(source)
-    if not isinstance(source, (str, os.PathLike, io.BytesIO)):
+    content = source.getvalue() if isinstance(source, io.BytesIO) else source
+    if not isinstance(content, (str, os.PathLike, bytes)):
         return 0
     file_size = 0
     try:
-        file_size = source.getbuffer().nbytes if isinstance(source, io.BytesIO) else os.path.getsize(source)
+        file_size = len(content) if isinstance(content, bytes) else os.path.getsize(content)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            image = Image.open(source)
+            image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
         with image:
             # Bytes per pixel in PIL (4 for RGB) plus those of the resulting array.
             return file_size + image.width * image.height * {'L': 2, 'RGB': 7}.get(image.mode, 12)
     except Exception:  # reading or decoding raises it again
         return 4 * file_size
-    finally:
-        if isinstance(source, io.BytesIO):
-            source.seek(0)
 
 
 def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from swin_dense.features.images import pixels_of, scale
 from swin_dense.features.normalization import Normalization
-from swin_dense.features.pixels import naming
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import naming
 
 # Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
 BATCH_PIXELS = 1 << 24
@@ -86,6 +86,11 @@ class Inference(Normalization):
             too_large = self.max_side is not None and max(image.shape[1:]) > self.max_side
             # What `scale` is to divide stays on its own scale.
             return _shrunk(image, self.max_side, 1.0 if self.scale is not None else None) if too_large else image
+
+    def input_for(self, backbone: Any, images: Tensor) -> Tensor:
+        """Return a batch (B, C, H, W) of images of :meth:`read` as input of a backbone, on its device, of its dtype."""
+        parameter = next(backbone.parameters())
+        return self.prepare(images.to(parameter.device)).to(parameter.dtype)
 
 
 def _shrunk(image: Tensor, max_side: Any, divisor: float | None) -> Tensor:
@@ -183,25 +188,23 @@ def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
     return list(keys), torch.stack(images) if len(images) > 1 else images[0][None]  # without a copy if it is large
 
 
-def run_batch(backbone: Any, batch: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
-    """Compute the maps of a batch (B, C, H, W) of normalised images, on any device and of any floating dtype.
+def run_batch(backbone: Any, images: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
+    """Compute the maps of a batch (B, C, H, W) of images of :meth:`Inference.read`, on any device.
 
     Returns:
         Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}; with ``gradients``, in the autograd graph.
     """
-    parameter = next(backbone.parameters())
     autocast, dtype = inference.autocast, inference.dtype
-    mode = contextlib.nullcontext() if gradients else torch.inference_mode()
-    with evaluation_mode(backbone), mode:
-        batch = batch.to(parameter.device, parameter.dtype)
-        with contextlib.nullcontext() if autocast is None else torch.autocast(parameter.device.type, autocast):
+    with evaluation_mode(backbone), contextlib.nullcontext() if gradients else torch.inference_mode():
+        batch = inference.input_for(backbone, images)
+        with contextlib.nullcontext() if autocast is None else torch.autocast(batch.device.type, autocast):
             outs = backbone(batch)
     maps = dict(zip(backbone.out_strides, outs, strict=True))
     strides = inference.levels or maps
     return [
         # Copied outside inference mode, so that a head can be trained on it; a view would keep the batch in memory.
         {stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}
-        for index in range(len(batch))
+        for index in range(len(images))
     ]
 
 

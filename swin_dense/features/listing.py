@@ -22,6 +22,7 @@ IMAGE_SUFFIXES = frozenset(
     for suffix in suffixes.split()
 )
 _TAR = '.tar'
+OnSkipped = Callable[[str, str | None], None]
 # Keys under which fsspec's file systems report the version of an object, most reliable first.
 _VERSION_KEYS = ('ETag', 'etag', 'LastModified', 'last_modified', 'mtime', 'updated', 'created')
 
@@ -76,7 +77,7 @@ class Location(NamedTuple):
 
 
 def list_images(
-    places: Sequence[str | os.PathLike], on_skipped: Callable[[str, str], None] = lambda path, reason: None
+    places: Sequence[str | os.PathLike], on_skipped: OnSkipped = lambda path, reason: None
 ) -> dict[str, str | None]:
     """List the image and tar files of files, folders, glob patterns, lists and addresses, in a fixed order.
 
@@ -85,7 +86,8 @@ def list_images(
 
     Args:
         places: paths, patterns and addresses.
-        on_skipped: called with the path of each file or folder that is skipped in a folder, and the reason.
+        on_skipped: called with the path of each file or folder that is skipped in a folder and the reason; the reason
+            is None for a file without the suffix of an image.
 
     Returns:
         {name: version}; the version is None unless a listing of object storage contains it.
@@ -197,7 +199,7 @@ def _version_in(info: dict[str, Any]) -> str:
     return f'{info.get("size")}-{state.timestamp() if isinstance(state, datetime) else state}'
 
 
-def _expand_address(address: str, on_skipped: Callable[[str, str], None]) -> Iterator[tuple[str, str | None]]:
+def _expand_address(address: str, on_skipped: OnSkipped) -> Iterator[tuple[str, str | None]]:
     system, inside = file_system(address)
     if not glob.has_magic(inside) and (is_image(address) or address.endswith(_TAR)):
         yield address, None
@@ -209,10 +211,10 @@ def _expand_address(address: str, on_skipped: Callable[[str, str], None]) -> Ite
         if info['type'] == 'file' and (is_image(path) or path.endswith(_TAR)):
             yield system.unstrip_protocol(path), _version_in(info)
         elif info['type'] == 'file':
-            on_skipped(path, _not_by_suffix(path))
+            on_skipped(path, None)
 
 
-def _expand(place: str, on_skipped: Callable[[str, str], None]) -> list[str]:
+def _expand(place: str, on_skipped: OnSkipped) -> list[str]:
     path = Path(place)
     if path.suffix == '.txt' and (is_address(place) or path.is_file()):
         lines = read_bytes(place).decode(errors='surrogateescape').splitlines()
@@ -227,7 +229,7 @@ def _expand(place: str, on_skipped: Callable[[str, str], None]) -> list[str]:
     return [match for match in matches if match.endswith('.zarr') or not _is_special(match)]
 
 
-def _walk(folder: str, on_skipped: Callable[[str, str], None], seen: set[str]) -> Iterator[str]:
+def _walk(folder: str, on_skipped: OnSkipped, seen: set[str]) -> Iterator[str]:
     """Yield the images of a folder and its subfolders; ``seen`` are visited folders, because links may form cycles."""
     real = os.path.realpath(folder)
     if real in seen:
@@ -243,7 +245,7 @@ def _walk(folder: str, on_skipped: Callable[[str, str], None], seen: set[str]) -
         if is_folder and not entry.name.endswith('.zarr'):
             yield from _walk(entry.path, on_skipped, seen)
         elif not (is_image(entry.name) or entry.name.endswith(_TAR)):
-            on_skipped(entry.path, _not_by_suffix(entry.name))
+            on_skipped(entry.path, None)
         elif is_folder or entry.is_file(follow_symlinks=False) or not _is_special(entry.path):
             yield entry.path
         else:
@@ -253,7 +255,3 @@ def _walk(folder: str, on_skipped: Callable[[str, str], None], seen: set[str]) -
 def _is_special(path: str) -> bool:
     """Return whether reading a file could wait for ever, as that of a named pipe; not so for a link to nothing."""
     return os.path.exists(path) and not os.path.isfile(path)
-
-
-def _not_by_suffix(name: str) -> str:
-    return f'is not an image by its suffix {Path(name).suffix!r}'

@@ -20,8 +20,8 @@ from swin_dense.features.images import (
     scale,
     to_tensor,
 )
-from swin_dense.features.pixels import ImageError, Pixels, naming
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import ImageError, Pixels, naming
 
 _logger = logging.getLogger(__package__)
 _AS_STORED = {'mean': None, 'std': None, 'clamp': True}  # scaled to 0 to 1, without a mean
@@ -115,18 +115,14 @@ class Normalization:
             values = np.asarray(values, np.float32) / np.float32(pixels.stretch)
         return to_tensor(Pixels(values, has_alpha), channels, self.check_range)
 
-    def scaled(self, images: Tensor) -> Tensor:
-        """Return images of :meth:`stored`, (C, H, W) or (B, C, H, W), in float32 and divided by ``scale``."""
-        return scale(images, self.scale)
-
     def prepare(self, images: Tensor) -> Tensor:
         """Convert an image of :meth:`stored`, or a batch of them, to the backbone's input."""
-        out = normalize(self.scaled(images), self.mean, self.std, any_range=self.scale is not None)
+        out = normalize(scale(images, self.scale), self.mean, self.std, any_range=self.scale is not None)
         return out.clamp(0, 1) if self.clamp else out
 
     def picture(self, images: Tensor) -> Tensor:
         """Return an image of :meth:`stored` as colours, (3, H, W) in [0, 1]: its first three channels, or its first."""
-        shown = self.scaled(images.cpu())
+        shown = scale(images.cpu(), self.scale)
         shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
         return shown.clamp(0, 1)
 

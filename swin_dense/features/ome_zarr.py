@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from swin_dense.features.pixels import ImageError
+from swin_dense.utils.pixels import ImageError
 
 AXES = ('c', 'y', 'x')
 _VERSION = '0.5'

@@ -23,11 +23,11 @@ from swin_dense.features.inference import (
     on_device,
     run_batch,
 )
-from swin_dense.features.pixels import ImageError, naming
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import ImageError, naming
 
 
 class Pyramid(Mapping[int, Tensor]):
@@ -171,7 +171,7 @@ def extract_pyramid(
         read = partial(_read_for_gradients, inference) if gradients else inference.read
         loaded = ((index, read(source, backbone.in_channels)) for index, source in enumerate(sources))
         for indices, batch in batches(loaded, batch_size):
-            all_maps = run_batch(backbone, inference.prepare(batch), inference, gradients)
+            all_maps = run_batch(backbone, batch, inference, gradients)
             for index, maps in zip(indices, all_maps, strict=True):
                 found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
         pyramids = [found[index] for index in range(len(sources))]

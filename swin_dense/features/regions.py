@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from swin_dense.features import tiff
-from swin_dense.features.images import pixels_of, reverse_colours
+from swin_dense.features.images import pixels_of
 from swin_dense.features.ome_zarr import Plane
-from swin_dense.features.pixels import ImageError, Pixels, decoding, is_rgba, naming
+from swin_dense.utils import tiff
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.tiles import Box
+from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, decoding, is_rgba, naming
 
 _FILES_OF_FOLDER = 'for a folder of images, pass its files one by one or as a list'
-
-
-@dataclass(frozen=True)
-class LargeImage:
-    """An image that can be read by regions.
-
-    Attributes:
-        source: what it was opened from.
-        size: (height, width) in pixels.
-        read: function from (top, left, bottom, right), half open, to pixels (h, w) or (h, w, C).
-        has_alpha: the last channel is opacity.
-        stretch: see :class:`swin_dense.features.pixels.Pixels`.
-    """
-
-    source: Any
-    size: tuple[int, int]
-    read: Callable[[int, int, int, int], np.ndarray]
-    has_alpha: bool
-    stretch: float = 1.0
-
-    def pixels(self, box: Box) -> Pixels:
-        """Return the pixels in a box, (top, left, bottom, right)."""
-        return Pixels(self.read(*box), self.has_alpha, self.stretch)
 
 
 @contextlib.contextmanager
@@ -65,19 +40,12 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
         ImageError: the content is not an image, or has several pages or planes and ``page`` is not given.
         TypeError: the source is none of the above.
     """
-    is_bgr = bgr and hasattr(source, 'shape')
     with contextlib.ExitStack() as stack:
         with naming(source):
-            values, has_alpha, stretch = _open(source, page, stack)
-            if len(values.shape) not in (2, 3) or 0 in values.shape:
+            pixels = _open(source, page, stack)
+            if len(pixels.values.shape) not in (2, 3) or 0 in pixels.values.shape:
                 raise ImageError('an array must have the shape (H, W) or (H, W, C) and at least one pixel')
-
-        def read(top: int, left: int, bottom: int, right: int) -> np.ndarray:
-            with naming(source), decoding():
-                region = np.asarray(values[top:bottom, left:right])
-            return reverse_colours(region) if is_bgr else region
-
-        yield LargeImage(source, (values.shape[0], values.shape[1]), read, has_alpha, stretch)
+        yield LargeImage(source, pixels, bgr and hasattr(source, 'shape'))
 
 
 def _open(source: Any, page: int | None, stack: contextlib.ExitStack) -> Pixels:

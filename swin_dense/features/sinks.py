@@ -7,9 +7,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,48 +25,33 @@ FORMATS = ('safetensors', 'zarr')
 _SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
 Shape = tuple[int, int, int]
 Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
-_GEM_POWER = 3.0
+# Power of the generalised mean over the cells of a level; gem's, of the positive part, lies between the average and the
+# maximum.
+POOLINGS = {'avg': 1.0, 'gem': 3.0}
 _GEM_FLOOR = 1e-6
 
 
-class Sink(Protocol):
-    """Receives the maps of one image; the blocks of all calls cover every level exactly once."""
-
-    def write(self, blocks: Blocks) -> None:
-        """Write the blocks of one tile, or of the whole image."""
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """Pooling over the cells of a level: ``after(mean(before(values)))``."""
-
-    before: Callable[[Tensor], Tensor]
-    after: Callable[[Tensor], Tensor]
-
-
-POOLINGS = {
-    'avg': Pooling(lambda x: x, lambda mean: mean),
-    # Generalised mean of the positive part, which lies between the average and the maximum.
-    'gem': Pooling(lambda x: x.clamp(min=_GEM_FLOOR) ** _GEM_POWER, lambda mean: mean ** (1 / _GEM_POWER)),
-}
-
-
 class PooledSink:
-    """Pool each level to one vector; ``pool`` is a key of ``POOLINGS``."""
+    """Pool each level of an image to one vector; ``pool`` is a key of ``POOLINGS``.
+
+    Like :class:`MapSink`, it is given the blocks of one tile, or of the whole image, at a time; those of all calls
+    cover every level exactly once.
+    """
 
     def __init__(self, pool: str) -> None:
-        self._pooling = POOLINGS[pool]
+        self._power = POOLINGS[pool]
         self._totals: dict[int, Tensor] = {}
         self._cells: Counter[int] = Counter()
 
     def write(self, blocks: Blocks) -> None:
         for stride, (_, _, values) in blocks.items():
-            self._totals[stride] = self._totals.get(stride, 0) + self._pooling.before(values.double()).sum((1, 2))
+            cells = values.double() if self._power == 1 else values.double().clamp(min=_GEM_FLOOR) ** self._power
+            self._totals[stride] = self._totals.get(stride, 0) + cells.sum((1, 2))
             self._cells[stride] += values[0].numel()
 
     def levels(self) -> dict[int, Tensor]:
         """Return the vectors by stride, {stride: (C,)}, in float64 on the CPU."""
-        return {s: self._pooling.after(total / self._cells[s]).cpu() for s, total in self._totals.items()}
+        return {s: ((total / self._cells[s]) ** (1 / self._power)).cpu() for s, total in self._totals.items()}
 
 
 def whole_image(maps: Mapping[int, Tensor]) -> Blocks:

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from swin_dense.features.inference import Inference, Tiling, run_batch
-from swin_dense.features.pixels import naming
-from swin_dense.features.regions import LargeImage
 from swin_dense.features.sinks import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
+from swin_dense.utils.pixels import LargeImage, naming
 from swin_dense.utils.tiles import plan_tiles
 
 
@@ -72,7 +71,7 @@ def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterato
         pixels = image.pixels(part.read)
         with naming(image.source):
             stored = inference.stored(pixels, backbone.in_channels)
-        maps = run_batch(backbone, inference.prepare(stored)[None], inference)[0]
+        (maps,) = run_batch(backbone, stored[None], inference)
         blocks: Blocks = {}
         for stride, level in maps.items():
             top, left = part.kept[0] // stride, part.kept[1] // stride

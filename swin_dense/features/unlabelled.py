@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 
 from swin_dense.features.images import pixels_of, read_image, scale, to_tensor
 from swin_dense.features.listing import Location, list_images, locate
-from swin_dense.features.pixels import naming
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
+from swin_dense.utils.pixels import naming
 
 SPLITS = ('train', 'held_out')
 _SPLIT_SEED = 0  # the same images are held out in every run

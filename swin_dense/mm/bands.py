@@ -10,7 +10,7 @@ from mmengine.registry import TRANSFORMS
 
 from swin_dense.features.images import Statistic, array_pixels, pixels_of
 from swin_dense.features.normalization import Normalization, band_count
-from swin_dense.features.pixels import Pixels, naming
+from swin_dense.utils.pixels import Pixels, naming
 
 
 @TRANSFORMS.register_module()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import colorsys
-import contextlib
 import copy
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from mmengine.dataset import Compose
 from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
 from torch import nn
 
-from swin_dense.features.pixels import ImageError, naming
-from swin_dense.features.regions import LargeImage, open_large_image
+from swin_dense.features.regions import open_large_image
 from swin_dense.runtime import Prediction, pictures, queries
 from swin_dense.runtime.model import Outputs, predict_in_tiles, shares
-from swin_dense.runtime.tiles import Tiling
+from swin_dense.utils.pixels import LargeImage, naming
 from swin_dense.utils.tiles import Box, Tile
 
 
@@ -84,8 +82,8 @@ class Predictor:
     def predict(self, path: str) -> Prediction:
         """Return the prediction for an image file; it is not painted if the model takes other bands than RGB."""
         if self._load_bands is not None:
-            with _reading(), open_large_image(path) as image:
-                return self._in_tiles(path, image.size, self._bands_of(image), Tiling(max(image.size), 0))
+            with open_large_image(path) as image:
+                return self._in_tiles(image, max(image.size), 0)
         pictures.read(path)  # raises an error of one line for what the Inferencers cannot read
         if self._is_detector:
             result = self._inferencer(path, return_vis=True, pred_score_thr=self._score, return_datasamples=True)
@@ -111,50 +109,39 @@ class Predictor:
         self, path: str, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
     ) -> Prediction:
         """Return the prediction for an image file in tiles; see ``swin_dense.runtime.Model.predict_tiles``."""
-        tiling = Tiling(tile, overlap)
-        if self._load_bands is not None:
-            with _reading(), open_large_image(path) as image:
-                return self._in_tiles(path, image.size, self._bands_of(image), tiling, make_labels)
-        with pictures.regions(path) as found:
-            size = (found.shape[0], found.shape[1])
-
-            def bgr(box: Box) -> np.ndarray:
-                top, left, bottom, right = box
-                return np.ascontiguousarray(np.asarray(found[top:bottom, left:right])[:, :, ::-1])
-
-            return self._in_tiles(path, size, bgr, tiling, make_labels)
-
-    def _bands_of(self, image: LargeImage) -> Callable[[Box], np.ndarray]:
-        def read(box: Box) -> np.ndarray:
-            with naming(image.source):
-                return self._load_bands.read(image.pixels(box))
-
-        return read
+        opened = pictures.open_large(path) if self._load_bands is None else open_large_image(path)
+        with opened as image:
+            return self._in_tiles(image, tile, overlap, make_labels)
 
     def _in_tiles(
-        self,
-        path: str,
-        size: tuple[int, int],
-        read: Callable[[Box], np.ndarray],
-        tiling: Tiling,
-        make_labels: Callable[..., Any] = np.zeros,
+        self, image: LargeImage, tile: int, overlap: int | None, make_labels: Callable[..., Any] = np.zeros
     ) -> Prediction:
         steps = [step for step in self._pipeline[1:] if 'LoadAnnotations' not in str(step['type'])]
         pipeline = Compose(steps)
 
-        def predict(tile: Tile) -> Outputs:
-            img = read(tile.read)
-            if self._load_bands is None and self._pipeline[0].get('to_float32'):
-                img = img.astype(np.float32)
+        def predict(part: Tile) -> Outputs:
+            img = self._read(image, part.read)
             shape = img.shape[:2]
-            packed = pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
+            packed = pipeline(
+                {'img': img, 'img_id': 0, 'img_path': image.source, 'img_shape': shape, 'ori_shape': shape}
+            )
             data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
             with torch.no_grad():
                 (sample,) = self.model.test_step(data)
             return self._outputs(sample)
 
         with DefaultScope.overwrite_default_scope('mmdet' if self._is_detector else 'mmseg'):
-            return predict_in_tiles(path, size, predict, self.classes, tiling, self._is_detector, make_labels)
+            return predict_in_tiles(
+                image.source, image.size, predict, self.classes, self._is_detector, tile, overlap, make_labels
+            )
+
+    def _read(self, image: LargeImage, box: Box) -> np.ndarray:
+        """Return what the first step of the pipeline loads of a region."""
+        if self._load_bands is not None:
+            with naming(image.source):
+                return self._load_bands.read(image.pixels(box))
+        bgr = np.ascontiguousarray(image.read(*box)[:, :, ::-1])
+        return bgr.astype(np.float32) if self._pipeline[0].get('to_float32') else bgr
 
     def _outputs(self, sample: Any) -> Outputs:
         """Return what ``predict_in_tiles`` takes from the prediction of a tile."""
@@ -198,14 +185,6 @@ class Predictor:
         self.palette: list[tuple[int, ...]] = [tuple(map(int, colour)) for colour in palette[:count]]
         self._inferencer.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
         self._inferencer.visualizer.dataset_meta = self._inferencer.model.dataset_meta
-
-
-@contextlib.contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except ImageError as error:
-        raise pictures.PictureError(str(error)) from error
 
 
 def _metainfo(scope: str, dataset: ConfigDict) -> dict[str, Any]:

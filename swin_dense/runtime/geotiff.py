@@ -1,4 +1,4 @@
-"""Read regions of large TIFF files, and write maps of classes as TIFF with the georeference of their image."""
+"""Write maps of classes as TIFF with the georeference of their image."""
 
 from __future__ import annotations
 
@@ -15,28 +15,6 @@ from swin_dense.utils.atomic import reserve, written_whole
 # ModelPixelScale, ModelTiepoint, ModelTransformation, GeoKeyDirectory, GeoDoubleParams, GeoAsciiParams.
 # Source: OGC GeoTIFF Standard 1.1.
 _GEOREFERENCE = (33550, 33922, 34264, 34735, 34736, 34737)
-
-
-@contextlib.contextmanager
-def opened(path: str | PathLike[str]) -> Iterator[Any]:
-    """Open a TIFF of 8-bit RGB whose regions can be read by slicing, (h, w, 3); None for any other file.
-
-    Tifffile and zarr must be installed, and imagecodecs for most compressed files.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            import tifffile
-            import zarr
-
-            page: Any = stack.enter_context(tifffile.TiffFile(path)).pages[0]
-            tifffile.TIFF.DECOMPRESSORS[page.compression]
-            is_plain = page.axes == 'YXS' and page.dtype == np.uint8 and page.samplesperpixel == 3 and not page.subifds
-            is_upright = 'Orientation' not in page.tags or page.tags['Orientation'].value == 1
-            regions = zarr.open_array(stack.enter_context(page.aszarr()), mode='r')
-        except Exception:  # tifffile raises any exception for other files, which Pillow may read
-            yield None
-            return
-        yield regions if is_plain and is_upright and getattr(page.photometric, 'name', '') == 'RGB' else None
 
 
 def georeference(path: str | PathLike[str]) -> list[tuple[int, Any, int, Any, bool]]:

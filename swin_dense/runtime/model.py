@@ -130,15 +130,15 @@ class Model:
         Raises:
             ValueError: the model is panoptic, whose segments cannot be merged, or a number is too small.
         """
-        tiling = tiles.Tiling(tile, overlap)
-        with pictures.regions(picture) as image:
+        with pictures.open_large(picture) as image:
             return predict_in_tiles(
                 _name(picture),
-                (image.shape[0], image.shape[1]),
-                lambda part: self._outputs(_region(image, part)),
+                image.size,
+                lambda part: self._outputs(image.read(*part.read)),
                 self.classes,
-                tiling,
                 self.facts['task'] == 'detection',
+                tile,
+                overlap,
                 make_labels,
             )
 
@@ -229,8 +229,9 @@ def predict_in_tiles(
     size: tuple[int, int],
     predict: Callable[[Tile], Outputs],
     classes: Sequence[str],
-    tiling: tiles.Tiling,
     is_detector: bool,
+    tile: int,
+    overlap: int | None,
     make_labels: Callable[..., Any] = np.zeros,
 ) -> Prediction:
     """Return the prediction for an image in tiles; see :meth:`Model.predict_tiles`.
@@ -240,11 +241,12 @@ def predict_in_tiles(
         size: its (height, width) in pixels.
         predict: returns the classes, the instances and the segments of a tile.
         classes: class names by label.
-        tiling: size of the tiles.
         is_detector: whether the model predicts instances.
+        tile: side of the tiles in pixels.
+        overlap: pixels read beyond each side of a tile; None for a quarter of the tile.
         make_labels: allocates the map of classes.
     """
-    windows = tiling.windows(size, is_detector)
+    windows = tiles.plan(size, tile, overlap, is_detector)
     record: dict[str, Any] = {'image': image, 'height': size[0], 'width': size[1]}
     if is_detector:
         found = tiles.instances(windows, size, lambda tile: _instances_of(predict(tile)))
@@ -291,8 +293,3 @@ def shares(counts: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
 
 def _name(picture: Picture) -> str | None:
     return str(picture) if isinstance(picture, (str, PathLike)) else None
-
-
-def _region(image: Any, tile: Tile) -> np.ndarray:
-    top, left, bottom, right = tile.read
-    return np.asarray(image[top:bottom, left:right])

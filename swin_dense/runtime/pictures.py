@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swin_dense.runtime import geotiff
+from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, decoding, naming
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 _ONE = 2048
 _MODES = ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'CMYK', 'YCbCr')
 _BITS, _PHOTOMETRIC, _PLANES = 258, 262, 284  # tags of TIFF
-
-
-class PictureError(ValueError):
-    """An image cannot be read, or has another shape than a model takes."""
 
 
 def read(picture: Picture) -> np.ndarray:
@@ -38,12 +34,12 @@ def read(picture: Picture) -> np.ndarray:
 
     Raises:
         FileNotFoundError: there is no such file.
-        PictureError: an array has another shape, or the image is damaged or of a kind that is not supported.
+        ImageError: an array has another shape, or the image is damaged or of a kind that is not supported.
         TypeError: an array has another dtype, or ``picture`` another type.
     """
     if isinstance(picture, np.ndarray):
         if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
-            raise PictureError(f'a picture must have the shape (H, W, 3), got {picture.shape}')
+            raise ImageError(f'a picture must have the shape (H, W, 3), got {picture.shape}')
         if picture.dtype != np.uint8:
             raise TypeError(f'a picture must have the type uint8, got {picture.dtype}')
         return picture
@@ -54,31 +50,37 @@ def read(picture: Picture) -> np.ndarray:
     path = None if isinstance(picture, Image.Image) else Path(picture)
     if path and not path.is_file():
         raise FileNotFoundError(f'there is no file {path}')
-    try:
-        with Image.open(path) if path else contextlib.nullcontext(picture) as image:
-            return _pixels(image)
-    except Exception as error:  # decoders raise any exception for damaged files
-        reason = str(error) or type(error).__name__
-        raise PictureError(f'{path or "the PIL image"} cannot be read as an image: {reason}') from error
+    with naming(picture), decoding(), Image.open(path) if path else contextlib.nullcontext(picture) as image:
+        return _pixels(image)
 
 
 @contextlib.contextmanager
-def regions(picture: Any) -> Iterator[Any]:
-    """Return an image whose regions can be read by slicing, (H, W, 3) uint8, RGB, with a ``shape``.
+def open_large(picture: Any) -> Iterator[LargeImage]:
+    """Open an image of RGB in uint8 to read it by regions, (h, w, 3), and close it at the end of the block.
 
-    Only a TIFF file of 8-bit RGB, and arrays such as memory-mapped and zarr ones, are read by regions; others as a
-    whole.
+    Only a TIFF file of 8-bit RGB, which needs tifffile and zarr, and imagecodecs if compressed, and arrays such as
+    memory-mapped and zarr ones, are read by regions; others as a whole.
     """
     is_array = hasattr(picture, 'shape') and not isinstance(picture, np.ndarray)
     if is_array and (len(picture.shape) != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8):
-        raise PictureError(f'a picture must be (H, W, 3) of uint8, got {picture.shape} of {picture.dtype}')
+        raise ImageError(f'a picture must be (H, W, 3) of uint8, got {picture.shape} of {picture.dtype}')
     with contextlib.ExitStack() as stack:
-        if isinstance(picture, (str, PathLike)) and Path(picture).suffix.lower() in ('.tif', '.tiff'):
-            found = stack.enter_context(geotiff.opened(picture))
-            if found is not None:
-                yield found
-                return
-        yield picture if is_array else read(picture)
+        found = _tiff(picture, stack) if isinstance(picture, (str, PathLike)) else None
+        values = found if found is not None else picture if is_array else read(picture)
+        yield LargeImage(picture, Pixels(values))
+
+
+def _tiff(path: str | PathLike[str], stack: contextlib.ExitStack) -> Any:
+    """Return the pixels of a TIFF of 8-bit RGB, decoded when they are sliced; None for any other file."""
+    if Path(path).suffix.lower() not in ('.tif', '.tiff'):
+        return None
+    from swin_dense.utils import tiff  # needs PIL
+
+    try:
+        page = tiff.open_page(path, 0, stack, by_regions=True)
+        return tiff.regions_of(page, stack) if page is not None and tiff.is_rgb(page) else None
+    except Exception:  # PIL may support the file; if not, `read` raises
+        return None
 
 
 def _pixels(image: Any) -> np.ndarray:
@@ -86,7 +88,7 @@ def _pixels(image: Any) -> np.ndarray:
     from PIL import ImageOps
 
     if 0 in image.size:
-        raise ValueError(f'its size is {image.width} x {image.height}')
+        raise ImageError(f'its size is {image.width} x {image.height}')
     tags = image.tag_v2 if image.format == 'TIFF' else {}
     bits, is_planar = max(tags.get(_BITS, (8,))), tags.get(_PLANES, 1) != 1
     upright = ImageOps.exif_transpose(image)
@@ -94,7 +96,7 @@ def _pixels(image: Any) -> np.ndarray:
     is_deep = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
     if bits not in (1, 2, 4, 8, 16) or (bits == 16 and is_planar) or not (is_deep or image.mode in _MODES):
         kind = f', in a TIFF of {bits} bits{" in planes" * is_planar}' if tags else ''
-        raise ValueError(
+        raise ImageError(
             f'it has pixels of the mode {image.mode}{kind}; only 8 and 16 bits, grey or colour, are supported: convert '
             'it, or pass an array of uint8'
         )

@@ -16,49 +16,63 @@ import numpy as np
 from swin_dense.runtime import masks
 from swin_dense.runtime.queries import Found
 from swin_dense.utils import checks
-from swin_dense.utils.tiles import Tile, plan_windows
+from swin_dense.utils.tiles import Tile, plan_tiles
 
-# Two tiles may place a centre on either side of their border. Detections count up to this share of their size beyond
-# it, and of two tiles' detections of a class that overlap by this IoU, the one with the higher score is kept.
-_BEYOND, _IOU = 0.25, 0.5
+# Two tiles may place a centre on either side of their border: detections count up to this share of their size beyond.
+_BEYOND = 0.25
+# Boxes of a class with this IoU are one object, and what covers this share of the smaller box may be.
+_IOU, _COVERED = 0.5, 0.8
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """Side of square tiles and their overlap, in pixels; the overlap is a quarter of the tile if None is given.
+def plan(size: tuple[int, int], tile: int, overlap: int | None, is_detector: bool) -> list[Tile]:
+    """Return the tiles of an image; their ``read`` boxes have the same size, as far as the image is as large.
+
+    A model whose pipeline resizes its input then sees all tiles at one scale. The ``read`` boxes of a segmentor begin
+    at multiples of what divides tile and overlap: if that is a multiple of the windows of all stages, 224 for most
+    Swins, a tile has the windows of the image.
+
+    Args:
+        size: (height, width) of the image in pixels.
+        tile: side of the tiles in pixels.
+        overlap: pixels read beyond each side of a tile; None for a quarter of the tile.
+        is_detector: whether the model predicts instances.
 
     Raises:
         ValueError: a number is too small.
     """
-
-    tile: int
-    overlap: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.integer('tile', self.tile)
-        if self.overlap is None:
-            object.__setattr__(self, 'overlap', self.tile // 4)
-        checks.integer('overlap', self.overlap, minimum=0)
-
-    def windows(self, size: tuple[int, int], is_detector: bool) -> list[Tile]:
-        """Return the tiles of an image of (height, width) pixels.
-
-        Those of a segmentor begin at multiples of what divides tile and overlap: if that is a multiple of the windows
-        of all stages, 224 for most Swins, a tile has the windows of the image.
-        """
-        overlap: Any = self.overlap
-        return plan_windows(size, self.tile, overlap, 1 if is_detector else math.gcd(self.tile, overlap))
+    tile = checks.integer('tile', tile)
+    overlap = tile // 4 if overlap is None else checks.integer('overlap', overlap, minimum=0)
+    step, seen = 1 if is_detector else math.gcd(tile, overlap), tile + 2 * overlap
+    tiles = []
+    for part in plan_tiles(size, (tile, tile), (overlap, overlap)):
+        top, left, bottom, right = part.read
+        top = max(min(top, (size[0] - seen) // step * step), 0)
+        left = max(min(left, (size[1] - seen) // step * step), 0)
+        bottom = max(bottom, min(top + seen, size[0]))
+        right = max(right, min(left + seen, size[1]))
+        tiles.append(Tile(part.kept, (top, left, bottom, right)))
+    return tiles
 
 
 @dataclass(frozen=True)
 class _Detections:
-    """Detections of tiles in pixels of the image; each mask is (top, left) of its pixels (h, w)."""
+    """Detections of tiles in pixels of the image.
+
+    Attributes:
+        boxes: (N, 4).
+        scores: (N,).
+        labels: (N,).
+        tiles: index of the tile of each, (N,).
+        depths: how far their centres lie inside the tile without overlap, in sides of the boxes, (N,).
+        masks: (top, left) of the pixels (h, w) of each that counts; None for others.
+    """
 
     boxes: np.ndarray
     scores: np.ndarray
     labels: np.ndarray
     tiles: np.ndarray
-    masks: list[tuple[int, int, np.ndarray]]
+    depths: np.ndarray
+    masks: list[Any]
 
 
 def instances(
@@ -101,19 +115,14 @@ def labels(tiles: Sequence[Tile], predict: Callable[[Tile], np.ndarray], out: An
 
 
 def _of_tile(index: int, tile: Tile, found: Found) -> _Detections:
-    """Return the detections that belong to a tile, in pixels of the image."""
+    """Return the detections of a tile, with the masks of those that count."""
     boxes, scores, numbers, full = found
     boxes = boxes.reshape(-1, 4) + np.array([tile.read[1], tile.read[0]] * 2, np.float32)
-    own = np.flatnonzero((_depth(boxes, tile) > -_BEYOND).all(1))
-    cropped = [_cropped(full[i], tile) for i in own if len(full)]
-    return _Detections(boxes[own], scores[own], numbers[own], np.full(len(own), index), cropped)
-
-
-def _depth(boxes: np.ndarray, tile: Tile) -> np.ndarray:
-    """Return how far the centres of boxes lie inside a tile without overlap, (N, 2), in sides of the boxes."""
     centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, np.maximum(boxes[:, 2:] - boxes[:, :2], 1e-6)
     top, left, bottom, right = tile.kept
-    return np.minimum(centres - (left, top), (right, bottom) - centres) / sides
+    depths = (np.minimum(centres - (left, top), (right, bottom) - centres) / sides).min(1)
+    cropped = [_cropped(mask, tile) if depth > -_BEYOND else None for mask, depth in zip(full, depths, strict=False)]
+    return _Detections(boxes, scores, numbers, np.full(len(boxes), index), depths, cropped)
 
 
 def _cropped(mask: np.ndarray, tile: Tile) -> tuple[int, int, np.ndarray]:
@@ -125,34 +134,47 @@ def _cropped(mask: np.ndarray, tile: Tile) -> tuple[int, int, np.ndarray]:
 
 
 def _joined(parts: list[_Detections]) -> _Detections:
-    boxes, scores, labels, tiles = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ('boxes', 'scores', 'labels', 'tiles')
+    boxes, scores, labels, tiles, depths = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ('boxes', 'scores', 'labels', 'tiles', 'depths')
     )
-    return _Detections(boxes, scores, labels, tiles, [mask for part in parts for mask in part.masks])
+    return _Detections(boxes, scores, labels, tiles, depths, [mask for part in parts for mask in part.masks])
 
 
 def _without_doubles(found: _Detections, tiles: Sequence[Tile]) -> np.ndarray:
     """Return the indices of the detections to keep, by descending score.
 
-    Only detections near a border of their tile can have been found by another one too. Those of one tile are never
-    compared: the model has already decided on them.
+    Only boxes that reach over, or almost to, a border of their tile can have been found by another one too. Those of
+    one tile are never compared: the model has already decided on them. A box that covers another may be the same object
+    with another extent, or behind it. The tile of the better one decides: it sees both, and found both or only one.
     """
     order = np.argsort(-found.scores, kind='stable')
-    depths = np.array([_depth(found.boxes[i : i + 1], tiles[found.tiles[i]]).min() for i in range(len(order))])
-    at_border = depths < 2 * _BEYOND
-    is_kept = np.ones(len(order), bool)
+    at_border = found.depths < 0.5 + _BEYOND
+    is_kept = found.depths > -_BEYOND
     for index in order:
         if not (is_kept[index] and at_border[index]):
             continue
         others = is_kept & at_border & (found.tiles != found.tiles[index]) & (found.labels == found.labels[index])
-        others &= found.scores <= found.scores[index]
-        rivals = np.flatnonzero(others)
-        is_kept[rivals[_iou(found.boxes[index], found.boxes[rivals]) >= _IOU]] = False
+        rivals = np.flatnonzero(others & (found.scores <= found.scores[index]))
+        iou, covered = _overlaps(found.boxes[index], found.boxes[rivals])
+        is_kept[rivals[iou >= _IOU]] = False
+        for rival in rivals[(iou < _IOU) & (covered >= _COVERED)]:
+            is_kept[rival] = _is_found_beside(index, rival, found, tiles)
     return order[is_kept[order]]
 
 
-def _iou(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    common = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
-    overlap = common.clip(0).prod(1)
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    return overlap / np.maximum((box[2:] - box[:2]).prod() + areas - overlap, 1e-9)
+def _is_found_beside(index: int, rival: int, found: _Detections, tiles: Sequence[Tile]) -> bool:
+    """Return whether the tile of a detection also found that of another tile, ``rival``, or the part that it sees."""
+    top, left, bottom, right = tiles[found.tiles[index]].read
+    visible = found.boxes[rival].clip([left, top] * 2, [right, bottom] * 2)
+    beside = (found.tiles == found.tiles[index]) & (found.labels == found.labels[index])
+    beside[index] = False
+    return bool((_overlaps(visible, found.boxes[beside])[0] >= _IOU).any())
+
+
+def _overlaps(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the IoU of a box and each of ``boxes`` (N, 4), and the share of the smaller one that the other covers."""
+    common = (np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])).clip(0).prod(1)
+    area, areas = (box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    smaller = np.maximum(np.minimum(area, areas), 1e-9)
+    return common / np.maximum(area + areas - common, 1e-9), common / smaller

@@ -21,7 +21,6 @@ _HAS_2_3, _HAS_2_4, _HAS_2_5, _HAS_2_6, _HAS_2_7 = (
 # The dtype of images with 16 bits per channel; torch.uint16 exists since 2.3.
 UINT16 = torch.uint16 if _HAS_2_3 else torch.int32
 NUMPY_UINT16 = np.uint16 if _HAS_2_3 else np.int32  # as which an array is given to torch
-OutOfMemoryError = torch.OutOfMemoryError if _HAS_2_5 else torch.cuda.OutOfMemoryError
 
 
 def custom_op(name: str, *, mutates_args: tuple[str, ...], schema: str) -> Callable[[Callable[..., Any]], Any]:

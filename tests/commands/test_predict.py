@@ -79,7 +79,7 @@ def test_a_segmentor_and_a_file_that_is_no_image(tmp_path, pictures, capsys):
     (tmp_path / 'broken.jpg').write_text('no picture')
     status, out, weights = predict('mmseg', tmp_path, tmp_path / 'broken.jpg', pictures[1])
     assert status == 1
-    assert 'broken.jpg cannot be read' in capsys.readouterr().err
+    assert "broken.jpg': the content is not an image" in capsys.readouterr().err
     assert sorted(path.name for path in out.iterdir()) == ['c.json', 'c.labels.png', 'c.painted.jpg']
     model = mmseg.apis.init_model(load_recipe(RECIPES['mmseg']), weights, device='cpu')
     expected = mmseg.apis.inference_model(model, str(pictures[1])).pred_sem_seg.data[0].numpy()

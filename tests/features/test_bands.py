@@ -18,7 +18,7 @@ from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.features.normalization import PRESETS, read_picture
-from swin_dense.features.pixels import ImageError
+from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY, IfInstalled, needs, photograph, randomize
 
 tifffile = IfInstalled('tifffile')
@@ -261,7 +261,7 @@ def test_presets(name):
     channels, formula = SATLAS[name]
     values = np.random.default_rng(1).integers(0, 256 if name == 'satlas-rgb' else 30000, (6, 7, channels), np.uint16)
     how = Normalization(**preset(name))
-    from swin_dense.features.pixels import Pixels
+    from swin_dense.utils.pixels import Pixels
 
     img = how.prepare(how.stored(Pixels(values), channels))
     np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
-from swin_dense.features.pixels import ImageError
+from swin_dense.utils.pixels import ImageError
 from tests.conftest import IfInstalled, photograph
 
 cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')

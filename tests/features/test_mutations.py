@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from swin_dense.features.images import read_image
-from swin_dense.features.pixels import ImageError
 from swin_dense.features.regions import open_large_image
+from swin_dense.utils.pixels import ImageError
 from tests.features.mutations import ORIGINALS, RGB, mutate
 
 

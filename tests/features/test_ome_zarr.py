@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone, extract_pyramid
-from swin_dense.features.pixels import ImageError
 from swin_dense.features.regions import open_large_image
+from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY, IfInstalled, photograph, randomize
 from tests.features.helpers import command_line, rows_of
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import resource
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from swin_dense.features import extraction, inference
-from swin_dense.features.extraction import read_ahead, try_to_read
+from swin_dense.features.extraction import Runner, read_ahead
 from swin_dense.features.inference import Inference, batches
 from swin_dense.features.listing import Item, iterate
 
@@ -34,7 +35,7 @@ def items_of(paths):
 
 
 def read(item):
-    return try_to_read(item.source, Inference(), 3)
+    return Runner(SimpleNamespace(in_channels=3), Inference())._read(item)
 
 
 @pytest.mark.parametrize('workers', [0, 1, 3])

@@ -13,8 +13,8 @@ from PIL import Image, ImageOps
 from swin_dense import SwinBackbone, extract_pyramid
 from swin_dense.features import regions
 from swin_dense.features.images import read_image, scale, to_tensor
-from swin_dense.features.pixels import ImageError, Pixels
 from swin_dense.features.regions import open_large_image
+from swin_dense.utils.pixels import ImageError, Pixels
 from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
 
 tifffile = IfInstalled('tifffile')
@@ -316,7 +316,7 @@ def test_files_of_pil(mode, has_tifffile, monkeypatch):
 def test_without_imagecodecs(compression, monkeypatch):
     content = with_pil('RGB', compression=compression)
     expected = read_image(content)
-    monkeypatch.setattr('swin_dense.features.tiff.find_spec', lambda name: None)
+    monkeypatch.setattr('swin_dense.utils.tiff.find_spec', lambda name: None)
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {1: None})
     torch.testing.assert_close(read_image(content), expected, rtol=0, atol=0.02)
 

@@ -93,14 +93,14 @@ def test_deep_images_and_alpha_are_read_as_the_frameworks_read_them(tmp_path, na
         (DEEP[:, :, 0].astype(np.float32), {}, 'pixels of the mode F, in a TIFF of 32 bits; only 8 and 16'),
         (DEEP[:, :, 0].view(np.int16), {}, 'pixels of the mode I, in a TIFF of 16 bits'),
         (DEEP[:, :, 0].astype(np.uint32), {}, 'pixels of the mode I, in a TIFF of 32 bits'),
-        (DEEP.astype(np.float32), {'photometric': 'rgb'}, 'cannot identify image file'),
+        (DEEP.astype(np.float32), {'photometric': 'rgb'}, 'not an image of a supported format'),
         (np.moveaxis(DEEP, 2, 0), {'photometric': 'rgb', 'planarconfig': 'separate'}, 'TIFF of 16 bits in planes'),
     ],
 )
 def test_images_that_cannot_be_read_as_the_frameworks_do_are_refused(tmp_path, pixels, options, message):
     path = tmp_path / 'a b.tif'
     tiff(path, pixels, **options)
-    with pytest.raises(ValueError, match=f'a b.tif cannot be read as an image: .*{message}'):
+    with pytest.raises(ValueError, match=f"a b.tif': .*{message}"):
         pictures.read(path)
 
 
@@ -109,7 +109,7 @@ def test_damaged_and_missing_files(tmp_path):
     Image.fromarray(photograph(50, 70)).save(whole)
     for content in (whole.read_bytes()[:900], b'', b'no image'):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r'half.jpg cannot be read as an image: .'):
+        with pytest.raises(ValueError, match=r"half.jpg': (it cannot be decoded|the content is not an image)"):
             pictures.read(path)
     for missing in ('nowhere.jpg', tmp_path):
         with pytest.raises(FileNotFoundError, match='there is no file'):
@@ -120,7 +120,7 @@ def test_pil_images(tmp_path):
     image = Image.fromarray(photograph(50, 70))
     np.testing.assert_array_equal(pictures.read(image), photograph(50, 70))
     np.testing.assert_array_equal(pictures.read(image.convert('L'))[:, :, 1], np.asarray(image.convert('L')))
-    with pytest.raises(ValueError, match=r'the PIL image cannot be read as an image: .*mode F; only 8 and 16 bits'):
+    with pytest.raises(ValueError, match=r'PIL image of mode F and size .*mode F; only 8 and 16 bits'):
         pictures.read(image.convert('F'))
     with pytest.raises(ValueError, match='its size is 0 x 5'):
         pictures.read(Image.new('RGB', (0, 5)))

@@ -10,7 +10,6 @@ import torch
 from swin_dense.doctor import kernel_cases, kernels
 from swin_dense.doctor.kernel_cases import AttentionCase, BiasCase, Map, NormCase
 from swin_dense.ops.triton import attention, gpu, verdicts
-from swin_dense.utils import compat
 
 FOLDER = Path(__file__).parent
 KEY = {'gpu': 'Stand-In 100', 'driver': '550.54', 'torch': '2.13.0', 'triton': '3.7.1', 'swin_dense': '0.1.0, 3f2a'}
@@ -75,7 +74,7 @@ def _launch(self, kernel, *tensors, bias, launch=attention._Launch.__call__):
         os.write(2, b'CUDA error: an illegal memory access was encountered\n')
         os.kill(os.getpid(), signal.SIGSEGV)
     if window == WINDOWS['needs too much memory']:
-        raise compat.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.\nand a long dump')
+        raise torch.cuda.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.\nand a long dump')
     if window == WINDOWS['does not compile']:
         raise RuntimeError('out of registers\nand a long dump')
     launch(self, kernel, *tensors, bias=bias)

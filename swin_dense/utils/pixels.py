@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
 from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.tiles import Box
 
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
@@ -23,7 +22,7 @@ for _library in ('PIL', 'tifffile'):
 
 
 class ImageError(ValueError):
-    """An image cannot be read, or does not fit the backbone."""
+    """An image cannot be read, or does not fit the model."""
 
 
 class Pixels(NamedTuple):
@@ -38,6 +37,47 @@ class Pixels(NamedTuple):
     values: Any
     has_alpha: bool = False
     stretch: float = 1.0
+
+
+class LargeImage:
+    """An image whose regions are read on demand.
+
+    Args:
+        source: what it was opened from.
+        pixels: values that are read when they are sliced.
+        is_bgr: they are in BGR order.
+
+    Attributes:
+        source: what it was opened from.
+        size: (height, width) in pixels.
+    """
+
+    def __init__(self, source: Any, pixels: Pixels, is_bgr: bool = False) -> None:
+        self.source = source
+        self.size: tuple[int, int] = (pixels.values.shape[0], pixels.values.shape[1])
+        self._pixels = pixels
+        self._is_bgr = is_bgr
+
+    def read(self, top: int, left: int, bottom: int, right: int) -> np.ndarray:
+        """Return the values in a box, half open, (h, w) or (h, w, C).
+
+        Raises:
+            ImageError: they are damaged; the message names the source.
+        """
+        with naming(self.source), decoding():
+            region = np.asarray(self._pixels.values[top:bottom, left:right])
+        return reverse_colours(region) if self._is_bgr else region
+
+    def pixels(self, box: Box) -> Pixels:
+        """Return the pixels in a box, (top, left, bottom, right)."""
+        return self._pixels._replace(values=self.read(*box))
+
+
+def reverse_colours(values: np.ndarray) -> np.ndarray:
+    """Convert BGR to RGB and BGRA to RGBA; images with other numbers of channels are unchanged."""
+    if values.ndim == 3 and values.shape[2] in (3, 4):
+        return np.concatenate([values[:, :, 2::-1], values[:, :, 3:]], 2)
+    return values
 
 
 def is_rgba(shape: tuple[int, ...]) -> bool:
@@ -69,11 +109,11 @@ def name_of(source: Any) -> str:
         return f'image {os.fspath(source)!r}'
     if isinstance(source, (bytes, bytearray, memoryview)):
         return f'image of {len(source)} bytes'
-    if isinstance(source, Image.Image):
+    if hasattr(source, 'getexif'):
         return f'PIL image of mode {source.mode} and size {source.size}'
     if hasattr(source, 'read') and isinstance(getattr(source, 'name', None), str):
         return f'image {source.name!r}'
-    if isinstance(source, (np.ndarray, Tensor)):
+    if hasattr(source, 'shape'):  # an array or a tensor
         return f'image of shape {tuple(source.shape)} and type {source.dtype}'
     return f'image of type {type(source).__name__}'
 
@@ -116,6 +156,8 @@ def decoding() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
+    from PIL import Image, UnidentifiedImageError  # not needed for arrays
+
     if isinstance(error, UnidentifiedImageError):
         return 'the content is not an image of a supported format'
     if isinstance(error, Image.DecompressionBombError):

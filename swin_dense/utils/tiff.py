@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from swin_dense.features.pixels import ImageError, Pixels, upright, within_16_bits
+from swin_dense.utils.pixels import ImageError, Pixels, upright, within_16_bits
 
 MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 # Colours that PIL converts to RGB. Of JPEG, the decoder itself converts YCbCr.
@@ -38,6 +38,25 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     Raises:
         ImageError: the page does not exist, is one of several, or has an unsupported type of pixels.
     """
+    page = open_page(file, number, stack, by_regions)
+    if page is None:
+        return None
+    is_32_bit = _check_type(page)
+    regions = regions_of(page, stack) if by_regions and not is_32_bit else None
+    if regions is not None:
+        return Pixels(regions, _has_alpha(page), _stretch(page))
+    _check_size(page)
+    try:
+        values = page.asarray()
+    except ValueError:
+        if find_spec('imagecodecs'):
+            raise
+        return None
+    return Pixels(upright(_as_shown(page, values), _orientation(page)), _has_alpha(page), _stretch(page))
+
+
+def open_page(file: Any, number: int | None, stack: contextlib.ExitStack, by_regions: bool = False) -> Any:
+    """Return a page of tifffile, or None if PIL must decode the file; see :func:`open_tiff`."""
     try:
         import tifffile
     except ImportError:
@@ -63,24 +82,25 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
                 compression or page.compression,
             )
         return None
-    orientation = page.tags['Orientation'].value if 'Orientation' in page.tags else 1
-    is_32_bit = _check_type(page)
-    if by_regions and orientation == 1 and not is_32_bit and find_spec('zarr'):
-        import zarr
+    return page
 
-        return Pixels(
-            _Regions(page, zarr.open_array(stack.enter_context(page.aszarr()), mode='r')),
-            _has_alpha(page),
-            _stretch(page),
-        )
-    _check_size(page)
-    try:
-        values = page.asarray()
-    except ValueError:
-        if find_spec('imagecodecs'):
-            raise
+
+def regions_of(page: Any, stack: contextlib.ExitStack) -> Any:
+    """Return the pixels of a page of :func:`open_page`, decoded when they are sliced by rows and columns.
+
+    Returns None for a rotated page, and if zarr is not installed.
+    """
+    if _orientation(page) != 1 or not find_spec('zarr'):
         return None
-    return Pixels(upright(_as_shown(page, values), orientation), _has_alpha(page), _stretch(page))
+    import zarr
+
+    return _Regions(page, zarr.open_array(stack.enter_context(page.aszarr()), mode='r'))
+
+
+def is_rgb(page: Any) -> bool:
+    """Return whether the pixels of a page of :func:`open_page` are (H, W, 3) uint8 in RGB."""
+    is_colour = getattr(page.photometric, 'name', '') in ('RGB', 'YCBCR')
+    return is_colour and page.dtype == np.uint8 and page.bitspersample == 8 and page.samplesperpixel == 3
 
 
 def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
@@ -103,8 +123,6 @@ def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
 
 
 class _Regions:
-    """The pixels of a page, decoded when they are sliced by rows and columns."""
-
     def __init__(self, page: Any, stored: Any) -> None:
         self._page, self._stored = page, stored
         self.shape = (page.imagelength, page.imagewidth)
@@ -129,6 +147,10 @@ def _page(file: Any, number: int | None) -> Any:
     if page.dataoffsets and np.add(page.dataoffsets, page.databytecounts).max() > file.filehandle.size:
         raise ImageError('the file is truncated')  # some decoders do not report it
     return page
+
+
+def _orientation(page: Any) -> int:
+    return page.tags['Orientation'].value if 'Orientation' in page.tags else 1
 
 
 def _check_type(page: Any) -> bool:
