@@ -143,6 +143,14 @@ def test_link_targets_exist(page):
         assert (ROOT / name).is_file(), name
 
 
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_render_as_on_github(page):
+    """mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces."""
+    text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
+    assert re.findall(r'^ *\|.*\n(?! *\||<!-- end -->|\n).*', text, re.M) == []
+    assert re.findall(r'^ {1,3}\|.*', text, re.M) == []
+
+
 def test_links_of_the_index_for_language_models():
     text = (ROOT / 'docs' / 'llms.txt').read_text()
     linked = {(ROOT / 'docs' / target).resolve() for target in re.findall(r'^- \[.+?\]\(([^)]+)\): \w', text, re.M)}
