@@ -147,7 +147,7 @@ def test_link_targets_exist(page):
 def test_tables_render_as_on_github(page):
     """mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces."""
     text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
-    assert re.findall(r'^ *\|.*\n(?! *\||<!-- end -->|\n).*', text, re.M) == []
+    assert re.findall(r'^ *\|.*\n(?! *\||<!-- end -->|\n|\Z).*', text, re.M) == []
     assert re.findall(r'^ {1,3}\|.*', text, re.M) == []
 
 
