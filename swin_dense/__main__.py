@@ -153,7 +153,7 @@ def _overview() -> argparse.ArgumentParser:
     parser.add_argument('--version', action='version', version=f'swin-dense {swin_dense.__version__}')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for name in command_names():
-        explanation = ast.get_docstring(ast.parse((_FOLDER / f'{name}.py').read_text())) or ''
+        explanation = ast.get_docstring(ast.parse((_FOLDER / f'{name}.py').read_text(encoding='utf-8'))) or ''
         commands.add_parser(name, help=explanation.partition('\n')[0], add_help=False)
     return parser
 

@@ -12,6 +12,8 @@ import re
 import pytest
 
 from swin_dense.__main__ import command_names
+from swin_dense.features import shards
+from swin_dense.runtime.coco import RECORD_FORMAT
 from swin_dense.runtime.sessions import FORMAT
 from tests.conftest import ROOT, needs
 
@@ -66,7 +68,12 @@ def options():
 
 
 def current():
-    return {'names': public_names(), 'options': options(), 'formats': {'metadata of ONNX files': FORMAT}}
+    formats = {
+        'metadata of ONNX files': FORMAT,
+        'records of predictions': RECORD_FORMAT,
+        'feature folders': shards.FORMAT,
+    }
+    return {'names': public_names(), 'options': options(), 'formats': formats}
 
 
 def changes(recorded, now):

@@ -5,21 +5,32 @@
     make docs PUBLISH=0.2.0    # and commit it to the branch gh-pages, where each version has a folder
 
 The pages are the Markdown files of the repository. mkdocs needs them in a separate folder, so they are copied with the
-same relative paths, which keeps links valid in both places.
+same relative paths, which keeps links valid in both places. Notebooks become pages.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / 'build' / 'site_pages'
 COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*', 'LICENSE')
+
+
+def as_markdown(notebook: dict[str, Any], name: str) -> str:
+    """Return the page of a notebook, which holds no outputs, with a link to the notebook below the title."""
+    cells = [''.join(cell['source']).strip() for cell in notebook['cells']]
+    is_code = [cell['cell_type'] == 'code' for cell in notebook['cells']]
+    pages = [f'```python\n{cell}\n```' if code else cell for cell, code in zip(cells, is_code, strict=True)]
+    title, _, rest = pages[0].partition('\n')
+    return '\n\n'.join([title, f'[Download the notebook]({name})', rest.strip(), *pages[1:]]) + '\n'
 
 
 def main() -> None:
@@ -39,6 +50,8 @@ def main() -> None:
         target = PAGES / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
+        if target.suffix == '.ipynb':
+            target.with_suffix('.md').write_text(as_markdown(json.loads(target.read_text()), target.name))
     subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--clean'], cwd=ROOT, check=True)
     if args.publish:
         mike = str(Path(sys.executable).with_name('mike'))  # runs mkdocs again, with the same settings

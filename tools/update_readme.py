@@ -296,6 +296,7 @@ SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix pr
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 GPU_NAMES = {'sdpa': 'ours, `sdpa`'}
 PAGES = (
+    'CONTRIBUTING.md',
     'README.md',
     'README_zh-CN.md',
     'docs/deploy.md',

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         print(text, end='')
         return 0
     with written_whole(args.out) as unfinished:
-        unfinished.path.write_text(text)
+        unfinished.path.write_text(text, encoding='utf-8')
     print(f'wrote {args.out}')
     return 0
 

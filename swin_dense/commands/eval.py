@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f'--size must be a square, got {size} {width}')
     if not args.folder.is_dir():
         raise FileNotFoundError(f'there is no folder {args.folder}')
-    classes = args.classes.read_text().split() if args.classes else None
+    classes = args.classes.read_text(encoding='utf-8').split() if args.classes else None
     options_of_images = normalization_of(args)
     require_packages(['tqdm'], 'features')
     # These import torch, which --help does not need.

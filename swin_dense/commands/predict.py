@@ -145,7 +145,7 @@ def _check_outputs(args: argparse.Namespace, images: list[str]) -> Any:
             check_free(args.out / f'{stem}.{ending}', args.force)
     for name in _COCO if args.format else ():
         check_free(args.out / name, args.force)
-    return None if args.annotations is None else json.loads(args.annotations.read_text())
+    return None if args.annotations is None else json.loads(args.annotations.read_text(encoding='utf-8'))
 
 
 def _predictor(model: list[str], args: argparse.Namespace) -> Any:
@@ -199,4 +199,4 @@ def _write_pictures(stem: Path, prediction: Prediction) -> None:
 
 def _write_json(path: Path, content: Any) -> None:
     with written_whole(path) as unfinished:
-        unfinished.path.write_text(json.dumps(content, indent=2) + '\n')
+        unfinished.path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')

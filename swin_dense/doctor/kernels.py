@@ -147,7 +147,7 @@ def _keep(key: dict[str, str], entries: dict[str, Entry]) -> str | None:
         path = verdicts.path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic.written_whole(path) as unfinished:
-            unfinished.path.write_text(json.dumps(content, indent=1) + '\n')
+            unfinished.path.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
     except (OSError, RuntimeError) as error:
         complaint = f'the verdict on the Triton kernels cannot be stored: {error}'
         _logger.warning('%s', complaint)
@@ -256,7 +256,7 @@ class _Process:
         self._process.join(10)
 
     def _last_output(self) -> str:
-        lines = [line for line in self._log.read_text(errors='replace').splitlines() if line.strip()]
+        lines = [line for line in self._log.read_text(encoding='utf-8', errors='replace').splitlines() if line.strip()]
         return f' ({lines[-1].strip()[:200]})' if lines else ''
 
 

@@ -6,6 +6,7 @@ pooling its row, is complete and records the version that the image has now.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from swin_dense.features.listing import Item, tar_of
-from swin_dense.features.shards import ALL, Shard, hash_of_name
+from swin_dense.features.shards import ALL, FORMAT, Shard, hash_of_name
 from swin_dense.features.sinks import FORMATS, MapSink, PooledSink, map_sink, read_attributes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
@@ -25,7 +26,8 @@ from swin_dense.utils.atomic import remove, written_whole
 
 ROWS_PER_PART = 4096
 _SECONDS = 300.0  # after this time the buffered rows are written as a part, even if it is not full
-_SIZE_KEY, _VERSION_KEY = 'image_size', 'version'
+_SIZE_KEY, _VERSION_KEY = 'image_size', 'version'  # in the attributes of maps
+_PACKAGE_KEY = 'swin_dense'  # in the metadata of parts, with JSON
 
 
 class FeatureFolder:
@@ -73,7 +75,7 @@ class FeatureFolder:
     def is_finished(self, name: str, version: str | None) -> bool:
         """Return whether this version of an image has features; None, a deleted image, matches any version."""
         if self.pool == 'none':
-            recorded = (read_attributes(self.path_of(name)) or {}).get(_VERSION_KEY)
+            recorded = self._attributes(name).get(_VERSION_KEY)
         else:
             recorded = self._table.versions.get(readable(name))
         return recorded is not None and version in (None, recorded)
@@ -81,8 +83,7 @@ class FeatureFolder:
     def confirm(self, item: Item) -> None:
         """Add the row of a finished image if it is missing: a run may have been killed between file and row."""
         if self.pool == 'none' and item.version not in (None, self._table.versions.get(readable(item.name))):
-            attributes = read_attributes(self.path_of(item.name)) or {}
-            self._add(item, attributes[_SIZE_KEY], {'file': self._relative_path_of(item.name)})
+            self._add(item, self._attributes(item.name)[_SIZE_KEY], {'file': self._relative_path_of(item.name)})
 
     def path_of(self, name: str) -> Path:
         """Return the file of an image's maps, named by the image and a hash of its path, which avoids collisions."""
@@ -109,7 +110,7 @@ class FeatureFolder:
             return
         path = self.path_of(item.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        attributes = {_SIZE_KEY: list(image_size), _VERSION_KEY: item.version}
+        attributes = {'format': FORMAT, _SIZE_KEY: list(image_size), _VERSION_KEY: item.version}
         with written_whole(path, self._partial) as unfinished:
             yield map_sink(unfinished.path, image_size, attributes, tile or image_size)
             if path.is_dir():  # outdated or damaged; os.replace cannot replace a folder
@@ -142,6 +143,13 @@ class FeatureFolder:
                 if not is_kept and self._shard.owns(path.stem.rpartition('-')[2]):
                     remove(path)
         return len(gone)
+
+    def _attributes(self, name: str) -> dict[str, Any]:
+        """Return the attributes of the maps of an image; empty if they are missing or incomplete."""
+        path = self.path_of(name)
+        attributes = read_attributes(path) or {}
+        checks.file_format(str(path), attributes, FORMAT)
+        return attributes
 
     def _relative_path_of(self, name: str) -> str:
         return self.path_of(name).relative_to(self.root).as_posix()
@@ -187,7 +195,7 @@ class _Table:
 
         small, text = pyarrow.int32(), pyarrow.string()
         fixed = [('path', text), ('error', text), ('height', small), ('width', small), ('version', text)]
-        self._schema = pyarrow.schema([*fixed, *columns])
+        self._schema = pyarrow.schema([*fixed, *columns], {_PACKAGE_KEY: json.dumps({'format': FORMAT})})
         self._folder = folder
         self._prefix = f'part-{shard}-'
         self._rows_per_part = rows_per_part
@@ -249,9 +257,13 @@ class _Table:
         from pyarrow import parquet
 
         try:
-            return parquet.ParquetFile(path).read(columns)
+            file = parquet.ParquetFile(path)
+            facts = json.loads((file.schema_arrow.metadata or {}).get(_PACKAGE_KEY.encode(), '{}'))
+            table = file.read(columns)
         except (ValueError, KeyError, OSError) as error:  # pyarrow raises subclasses of ValueError for damaged files
             raise ValueError(f'{path} is damaged ({error}); remove it, then its images are extracted again') from error
+        checks.file_format(str(path), facts, FORMAT)
+        return table
 
     def _write(self, path: Path, table: Any) -> None:
         from pyarrow import parquet

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swin_dense.utils import checks
 from swin_dense.utils.atomic import alone, written_whole
+
+# Version of the files in a feature folder: records of shards, parts and maps, which contain it as `format`. It is
+# raised when an earlier version of this package would misread one of them.
+FORMAT = 1
 
 # Settings that may differ between runs into one folder, because they change only the last bit of the features.
 _NO_SETTINGS = {'batch_size'}
@@ -107,13 +112,14 @@ class Record:
         digest = hashlib.sha256(b''.join(listed)).hexdigest()[:16]
         self._folder = folder
         self._shard = shard
-        self._content = {'settings': settings, 'listed': len(listed), 'list': digest}
+        self._content = {'format': FORMAT, 'settings': settings, 'listed': len(listed), 'list': digest}
 
     def begin(self) -> None:
         """Write this shard's record, after comparing its settings with those of all shards that have started.
 
         Raises:
-            ValueError: the folder contains features computed with other settings or another number of shards.
+            ValueError: the folder contains features computed with other settings or another number of shards, or by an
+                older or a later version of this package that wrote other files.
         """
         if (self._folder / 'settings.json').exists():
             raise ValueError(
@@ -162,6 +168,7 @@ class Record:
                     f'{path} is damaged ({error}), so the settings of the features in its folder are unknown; choose '
                     'another folder'
                 ) from error
+            checks.file_format(str(path), record, FORMAT)
             yield path, record
 
 

@@ -230,7 +230,7 @@ def _last_named(work_dir: Path, skipped: list[str]) -> Path | None:
     note = work_dir / 'last_checkpoint'
     if not note.exists():
         return None
-    named = note.read_text(errors='replace').strip()
+    named = note.read_text(encoding='utf-8', errors='replace').strip()
     if not named:
         skipped.append(f'{note} is empty')
         return None

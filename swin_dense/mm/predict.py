@@ -17,7 +17,7 @@ from torch import nn
 
 from swin_dense.features.regions import open_large_image
 from swin_dense.runtime import Prediction, pictures, queries
-from swin_dense.runtime.model import Outputs, predict_in_tiles, shares
+from swin_dense.runtime.model import Outputs, begun_record, predict_in_tiles, shares
 from swin_dense.utils.pixels import LargeImage, naming
 from swin_dense.utils.tiles import Box, Tile
 
@@ -88,8 +88,7 @@ class Predictor:
         if self._is_detector:
             result = self._inferencer(path, return_vis=True, pred_score_thr=self._score, return_datasamples=True)
             (sample,) = result['predictions']
-            height, width = sample.ori_shape
-            record: dict[str, Any] = {'image': path, 'height': height, 'width': width}
+            record = begun_record(path, sample.ori_shape)
             ids = None
             if 'pred_panoptic_seg' in sample:
                 ids = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()
@@ -100,9 +99,8 @@ class Predictor:
             return Prediction(record, result['visualization'][0], panoptic=ids)
         result = self._inferencer(path, return_vis=True)
         labels = result['predictions'].astype(np.int32)
-        height, width = labels.shape
-        segments = shares(np.bincount(labels.ravel()), self.classes)
-        record = {'image': path, 'height': height, 'width': width, 'segments': segments}
+        record = begun_record(path, labels.shape)
+        record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
         return Prediction(record, result['visualization'], labels)
 
     def predict_tiles(

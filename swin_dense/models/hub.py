@@ -87,7 +87,7 @@ class HubMixin(nn.Module):
         with written_whole(folder / WEIGHTS) as unfinished:
             save_file(tensors, unfinished.path, metadata={'format': 'pt'})
         with written_whole(folder / CONFIG) as unfinished:
-            unfinished.path.write_text(json.dumps(config, indent=2) + '\n')
+            unfinished.path.write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
         if not (folder / CARD).exists():
             card = CARD_TEXT.format(
                 kind=kind.__name__,
@@ -97,7 +97,7 @@ class HubMixin(nn.Module):
                 options=json.dumps(config['options']),
             )
             with written_whole(folder / CARD) as unfinished:
-                unfinished.path.write_text(card)
+                unfinished.path.write_text(card, encoding='utf-8')
         return folder
 
     @classmethod
@@ -131,7 +131,7 @@ class HubMixin(nn.Module):
             folder = Path(
                 hub.snapshot_download(str(name_or_folder), revision=revision, token=token, allow_patterns=files)
             )
-        config = json.loads((folder / CONFIG).read_text())
+        config = json.loads((folder / CONFIG).read_text(encoding='utf-8'))
         if config.get('library') != LIBRARY:
             raise ValueError(
                 f'{name_or_folder}: {CONFIG} was not written by swin_dense; load the weights of other libraries with '

@@ -53,7 +53,7 @@ def is_faster() -> bool:
 
 def _processor() -> str:
     try:
-        return Path('/proc/cpuinfo').read_text(errors='replace')
+        return Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')
     except OSError:
         return platform.processor()  # on Windows: family, model and vendor
 

@@ -63,13 +63,17 @@ def load_recipe(name: str) -> Config:
     path = _find(name)
     if isinstance(path, str):
         return _with_our_swin(path)
-    for package in _FOREIGN_BASE.findall(path.read_text()):
+    for package in _FOREIGN_BASE.findall(path.read_text(encoding='utf-8')):
         _configs_of(package, path.stem)
     with tempfile.TemporaryDirectory() as folder:
         configs = Path(folder, 'configs')
         shutil.copytree(recipe_root() / 'configs', configs, ignore=shutil.ignore_patterns('__pycache__'))
         for file in configs.rglob('*.py'):
-            file.write_text(_FOREIGN_BASE.sub(lambda match: f"'{_configs_of(match[1], path.stem)}/", file.read_text()))
+            # With slashes, because backslashes have a meaning in Python's strings.
+            found = _FOREIGN_BASE.sub(
+                lambda match: f"'{_configs_of(match[1], path.stem).as_posix()}/", file.read_text(encoding='utf-8')
+            )
+            file.write_text(found, encoding='utf-8')
         return Config.fromfile(configs / path.relative_to(recipe_root() / 'configs'))
 
 

@@ -69,7 +69,7 @@ class Recipe:
 
 def read_zoo(root: Path, folder: str) -> list[Recipe]:
     """Read the recipes of a folder in ``root/configs`` from its metafile."""
-    counted = json.loads((root / 'configs/complexity.json').read_text())
+    counted = json.loads((root / 'configs/complexity.json').read_text(encoding='utf-8'))
     return [_recipe(model, counted[model['Config']]) for model in _models(root, folder)]
 
 
@@ -81,7 +81,7 @@ def framework_configs(root: Path) -> dict[str, str]:
 def _models(root: Path, folder: str) -> list[dict[str, Any]]:
     import yaml
 
-    text = (root / 'configs' / folder / 'metafile.yml').read_text()
+    text = (root / 'configs' / folder / 'metafile.yml').read_text(encoding='utf-8')
     return yaml.load(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader))['Models']
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from swin_dense.runtime import masks
+from swin_dense.utils import checks
+
+RECORD_FORMAT = 1  # version of records, in `format`; raised when an earlier version of this package would misread one
 
 
 class Coco:
@@ -41,10 +44,16 @@ class Coco:
         """Add the record of an image, from ``Prediction.record`` or the JSON of ``swin-dense predict``.
 
         Raises:
-            ValueError: the record has no instances, or its image is not among the known annotations.
+            ValueError: the record has no instances, or is of version 0.1 or of a later version of this package, or its
+                image is not among the known annotations.
         """
+        checks.file_format(f'the record of {record["image"]}', record, RECORD_FORMAT)
         if 'instances' not in record:
             raise ValueError("COCO's format lists instances, but this model predicts none; use a detector")
+        if 'height' not in record:
+            raise ValueError(
+                f'the record of {record["image"]} has no height and width, as in version 0.1; predict again'
+            )
         name = Path(record['image'] or f'{len(self._images) + 1}').name
         number = len(self._images) + 1
         if self._image_ids is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swin_dense.runtime import masks, painting, pictures, queries, tiles
+from swin_dense.runtime.coco import RECORD_FORMAT
 from swin_dense.runtime.sessions import FORMAT, SESSIONS, Session
 from swin_dense.utils import checks
 from swin_dense.utils.tiles import Tile
@@ -75,12 +76,7 @@ def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: floa
         facts = json.loads(session.facts)
     except ValueError as error:
         raise ValueError(f'the metadata of {path} is damaged ({error}); export the model again') from error
-    written = facts.get('format', FORMAT)  # absent in files of the first version
-    if written > FORMAT:
-        raise ValueError(
-            f'{path} has the format {written} of a later version of swin_dense, this one reads {FORMAT}: update '
-            'swin_dense here, or export the model again with this version'
-        )
+    checks.file_format(str(path), facts, FORMAT)
     return Model(session, facts, score)
 
 
@@ -186,7 +182,7 @@ class Model:
         """Return the pixels of an image, its prediction, not yet painted, and the masks of its instances."""
         pixels = pictures.read(picture)
         size = (pixels.shape[0], pixels.shape[1])
-        record: dict[str, Any] = {'image': _name(picture), 'height': size[0], 'width': size[1]}
+        record = begun_record(_name(picture), size)
         labels, found, panoptic = self._outputs(pixels)
         if labels is not None:
             record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
@@ -247,7 +243,7 @@ def predict_in_tiles(
         make_labels: allocates the map of classes.
     """
     windows = tiles.plan(size, tile, overlap, is_detector)
-    record: dict[str, Any] = {'image': image, 'height': size[0], 'width': size[1]}
+    record = begun_record(image, size)
     if is_detector:
         found = tiles.instances(windows, size, lambda tile: _instances_of(predict(tile)))
         record['instances'] = listed(*found, classes)
@@ -268,6 +264,11 @@ def _instances_of(outputs: Outputs) -> queries.Found:
     if found is None or panoptic is not None:
         raise ValueError('segments of a panoptic model cannot be merged across tiles; leave tile= (--tile) out')
     return found
+
+
+def begun_record(image: str | None, size: tuple[int, int]) -> dict[str, Any]:
+    """Return the record of an image of (height, width) pixels, without instances and segments."""
+    return {'format': RECORD_FORMAT, 'image': image, 'height': size[0], 'width': size[1]}
 
 
 def listed(

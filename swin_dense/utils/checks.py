@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -62,6 +62,21 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f'{name} must be a number, got {value!r} of type {type(value).__name__}')
     return float(value)
+
+
+def file_format(name: str, content: Mapping[str, Any], newest: int) -> None:
+    """Raise ValueError if a file's ``format``, 1 if it has none, is later than the newest that this version reads.
+
+    A format is a whole number. It is raised when earlier versions of this package would misread the file.
+    """
+    written = content.get('format', 1)
+    if isinstance(written, bool) or not isinstance(written, int) or written < 1:
+        raise ValueError(f'{name} is damaged: its format must be an integer from 1, got {written!r}')
+    if written > newest:
+        raise ValueError(
+            f'{name} has the format {written} of a later version of swin_dense, this one reads up to {newest}: update '
+            'swin_dense here, or write it again with this version'
+        )
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:

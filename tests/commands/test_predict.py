@@ -58,7 +58,12 @@ def test_a_detector(tmp_path, pictures):
         record = json.loads((out / f'{path.stem}.json').read_text())
         found = record['instances']
         assert len(found) == len(expected) > 0
-        assert record['image'] == str(path)
+        assert {key: record[key] for key in record if key != 'instances'} == {
+            'format': 1,
+            'image': str(path),
+            'height': 60,
+            'width': 90,
+        }
         torch.testing.assert_close(torch.tensor([one['box'] for one in found]), expected.bboxes)
         torch.testing.assert_close(torch.tensor([one['score'] for one in found]), expected.scores)
         assert [one['label'] for one in found] == expected.labels.tolist()

@@ -270,7 +270,7 @@ def test_the_command_writes_segments(exported, demo_data, tmp_path):
         found = np.asarray(Image.open(tmp_path / name / f'{picture.stem}.panoptic.png')).astype(int)
         ids[name] = found[:, :, 0] + 256 * found[:, :, 1] + 256**2 * found[:, :, 2]
         record = json.loads((tmp_path / name / f'{picture.stem}.json').read_text())
-        assert record.keys() == {'image', 'height', 'width', 'segments', 'instances'}
+        assert record.keys() == {'format', 'image', 'height', 'width', 'segments', 'instances'}
         for segment in record['segments']:
             assert (ids[name] == segment['id']).mean() == pytest.approx(segment['share'])
         assert len(record['segments']) > 1

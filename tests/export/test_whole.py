@@ -377,7 +377,7 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     names = {}
     for block in re.findall(r'^```python\n(.*?)^```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S | re.M):
         exec(block, names)
-    assert names['record'].keys() == {'image', 'height', 'width', 'instances'}
+    assert names['record'].keys() == {'format', 'image', 'height', 'width', 'instances'}
     assert names['painted'].dtype == np.uint8
     facts = runtime.load('model.onnx').facts
     assert (facts['format'], facts['mask_threshold']) == (FORMAT, 0.5)

@@ -10,7 +10,7 @@ import torch
 
 from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.listing import Item, version_of
-from swin_dense.features.shards import Shard
+from swin_dense.features.shards import FORMAT, Shard
 from swin_dense.features.sinks import MapSink, PooledSink, in_memory, map_sink, whole_image
 from tests.conftest import IfInstalled
 from tests.features.helpers import EVERY_FORMAT, failures_in, finished_in, in_format, load, rows_of, tree
@@ -162,6 +162,14 @@ class TestMaps:
         assert load(tmp_path / row['file'])[1] == SIZE
 
 
+def test_maps_of_a_later_format_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr('swin_dense.features.folder.FORMAT', FORMAT + 1)
+    save(folder_of(tmp_path), 'a.jpg')
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r'a-.*\.safetensors has the format 2 of a later version of swin_dense'):
+        folder_of(tmp_path).is_finished('a.jpg', '1-1')
+
+
 @pytest.mark.parametrize('pool', ['none', 'avg'])
 def test_a_replaced_image_is_not_finished_and_a_deleted_one_is(tmp_path, pool):
     image = tmp_path / 'a.jpg'
@@ -238,6 +246,24 @@ class TestParts:
         (part,) = tmp_path.glob('*.parquet')
         part.write_bytes(part.read_bytes()[:length])
         with pytest.raises(ValueError, match=f'{part.name} is damaged .*remove it'):
+            folder_of(tmp_path, pool='avg')
+
+    def test_the_format_in_a_part(self, tmp_path):
+        folder = folder_of(tmp_path, pool='avg', rows_per_part=2)
+        for name in ('a.jpg', 'b.jpg'):
+            save(folder, name)
+        (part,) = tmp_path.glob('*.parquet')
+        assert json.loads(parquet.read_schema(part).metadata[b'swin_dense']) == {'format': FORMAT}
+        save(folder, 'a.jpg', version='2-2')  # removes its row from the first part, which is written anew
+        folder.close()
+        assert json.loads(parquet.read_schema(part).metadata[b'swin_dense']) == {'format': FORMAT}
+        table = parquet.read_table(part)
+        parquet.write_table(table.replace_schema_metadata(None), part)  # as before the format was written
+        assert not folder_of(tmp_path, pool='avg').is_finished('b.jpg', '2-2')
+        assert folder_of(tmp_path, pool='avg').is_finished('b.jpg', '1-1')
+        later = json.dumps({'format': FORMAT + 1})
+        parquet.write_table(table.replace_schema_metadata({'swin_dense': later}), part)
+        with pytest.raises(ValueError, match=rf'{part.name} has the format 2 of a later version of swin_dense'):
             folder_of(tmp_path, pool='avg')
 
     def test_shards_write_and_read_only_their_own_parts(self, tmp_path):
@@ -325,4 +351,8 @@ def test_metadata_of_a_map_file_is_json(tmp_path):
     save(folder, 'a.jpg')
     header = folder.path_of('a.jpg').read_bytes()
     length = int.from_bytes(header[:8], 'little')
-    assert json.loads(header[8 : 8 + length])['__metadata__'] == {'image_size': '[37, 50]', 'version': '"1-1"'}
+    assert json.loads(header[8 : 8 + length])['__metadata__'] == {
+        'format': '1',
+        'image_size': '[37, 50]',
+        'version': '"1-1"',
+    }

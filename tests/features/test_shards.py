@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_dense.features.shards import ALL, Record, Shard, hash_of_name, lock_shard, parse_shard, shard_of_environment
+from swin_dense.features.shards import (
+    ALL,
+    FORMAT,
+    Record,
+    Shard,
+    hash_of_name,
+    lock_shard,
+    parse_shard,
+    shard_of_environment,
+)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=['Cs'])), unique=True), st.integers(1, 9))
@@ -102,6 +111,25 @@ def test_a_folder_of_an_older_version(tmp_path):
     (tmp_path / 'settings.json').write_text(json.dumps({'arch': 'swin_t'}))
     with pytest.raises(ValueError, match=r'of an older version.*choose another folder'):
         record(tmp_path).begin()
+
+
+@pytest.mark.parametrize(
+    ('written', 'message'),
+    [
+        (FORMAT + 1, 'has the format 2 of a later version of swin_dense, this one reads up to 1: update swin_dense'),
+        ('one', r"is damaged: its format must be an integer from 1, got 'one'"),
+    ],
+)
+def test_a_folder_of_another_format(tmp_path, written, message):
+    record(tmp_path, Shard(1, 2)).begin()
+    path = tmp_path / '_shard-00001-of-00002.json'
+    content = json.loads(path.read_text())
+    assert content.pop('format') == FORMAT
+    path.write_text(json.dumps(content))
+    record(tmp_path, Shard(0, 2)).begin()  # records of the first format may lack it
+    path.write_text(json.dumps({**content, 'format': written}))
+    with pytest.raises(ValueError, match=message):
+        record(tmp_path, Shard(0, 2)).begin()
 
 
 def test_only_one_process_at_a_time_locks_a_shard(tmp_path):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from swin_dense.runtime import Coco, masks
+from swin_dense.runtime.coco import RECORD_FORMAT
+from swin_dense.runtime.model import begun_record
 from tests.conftest import IfInstalled
 
 coco = IfInstalled('pycocotools.coco')
@@ -26,7 +28,7 @@ def record(name, seed, with_masks=True):
         box = [float(x), float(y), float(x + w), float(y + h)]
         instance = {'class': CLASSES[label], 'label': label, 'score': 0.9 - index / 10, 'box': box}
         instances.append({**instance, 'mask': masks.run_lengths(mask)} if with_masks else instance)
-    return {'image': f'some/folder/{name}', 'height': 80, 'width': 90, 'instances': instances}
+    return {**begun_record(f'some/folder/{name}', (80, 90)), 'instances': instances}
 
 
 RECORDS = [record('a.jpg', 0), record('b.jpg', 1)]
@@ -81,6 +83,10 @@ def test_what_does_not_fit_is_refused():
         collected({**known, 'categories': [*known['categories'], {'id': 2, 'name': 'pear'}]})
     with pytest.raises(ValueError, match='this model predicts none; use a detector'):
         Coco(CLASSES).add({'image': 'a.jpg', 'height': 8, 'width': 9, 'segments': []})
+    with pytest.raises(ValueError, match=r'the record of a.jpg has no height and width, as in version 0.1; predict'):
+        Coco(CLASSES).add({'image': 'a.jpg', 'instances': []})
+    with pytest.raises(ValueError, match=r'the record of a.jpg has the format 2 of a later version of swin_dense'):
+        Coco(CLASSES).add({'format': RECORD_FORMAT + 1, 'image': 'a.jpg'})
 
 
 def test_supervision_reads_the_annotations(tmp_path):

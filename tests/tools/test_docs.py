@@ -143,6 +143,34 @@ def test_link_targets_exist(page):
         assert (ROOT / name).is_file(), name
 
 
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_render_as_on_github(page):
+    """mkdocs takes a line directly below a table for a row, and a table in a list needs four spaces."""
+    text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.S | re.M)
+    assert re.findall(r'^ *\|.*\n(?! *\||<!-- end -->|\n|\Z).*', text, re.M) == []
+    assert re.findall(r'^ {1,3}\|.*', text, re.M) == []
+
+
+def test_links_of_the_index_for_language_models():
+    text = (ROOT / 'docs' / 'llms.txt').read_text()
+    linked = {(ROOT / 'docs' / target).resolve() for target in re.findall(r'^- \[.+?\]\(([^)]+)\): \w', text, re.M)}
+    assert len(linked) == text.count('](') > 20
+    assert {*(ROOT / 'docs').glob('*.md')} <= linked
+    assert [path for path in linked if not path.is_file()] == []
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / 'mkdocs.yml').read_text().partition('\nnav:\n')[2]
+    listed = {ROOT / name for name in re.findall(r': (\S+\.md)$', nav, re.M)}
+    notebooks = {path.with_suffix('.md') for path in ROOT.glob('examples/notebooks/*.ipynb')}
+    assert notebooks <= listed
+    assert [path for path in listed - notebooks if not path.is_file()] == []
+    pages = {
+        page for page in LINKING if page.is_relative_to(ROOT / 'docs') or page.parent in (ROOT, ROOT / 'benchmarks')
+    }
+    assert pages <= listed
+
+
 def test_every_decision_is_listed():
     folder = ROOT / 'docs' / 'decisions'
     listed = re.findall(r'\]\(([\w-]+\.md)\)', (folder / 'README.md').read_text())

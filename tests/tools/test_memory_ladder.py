@@ -1,4 +1,4 @@
-"""The memory counts of docs/memory.md against counts by hand, their order, and the page's table."""
+"""The memory counts of docs/speed.md against counts by hand, their order, and the page's table."""
 
 import json
 import sys
@@ -57,4 +57,4 @@ def test_no_rung_needs_more_memory_than_the_one_before():
 
 def test_the_page_shows_the_counts():
     report = json.loads((ROOT / 'benchmarks' / 'memory_ladder.json').read_text())
-    assert '\n'.join(memory_ladder.table(report['rungs'])) in (ROOT / 'docs' / 'memory.md').read_text()
+    assert '\n'.join(memory_ladder.table(report['rungs'])) in (ROOT / 'docs' / 'speed.md').read_text()

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 
@@ -37,6 +39,18 @@ def test_a_notebook_runs(name, tmp_path):
         [sys.executable, '-c', code_of(name)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_pages_of_the_site():
+    builder = runpy.run_path(str(ROOT / 'tools' / 'site.py'))  # its name is that of a module of Python
+    for path in NOTEBOOKS.glob('*.ipynb'):
+        notebook = json.loads(path.read_text())
+        page = builder['as_markdown'](notebook, path.name)
+        assert page.startswith(''.join(notebook['cells'][0]['source']).partition('\n')[0] + '\n')
+        assert f'[Download the notebook]({path.name})' in page
+        blocks = re.findall(r'^```python\n(.*?)\n```$', page, re.S | re.M)
+        code = [cell for cell in notebook['cells'] if cell['cell_type'] == 'code']
+        assert blocks == [''.join(cell['source']).strip() for cell in code]
 
 
 def test_every_notebook_installs_first_and_holds_no_outputs():

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / 'tools'))
+import badges
 from update_readme import PAGES, TABLES, replace_block, with_tables
 
 README = (ROOT / 'README.md').read_text()
@@ -69,6 +70,15 @@ def test_both_languages_state_the_same():
 def test_a_change_in_one_language_alone_is_detected(old, new):
     assert facts(CHINESE.replace(old, new, 1)) != facts(README)
     assert facts(README.replace(old, new, 1)) != facts(CHINESE)
+
+
+def test_the_badges_say_what_the_package_declares():
+    for label, value in badges.facts().items():
+        path = badges.FOLDER / f'badge_{label}.svg'
+        assert path.read_text() == badges.badge(label, value)
+        for text in (README, CHINESE):
+            assert f'![{label}: {value}](docs/images/{path.name})' in text
+    assert badges.facts() == {'license': 'Apache-2.0', 'python': '3.10 or later', 'torch': '2.1 or later'}
 
 
 def test_a_missing_marker_raises():

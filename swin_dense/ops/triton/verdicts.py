@@ -170,7 +170,7 @@ def key(device: torch.device) -> dict[str, str]:
 
 def _driver() -> str:
     try:
-        return re.findall(r'\d+\.\d+[.\d]*', _DRIVER.read_text())[0]
+        return re.findall(r'\d+\.\d+[.\d]*', _DRIVER.read_text(encoding='utf-8'))[0]
     except (OSError, IndexError):  # not Linux, or a container that hides the file
         return f'for CUDA {torch._C._cuda_getDriverVersion()}'  # type: ignore[attr-defined]
 
@@ -197,7 +197,7 @@ def path(key: dict[str, str]) -> Path:
 def read(key: dict[str, str]) -> dict[str, Entry] | None:
     """Return the entries of the verdict for ``key``, or None if there is no readable verdict."""
     try:
-        content = json.loads(path(key).read_text())
+        content = json.loads(path(key).read_text(encoding='utf-8'))
         return _entries(content['kernels']) if content['key'] == key else None
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -1,0 +1,76 @@
+"""What Windows and macOS lack, or do otherwise, is not needed: no system but Linux runs most of the tests."""
+
+import ast
+import os
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from swin_dense.features.unlabelled import UnlabelledImages
+from swin_dense.utils import atomic
+from tests.conftest import ROOT, needs
+
+TREES = {path.relative_to(ROOT): ast.parse(path.read_text('utf-8')) for path in (ROOT / 'swin_dense').rglob('*.py')}
+NOT_ON_WINDOWS = {'fcntl', 'grp', 'posix', 'pwd', 'resource', 'termios'}
+# Functions and constants of os and signal; those that atomic.py uses are guarded, which a test below checks.
+NOT_EVERYWHERE = {
+    'fork',
+    'geteuid',
+    'getuid',
+    'killpg',
+    'register_at_fork',
+    'sched_getaffinity',
+    'setsid',
+    'statvfs',
+    'sync',
+}
+NOT_EVERYWHERE |= {'SIGALRM', 'SIGHUP', 'SIGKILL', 'SIGUSR1', 'posix_fadvise', 'posix_fallocate', 'O_DIRECTORY'}
+GUARDED = {'posix_fallocate', 'O_DIRECTORY'}
+
+
+@pytest.mark.parametrize('path', sorted(TREES, key=str), ids=str)
+def test_text_files_have_an_encoding_and_modules_exist_everywhere(path):
+    """Without an encoding, Windows uses that of its language, in which the text of another machine is wrong."""
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Call) and getattr(node.func, 'attr', None) in ('read_text', 'write_text'):
+            assert 'encoding' in {keyword.arg for keyword in node.keywords}, ast.unparse(node)
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        assert not NOT_ON_WINDOWS & {name.partition('.')[0] for name in names}, ast.unparse(node)
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in NOT_EVERYWHERE
+            and ast.unparse(node.value) in ('os', 'signal')
+        ):
+            assert path.name == 'atomic.py', ast.unparse(node)
+            assert node.attr in GUARDED
+
+
+def test_files_are_written_without_what_only_some_systems_have(tmp_path, monkeypatch):
+    for name in GUARDED:
+        monkeypatch.delattr(os, name, raising=False)
+    with atomic.written_whole(tmp_path / 'folder') as unfinished:
+        unfinished.path.mkdir()
+        (unfinished.path / 'a').write_bytes(b'1')
+        atomic.reserve(unfinished.path / 'a', 9)
+    assert [path.name for path in tmp_path.iterdir()] == ['folder']
+
+
+def test_the_data_set_reaches_a_spawned_worker(tmp_path):
+    """Workers of a DataLoader start without a copy of the memory on macOS and Windows: they unpickle the data set."""
+    for name in 'ab':
+        Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / f'{name}.png')
+    data = pickle.loads(pickle.dumps(UnlabelledImages(str(tmp_path), 4)))
+    assert data[0]['inputs'].shape == (3, 4, 4)
+
+
+@needs('mmengine')
+def test_the_transform_of_bands_reaches_a_spawned_worker():
+    from swin_dense.mm import LoadBands
+
+    assert (
+        vars(pickle.loads(pickle.dumps(LoadBands(mean=[0] * 4, std=[1] * 4)))).keys()
+        == vars(LoadBands(mean=[0] * 4, std=[1] * 4)).keys()
+    )

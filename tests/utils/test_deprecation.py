@@ -1,0 +1,39 @@
+"""A former public name works, and warns with the new one at the line that uses it."""
+
+import sys
+import types
+import warnings
+
+import pytest
+
+import swin_dense
+from swin_dense.utils.deprecation import former_name
+
+NAMES = {'build': 'swin_dense.create_backbone', 'Net': 'swin_dense.SwinBackbone'}
+
+
+@pytest.fixture
+def module(monkeypatch):
+    made = types.ModuleType('renamed_parts')
+    made.__getattr__ = lambda name: former_name('renamed_parts', name, NAMES)
+    monkeypatch.setitem(sys.modules, 'renamed_parts', made)
+    return made
+
+
+def test_a_former_name_warns_and_works(module):
+    with pytest.warns(
+        FutureWarning, match=r'^renamed_parts.build will be removed; use swin_dense.create_backbone$'
+    ) as seen:
+        assert module.build is swin_dense.create_backbone
+    assert seen[0].filename == __file__
+    with pytest.warns(FutureWarning, match=r'use swin_dense\.SwinBackbone'):
+        from renamed_parts import Net
+    assert Net is swin_dense.SwinBackbone
+
+
+def test_other_names_are_unknown(module):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert not hasattr(module, 'other')
+        with pytest.raises(AttributeError, match="module 'renamed_parts' has no attribute 'other'"):
+            _ = module.other
