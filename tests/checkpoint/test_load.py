@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read, unpickler
+from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.families import EXPORTED
-from swin_dense.checkpoint.read import write_file
 from swin_dense.checkpoint.unpickler import StandIn
 from tests.conftest import randomize
 
