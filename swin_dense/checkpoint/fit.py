@@ -82,7 +82,7 @@ class Target:
             names={name: _SELF_RENAMING.sub('', key) for name, key in keys.items()},
             shapes={name: None if key in sharded else tuple(state[key].shape) for name, key in keys.items()},
             is_meta=any(tensor.is_meta for tensor in state.values()),
-            complete=len(keys) == len(state),
+            complete=not any(key.endswith('_flat_param') for key in state),
         )
 
     @cached_property

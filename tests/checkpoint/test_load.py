@@ -466,6 +466,13 @@ def test_a_small_file_cannot_contain_a_dict_any_number_of_times():
         load(build(2), checkpoint)
 
 
+def test_a_backbone_beside_many_modules_is_found():
+    """Their state dicts are temporary, so that Python gives several of them the same identity."""
+    source, backbone = build(1), build(2)
+    load(backbone, {**{f'module{number}': torch.nn.Linear(1, 1) for number in range(40)}, 'backbone': source})
+    same_weights(backbone, source)
+
+
 @pytest.mark.parametrize('family', EXPORTED)
 @pytest.mark.parametrize('options', [{}, {'window_size': (3, 5), 'use_abs_pos_embed': True, 'pretrain_img_size': 32}])
 def test_load_after_export_is_the_identity(family, options):
