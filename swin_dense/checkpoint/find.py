@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,26 +96,23 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
     Cycles, ``optimizer`` states, dicts nested deeper than 32 levels, and a dict that is in more than 8 places are
     skipped.
     """
-    values: dict[str, Value] = {}
-    visits: Counter[int] = Counter()
+    return dict(_values('', checkpoint, (), Counter()))
 
-    def visit(name: str, value: Any, around: tuple[int, ...]) -> None:
-        identity = id(value)
-        if isinstance(value, nn.Module):
-            value = value.state_dict()
-        if isinstance(value, np.ndarray) and value.dtype.kind in 'fi' and value.dtype.itemsize <= 8:
-            value = torch.from_numpy(np.require(value, value.dtype.newbyteorder('='), ('C', 'W')))
-        if isinstance(value, (Tensor, StandIn)):
-            values[name] = value.detach() if isinstance(value, Tensor) else value
-        if isinstance(value, Mapping) and identity not in around and len(around) < _MAX_DEPTH:
-            visits[identity] += 1
-            for key, item in value.items() if visits[identity] <= _MAX_VISITS else ():
-                is_tensor = isinstance(item, (Tensor, np.ndarray, nn.Module))
-                if (isinstance(key, str) and key != 'optimizer') or (isinstance(key, int) and is_tensor):
-                    visit(f'{name}.{key}' if around else str(key), item, (*around, identity))
 
-    visit('', checkpoint, ())
-    return values
+def _values(name: str, value: Any, around: tuple[int, ...], visits: Counter[int]) -> Iterator[tuple[str, Value]]:
+    identity = id(value)
+    if isinstance(value, nn.Module):
+        value = value.state_dict()
+    if isinstance(value, np.ndarray) and value.dtype.kind in 'fi' and value.dtype.itemsize <= 8:
+        value = torch.from_numpy(np.require(value, value.dtype.newbyteorder('='), ('C', 'W')))
+    if isinstance(value, (Tensor, StandIn)):
+        yield name, value.detach() if isinstance(value, Tensor) else value
+    if isinstance(value, Mapping) and identity not in around and len(around) < _MAX_DEPTH:
+        visits[identity] += 1
+        for key, item in value.items() if visits[identity] <= _MAX_VISITS else ():
+            is_tensor = isinstance(item, (Tensor, np.ndarray, nn.Module))
+            if (isinstance(key, str) and key != 'optimizer') or (isinstance(key, int) and is_tensor):
+                yield from _values(f'{name}.{key}' if around else str(key), item, (*around, identity), visits)
 
 
 def find(values: Mapping[str, Value], described: str, prefix: str | None = None, ema: bool = False) -> Found:
