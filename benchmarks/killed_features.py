@@ -26,7 +26,7 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from swin_dense.checkpoint.read import write_file
+from swin_dense.checkpoint.export import write_file
 
 MODEL: dict[str, Any] = {'embed_dims': 8, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 BROKEN_EVERY = 100

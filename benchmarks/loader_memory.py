@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from swin_dense.checkpoint.read import write_file
+from swin_dense.checkpoint.export import write_file
 from swin_dense.features.extraction import read_ahead
 from swin_dense.features.inference import Inference
 from swin_dense.features.listing import Item

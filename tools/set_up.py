@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCH = ROOT / 'requirements/torch.txt'
 UV = 'uv==0.13.9'
 OLDEST_PYTHON, NEWEST_TRIED = (3, 11), (3, 13)
+HERE = 'python{}.{}'.format(*sys.version_info[:2])
 AGAIN = 'run the same command again to continue'
 # Maps settings of pip to the variables of uv, because uv does not read pip's configuration.
 SETTINGS = {'find-links': 'UV_FIND_LINKS', 'index-url': 'UV_DEFAULT_INDEX', 'extra-index-url': 'UV_INDEX'}
@@ -56,7 +57,7 @@ def main() -> None:
 
 def set_up(folder: Path, requirements: str) -> None:
     mmcv = MMCV.search(requirements)
-    check_python(folder)
+    check_python(folder)  # before anything is downloaded
     if mmcv:
         check_compiler()
     python = make_environment(folder)
@@ -82,18 +83,13 @@ def fail(line: str) -> NoReturn:
     sys.exit(f'set-up: {line}')
 
 
-# Requirements of the machine, checked before downloading anything.
-
-
 def check_python(folder: Path) -> None:
     """Fail if this Python is too old, or if the environment has another Python or one that does not run."""
-    here = sys.version_info[:2]
-    name = 'python{}.{}'.format(*here)
-    if here < OLDEST_PYTHON:
-        newest = f'python3.{NEWEST_TRIED[1]}'
-        fail(f'{sys.executable} is {name}, but 3.{OLDEST_PYTHON[1]} or newer is needed: make PYTHON={newest}')
-    if here > NEWEST_TRIED:
-        print(f'{name} is not tested; the newest tested version is 3.{NEWEST_TRIED[1]}')
+    newest = f'python3.{NEWEST_TRIED[1]}'
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        fail(f'{sys.executable} is {HERE}, but 3.{OLDEST_PYTHON[1]} or newer is needed: make PYTHON={newest}')
+    if sys.version_info[:2] > NEWEST_TRIED:
+        print(f'{HERE} is not tested; the newest tested is {newest}')
     if not (folder / 'bin').exists():
         return
     command = [str(folder / 'bin/python'), '-c', 'import sys; print("python%d.%d" % sys.version_info[:2])']
@@ -102,14 +98,14 @@ def check_python(folder: Path) -> None:
         there = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         fail(f'{folder} is damaged, its Python does not run: {remove}')
-    if there != name:
-        fail(f'{folder} was created with {there}, but {sys.executable} is {name}: {remove}, or make PYTHON={there}')
+    if there != HERE:
+        fail(f'{folder} was created with {there}, but {sys.executable} is {HERE}: {remove}, or make PYTHON={there}')
 
 
 def check_compiler() -> None:
     """Fail if there is no C++17 compiler, or if the headers of this Python are missing."""
     compiler = shlex.split(os.environ.get('CXX', 'c++'))
-    needed = f'mmcv needs it to compile: apt install g++ python3.{sys.version_info[1]}-dev'
+    needed = f'mmcv needs it to compile: apt install g++ {HERE}-dev'
     if shutil.which(compiler[0]) is None:
         fail(f'the C++ compiler {compiler[0]!r} was not found, and {needed}')
     source = '#include <Python.h>\n#include <optional>\nstd::optional<int> number;\n'
@@ -121,16 +117,12 @@ def check_compiler() -> None:
         fail(f'{compiler[0]} does not compile C++17 with {include}/Python.h ({error}), and {needed}')
 
 
-# The environment and its packages.
-
-
 def make_environment(folder: Path) -> Path:
     """Create the environment, or complete a partial one, and install uv in it; return its Python."""
     python = folder / 'bin/python'
     has_pip = python.exists() and not subprocess.run([python, '-c', 'import pip'], stderr=subprocess.DEVNULL).returncode
     if not has_pip and subprocess.run([sys.executable, '-m', 'venv', folder]).returncode:
-        name = 'python{}.{}'.format(*sys.version_info[:2])
-        fail(f'{sys.executable} could not create {folder}, see above; on Debian: apt install {name}-venv')
+        fail(f'{sys.executable} could not create {folder}, see above; on Debian: apt install {HERE}-venv')
     subprocess.run([python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', UV], check=True)
     listed = subprocess.run([python, '-m', 'pip', 'config', 'list'], stdout=subprocess.PIPE, text=True).stdout
     os.environ.update({**settings(listed), **os.environ, 'UV_PYTHON_DOWNLOADS': 'never'})
@@ -153,27 +145,14 @@ def settings(listed: str) -> dict[str, str]:
 
 
 def install(python: Path, *arguments: str | Path, give: str | None = None, env: Mapping[str, str] = {}) -> None:
-    """Run ``uv pip install``.
-
-    Args:
-        python: the Python of the environment.
-        arguments: requirements and options; ``--requirements -`` reads standard input.
-        give: text for standard input.
-        env: environment variables to add.
-
-    Raises:
-        CalledProcessError: uv or a compiler failed. The cause was printed.
-    """
+    """Run ``uv pip install`` with ``give`` as standard input; if it fails, it has printed the cause."""
     # Many container images set PYTHONDONTWRITEBYTECODE; without bytecode, mmdet is imported in 7 s, not in 5.
     command = [python.parent / 'uv', 'pip', 'install', '--python', python, '--compile-bytecode', *arguments]
     subprocess.run(command, input=give, text=True, env={**os.environ, **env}, check=True)
 
 
-# mmcv has no wheels for recent versions of torch, so it is compiled for the installed one.
-
-
 def install_mmcv(python: Path, requirement: str) -> None:
-    """Install mmcv from uv's cache, or compile it, with GPU operators if possible."""
+    """Install mmcv, which has no wheels for recent torch, from uv's cache or by compiling it, with GPU operators."""
     if subprocess.run([python, '-c', 'import mmcv.ops'], stderr=subprocess.DEVNULL).returncode:
         # It may be built for another torch.
         subprocess.run([python.parent / 'uv', 'pip', 'uninstall', '--quiet', '--python', python, 'mmcv'], check=True)
@@ -198,6 +177,7 @@ def mmcv_build(torch: str, cuda: str | None) -> tuple[list[str], dict[str, str]]
     compiler flags, so that compiler caches do not mix builds.
     """
     made_for = f'{torch}-{cuda or "cpu"}'
+    gigabytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9  # a compiler takes up to 3
     variables = {
         'CXX': 'mmcv_cxx.py',
         'MMCV_CXX': os.environ.get('CXX', 'c++'),
@@ -205,18 +185,12 @@ def mmcv_build(torch: str, cuda: str | None) -> tuple[list[str], dict[str, str]]
         'PYTHONPATH': str(MMCV_BUILD),
         'MMCV_WITH_OPS': '1',
         'CPPFLAGS': f'-g0 -DMMCV_MADE_FOR={made_for}',
-        'MAX_JOBS': str(compile_jobs()),
+        'MAX_JOBS': os.environ.get('MAX_JOBS') or str(max(1, min(os.cpu_count() or 1, int(gigabytes // 3)))),
         'FORCE_CUDA': '1' if cuda else '0',
     }
     if cuda is None:  # mmcv would use nvcc whenever torch detects a GPU
         variables['CUDA_VISIBLE_DEVICES'] = ''
     return ['--no-build-isolation', '--config-setting', f'made-for={made_for}'], variables
-
-
-def compile_jobs() -> int:
-    """Return the number of parallel compiler jobs: ``MAX_JOBS``, or one per core and 3 GB of memory."""
-    gigabytes = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9
-    return int(os.environ.get('MAX_JOBS') or max(1, min(os.cpu_count() or 1, gigabytes // 3)))
 
 
 if __name__ == '__main__':

@@ -2,8 +2,7 @@
 
 | file | what it does |
 | --- | --- |
-| download.py | fetches the file at an address |
-| read.py | reads a checkpoint from a file or a folder, and writes one |
+| read.py | reads the checkpoint at a path or an address, which it downloads |
 | unpickler.py | unpickles tensors and arrays, and runs nothing else |
 | families.py | translates the parameter names and layouts of each library |
 | find.py | finds the backbone in a checkpoint |
@@ -11,7 +10,7 @@
 | resize.py | infers windows, and resizes what has another size |
 | report.py | reports what loaded, or why the checkpoint does not fit |
 | load.py | loads it: :func:`load_checkpoint`, and a hook of ``load_state_dict`` |
-| export.py | exports the weights of a model |
+| export.py | exports the weights of a model, and writes them |
 """
 
 from swin_dense.checkpoint.export import export_state_dict

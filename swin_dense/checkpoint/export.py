@@ -1,8 +1,9 @@
-"""Export the weights of a backbone with the parameter names and layouts of another library."""
+"""Export the weights of a backbone with the parameter names and layouts of another library, and write them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
 from swin_dense.checkpoint.fit import Target
+from swin_dense.checkpoint.read import file_digest, safetensors_torch
 from swin_dense.ops.windows import Pair, log_spaced_offsets
 from swin_dense.utils import checks
+from swin_dense.utils.atomic import check_destination, written_whole
 
 # For each family, the key of the state dict in its checkpoint files and the prefix of the backbone's parameter names.
 _LOCATIONS = {
@@ -63,7 +66,7 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
     """
     checks.one_of('family', family, EXPORTED)
     layout = EXPORTED[family]
-    if target.version == 2:
+    if hasattr(target.backbone, 'pretrained_window_size'):
         if family not in EXPORTED_V2:
             raise ValueError(f'{family} has no Swin V2; family must be one of {list(EXPORTED_V2)}')
         layout = EXPORTED_V2[family]
@@ -77,13 +80,14 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
                 f'{our_name!r} is not a parameter of a Swin Transformer and cannot be exported to another library'
             )
         inner = '' if name.role == 'out_norm' else layout.inner
-        for key, tensor in zip(layout.write(name), layout.encode(name, parameter, target.grid), strict=True):
+        tensors = layout.encode(name, parameter, target.backbone.position_grid)
+        for key, tensor in zip(layout.write(name), tensors, strict=True):
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
                 trained = target.trained_windows[name.stage or 0]
-                exported[key.replace('logit_scale', COORDINATES)] = _coordinates(target.window, trained)
+                exported[key.replace('logit_scale', COORDINATES)] = _coordinates(target.backbone.window_size, trained)
             if name.role in ('table', 'logit_scale') and layout.index is not None:
-                index = _position_index(target.window)
+                index = _position_index(target.backbone.window_size)
                 index_key = key.rpartition('.')[0] + '.relative_position_index'
                 exported[inner + index_key] = index.flatten() if layout.index == 'flat' else index
     return exported
@@ -100,6 +104,36 @@ def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> 
     key, prefix = _LOCATIONS.get(family, (None, ''))
     prefixed = {prefix + name: tensor for name, tensor in state_dict.items()}
     return prefixed if flat or key is None else {key: prefixed}
+
+
+def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
+    """Write a checkpoint atomically.
+
+    Args:
+        path: the destination. With the suffix .safetensors, ``checkpoint`` must be a flat dict of tensors.
+        checkpoint: the data to write.
+        force: overwrite an existing file.
+        add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        FileExistsError: the file exists and ``force`` is not set.
+        FileNotFoundError: the folder of ``path`` does not exist.
+    """
+    check_destination(path, force)
+    with written_whole(path) as unfinished:
+        if path.suffix == '.safetensors':
+            safetensors_torch().save_file(checkpoint, unfinished.path)
+        else:
+            with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
+                torch.save(checkpoint, file)
+        if add_hash:
+            digest = file_digest(unfinished.path, 'sha256')
+            unfinished.destination = path.with_name(f'{path.stem}-{digest[:8]}{path.suffix}')
+            check_destination(unfinished.destination, force)
+    return unfinished.destination
 
 
 def _position_index(window: Pair) -> Tensor:

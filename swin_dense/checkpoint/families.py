@@ -39,14 +39,8 @@ _OURS: dict[str, str] = {
 }
 # Roles of single parameters. All other roles are modules with a weight or a bias.
 _PARAMETERS = ('position', 'table', 'logit_scale', 'q_bias', 'v_bias')
-# Placeholders for stage and block numbers, as (attribute, scale, offset): number = scale * our number + offset.
-_NUMBERS = {
-    'stage': ('stage', 1, 0),
-    'stage+1': ('stage', 1, 1),
-    '2*stage+1': ('stage', 2, 1),
-    '2*stage+2': ('stage', 2, 2),
-    'block': ('block', 1, 0),
-}
+# Placeholders of the stage in the tables, as (scale, offset): number in the name = scale * our number + offset.
+_STAGES = {'stage': (1, 0), 'next': (1, 1), 'odd': (2, 1), 'even': (2, 2)}
 # Roles whose names distinguish families from each other and a Swin from other networks.
 _DISTINCTIVE = ('norm1', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
 
@@ -95,37 +89,7 @@ class Name:
 
     @property
     def ours(self) -> str:
-        return MMDET.write(self)[0]
-
-
-class _Template:
-    """A parameter name with placeholders for numbers, for formatting and parsing."""
-
-    def __init__(self, template: str, leaf: str) -> None:
-        self._pieces = re.split(r'\{(.+?)\}', template)
-        plain = re.split(r'\{.+?\}', plain_name(template))
-        self.pattern = re.compile(r'(\d{1,3})'.join(map(re.escape, plain)) + leaf)
-
-    def write(self, name: Name) -> str:
-        filled = list(self._pieces)
-        for index in range(1, len(filled), 2):
-            attribute, scale, offset = _NUMBERS[filled[index]]
-            filled[index] = str(scale * getattr(name, attribute) + offset)
-        return ''.join(filled) + name.leaf
-
-    def read(self, key: str) -> dict[str, int] | None:
-        """Return the stage and block numbers in ``key`` ({} if it has none), or None if it does not match."""
-        match = self.pattern.fullmatch(key)
-        if match is None:
-            return None
-        numbers = {}
-        for placeholder, text in zip(self._pieces[1::2], match.groups(), strict=False):  # the last group is the leaf
-            attribute, scale, offset = _NUMBERS[placeholder]
-            number, rest = divmod(int(text) - offset, scale)
-            if rest or number < 0:
-                return None
-            numbers[attribute] = number
-        return numbers
+        return _OURS[self.role].format(stage=self.stage, block=self.block) + self.leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,27 +121,38 @@ class Family:
     joined_bias: bool = False
     coordinates: bool = False
 
+    def templates(self, role: str) -> tuple[str, ...]:
+        """Return the names of a role, with placeholders for numbers: one, or one per part."""
+        names = self.names.get(role, _OURS[role])
+        return (names,) if isinstance(names, str) else names
+
     @cached_property
-    def _templates(self) -> dict[str, tuple[_Template, ...]]:
-        templates = {}
-        for role, ours in _OURS.items():
-            names = self.names.get(role, ours)
-            leaf = '' if role in _PARAMETERS else r'(\.weight|\.bias)'
-            templates[role] = tuple(_Template(name, leaf) for name in ([names] if isinstance(names, str) else names))
-        return templates
+    def _patterns(self) -> list[tuple[re.Pattern[str], str, int]]:
+        """The pattern of each name, as spelled by :func:`plain_name`, with its role and part."""
+        patterns = []
+        for role in _OURS:
+            leaf = '' if role in _PARAMETERS else r'\.(?:weight|bias)'
+            for part, template in enumerate(self.templates(role)):
+                name = re.sub(r'\\{(\w+)\\}', r'(?P<\1>\\d{1,3})', re.escape(plain_name(template)))
+                patterns.append((re.compile(f'{name}(?P<leaf>{leaf})'), role, part))
+        return patterns
 
     def write(self, name: Name) -> tuple[str, ...]:
         """Return the names of a parameter in this family: one, or one per part."""
-        return tuple(template.write(name) for template in self._templates[name.role])
+        numbers = {place: scale * (name.stage or 0) + offset for place, (scale, offset) in _STAGES.items()}
+        return tuple(text.format(**numbers, block=name.block) + name.leaf for text in self.templates(name.role))
 
     def read(self, key: str) -> Name | None:
         """Return the parameter whose name in this family, as spelled by :func:`plain_name`, is ``key``, or None."""
-        for role, templates in self._templates.items():
-            for part, template in enumerate(templates):
-                numbers = template.read(key)
-                if numbers is not None:
-                    leaf = '' if role in _PARAMETERS else key[key.rindex('.') :]
-                    return Name(role, **numbers, leaf=leaf, part=part)
+        for pattern, role, part in self._patterns:
+            if match := pattern.fullmatch(key):
+                numbers = match.groupdict()
+                leaf, block, stage = numbers.pop('leaf'), numbers.pop('block', None), None
+                for place, number in numbers.items():  # of the stage, if the role has one
+                    stage, rest = divmod(int(number) - _STAGES[place][1], _STAGES[place][0])
+                    if rest or stage < 0:
+                        return None
+                return Name(role, stage, None if block is None else int(block), leaf, part)
         return None
 
     def decode(self, name: Name, parts: list[Tensor]) -> Tensor:
@@ -242,8 +217,8 @@ TIMM = replace(
     name='timm',
     names={
         **OFFICIAL.names,
-        'merge_norm': 'layers.{stage+1}.downsample.norm',
-        'merge': 'layers.{stage+1}.downsample.reduction',
+        'merge_norm': 'layers.{next}.downsample.norm',
+        'merge': 'layers.{next}.downsample.reduction',
     },
     position_map=False,
 )
@@ -252,15 +227,15 @@ TORCHVISION = Family(
     {
         'patch_proj': 'features.0.0',
         'patch_norm': 'features.0.2',
-        'norm1': 'features.{2*stage+1}.{block}.norm1',
-        'table': 'features.{2*stage+1}.{block}.attn.relative_position_bias_table',
-        'qkv': 'features.{2*stage+1}.{block}.attn.qkv',
-        'proj': 'features.{2*stage+1}.{block}.attn.proj',
-        'norm2': 'features.{2*stage+1}.{block}.norm2',
-        'fc1': 'features.{2*stage+1}.{block}.mlp.0',
-        'fc2': 'features.{2*stage+1}.{block}.mlp.3',
-        'merge_norm': 'features.{2*stage+2}.norm',
-        'merge': 'features.{2*stage+2}.reduction',
+        'norm1': 'features.{odd}.{block}.norm1',
+        'table': 'features.{odd}.{block}.attn.relative_position_bias_table',
+        'qkv': 'features.{odd}.{block}.attn.qkv',
+        'proj': 'features.{odd}.{block}.attn.proj',
+        'norm2': 'features.{odd}.{block}.norm2',
+        'fc1': 'features.{odd}.{block}.mlp.0',
+        'fc2': 'features.{odd}.{block}.mlp.3',
+        'merge_norm': 'features.{even}.norm',
+        'merge': 'features.{even}.reduction',
     },
     stems=('features.', 'norm'),
     slice_order=True,
@@ -282,7 +257,7 @@ TRANSFORMERS = Family(
         'fc2': 'encoder.layers.{stage}.blocks.{block}.mlp.fc2',
         'merge_norm': 'encoder.layers.{stage}.downsample.norm',
         'merge': 'encoder.layers.{stage}.downsample.reduction',
-        'out_norm': 'hidden_states_norms.stage{stage+1}',
+        'out_norm': 'hidden_states_norms.stage{next}',
         'final_norm': 'layernorm',
     },
     stems=('encoder.layers.', 'hidden_states_norms.stage'),
@@ -295,9 +270,9 @@ TORCHVISION_V2 = replace(
     TORCHVISION,
     names={
         **TORCHVISION.names,
-        'logit_scale': 'features.{2*stage+1}.{block}.attn.logit_scale',
-        'cpb1': 'features.{2*stage+1}.{block}.attn.cpb_mlp.0',
-        'cpb2': 'features.{2*stage+1}.{block}.attn.cpb_mlp.2',
+        'logit_scale': 'features.{odd}.{block}.attn.logit_scale',
+        'cpb1': 'features.{odd}.{block}.attn.cpb_mlp.0',
+        'cpb2': 'features.{odd}.{block}.attn.cpb_mlp.2',
     },
     version=2,
     joined_bias=True,
@@ -324,7 +299,7 @@ TRANSFORMERS_V2 = replace(
 )
 MMPRETRAIN_V2 = replace(
     MMPRETRAIN,
-    names={'merge_norm': 'stages.{stage+1}.downsample.norm', 'merge': 'stages.{stage+1}.downsample.reduction'},
+    names={'merge_norm': 'stages.{next}.downsample.norm', 'merge': 'stages.{next}.downsample.reduction'},
     version=2,
     coordinates=True,
 )

@@ -1,11 +1,11 @@
-"""Find the backbone in a checkpoint, convert it to our names and layouts, and infer its options from its shapes."""
+"""Find the backbone in a checkpoint, and convert it to our names and layouts."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.families import (
     COORDINATES,
     EXPORTED,
-    MMDET,
-    OFFICIAL,
-    OFFICIAL_V2,
     Family,
     Name,
     find_backbones,
@@ -43,7 +40,14 @@ _LEFT_OUT = {
     re.compile(r'(.*\.)?mask_token'): 'mask token of the pretraining',
     re.compile(r'decoder\..*'): 'decoder of the pretraining',
 }
-
+# Entries that distinguish libraries with the same names: the library, the end of the backbone's prefix, the beginning
+# of an entry beside the backbone, and the label of the family.
+_LABELS = (
+    ('official', 'encoder.', 'encoder_k.', 'moby'),
+    ('official', 'encoder.', 'encoder.mask_token', 'simmim'),
+    ('mmdet', '', 'decode_head.', 'mmseg'),
+    ('mmdet', '', 'head.fc.weight', 'mmpretrain'),
+)
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
 _MAX_DEPTH = 32  # of nested dicts
 _MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
@@ -57,30 +61,28 @@ class Found:
         described: the name of the checkpoint in messages.
         family: the name of the library in reports.
         prefix: the prefix of the backbone's keys in the checkpoint.
+        version: the version of Swin, 1 or 2.
+        stems: the common beginnings of the names in stages and of the output norms.
         parameters: maps our parameter names to tensors in our layout. Entries that no Swin has keep their names.
         keys: maps our parameter names to their keys in the checkpoint; includes parameters with missing parts.
         unusable: maps our names of parameters that are not dense tensors with values to what they are.
-        grid: (H, W) of the absolute position embedding, or None if the checkpoint does not determine it.
-        windows: maps our names of relative position tables, or of V2's ``logit_scale``, to windows that the
-            checkpoint determines.
-        version: the version of Swin, 1 or 2.
+        sizes: maps our names of relative position tables, and of V2's ``logit_scale``, to windows, and that of the
+            absolute position embedding to its grid (H, W), if the checkpoint has more than their number of rows.
         trained_windows: maps stages to the window with which V2's position networks were trained, if known.
         left_out: maps keys that are skipped on purpose to the reason.
-        stems: the common beginnings of the names in stages and of the output norms.
     """
 
     described: str
     family: str
     prefix: str
+    version: int
+    stems: tuple[str, ...]
     parameters: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, list[str]] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
-    grid: Pair | None = None
-    windows: dict[str, Pair] = field(default_factory=dict)
-    version: int = 1
+    sizes: dict[str, Pair] = field(default_factory=dict)
     trained_windows: dict[int, Pair] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    stems: tuple[str, ...] = ()
 
     @property
     def network(self) -> str:
@@ -94,44 +96,27 @@ def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
     Cycles, ``optimizer`` states, dicts nested deeper than 32 levels, and a dict that is in more than 8 places are
     skipped.
     """
-    values: dict[str, Value] = {}
-    visits: Counter[int] = Counter()
-    # A stack instead of recursion, because a file may nest deeper than the recursion limit. Items are pushed in
-    # reverse to keep the order of the file.
-    pending: list[tuple[str, Any, frozenset[int]]] = [('', checkpoint, frozenset())]
-    while pending:
-        name, value, around = pending.pop()
-        if isinstance(value, nn.Module):
-            value = value.state_dict()
-        if isinstance(value, np.ndarray) and value.dtype.kind in 'fi' and value.dtype.itemsize <= 8:
-            value = torch.from_numpy(np.require(value, value.dtype.newbyteorder('='), ('C', 'W')))
-        if isinstance(value, Tensor):
-            values[name] = value.detach()
-        elif isinstance(value, StandIn):
-            values[name] = value
-        if isinstance(value, Mapping) and id(value) not in around and len(around) < _MAX_DEPTH:
-            visits[id(value)] += 1
-            if visits[id(value)] > _MAX_VISITS:
-                continue
-            prefix = f'{name}.' if around else ''
-            pending += [
-                (f'{prefix}{key}', item, around | {id(value)})
-                for key, item in reversed(list(value.items()))
-                if (isinstance(key, str) and key != 'optimizer')
-                or (isinstance(key, (str, int)) and isinstance(item, (Tensor, np.ndarray, nn.Module)))
-            ]
-    return values
+    return dict(_values('', checkpoint, (), Counter()))
+
+
+def _values(name: str, value: Any, around: tuple[int, ...], visits: Counter[int]) -> Iterator[tuple[str, Value]]:
+    identity = id(value)
+    if isinstance(value, nn.Module):
+        value = value.state_dict()
+    if isinstance(value, np.ndarray) and value.dtype.kind in 'fi' and value.dtype.itemsize <= 8:
+        value = torch.from_numpy(np.require(value, value.dtype.newbyteorder('='), ('C', 'W')))
+    if isinstance(value, (Tensor, StandIn)):
+        yield name, value.detach() if isinstance(value, Tensor) else value
+    if isinstance(value, Mapping) and identity not in around and len(around) < _MAX_DEPTH:
+        visits[identity] += 1
+        for key, item in value.items() if visits[identity] <= _MAX_VISITS else ():
+            is_tensor = isinstance(item, (Tensor, np.ndarray, nn.Module))
+            if (isinstance(key, str) and key != 'optimizer') or (isinstance(key, int) and is_tensor):
+                yield from _values(f'{name}.{key}' if around else str(key), item, (*around, identity), visits)
 
 
 def find(values: Mapping[str, Value], described: str, prefix: str | None = None, ema: bool = False) -> Found:
-    """Find the backbone among the tensors of a checkpoint.
-
-    Args:
-        values: maps dotted names to tensors, and to the objects in place of which stand-ins were read.
-        described: the name of the checkpoint in messages.
-        prefix: the prefix of the backbone's keys, or consecutive components of it that no other backbone has; None to
-            detect it.
-        ema: use the running average of the weights instead of the weights.
+    """Find the backbone in the result of :func:`flatten`, and convert it; see :func:`load_checkpoint`.
 
     Raises:
         CheckpointError: the checkpoint has no Swin backbone, or several.
@@ -142,80 +127,78 @@ def find(values: Mapping[str, Value], described: str, prefix: str | None = None,
     candidates = find_backbones(plain_names.values())
     if not candidates:
         raise _none_found(values, described)
-    spelling, prefix = _choose(candidates, described, prefix, ema)
-    family = resolve_family(spelling, prefix, plain_names.values())
-    found = Found(described, family.name, prefix, version=family.version, stems=family.stems)
+    scheme, prefix = _choose(candidates, described, prefix, ema)
+    family = resolve_family(scheme, prefix, plain_names.values())
+    found = Found(described, _label(family, prefix, plain_names.values()), prefix, family.version, family.stems)
     parts: dict[Name, dict[int, str]] = {}
     for key, plain in plain_names.items():
-        if not plain.startswith(prefix):
-            if isinstance(values[key], Tensor):
-                found.left_out[key] = 'other parts of the model'
-            continue
-        plain = plain.removeprefix(prefix)
-        name, value = family.read(plain), values[key]
+        name = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
         if name is not None:
             keys = parts.setdefault(dataclasses.replace(name, part=0), {})
             if name.part in keys:
                 raise CheckpointError(f'{described}: {keys[name.part]} and {key} are the same parameter')
             keys[name.part] = key
-        elif isinstance(value, Tensor):
-            _keep_other(plain, key, value, found)
+        elif isinstance(values[key], Tensor):
+            _keep_other(key, plain, values, family, found)
     for name, keys in parts.items():
         _convert(name, [keys[part] for part in sorted(keys)], values, family, found)
-    _find_head(found, plain_names, values)
-    found.family = _label(family, found, plain_names.values())
     if family.joined_bias:
         _split_biases(found)
     return found
 
 
-def _keep_other(plain: str, key: str, value: Tensor, found: Found) -> None:
-    """Store an entry under the backbone's prefix that is no parameter of a Swin."""
-    reason = next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(plain)), None)
-    if reason is not None:
-        found.left_out[key] = reason
-        return
-    found.keys[plain] = [key]
-    if why := _why_unusable(value):
-        found.unusable[plain] = why
-    else:
-        found.parameters[plain] = value
-
-
-def _convert(name: Name, keys: list[str], values: Mapping[str, Value], family: Family, found: Found) -> None:
-    """Store a parameter in ``found``, and what its layout and the buffers beside it say about windows."""
-    found.keys[name.ours] = keys
-    parts = []
-    for key in keys:
-        value = values[key]
-        if (why := _why_unusable(value)) or isinstance(value, StandIn):
-            found.unusable[name.ours] = why
-            return
-        parts.append(value)
+def _convert(name: Name, keys: list[str], values: Mapping[str, Any], family: Family, found: Found) -> None:
+    """Store a parameter of a Swin in ``found``."""
+    parts = [values[key] for key in keys]
+    why = next(filter(None, map(_why_unusable, parts)), '')
     # Integers among floats are not weights.
-    if len({(part.shape, part.is_floating_point(), part.device) for part in parts}) > 1:
-        found.unusable[name.ours] = 'in parts of different shapes, types or devices'
-    elif len(parts) == len(family.write(name)):
+    if not why and len({(part.shape, part.is_floating_point(), part.device) for part in parts}) > 1:
+        why = 'in parts of different shapes, types or devices'
+    found.keys[name.ours] = keys
+    if why:
+        found.unusable[name.ours] = why
+    elif len(parts) == len(family.templates(name.role)):
         found.parameters[name.ours] = family.decode(name, parts)
-    if name.role == 'position' and parts[0].ndim == 4:
-        found.grid = (parts[0].shape[2], parts[0].shape[3])
+        if name.role == 'position' and parts[0].ndim == 4:
+            found.sizes[name.ours] = (parts[0].shape[2], parts[0].shape[3])
+
+
+def _keep_other(key: str, plain: str, values: Mapping[str, Any], family: Family, found: Found) -> None:
+    """Store a tensor that is no parameter of a Swin: a classifier's head, a part to leave out, or one to report."""
+    head, why, name = _HEAD.fullmatch(plain), _why_unusable(values[key]), plain.removeprefix(found.prefix)
+    # The head is a sibling of the stages or of the backbone.
+    if head is not None and not why and head[1] in (found.prefix, _around(found.prefix)):
+        name = f'head.{head[2]}'
+    elif not plain.startswith(found.prefix):
+        found.left_out[key] = 'other parts of the model'
+        return
+    elif reason := next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(name)), None):
+        found.left_out[key] = reason
+        if not why:
+            _read_window(key, values, family, found)
+        return
+    found.keys[name] = [key]
+    if why:
+        found.unusable[name] = why
+    else:
+        found.parameters[name] = values[key]
+
+
+def _read_window(key: str, values: Mapping[str, Any], family: Family, found: Found) -> None:
+    """Store the window that a buffer determines, if it is one of those, by the name of the parameter beside it."""
+    beside = key.replace('relative_position_index', 'relative_position_bias_table').replace(COORDINATES, 'logit_scale')
+    name = family.read(plain_name(beside).removeprefix(found.prefix))
+    if name is None or beside not in values or _why_unusable(values[beside]) or values[key].is_meta:
+        return
     if name.role == 'table':
-        index = _buffer(values, keys[0].replace('relative_position_bias_table', 'relative_position_index'))
-        window = None if index is None else window_of_index(index, parts[0].shape[:1].numel())
-        if window is not None:
-            found.windows[name.ours] = window
-    if name.role == 'logit_scale':
-        coordinates = _buffer(values, keys[0].replace('logit_scale', COORDINATES))
-        if coordinates is not None and coordinates.ndim == 4:
-            found.windows[name.ours] = window_of_coordinates(coordinates)
-            trained = trained_window(coordinates)
-            if trained is not None:
-                found.trained_windows[name.stage or 0] = trained
-
-
-def _buffer(values: Mapping[str, Value], key: str) -> Tensor | None:
-    value = values.get(key)
-    return value if isinstance(value, Tensor) and not (_why_unusable(value) or value.is_meta) else None
+        window = window_of_index(values[key], values[beside].shape[:1].numel())
+    else:
+        window = window_of_coordinates(values[key]) if values[key].ndim == 4 else None
+        trained = None if window is None else trained_window(values[key])
+        if trained is not None:
+            found.trained_windows[name.stage or 0] = trained
+    if window is not None:
+        found.sizes[name.ours] = window
 
 
 def _why_unusable(value: Value) -> str:
@@ -231,16 +214,6 @@ def _why_unusable(value: Value) -> str:
     if value.numel() == 0:
         return 'empty, as in a shard of DeepSpeed ZeRO-3 or FSDP; gather the parameters first, as zero_to_fp32.py does'
     return ''
-
-
-def _find_head(found: Found, plain_names: Mapping[str, str], values: Mapping[str, Value]) -> None:
-    """Store the classifier's linear layer as ``head``. It is a sibling of the stages or of the backbone."""
-    parents = {found.prefix, found.prefix.rstrip('.').rpartition('.')[0] + '.' if '.' in found.prefix[:-1] else ''}
-    for key, plain in plain_names.items():
-        match, value = _HEAD.fullmatch(plain), values[key]
-        if match is not None and match[1] in parents and isinstance(value, Tensor) and not _why_unusable(value):
-            found.parameters[f'head.{match[2]}'], found.keys[f'head.{match[2]}'] = value, [key]
-            found.left_out.pop(key, None)
 
 
 def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
@@ -267,8 +240,8 @@ def _choose(
     candidates: Mapping[tuple[Family, str], Collection[str]], described: str, prefix: str | None, ema: bool
 ) -> tuple[Family, str]:
     """Return the naming scheme and the prefix of the backbone to load, among those of :func:`find_backbones`."""
-    momentum = [choice for choice in candidates if _MOMENTUM_BRANCHES & set(choice[1].split('.'))]
-    chosen = [choice for choice in candidates if _is_average(choice[1]) == ema and choice not in momentum]
+    parts = {choice: set(choice[1].split('.')) for choice in candidates}
+    chosen = [c for c in candidates if bool(_AVERAGES & parts[c]) == ema and not _MOMENTUM_BRANCHES & parts[c]]
     if prefix is not None:
         named = _named(candidates, prefix)
         chosen = [choice for choice in named if choice in chosen] or named
@@ -307,24 +280,18 @@ def _prefixes(choices: Iterable[tuple[Family, str]]) -> str:
     return ', '.join(sorted({repr(prefix) for _, prefix in choices}))
 
 
-def _is_average(prefix: str) -> bool:
-    return bool(_AVERAGES & set(prefix.split('.')))
-
-
-def _label(family: Family, found: Found, keys: Collection[str]) -> str:
-    """Return the name of the library; other keys of the checkpoint distinguish libraries with the same names."""
-    components = {component for key in keys for component in key.split('.')}
-    if family in (OFFICIAL, OFFICIAL_V2) and found.prefix.endswith('encoder.'):
-        if _MOMENTUM_BRANCHES & components:
-            return 'moby'
-        if 'mask_token' in components:
-            return 'simmim'
-    if family is MMDET:
-        if 'decode_head' in components:
-            return 'mmseg'
-        if found.keys.get('head.weight', [''])[0].endswith('head.fc.weight'):  # beside the backbone
-            return 'mmpretrain'
+def _label(family: Family, prefix: str, keys: Collection[str]) -> str:
+    """Return the name of the library in reports."""
+    for library, end, beside, label in _LABELS:
+        start = _around(prefix) + beside
+        if family.name == library and prefix.endswith(end) and any(key.startswith(start) for key in keys):
+            return label
     return family.name
+
+
+def _around(prefix: str) -> str:
+    """Return the prefix of the module that contains the one with this prefix."""
+    return ''.join(prefix[:-1].rpartition('.')[:2])
 
 
 def _split_biases(found: Found) -> None:

@@ -6,23 +6,26 @@ import contextlib
 import contextvars
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.download import local_file
 from swin_dense.checkpoint.find import Found, find, flatten
 from swin_dense.checkpoint.fit import Options, Target, fit, state_of
-from swin_dense.checkpoint.inputs import preset_of
-from swin_dense.checkpoint.read import read_file
+from swin_dense.checkpoint.read import local_file, read_file
 from swin_dense.checkpoint.report import CheckpointError, Report
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address, shown
 
 _logger = logging.getLogger(__package__)
 _STANDARD = Options()
+# The files of SatlasPretrain, and those of torchgeo with a hash behind the name.
+_SATLAS = re.compile(r'(aerial|landsat|sentinel1|sentinel2)_swin[bt]_(si|mi)')
+_SATLAS_PREFIX = 'backbone.backbone.'  # in SatlasPretrain's own files, under any file name
+_SATLAS_PRESETS = {2: 'satlas-sentinel1', 3: 'satlas-rgb', 9: 'satlas-sentinel2-ms', 11: 'satlas-landsat'}
 Checkpoint = str | os.PathLike[str] | Mapping[str, Any]
 
 # Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
@@ -90,8 +93,8 @@ def load_checkpoint(
     """
     window = None if window_size is None else checks.pair('window_size', window_size)
     options = Options(allow_partial, final_norm, table_resize, in_channels, window)
-    model = _unwrap(backbone)
-    return load_found(model, find_backbone(source, prefix, ema, trust), options, log)
+    target = _target_in(backbone)
+    return load_found(target, find_backbone(source, prefix, ema, trust), options, log)
 
 
 def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = False, trust: bool = False) -> Found:
@@ -102,40 +105,49 @@ def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = Fal
         return find(flatten(source), 'the given dict', prefix, ema)
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f'a checkpoint must be a path, an address or a dict, got {type(source).__name__}')
-    with local_file(os.fspath(source)) if is_address(source) else contextlib.nullcontext(Path(source)) as path:
-        return find(flatten(read_file(path, trust)), shown(source), prefix, ema)
+    if is_address(source):
+        with local_file(str(source)) as path:
+            return find(flatten(read_file(path, trust)), shown(source), prefix, ema)
+    return find(flatten(read_file(Path(source), trust)), os.fspath(source), prefix, ema)
 
 
 def load_found(
-    model: nn.Module, found: Found, options: Options = _STANDARD, log: Callable[[Report], Any] | None = log_report
+    target: Target, found: Found, options: Options = _STANDARD, log: Callable[[Report], Any] | None = log_report
 ) -> Report:
     """Load the result of :func:`find_backbone` into a model; see :func:`load_checkpoint`."""
-    parameters, report = fit(found, Target.of(model), options)
+    parameters, report = fit(found, target, options)
     if not report.loaded:
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with _requiring('nothing'):
-        model.load_state_dict(parameters, strict=False)
-    owner: Any = getattr(model, 'backbone', model)  # of a classifier
-    owner.input_preset = preset_of(found)
-    if owner.input_preset:
-        report.notes.append(f'these weights expect images normalised by preset({owner.input_preset!r})')
+        target.model.load_state_dict(parameters, strict=False)
+    target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
     if log is not None:
         log(report)
     return report
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside wrappers of data parallelism and compilation, if weights can be copied into it."""
-    while not hasattr(model, 'patch_embed') or hasattr(model, '_orig_mod'):
-        inner = getattr(model, 'module', getattr(model, '_orig_mod', None))
-        if not isinstance(inner, nn.Module):
-            break
+def _target_in(model: nn.Module) -> Target:
+    """Describe the model inside wrappers of data parallelism and compilation, into which weights can be copied."""
+    while isinstance(inner := getattr(model, 'module', getattr(model, '_orig_mod', None)), nn.Module):
         model = inner
-    if Target.of(model).is_meta:
+    target = Target.of(model)
+    if target.is_meta:
         raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
     if any(hasattr(parameter, 'device_mesh') for parameter in model.parameters()):
         raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
-    return model
+    return target
+
+
+def _input_preset(found: Found, report: Report) -> str | None:
+    """Return, and note, the preset of ``swin_dense.features`` that the weights of a Swin V2 are known to expect."""
+    projection = found.parameters.get('patch_embed.projection.weight')
+    is_satlas = _SATLAS.search(found.described) or found.prefix.startswith(_SATLAS_PREFIX)
+    if projection is None or found.family != 'torchvision' or not is_satlas:
+        return None
+    preset = _SATLAS_PRESETS.get(projection.shape[1])
+    if preset is not None:
+        report.notes.append(f'these weights expect images normalised by preset({preset!r})')
+    return preset
 
 
 @contextlib.contextmanager
@@ -172,7 +184,7 @@ def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any],
     """Convert the entries of a backbone in ``state_dict`` in place, before ``load_state_dict`` reads them.
 
     A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
-    this load. ``strict`` is ignored: PyTorch and mmengine always pass True to the hook.
+    this load. PyTorch and mmengine always pass True for ``strict``, so it is ignored.
 
     Raises:
         CheckpointError: parameters of the backbone are missing or do not fit. The backbone keeps its weights.

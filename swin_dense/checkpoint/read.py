@@ -1,43 +1,63 @@
-"""Read checkpoint files without executing code from them, and write them atomically."""
+"""Read a checkpoint at a path or an address, without executing code from it.
+
+A file at an address is downloaded first, once per machine for http and https, and verified.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
-from pathlib import Path
+import shutil
+import tempfile
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.request import Request, urlopen
 
 import torch
 from torch import Tensor
+from torch.hub import tqdm
 
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
-from swin_dense.utils.atomic import check_destination, written_whole
+from swin_dense.utils.addresses import any_error_as_os_error, file_system, shown
+from swin_dense.utils.atomic import alone, written_whole
 
+_logger = logging.getLogger(__package__)
+_TIMEOUT = 60  # seconds without any data
 _CHUNK = 1 << 20
-INDEX = '.index.json'  # appended to the usual file name if the weights are in several shards
+_INDEX = '.index.json'  # appended to the usual file name if the weights are in several shards
 # Names of weight files in folders and repositories of transformers and timm, in order of preference.
-USUAL_NAMES = ('model.safetensors', f'model.safetensors{INDEX}', 'pytorch_model.bin', f'pytorch_model.bin{INDEX}')
-# The beginning of a SHA-256, as in names of torch.hub. A suffix of decimal digits is more often a date or a step;
-# 32 and 40 hexadecimal digits are an MD5 and a SHA-1.
+_USUAL_NAMES = ('model.safetensors', f'model.safetensors{_INDEX}', 'pytorch_model.bin', f'pytorch_model.bin{_INDEX}')
+# The beginning of a SHA-256, as in the names of torch.hub: swin-1cdeb081.pth. A suffix of decimal digits is more often
+# a date or a step; 32 and 40 hexadecimal digits are an MD5 and a SHA-1.
 _HASH_SUFFIX = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,16}|[0-9a-f]{64})$')
+_FRAGMENT = re.compile(r'(sha256|sha384|sha512)=([0-9a-fA-F]+)')
+# Query parameters that grant access or set response headers, and do not identify the file.
+_ACCESS = re.compile(
+    r'download|.*token|.*signature|sig|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid|x-(amz|goog)-.*'
+    r'|response-content-.*|s[vterp]|spr|sk[tesv]|skoid|sktid'
+)
 
 
 def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
-    """Read a checkpoint written by safetensors (suffix ``.safetensors``), ``torch.save`` or plain ``pickle``.
+    """Read a file of safetensors (suffix ``.safetensors``), ``torch.save`` or plain ``pickle``.
 
     Args:
         path: the file; an index of shards from ``save_pretrained``, such as ``model.safetensors.index.json``; or a
-            folder that contains one of these under its usual name. If the name ends in ``-`` and 8 to 16 or 64
-            hexadecimal digits, not all of them decimal, as in ``swin-1cdeb081.pth``, the file's SHA-256 must begin
-            with these digits.
+            folder that contains one of these under its usual name.
         trust: unpickle everything, which can execute arbitrary code.
 
     Raises:
-        CheckpointError: the file is damaged or is no checkpoint.
+        CheckpointError: the file is damaged, is no checkpoint, or is not the one that the hash in its name says.
         FileNotFoundError: there is no such file.
     """
     path = path.expanduser()
@@ -45,11 +65,11 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
         path = _usual_file(path)
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
-    if path.name.endswith(INDEX):
+    if path.name.endswith(_INDEX):
         return _read_shards(path, trust)
-    check_suffix(path, path.name)
+    _check_suffix(path, path.name)
     try:
-        checkpoint = _safetensors().load_file(path) if path.suffix == '.safetensors' else read_pickle(path, trust)
+        checkpoint = safetensors_torch().load_file(path) if path.suffix == '.safetensors' else read_pickle(path, trust)
     except ImportError:
         raise
     except Exception as error:  # damaged files raise nearly anything
@@ -61,36 +81,6 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     return checkpoint
 
 
-def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
-    """Write a checkpoint atomically.
-
-    Args:
-        path: the destination. With the suffix .safetensors, ``checkpoint`` must be a flat dict of tensors.
-        checkpoint: the data to write.
-        force: overwrite an existing file.
-        add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        FileExistsError: the file exists and ``force`` is not set.
-        FileNotFoundError: the folder of ``path`` does not exist.
-    """
-    check_destination(path, force)
-    with written_whole(path) as unfinished:
-        if path.suffix == '.safetensors':
-            _safetensors().save_file(checkpoint, unfinished.path)
-        else:
-            with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
-                torch.save(checkpoint, file)
-        if add_hash:
-            digest = file_digest(unfinished.path, 'sha256')
-            unfinished.destination = path.with_name(f'{path.stem}-{digest[:8]}{path.suffix}')
-            check_destination(unfinished.destination, force)
-    return unfinished.destination
-
-
 def file_digest(path: Path, algorithm: str) -> str:
     """Return the hexadecimal digest of a file."""
     digest = hashlib.new(algorithm)
@@ -100,7 +90,7 @@ def file_digest(path: Path, algorithm: str) -> str:
     return digest.hexdigest()
 
 
-def check_suffix(path: Path, name: str) -> None:
+def _check_suffix(path: Path, name: str) -> None:
     """Raise a CheckpointError if a file's SHA-256 does not begin with the digits in its name, current or future."""
     suffix = _HASH_SUFFIX.search(Path(name).stem)
     if suffix is not None and not (actual := file_digest(path, 'sha256')).startswith(suffix[1]):
@@ -111,13 +101,13 @@ def check_suffix(path: Path, name: str) -> None:
 
 
 def _usual_file(folder: Path) -> Path:
-    for name in USUAL_NAMES:
+    for name in _USUAL_NAMES:
         if (folder / name).is_file():
             return folder / name
-    raise CheckpointError(f'{folder} is a folder without a {" or ".join(USUAL_NAMES)}; give the checkpoint file in it')
+    raise CheckpointError(f'{folder} is a folder without a {" or ".join(_USUAL_NAMES)}; give the checkpoint file in it')
 
 
-def read_index(path: Path) -> dict[str, list[str]]:
+def _read_index(path: Path) -> dict[str, list[str]]:
     """Return the shards listed in an index of ``save_pretrained``, mapped to their tensor names.
 
     Raises:
@@ -131,7 +121,7 @@ def read_index(path: Path) -> dict[str, list[str]]:
     except Exception as error:  # the file may have any content
         raise CheckpointError(f'{path} is not an index of save_pretrained, or is damaged: {error!r}') from error
     for name in shards:
-        if not isinstance(name, str) or name != Path(name).name or name.endswith(INDEX):
+        if not isinstance(name, str) or name != Path(name).name or name.endswith(_INDEX):
             raise CheckpointError(f'{path} lists {name!r}, which is not a shard in the same folder')
     return shards
 
@@ -139,7 +129,7 @@ def read_index(path: Path) -> dict[str, list[str]]:
 def _read_shards(index: Path, trust: bool) -> dict[str, Tensor]:
     """Read from each shard the tensors that the index lists for it."""
     tensors: dict[str, Any] = {}
-    shards = read_index(index)
+    shards = _read_index(index)
     for name, keys in shards.items():
         if not (index.parent / name).is_file():
             raise CheckpointError(
@@ -155,7 +145,7 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Tensor]:
     return tensors
 
 
-def _safetensors() -> Any:
+def safetensors_torch() -> Any:
     try:
         import safetensors.torch
     except ImportError as error:
@@ -187,3 +177,167 @@ def _explained(path: Path, error: Exception) -> CheckpointError:
     damage = f'{path} ({path.stat().st_size} bytes) is not a checkpoint, or is damaged or cut short'
     first_line = str(error).strip().partition('\n')[0]
     return CheckpointError(f'{damage}: {first_line or type(error).__name__}')
+
+
+@contextlib.contextmanager
+def local_file(address: str) -> Iterator[Path]:
+    """Yield a local copy of the file at an address, which may exist inside the context only.
+
+    Args:
+        address: an http, https or file address; ``hf://owner/repository[@revision][/file]``, with huggingface_hub (for
+            an index, all of its shards are downloaded too); or any other address that fsspec reads, such as ``s3://``
+            with s3fs. It may end in ``#sha256=DIGEST`` (or sha384, sha512) to verify the file.
+
+    Raises:
+        CheckpointError: the address cannot be reached or has an unsupported scheme, or the file has another digest.
+        ImportError: a package that the scheme needs is not installed.
+    """
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:  # an IPv6 host without its closing bracket, say
+        raise CheckpointError(f'{address!r} is not an address: {error}') from error
+    digest = _FRAGMENT.fullmatch(parts.fragment)
+    if parts.fragment and digest is None:
+        raise CheckpointError(
+            f'{shown(address)}: the part after # must be sha256=DIGEST (or sha384, sha512), got {parts.fragment!r}'
+        )
+    address = address.partition('#')[0]
+    with contextlib.ExitStack() as stack:
+        if parts.scheme in ('http', 'https'):
+            path = _download(address, digest)
+        elif parts.scheme == 'file':
+            path = Path(unquote(parts.path))
+        elif parts.scheme == 'hf':
+            path = _download_from_hub(address)
+        else:
+            path = stack.enter_context(_fetched_by_fsspec(address))
+        try:
+            _check_digest(path, digest)
+            yield path
+        except CheckpointError as error:
+            if parts.scheme not in ('http', 'https'):
+                raise
+            raise CheckpointError(
+                f'{error}\n  It was downloaded from {shown(address)} to {path}; delete the file to fetch it again.'
+            ) from error
+
+
+def _check_digest(path: Path, digest: re.Match[str] | None) -> None:
+    """Raise a CheckpointError if a file does not have the digest at the end of its address."""
+    if digest is not None and (actual := file_digest(path, digest[1])) != digest[2].lower():
+        raise CheckpointError(f'{path} must have the {digest[1]} digest {digest[2].lower()}, but has {actual}')
+
+
+def _download(address: str, digest: re.Match[str] | None) -> Path:
+    """Download a file, once per machine and address, into a folder of its own beside the checkpoints of torch.hub."""
+    parts = urlsplit(address)
+    name = Path(unquote(parts.path)).name
+    if name in ('', '..'):
+        raise CheckpointError(f'{shown(address)} names no file')
+    # The same file has many addresses if each request is signed, so secrets do not count.
+    query = sorted((key, value) for key, value in parse_qsl(parts.query) if not _ACCESS.fullmatch(key.lower()))
+    identity = hashlib.sha256(f'{shown(address)}?{urlencode(query)}'.encode()).hexdigest()[:16]
+    path = Path(torch.hub.get_dir(), 'checkpoints', 'swin_dense', identity, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One process on a machine downloads; the others wait for it.
+        with alone(path.with_name(f'{name}.lock')):
+            if not path.exists():
+                for leftover in path.parent.glob(f'.????????-{glob.escape(name)}'):  # of a process that was killed
+                    leftover.unlink()
+                with written_whole(path) as unfinished:
+                    _receive(address, unfinished.path)
+                    _check_digest(unfinished.path, digest)
+                    _check_suffix(unfinished.path, name)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f'{shown(address)} sent a file with an unexpected digest; nothing was kept: {error}'
+        ) from error
+    except (OSError, HTTPException, ValueError) as error:  # a ValueError: of an odd address, or the name of a file
+        raise CheckpointError(
+            f'{shown(address)} cannot be fetched: {error}; nothing was kept. Without a network connection, download '
+            f'the file on another machine and give its path instead of the address, or copy it to {path}'
+        ) from error
+    return path
+
+
+def _receive(address: str, path: Path) -> None:
+    _logger.info('Downloading %s', shown(address))
+    with urlopen(_request(address), timeout=_TIMEOUT) as response:
+        total = int(response.headers.get('Content-Length', -1))
+        bar = tqdm.wrapattr(response, 'read', total=None if total < 0 else total, desc=path.name)
+        with bar as stream, path.open('wb') as file:
+            shutil.copyfileobj(stream, file, _CHUNK)
+            if total not in (-1, file.tell()):
+                raise HTTPException(f'the connection ended after {file.tell()} of {total} bytes')
+
+
+def _request(address: str) -> Request:
+    """Return a request for an address, which may contain credentials as in ``https://user:password@host/``."""
+    parts = urlsplit(address)
+    access, _, host = parts.netloc.rpartition('@')
+    request = Request(parts._replace(netloc=host).geturl(), headers={'User-Agent': 'swin_dense'})
+    if access:
+        encoded = b64encode(unquote(access).encode()).decode()
+        request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not sent to the host of a redirect
+    return request
+
+
+def _download_from_hub(address: str) -> Path:
+    """Download a file with huggingface_hub. For an index, also download its shards into the same folder."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ImportError(f'{shown(address)} needs huggingface_hub: pip install huggingface_hub') from error
+    owner, _, rest = address.partition('://')[2].partition('/')
+    repository, _, file = rest.partition('/')
+    repository, _, revision = repository.partition('@')
+    if not owner or not repository:
+        raise CheckpointError(f'{shown(address)} must be of the form hf://owner/repository[@revision][/file]')
+    names = [file] if file else _USUAL_NAMES
+    unreachable: Exception | None = None
+
+    def fetch(name: str) -> Path:
+        # An unreachable hub costs half a minute per attempt, so after the first failure only use the cache.
+        cached_only = unreachable is not None
+        return Path(
+            hf_hub_download(f'{owner}/{repository}', name, revision=revision or None, local_files_only=cached_only)
+        )
+
+    try:
+        for name in names:
+            try:
+                path = fetch(name)
+                break
+            except LocalEntryNotFoundError as error:
+                unreachable = unreachable or error
+            except EntryNotFoundError:
+                continue
+        else:
+            raise unreachable or CheckpointError(f'{shown(address)}: the repository has no file {" or ".join(names)}')
+        for shard in _read_index(path) if path.name.endswith(_INDEX) else ():
+            if fetch(str(PurePosixPath(name).with_name(shard))).parent != path.parent:
+                raise CheckpointError(f'{shown(address)} changed during the download; load it again')
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f'{shown(address)} cannot be fetched: {error}') from error
+    return path
+
+
+@contextlib.contextmanager
+def _fetched_by_fsspec(address: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, PurePosixPath(urlsplit(address).path).name or 'checkpoint')
+        try:
+            with any_error_as_os_error(shown(address)):
+                system, inside = file_system(address)
+                system.get_file(inside, str(path))
+        except OSError as error:
+            reason = error if shown(address) == address else type(error).__name__  # the message may contain secrets
+            raise CheckpointError(
+                f'{shown(address)} cannot be fetched: {reason}. The address must begin with http://, https://, hf://, '
+                'file:// or a scheme that fsspec supports'
+            ) from error
+        yield path

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from swin_dense.models.archs import published_letter
 
-Options = Mapping[str, Any]
+# A stem of several convolutions, as in CTransPath.
+_CONVOLUTIONAL_STEM = re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight$')
 _LOAD_WHAT_FITS = (
     '\n  To load what fits and keep the rest, use load_checkpoint(..., allow_partial=True), or in a config '
     'allow_partial=True as an option of the backbone, which also applies to load_from.'
@@ -72,6 +74,12 @@ class Report:
         is_whole = not self.resized and len(self.missing) == len(self.new)
         return logging.INFO if is_whole else logging.WARNING
 
+    @property
+    def _absent(self) -> list[str]:
+        """The subset of ``missing`` that the checkpoint could have and does not contain."""
+        explained = {*self.new, *self.mismatched, *self.damaged}
+        return [name for name in self.missing if name not in explained]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain lists and dicts, ready for JSON."""
         return dict(vars(self))
@@ -85,9 +93,8 @@ class Report:
             lines.append(f'  new, as the checkpoint cannot have them: {listed(self.new)}')
         lines += [f'  wrong shape or kind, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
         lines += [f'  damaged, not loaded: {names}: {how}' for how, names in _grouped(self.damaged)]
-        rest = [name for name in self.missing if name not in {*self.new, *self.mismatched, *self.damaged}]
-        if rest:
-            lines.append(f'  missing, not loaded: {listed(rest)}')
+        if self._absent:
+            lines.append(f'  missing, not loaded: {listed(self._absent)}')
         lines += [f'  left out, {reason}: {names}' for reason, names in _grouped(self.left_out)]
         if self.unexpected:
             lines.append(f'  unexpected, ignored: {listed(self.unexpected)}')
@@ -109,29 +116,25 @@ def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
     return [(reason, listed(names)) for reason, names in groups.items()]
 
 
-def misfit(
-    report: Report, given: Options, wanted: Options, has_other_stem: bool, wrong: list[str], excess: list[str]
-) -> CheckpointError:
+def misfit(report: Report, given: Mapping[str, Any], wanted: Mapping[str, Any], excess: list[str]) -> CheckpointError:
     """Return the error of a failed load: the likely cause, then the parameters.
 
     Args:
         report: the report of the load.
         given: the options that the shapes in the checkpoint determine.
         wanted: those of the model.
-        has_other_stem: whether the patch embedding is a stem of several convolutions.
-        wrong: parameters of the model that did not load.
-        excess: keys of the checkpoint that are not part of the model.
+        excess: keys of a Swin in the checkpoint that are not part of the model.
     """
     lines = [f'{report.source} ({report.family}) does not fit the model, which keeps its weights.']
+    has_other_stem = any(map(_CONVOLUTIONAL_STEM.search, report.unexpected))
     if has_other_stem:  # no advice to load the blocks only: they were trained on the features of this stem
         lines.append(
             'Its patch embedding is a stem of several convolutions, as in CTransPath, but that of a Swin is one '
             'projection: it is another network, which no option of the model builds. Use the code of that network.'
         )
     lines += _causes(given, wanted)
-    absent = [name for name in wrong if name not in report.mismatched and name not in report.damaged]
-    if absent:
-        lines.append(f'Missing in the checkpoint: {listed(absent)}.')
+    if report._absent:
+        lines.append(f'Missing in the checkpoint: {listed(report._absent)}.')
     if report.mismatched:
         wrong_shapes = [f'{name} is {how}' for name, how in report.mismatched.items()]
         lines.append(f'Wrong shape or kind: {listed(wrong_shapes, separator="; ")}.')
@@ -146,7 +149,7 @@ def misfit(
     return CheckpointError('\n  '.join(lines), '' if has_other_stem else _LOAD_WHAT_FITS)
 
 
-def other_version(described: str, version: int, given: Options) -> CheckpointError:
+def other_version(described: str, version: int, given: Mapping[str, Any]) -> CheckpointError:
     """Return the error of loading a Swin V2 into a V1 or the reverse.
 
     Args:
@@ -165,7 +168,7 @@ def other_version(described: str, version: int, given: Options) -> CheckpointErr
     )
 
 
-def _causes(given: Options, wanted: Options) -> list[str]:
+def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return one line for each difference between the options of the model and those of the checkpoint."""
     lines = []
     # The model may end at an earlier stage on purpose.
@@ -193,7 +196,7 @@ def _causes(given: Options, wanted: Options) -> list[str]:
     return lines
 
 
-def _architecture(options: Options, keys: Sequence[str]) -> str:
+def _architecture(options: Mapping[str, Any], keys: Sequence[str]) -> str:
     letter = published_letter(options)
     shown = ' and '.join(f'{key} {options[key]}' for key in keys if key in options)
     return f'a Swin-{letter.upper()} with {shown}' if letter else f'a Swin with {shown}'

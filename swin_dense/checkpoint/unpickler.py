@@ -282,7 +282,6 @@ def read_pickle(path: Path, trust: bool = False, mmap: bool = False) -> Any:
     """Read a file of ``torch.save``, or a plain pickle of arrays or tensors, as in projects based on detectron2.
 
     Args:
-        path: the file.
         trust: unpickle everything, which can execute arbitrary code.
         mmap: memory-map the tensors of a zip file of ``torch.save``, so that they are read on use.
 

@@ -92,10 +92,9 @@ def build_for(found: Found, args: argparse.Namespace) -> SwinBackbone:
 
 def convert(args: argparse.Namespace) -> dict[str, Any]:
     """Convert the checkpoint, write it, and return the report, which contains the path of the file."""
-    from swin_dense.checkpoint.export import as_checkpoint, export_parameters
+    from swin_dense.checkpoint.export import as_checkpoint, export_parameters, write_file
     from swin_dense.checkpoint.fit import Options, Target, fit
     from swin_dense.checkpoint.load import find_backbone
-    from swin_dense.checkpoint.read import write_file
 
     found = find_backbone(args.source, args.prefix, args.ema, args.trust)
     target = Target.of(build_for(found, args))

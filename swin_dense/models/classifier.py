@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.checkpoint import convert_before_load
+from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.archs import Arch, resolve_arch, split_name
 from swin_dense.models.create import BACKBONES, network_of, options_for
@@ -93,5 +94,5 @@ def create_classifier(
     if 'head.weight' in found.parameters:
         inferred.setdefault('num_classes', len(found.parameters['head.weight']))
     classifier = SwinClassifier(f'{network}_{split_name(arch)[1]}', **inferred)
-    load_found(classifier, found)
+    load_found(Target.of(classifier), found)
     return classifier.eval()

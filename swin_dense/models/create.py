@@ -7,7 +7,7 @@ from typing import Any
 
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.find import Found
-from swin_dense.checkpoint.fit import OUT_NORM
+from swin_dense.checkpoint.fit import OUT_NORM, Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.archs import Arch, published_letter, split_name
 from swin_dense.models.options import options_of, square_grid, square_window
@@ -58,7 +58,7 @@ def create_backbone(
     found = find_backbone(checkpoint, prefix)
     network, options = options_for(found, name, backbone_options)
     backbone = BACKBONES[network](**options)
-    load_found(backbone, found)
+    load_found(Target.of(backbone), found)
     return backbone.eval()
 
 
@@ -120,8 +120,8 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
         inferred['out_indices'] = tuple(sorted(norms))
     table = found.parameters.get(_FIRST_TABLE)
     window = (
-        found.windows.get(_FIRST_TABLE)
-        or found.windows.get(_FIRST_SCALE)
+        found.sizes.get(_FIRST_TABLE)
+        or found.sizes.get(_FIRST_SCALE)
         or (square_window(len(table)) if table is not None and table.ndim == 2 else None)
     )
     if window is not None:
@@ -136,7 +136,7 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
         )
     position = found.parameters.get('absolute_pos_embed')
     if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:
-        grid = found.grid or square_grid(position.shape[1])
+        grid = found.sizes.get('absolute_pos_embed') or square_grid(position.shape[1])
         if grid is None:
             raise CheckpointError(
                 f'{found.described}: cannot infer the height and width of its {position.shape[1]} absolute positions; '

@@ -182,7 +182,7 @@ class FFN(nn.Module):
         hidden = first(x)
         active = drop(act(hidden))
         # What autograd keeps must not refer to the result, which is the largest tensor of a block.
-        source, memory, numel = hidden.detach(), active.untyped_storage()._cdata, active.numel()
+        kept, memory, numel = hidden.detach(), active.untyped_storage()._cdata, active.numel()
 
         def pack(saved: Tensor) -> tuple[Any, Any]:
             is_all = saved.untyped_storage()._cdata == memory and saved.numel() == numel and saved.is_contiguous()
@@ -191,7 +191,7 @@ class FFN(nn.Module):
         def unpack(packed: tuple[Any, Any]) -> Tensor:
             saved, state = packed
             if isinstance(saved, torch.Size):
-                return act(source).to(state).view(saved)
+                return act(kept).to(state).view(saved)
             if saved._version != state:
                 raise RuntimeError('a tensor needed for the gradients of an MLP was modified by an inplace operation')
             return saved

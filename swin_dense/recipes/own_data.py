@@ -200,9 +200,9 @@ def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> 
     if data_root is None:
         _write_out_roots(config)
     for split in SPLITS:
-        source = 'train' if split == 'train' else 'val'
+        part = 'train' if split == 'train' else 'val'
         for name, place in places.items():
-            if not name.startswith(source):
+            if not name.startswith(part):
                 continue
             kind, path = name.partition('_')[2], _from_root(place, data_root)
             for dataset in datasets(config, [split]):

@@ -28,9 +28,9 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
-from swin_dense.checkpoint import CheckpointError, download, export_state_dict, load_checkpoint
-from swin_dense.checkpoint.download import local_file
-from swin_dense.checkpoint.read import file_digest, read_file, write_file
+from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read
+from swin_dense.checkpoint.export import write_file
+from swin_dense.checkpoint.read import file_digest, local_file, read_file
 from tests.conftest import IfInstalled, needs, small_disk
 
 mmengine_config, mmengine_logging = IfInstalled('mmengine.config'), IfInstalled('mmengine.logging')
@@ -578,7 +578,7 @@ class TestDownloads:
         assert equal_weights(backbone, source)
 
     def test_a_server_that_does_not_respond(self, server, tmp_path, backbone, monkeypatch):
-        monkeypatch.setattr(download, '_TIMEOUT', 0.2)
+        monkeypatch.setattr(read, '_TIMEOUT', 0.2)
         with socket.create_server(('127.0.0.1', 0)) as silent:
             address = f'http://127.0.0.1:{silent.getsockname()[1]}/swin.pth'
             with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):
@@ -586,7 +586,7 @@ class TestDownloads:
         assert cached(tmp_path) == []
 
     def test_a_response_that_stalls(self, server, tmp_path, source, backbone, monkeypatch):
-        monkeypatch.setattr(download, '_TIMEOUT', 0.5)
+        monkeypatch.setattr(read, '_TIMEOUT', 0.5)
         server.silences = 1
         write_file(server.folder / 'swin.pth', source.state_dict())
         with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read, unpickler
+from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.families import EXPORTED
-from swin_dense.checkpoint.read import write_file
 from swin_dense.checkpoint.unpickler import StandIn
 from tests.conftest import randomize
 
@@ -464,6 +464,13 @@ def test_a_small_file_cannot_contain_a_dict_any_number_of_times():
         checkpoint = {'a': checkpoint, 'b': checkpoint}
     with pytest.raises(CheckpointError, match='several backbones'):
         load(build(2), checkpoint)
+
+
+def test_a_backbone_beside_many_modules_is_found():
+    """Their state dicts are temporary, so that Python gives several of them the same identity."""
+    source, backbone = build(1), build(2)
+    load(backbone, {**{f'module{number}': torch.nn.Linear(1, 1) for number in range(40)}, 'backbone': source})
+    same_weights(backbone, source)
 
 
 @pytest.mark.parametrize('family', EXPORTED)
