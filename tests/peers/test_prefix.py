@@ -44,7 +44,7 @@ def of_smp(path, prefix):
 
 def of_detectron2(path, prefix):
     pytest.importorskip('detectron2', reason='put a clone of github.com/facebookresearch/detectron2 on PYTHONPATH')
-    from detectron2.config import get_cfg
+    from detectron2.config import CfgNode, get_cfg
     from detectron2.modeling import build_backbone
 
     from swin_dense.integrations.detectron2 import add_swin_config
@@ -52,9 +52,8 @@ def of_detectron2(path, prefix):
     cfg = get_cfg()
     add_swin_config(cfg)
     cfg.MODEL.BACKBONE.NAME = 'D2SwinDense'
-    cfg.MODEL.SWIN = {'EMBED_DIM': 16, 'DEPTHS': [2, 2, 2, 2], 'NUM_HEADS': [1, 2, 4, 8], 'CHECKPOINT': str(path)}
-    if prefix is not None:
-        cfg.MODEL.SWIN.PREFIX = prefix
+    options = {'EMBED_DIM': 16, 'DEPTHS': [2, 2, 2, 2], 'NUM_HEADS': [1, 2, 4, 8], 'CHECKPOINT': str(path)}
+    cfg.MODEL.SWIN = CfgNode(options if prefix is None else {**options, 'PREFIX': prefix})
     return build_backbone(cfg)
 
 
