@@ -233,7 +233,7 @@ def whole_models_table(report: dict[str, Any]) -> str:
     ways = [name for name in names if any(name in row for row in report['rows'])]
     lines = ['| model, image, processor, threads | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
     for row in report['rows']:
-        size, processor = ' x '.join(map(str, row['size'])), row['processor'].partition(',')[0]
+        size, processor = ' x '.join(map(str, row['size'])), row['processor'].partition(' (family')[0].partition(',')[0]
         case = f'{row["model"]}, {size}, {processor}, {row["threads"]}'
         cells = [_figures(row.get(way, {})) for way in ways]
         lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
