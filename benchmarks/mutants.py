@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import itertools
 import json
 import os
 import random
@@ -219,8 +220,8 @@ class Forks:
 class Trials:
     """Tries mutants with the tests that execute them."""
 
-    def __init__(self, forks: Forks, options: list[str]) -> None:
-        self.forks = forks
+    def __init__(self, forks: Forks, options: list[str], budget: float) -> None:
+        self.forks, self.budget = forks, budget
         start = time.monotonic()
         status, found = forks.pytest(Recorder, options, 7200)
         if found is None or status not in (0, 1):
@@ -231,33 +232,38 @@ class Trials:
         print(f'{len(self.seconds)} tests in {time.monotonic() - start:.0f} s; without', *found['others'], flush=True)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that execute a mutant: those that failed most often first, then the fastest."""
+        """Return the tests that execute a mutant: those that failed most often first, then the fastest that fit."""
         first, last = mutant.lines
         lines = {f'{mutant.file}:{line}' for line in range(first, last + 1)}
         executing = {name for name, executed in self.lines.items() if lines & executed}
         tests = [name for name in self.seconds if not executing.isdisjoint((name, name.split('::')[0]))]
         if not tests and '' in executing:  # data, read when the module is imported
             tests = list(self.seconds)
-        return sorted(tests, key=lambda name: (-self.kills[name], self.seconds[name]))
+        tests.sort(key=lambda name: (-self.kills[name], self.seconds[name]))
+        ends = itertools.accumulate(self.seconds[name] for name in tests)
+        return [
+            name for index, (name, end) in enumerate(zip(tests, ends, strict=True)) if end < self.budget or not index
+        ]
 
     def attempt(self, mutant: Mutant) -> None:
         """Set the status of a mutant."""
         tests = self.tests_of(mutant)
         start = time.monotonic()
-        mutant.status, mutant.test, mutant.tests = 'not executed', '', len(tests)
-        if tests:
+        if not tests:
+            mutant.status = mutant.status or 'not executed'
+        else:
             path = self.forks.copy / mutant.file
             source, times = path.read_bytes(), path.stat()
             path.write_bytes(mutant.applied(source))
             seconds = {name: self.seconds[name] for name in tests}
             files = dict.fromkeys(name.split('::')[0] for name in tests)
             status, failed = self.forks.pytest(
-                lambda copy: Chooser(copy, seconds), ['-x', *files], 60 + 5 * sum(seconds.values())
+                lambda copy: Chooser(copy, seconds), ['-x', *files], 600 + 20 * sum(seconds.values())
             )
             path.write_bytes(source)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
             mutant.status = 'survived' if status == 0 else 'timeout' if status in TIMEOUTS else 'caught'
-            mutant.test = failed or ''
+            mutant.test, mutant.tests = failed or '', len(tests)
             self.kills[mutant.test] += 1
         mutant.first = mutant.first or mutant.status
         mutant.seconds = round(time.monotonic() - start, 1)
@@ -280,7 +286,7 @@ def run(args: argparse.Namespace) -> None:
     again = args.command == 'again'
     left = [one for one in mutants if (one.status in ALIVE and not one.equivalent if again else not one.status)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        trials = Trials(Forks(Path(folder)), [*(args.tests or [f'tests/{args.folder}']), '-m', args.marks])
+        trials = Trials(Forks(Path(folder)), [*(args.tests or [f'tests/{args.folder}']), '-m', args.marks], args.budget)
         for mutant in left:
             trials.attempt(mutant)
             print(mutant.status, f'{mutant.file}:{mutant.line}', f'{mutant.before!r} -> {mutant.after!r}', end=' ')
@@ -320,6 +326,9 @@ def main() -> None:
         command.add_argument('--count', type=int, default=40, help='number of mutants (default: %(default)s)')
         command.add_argument('--seed', type=int, default=0)
         command.add_argument('--tests', nargs='+', help='arguments of pytest (default: those of the folder)')
+        command.add_argument(
+            '--budget', type=float, default=15, help='processor seconds of tests per mutant (default: %(default)s)'
+        )
         command.add_argument('-m', dest='marks', default='not slow and not long', help='default: %(default)s')
     commands.add_parser('table')
     args = parser.parse_args()
