@@ -96,10 +96,10 @@ class Forks:
 class Trials:
     """Tries mutants with the tests that execute them."""
 
-    def __init__(self, forks: Forks, options: list[str], budget: float) -> None:
+    def __init__(self, forks: Forks, options: list[str], variants: int, budget: float) -> None:
         self.forks, self.budget = forks, budget
         start = time.monotonic()
-        status, found = forks.pytest(Recorder, options, 7200)
+        status, found = forks.pytest(lambda copy: Recorder(copy, variants), options, 7200)
         if found is None or status not in (0, 1):
             raise RuntimeError(f'pytest ended with {status}\n{(forks.copy / "log").read_text()[-3000:]}')
         self.seconds: dict[str, float] = found['tests']
@@ -163,7 +163,7 @@ def draw(folder: str, count: int, seed: int) -> dict[str, Any]:
     places = [mutant for path in files for mutant in mutants_of(path)]
     drawn = random.Random(seed).sample(places, min(count, len(places)))
     revision = subprocess.check_output(['git', 'rev-parse', 'HEAD'], cwd=ROOT, text=True).strip()
-    command = f'python benchmarks/mutants.py run {folder} --count {count} --seed {seed}'
+    command = ' '.join(['python', 'benchmarks/mutants.py', *sys.argv[1:]])
     return {'command': command, 'revision': revision, 'places': len(places), 'mutants': list(map(asdict, drawn))}
 
 
@@ -174,7 +174,12 @@ def run(args: argparse.Namespace) -> None:
     again = args.command == 'again'
     left = [one for one in mutants if (one.status in ALIVE and not one.equivalent if again else not one.status)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        trials = Trials(Forks(Path(folder)), [*(args.tests or [f'tests/{args.folder}']), '-m', args.marks], args.budget)
+        trials = Trials(
+            Forks(Path(folder)),
+            [*(args.tests or [f'tests/{args.folder}']), '-m', args.marks],
+            args.variants,
+            args.budget,
+        )
         for mutant in left:
             trials.attempt(mutant)
             print(mutant.status, f'{mutant.file}:{mutant.line}', f'{mutant.before!r} -> {mutant.after!r}', end=' ')
@@ -217,6 +222,7 @@ def main() -> None:
         command.add_argument(
             '--budget', type=float, default=15, help='processor seconds of tests per mutant (default: %(default)s)'
         )
+        command.add_argument('--variants', type=int, default=1000, help='most parametrisations of a test that are run')
         command.add_argument('-m', dest='marks', default='not slow and not long', help='default: %(default)s')
     commands.add_parser('table')
     args = parser.parse_args()

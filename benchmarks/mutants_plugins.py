@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,8 @@ class Recorder(Plugin):
     The lines of fixtures of a wider scope count for all tests of their file. Those of imports have the name ''.
     """
 
-    def __init__(self, copy: Path) -> None:
-        self.copy = copy
+    def __init__(self, copy: Path, variants: int) -> None:
+        self.copy, self.variants = copy, variants
         self.path = copy / 'executed'
         os.environ[TRACE] = str(self.path)  # for programs that tests start
         self.seen = trace(str(copy / 'swin_dense'), str(self.path))
@@ -78,6 +78,13 @@ class Recorder(Plugin):
         self.others: set[str] = set()
         self.current = ''
         self.start = 0.0
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        count: Counter[str] = Counter()
+        for item in list(items):
+            count[item.nodeid.split('[')[0]] += 1
+            if count[item.nodeid.split('[')[0]] > self.variants:
+                items.remove(item)
 
     def take(self, name: str) -> None:
         with self.path.open() as file:
