@@ -85,6 +85,18 @@ def test_what_one_tile_finds_is_never_merged():
     np.testing.assert_array_equal(kept, boxes)
 
 
+def test_what_is_dropped_as_a_double_drops_nothing_itself():
+    """The middle box, of the right tile, is a double of the left one; the right one overlaps only the middle one."""
+    boxes = np.array([[76, 20, 116, 60], [89, 20, 129, 60], [84, 20, 124, 60]], np.float32)
+    windows = tiles.Tiling(100, 50).windows((200, 200), True)
+    found = boxes[:2], np.array([0.9, 0.7], np.float32), np.zeros(2, int), []
+    double = boxes[2:] - [50, 0, 50, 0], np.array([0.8], np.float32), np.zeros(1, int), []
+    nothing = boxes[:0], found[1][:0], found[2][:0], []
+    outputs = dict(zip(windows, [found, double], strict=False))
+    kept, *_ = tiles.instances(windows, (200, 200), lambda tile: outputs.get(tile, nothing))
+    np.testing.assert_array_equal(kept, boxes[:2])
+
+
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(10, 90), st.integers(0, 40))
 @settings(max_examples=30)
 def test_classes_are_those_of_the_whole_image(height, width, tile, overlap):
