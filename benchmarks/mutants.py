@@ -191,23 +191,29 @@ def run(args: argparse.Namespace) -> None:
 
 
 def table() -> None:
-    heads = ('places', 'mutants', 'caught at first', 'not executed', 'survived', 'caught now', 'equivalent', 'left')
-    rows = {}
+    """Print the table of all folders, and the mutants that no test can notice."""
+    heads = ('places', 'mutants', 'caught at first', 'survived', 'not executed', 'caught now', 'not noticeable', 'left')
+    rows, unnoticeable = {}, []
     for path in sorted(RESULTS.glob('*.json')):
         report = json.loads(path.read_text())
         mutants = [Mutant(**values) for values in report['mutants'] if values['status']]
         first, now = Counter(one.first for one in mutants), Counter(one.status for one in mutants)
-        equivalent = sum(bool(one.equivalent) for one in mutants)
+        equivalent = [one for one in mutants if one.equivalent]
+        unnoticeable += equivalent
         caught = now['caught'] + now['timeout']
-        at_first = first['caught'] + first['timeout'], first['not executed'], first['survived']
-        counts = (report['places'], len(mutants), *at_first, caught, equivalent, len(mutants) - caught - equivalent)
-        rows[path.stem] = counts
+        at_first = first['caught'] + first['timeout'], first['survived'], first['not executed']
+        left = len(mutants) - caught - len(equivalent)
+        rows[path.stem] = report['places'], len(mutants), *at_first, caught, len(equivalent), left
     rows['all'] = tuple(map(sum, zip(*rows.values(), strict=True)))
-    print('| folder |', ' | '.join(heads), '| caught of those that can be |')
-    print('| --- ' * (len(heads) + 2) + '|')
+    print('| folder |', ' | '.join(heads), '|')
+    print('| --- ' * (len(heads) + 1) + '|')
     for name, counts in rows.items():
-        share = counts[5] / (counts[1] - counts[6])
-        print(f'| {name} |', ' | '.join(map(str, counts)), f'| {share:.0%} |')
+        print(f'| {name} |', ' | '.join(map(str, counts)), '|')
+    print()
+    for one in unnoticeable:
+        print(
+            f'- `{one.file.removeprefix("swin_dense/")}:{one.line}`, `{one.before}` to `{one.after}`: {one.equivalent}'
+        )
 
 
 def main() -> None:

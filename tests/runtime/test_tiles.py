@@ -90,7 +90,7 @@ def test_what_is_dropped_as_a_double_drops_nothing_itself():
     boxes = np.array([[76, 20, 116, 60], [89, 20, 129, 60], [84, 20, 124, 60]], np.float32)
     windows = tiles.Tiling(100, 50).windows((200, 200), True)
     found = boxes[:2], np.array([0.9, 0.7], np.float32), np.zeros(2, int), []
-    double = boxes[2:] - [50, 0, 50, 0], np.array([0.8], np.float32), np.zeros(1, int), []
+    double = boxes[2:] - np.float32([windows[1].read[1], 0] * 2), np.array([0.8], np.float32), np.zeros(1, int), []
     nothing = boxes[:0], found[1][:0], found[2][:0], []
     outputs = dict(zip(windows, [found, double], strict=False))
     kept, *_ = tiles.instances(windows, (200, 200), lambda tile: outputs.get(tile, nothing))
