@@ -32,6 +32,35 @@ def test_published_parameter_counts(arch, window_size):
     assert sum(p.numel() for p in backbone.parameters()) == PUBLISHED_PARAMETERS[arch, window_size]
 
 
+def test_parameters_are_reset_to_those_of_a_new_network():
+    backbone = randomize(tiny(use_abs_pos_embed=True))
+    backbone.reset_parameters()
+    for name, parameter in backbone.named_parameters():
+        values = parameter.detach()
+        if 'norm' in name:
+            assert torch.equal(values, torch.full_like(values, name.endswith('weight')))
+        elif name.startswith('patch_embed'):
+            assert 0 < values.abs().max() <= (3 * 4 * 4) ** -0.5  # torch's bound for convolutions
+        elif name.endswith('bias'):
+            assert not values.any()
+        else:
+            torch.testing.assert_close(values.std().item(), 0.02, atol=0.004, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ('name', 'layer'),
+    [
+        ('backbone.patch_embed.projection.weight', 0),
+        ('backbone.stages.1.blocks.0.norm1.bias', 3),
+        ('backbone.stages.1.downsample.reduction.weight', 4),
+        ('backbone.norm1.bias', 9),
+        ('head.weight', 9),
+    ],
+)
+def test_layers_are_the_embedding_the_blocks_and_the_head(name, layer):
+    assert tiny().get_layer_depth(name, 'backbone.') == (layer, 10)
+
+
 @pytest.mark.parametrize('name', ['t', 'tiny', 'swin_t', 'swin_tiny', 'Swin-T'])
 def test_names_of_an_architecture(name):
     with torch.device('meta'):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone, extract_pyramid, load_checkpoint
 from swin_dense.analysis.explain import token_attention
@@ -47,6 +48,20 @@ def test_low_precision_with_zero_tokens(dtype, tolerance):
     x[0, 2] = 0
     found, expected = low_attn(x.to(dtype)), attn(x)
     assert (found - expected).abs().max() < tolerance * expected.abs().max()
+
+
+def test_attention_is_that_of_the_paper():
+    """Cosine scores times a factor per head, plus 16 times the sigmoid of a network on log-spaced offsets."""
+    attn = randomize(CosineWindowAttention(8, 2, window_size=(2, 4))).double()
+    x = torch.randn(1, 2, 4, 8, dtype=torch.float64)
+    qkv = F.linear(x, attn.qkv.weight, torch.cat([attn.q_bias, torch.zeros(8), attn.v_bias]))
+    q, k, v = qkv.view(8, 3, 2, 4).permute(1, 2, 0, 3)
+    place = torch.cartesian_prod(torch.arange(2.0), torch.arange(4.0)).double()
+    offset = (place[:, None] - place) / torch.tensor([1, 3]) * 8
+    bias = attn.cpb_mlp(offset.sign() * (1 + offset.abs()).log2() / 3).permute(2, 0, 1)
+    scores = F.cosine_similarity(q[:, :, None], k[:, None], dim=-1) * attn.logit_scale.exp() + 16 * bias.sigmoid()
+    expected = attn.proj((scores.softmax(-1) @ v).transpose(0, 1).flatten(1)).view(x.shape)
+    torch.testing.assert_close(attn(x, (2, 4), (0, 0)), expected, rtol=1e-6, atol=1e-6)  # offsets are float32
 
 
 def test_scales_are_clamped_and_have_a_gradient_below():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swin_dense.ops.triton import norm
+from swin_dense.ops.triton import norm, norm_kernels
 from tests.ops.devices import compile_for_h200, device, needs_interpreter
 
 EPS = 1e-5
@@ -66,6 +66,16 @@ def test_low_precision_errs_at_most_twice_as_much_as_torch(device):
     for t, p, f in zip(truth, torchs, ours, strict=True):
         assert f.dtype == torch.bfloat16
         assert (f.float() - t.float()).norm() <= 2 * (p.float() - t.float()).norm()
+
+
+@device
+def test_no_sum_is_written_beyond_the_last_channel(device):
+    x, weight, _ = (tensor.detach() for tensor in inputs((6, 12), device))
+    sums = torch.full((2 * 12 + 1,), 7.0, device=device)
+    shape = {'CHANNELS': 12, 'BLOCK': 16, 'ROWS': 4}
+    norm_kernels.backward[(1,)](x, x, weight, torch.empty_like(x), sums, EPS, 6, 1, **shape)
+    torch.testing.assert_close(sums[12:24], x.sum(0))
+    assert sums[24] == 7
 
 
 @device
@@ -141,7 +151,7 @@ def test_parameters_of_a_wrong_shape_are_refused():
 @pytest.mark.skipif(norm.gpu._unusable is not None, reason=str(norm.gpu._unusable))
 def test_kernels_compile_for_an_h200():
     rows = compile_for_h200("""
-        from swin_dense.ops.triton import norm
+        from swin_dense.ops.triton import norm, norm_kernels
         for channels in (96, 3072):
             x, weight, bias = (torch.zeros(size).requires_grad_() for size in ((1, 9, 8, channels), channels, channels))
             norm.layer_norm(x, weight, bias, 1e-5, torch.bfloat16).sum().backward()

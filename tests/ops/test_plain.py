@@ -76,6 +76,12 @@ def test_images_are_padded_to_whole_patches(size, side):
         assert torch.equal(plain.pad_to_patches(img, side), expected)
 
 
+def test_what_needs_no_padding_is_not_copied():
+    img, x = torch.rand(1, 3, 8, 12), torch.rand(1, 8, 12, 3)
+    assert plain.pad_to_patches(img, 4) is img
+    assert plain.pad_to_windows(x, (4, 3)) is x
+
+
 @pytest.mark.parametrize(
     'options',
     [{'window_size': 7}, {'window_size': (5, 12), 'use_abs_pos_embed': True, 'pretrain_img_size': (40, 64)}],

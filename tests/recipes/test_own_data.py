@@ -223,6 +223,12 @@ def test_invalid_data_is_one_error(tmp_path, damage):
         check_data(config, ('train', 'val'))
 
 
+def test_a_package_that_the_model_lacks_is_named_before_the_data(monkeypatch):
+    monkeypatch.setattr('swin_dense.analysis.flop_counter.find_spec', lambda name: None)
+    with pytest.raises(ImportError, match='needs transformers: pip install transformers'):
+        check_data(Config({'model': {'language_model': {'type': 'BertModel'}}}), ('train',))
+
+
 def test_the_demo_masks_are_valid(demo_data):
     """The demo's masks have ADE20K's labels, and use six of the 150 classes."""
     config = load_recipe(SEGMENTOR)

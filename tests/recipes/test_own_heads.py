@@ -10,6 +10,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from swin_dense.__main__ import main
+from swin_dense.recipes.classes import set_classes
 from swin_dense.recipes.parts import dicts, pipelines
 from tests.conftest import TINY, some
 from tests.processes import cli
@@ -85,6 +86,13 @@ def test_unsupported_own_classes_are_one_error_and_write_nothing(tmp_path, capsy
     assert main(['config', name, *arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / 'out.py').exists()
+
+
+def test_a_weight_for_no_object_is_kept_if_one_class_becomes_two():
+    model = {'num_classes': 1, 'loss_cls': {'class_weight': [1.0, 0.1]}}
+    config = Config({'default_scope': 'mmdet', 'model': model})
+    set_classes(config, CLASSES)
+    assert config.model == {'num_classes': 2, 'loss_cls': {'class_weight': [1.0, 1.0, 0.1]}}
 
 
 @pytest.mark.parametrize('name', BOXES)

@@ -157,6 +157,12 @@ def test_doubles_are_those_that_pycocotools_measures(one, other, top, bottom, ab
             assert merged(boxes, [0.9, 0.8], [{0}, {1}]) == expected
 
 
+def test_what_is_dropped_as_a_double_drops_nothing_itself():
+    """The middle box, of the right tile, is a double of the left one; the right one overlaps only the middle one."""
+    boxes = [[76, 20, 116, 60], [84, 20, 124, 60], [89, 20, 129, 60]]
+    assert merged(boxes, [0.9, 0.8, 0.7], [{0}, {1}, {0}]) == [0, 2]
+
+
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(10, 90), st.integers(0, 40))
 @settings(max_examples=30)
 def test_classes_are_those_of_the_whole_image(height, width, tile, overlap):

@@ -1,0 +1,23 @@
+"""Options that are inferred from a checkpoint."""
+
+import pytest
+
+from swin_dense import SwinBackbone, create_backbone
+from swin_dense.checkpoint import CheckpointError
+from swin_dense.checkpoint.load import find_backbone
+from swin_dense.models.create import infer_options
+from tests.conftest import TINY
+
+
+def test_a_size_that_the_parameters_do_not_show_is_named():
+    state = {name: tensor for name, tensor in SwinBackbone(TINY).state_dict().items() if 'qkv' not in name}
+    with pytest.raises(CheckpointError, match='cannot infer embed_dims'):
+        create_backbone(checkpoint=state)
+
+
+def test_without_position_biases_the_number_of_heads_must_be_given_unless_any_will_do():
+    found = find_backbone(SwinBackbone(TINY, use_rel_pos_bias=False).state_dict())
+    with pytest.raises(CheckpointError, match='cannot infer the number of heads'):
+        infer_options(found, {})
+    assert infer_options(found, {'num_heads': (1, 2, 4, 8)})['num_heads'] == (1, 2, 4, 8)
+    assert infer_options(found, {}, any_heads=True)['arch'] == {**TINY, 'num_heads': (1, 1, 1, 1)}
