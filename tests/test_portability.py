@@ -14,20 +14,20 @@ from tests.conftest import ROOT, needs
 
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text('utf-8')) for path in (ROOT / 'swin_dense').rglob('*.py')}
 NOT_ON_WINDOWS = {'fcntl', 'grp', 'posix', 'pwd', 'resource', 'termios'}
-# Functions and constants of os and signal; those that atomic.py uses are guarded, which a test below checks.
-NOT_EVERYWHERE = {
+# Functions and constants of os and signal; atomic.py guards those that it uses, which a test below checks.
+GUARDED = {'posix_fallocate', 'O_DIRECTORY'}
+PROCESSES = {
     'fork',
-    'geteuid',
-    'getuid',
     'killpg',
     'register_at_fork',
     'sched_getaffinity',
     'setsid',
-    'statvfs',
-    'sync',
+    'SIGALRM',
+    'SIGHUP',
+    'SIGKILL',
+    'SIGUSR1',
 }
-NOT_EVERYWHERE |= {'SIGALRM', 'SIGHUP', 'SIGKILL', 'SIGUSR1', 'posix_fadvise', 'posix_fallocate', 'O_DIRECTORY'}
-GUARDED = {'posix_fallocate', 'O_DIRECTORY'}
+NOT_EVERYWHERE = {*GUARDED, *PROCESSES, 'geteuid', 'getuid', 'posix_fadvise', 'statvfs', 'sync'}
 
 
 @pytest.mark.parametrize('path', sorted(TREES, key=str), ids=str)
@@ -70,7 +70,7 @@ def test_the_data_set_reaches_a_spawned_worker(tmp_path):
 def test_the_transform_of_bands_reaches_a_spawned_worker():
     from swin_dense.mm import LoadBands
 
-    assert (
-        vars(pickle.loads(pickle.dumps(LoadBands(mean=[0] * 4, std=[1] * 4)))).keys()
-        == vars(LoadBands(mean=[0] * 4, std=[1] * 4)).keys()
-    )
+    loader = LoadBands(mean=[0] * 4, std=[1] * 4)
+    again = pickle.loads(pickle.dumps(loader))
+    assert vars(again).keys() == vars(loader).keys()
+    assert repr(again) == repr(loader)

@@ -66,7 +66,7 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
     """
     checks.one_of('family', family, EXPORTED)
     layout = EXPORTED[family]
-    if hasattr(target.backbone, 'pretrained_window_size'):
+    if target.version == 2:
         if family not in EXPORTED_V2:
             raise ValueError(f'{family} has no Swin V2; family must be one of {list(EXPORTED_V2)}')
         layout = EXPORTED_V2[family]

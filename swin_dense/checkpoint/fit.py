@@ -92,6 +92,11 @@ class Target:
         return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
 
     @property
+    def version(self) -> int:
+        """The version of Swin, 1 or 2."""
+        return 2 if hasattr(self.backbone, 'pretrained_window_size') else 1
+
+    @property
     def stages(self) -> int:
         """The number of stages of the model."""
         return len(self.backbone.stages)
@@ -200,7 +205,7 @@ def _options_of(found: Found) -> dict[str, Any]:
 def _check_network(found: Found, target: Target, options: Options) -> None:
     """Raise a CheckpointError if the model computes something else with these weights, whatever their shapes."""
     described = f'{found.described} ({found.family})'
-    if found.version != (2 if hasattr(target.backbone, 'pretrained_window_size') else 1):
+    if found.version != target.version:
         raise other_version(described, found.version, _options_of(found))
     if options.allow_partial:
         return
