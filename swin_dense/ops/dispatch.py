@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from swin_dense.ops import context, plain, sdpa, windows
+from swin_dense.ops import bmm, context, plain, sdpa, windows
 from swin_dense.ops.triton import attention as triton
 from swin_dense.ops.triton import bias, gpu, verdicts
 from swin_dense.ops.windows import Pair, WindowSpec
@@ -18,7 +18,7 @@ _logger = logging.getLogger('swin_dense.ops')
 
 # Modules by backend name, in the order in which 'auto' tries them. Each has `window_attention`, with the arguments of
 # the function below except `backend`, and `unsupported_reason(qkv, spec)`, which returns why it cannot run, or None.
-IMPLEMENTATIONS: dict[str, ModuleType] = {'triton': triton, 'sdpa': sdpa, 'reference': plain}
+IMPLEMENTATIONS: dict[str, ModuleType] = {'triton': triton, 'bmm': bmm, 'sdpa': sdpa, 'reference': plain}
 BACKENDS = ('auto', *IMPLEMENTATIONS)
 
 
@@ -80,6 +80,8 @@ def _choose(
     names = list(IMPLEMENTATIONS) if is_automatic else [backend]
     if is_automatic and not gpu.is_gpu(qkv):
         names.remove('triton')  # its interpreter is for tests only
+    if is_automatic and not bmm.is_faster(qkv, spec):
+        names.remove('bmm')
     if context.plain_reason(qkv):  # plain operations are the fallback of every backend
         names.append('reference')
     reasons: list[str] = []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import platform
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.ops import context
+from swin_dense.ops import context, cpu
 from swin_dense.utils import compat
 
 
@@ -48,14 +46,7 @@ def is_faster() -> bool:
     """Return whether torch would use MKL on an AMD processor with AVX-512, and can use oneDNN instead."""
     has_both = torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
     has_avx512 = torch.backends.cpu.get_cpu_capability() == 'AVX512'
-    return has_both and has_avx512 and 'AuthenticAMD' in _processor()
-
-
-def _processor() -> str:
-    try:
-        return Path('/proc/cpuinfo').read_text(encoding='utf-8', errors='replace')
-    except OSError:
-        return platform.processor()  # on Windows: family, model and vendor
+    return has_both and has_avx512 and cpu.is_amd()
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
-from swin_dense.ops import BACKENDS, dispatch, window_attention
+from swin_dense.ops import BACKENDS, cpu, dispatch, window_attention
 from swin_dense.ops.windows import WindowSpec
 from tests import textbook
 from tests.conftest import FLOAT16
 
 SIDES = st.integers(1, 30)
 HEADS = 2
+ON_A_CPU = pytest.mark.parametrize('backend', ['sdpa', 'bmm'])
 
 
 @st.composite
@@ -55,56 +56,61 @@ def run(inputs, spec, backend):
     return [out.detach(), *gradients]
 
 
+@ON_A_CPU
 @settings(max_examples=60, deadline=None)
-@given(cases())
-def test_sdpa_equals_the_textbook_forward_and_backward(case):
+@given(case=cases())
+def test_outputs_and_gradients_equal_the_textbooks(backend, case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=4)
-    pairs = zip(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'), strict=True)
+    pairs = zip(run(inputs, spec, backend), run(inputs, spec, 'textbook'), strict=True)
     for ours, expected in pairs:
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
+@ON_A_CPU
 @settings(max_examples=30, deadline=None)
-@given(cases())
-def test_sdpa_without_gradients_equals_the_textbook(case):
+@given(case=cases())
+def test_outputs_without_gradients_equal_the_textbooks(backend, case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=4)
     with torch.no_grad():
-        ours, expected = (attend(inputs, spec, name) for name in ('sdpa', 'textbook'))
+        ours, expected = (attend(inputs, spec, name) for name in (backend, 'textbook'))
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
+@ON_A_CPU
 @pytest.mark.parametrize('case', [(1, 4, 3, (3, 2), (1, 1), True, True), (2, 2, 2, (2, 2), (0, 0), True, False)])
-def test_gradcheck(case):
+def test_gradcheck(backend, case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=2)
     given = [tensor for tensor in inputs if tensor is not None]
 
     def function(qkv, bias, pad=None):
-        return window_attention(qkv, bias, pad, spec, 'sdpa')
+        return window_attention(qkv, bias, pad, spec, backend)
 
-    assert torch.autograd.gradcheck(function, given)
+    assert torch.autograd.gradcheck(function, given, check_batched_grad=True)
 
 
-def test_gradients_of_gradients():
+@ON_A_CPU
+def test_gradients_of_gradients(backend):
     inputs, spec = make_inputs((1, 4, 3, (3, 2), (1, 1), True, True), torch.float64, head_dim=2)
 
     def function(*inputs):
-        return window_attention(*inputs, spec, 'sdpa')
+        return window_attention(*inputs, spec, backend)
 
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
+@ON_A_CPU
 @pytest.mark.parametrize('wanted', [0, 1, 2])
-def test_a_single_gradient(wanted):
+def test_a_single_gradient(backend, wanted):
     inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float64)
     grads = []
-    for backend in ('sdpa', 'textbook'):
+    for name in (backend, 'textbook'):
         alone = [t.detach().requires_grad_(index == wanted) for index, t in enumerate(inputs)]
-        out = attend(alone, spec, backend)
+        out = attend(alone, spec, name)
         grads.append(torch.autograd.grad(out.square().sum(), alone[wanted])[0])
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'bmm', 'sdpa', 'reference'])
 def test_meta_tensors_give_a_shape(backend):
     inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float32)
     out = window_attention(*(t.to('meta') for t in inputs), spec, backend)
@@ -122,7 +128,8 @@ def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(dtype):
         assert (ours.double() - truth).abs().max() <= allowed
 
 
-def test_threads_with_different_sizes_get_right_answers():
+@ON_A_CPU
+def test_threads_with_different_sizes_get_right_answers(backend):
     sizes = [(9 + i, 20 - i) for i in range(8)]
     cases_ = [make_inputs((1, *size, (4, 4), (2, 2), True, True), torch.float32) for size in sizes]
     expected = [attend(inputs, spec, 'textbook').detach() for inputs, spec in cases_]
@@ -130,18 +137,19 @@ def test_threads_with_different_sizes_get_right_answers():
     @torch.no_grad()
     def wrong_sizes(start):
         order = [(start + i) % len(sizes) for i in range(40)]
-        outs = ((index, window_attention(*cases_[index][0], cases_[index][1], 'sdpa')) for index in order)
+        outs = ((index, window_attention(*cases_[index][0], cases_[index][1], backend)) for index in order)
         return [sizes[index] for index, out in outs if not torch.allclose(out, expected[index], atol=1e-5)]
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(wrong_sizes, range(4))) == [[]] * 4
 
 
-def test_inference_mode_first_and_training_later():
+@ON_A_CPU
+def test_inference_mode_first_and_training_later(backend):
     inputs, spec = make_inputs((1, 11, 13, (5, 5), (2, 2), True, True), torch.float64)
     with torch.inference_mode():
-        window_attention(*inputs, spec, 'sdpa')
-    run(inputs, spec, 'sdpa')
+        window_attention(*inputs, spec, backend)
+    run(inputs, spec, backend)
 
 
 @pytest.mark.parametrize('backend', [name for name in BACKENDS if name != 'triton'])
@@ -155,11 +163,39 @@ def test_backend_is_an_option_of_the_backbone(backend):
     torch.testing.assert_close(backbone(img)[0], expected(img)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_automatic_choice_is_logged_once(caplog):
+@pytest.mark.parametrize(
+    ('is_amd', 'dtype', 'side', 'autocast', 'chosen'),
+    [
+        (True, torch.float32, 8, False, 'bmm'),
+        (False, torch.float32, 8, False, 'sdpa'),
+        (True, torch.float64, 8, False, 'sdpa'),
+        (True, torch.bfloat16, 8, False, 'sdpa'),
+        (True, torch.float32, 12, False, 'sdpa'),
+        (True, torch.float32, 8, True, 'sdpa'),
+    ],
+)
+def test_the_automatic_choice_is_logged_once(monkeypatch, caplog, is_amd, dtype, side, autocast, chosen):
+    monkeypatch.setattr(cpu, 'is_amd', lambda: is_amd)
     dispatch._log_once.cache_clear()
-    inputs, spec = make_inputs((1, 4, 4, (2, 2), (0, 0), True, True), torch.float32)
-    with caplog.at_level(logging.INFO, logger='swin_dense.ops'):
+    inputs, spec = make_inputs((1, 4, 4, (side, side), (0, 0), True, True), dtype)
+    with caplog.at_level(logging.INFO, logger='swin_dense.ops'), torch.autocast('cpu', enabled=autocast):
         for _ in range(3):
             window_attention(*inputs, spec)
     assert [record.levelname for record in caplog.records] == ['INFO']
-    assert 'sdpa' in caplog.text
+    assert f"backend '{chosen}'" in caplog.text
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_batched_products_refuse_low_precision(dtype):
+    inputs, spec = make_inputs((1, 4, 4, (2, 2), (0, 0), True, True), dtype)
+    with pytest.raises(RuntimeError, match=f'bmm: the map is {dtype} on cpu, not float32 or float64 on a CPU'):
+        window_attention(*inputs, spec, 'bmm')
+
+
+def test_batched_products_with_dropout_keep_the_mean():
+    torch.manual_seed(0)
+    inputs, spec = make_inputs((1, 4, 4, (4, 4), (0, 0), True, True), torch.float64)
+    expected = attend(inputs, spec, 'textbook')
+    outs = torch.stack([window_attention(*inputs, spec._replace(dropout=0.3), 'bmm') for _ in range(2000)]).detach()
+    assert not torch.equal(outs[0], outs[1])
+    torch.testing.assert_close(outs.mean(0), expected.detach(), rtol=0, atol=float(5 * outs.std(0).max() / 2000**0.5))
