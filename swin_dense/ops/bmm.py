@@ -20,8 +20,7 @@ from swin_dense.utils import compat
 
 # With 144 tokens per window, torch's fused attention is as fast; with 256, it is faster.
 MAX_TOKENS = 64
-# Enough for the maps of two to four image sizes. In training, the tables of one size take about a fourth of the memory
-# of one map per stage.
+# Enough for the maps of two to four image sizes. The tables take a quarter of the memory of their map.
 MAX_TABLES = 32
 _CPU = torch.device('cpu')
 
@@ -51,9 +50,11 @@ def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor |
     padding = F.pad(padding, (3 * channels - len(padding), 0)).view(3 * heads, head_dim)
     qkv = _ToHeads.apply(qkv.reshape(-1, head_dim), padding, tables.qkv)
     q, k, v = qkv.view(3, -1, tokens, head_dim)
-    scores = torch.bmm(q, k.transpose(1, 2)).view(-1, tables.windows, heads, tokens, tokens).mul_(spec.scale)
-    if relative_bias is not None:
-        scores = scores.add_(relative_bias.to(qkv.dtype))
+    scores = torch.bmm(q, k.transpose(1, 2)).view(-1, tables.windows, heads, tokens, tokens)
+    if relative_bias is None:
+        scores = scores * spec.scale
+    else:
+        scores = torch.add(relative_bias.to(qkv.dtype), scores, alpha=spec.scale)
     with torch.no_grad():  # masks are constants; autograd would copy all gradients for each
         for windows, mask in tables.masks:
             scores[:, windows] += mask.to(qkv.dtype)

@@ -57,7 +57,7 @@ def run(inputs, spec, backend):
 
 
 @ON_A_CPU
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(case=cases())
 def test_outputs_and_gradients_equal_the_textbooks(backend, case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=4)
@@ -67,7 +67,7 @@ def test_outputs_and_gradients_equal_the_textbooks(backend, case):
 
 
 @ON_A_CPU
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=cases())
 def test_outputs_without_gradients_equal_the_textbooks(backend, case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=4)
