@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.commands._mm import read_config
-from swin_dense.commands._options import add_device, add_force, add_settings, check_file, require_packages
+from swin_dense.commands._options import add_device, add_force, add_settings, check_file, device_of, require_packages
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_free, written_whole
 
@@ -156,7 +156,6 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Any:
         return runtime.load(model[0], runtime=args.runtime or 'onnxruntime', score=args.score)
     args.config = model[0]
     config = read_config(args)
-    from swin_dense.commands._backbone import device_of
     from swin_dense.mm.predict import Predictor
 
     return Predictor(config, model[1], str(device_of(args)), args.score)

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from swin_dense.features.inference import PooledSink
 from swin_dense.features.listing import Item, tar_of
 from swin_dense.features.shards import ALL, FORMAT, Shard, hash_of_name
-from swin_dense.features.sinks import FORMATS, MapSink, PooledSink, map_sink, read_attributes
+from swin_dense.features.sinks import FORMATS, MapSink, map_sink, read_attributes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, written_whole

@@ -9,9 +9,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 def check_destination(path: Path, force: bool) -> None:
@@ -115,25 +116,14 @@ def _flush_names(folder: Path) -> None:
             os.close(descriptor)
 
 
-@contextmanager
-def alone(path: Path, otherwise: str | None = None) -> Iterator[None]:
-    """Hold an exclusive lock on a file while the block runs.
+def alone(path: Path, otherwise: str | None = None) -> AbstractContextManager[Any]:
+    """Lock a file, whose folder must exist, and return a context manager that releases the lock at its end.
 
-    Args:
-        path: the lock file; its folder must exist.
-        otherwise: the error message if another process holds the lock; None waits for that process.
-
-    Raises:
-        ValueError: another process holds the lock, and ``otherwise`` is given.
+    If another process holds the lock, wait for it; with ``otherwise``, raise a ValueError with this message instead.
     """
     from filelock import FileLock, Timeout  # a dependency of torch, which exported models do not need
 
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=-1 if otherwise is None else 0)
+        return FileLock(path).acquire(timeout=-1 if otherwise is None else 0)
     except Timeout:
         raise ValueError(otherwise) from None
-    try:
-        yield
-    finally:
-        lock.release()
