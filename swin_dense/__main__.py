@@ -34,13 +34,15 @@ _VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Import only the chosen command: the dependencies of the others may not be installed.
-    name = _overview().parse_args(arguments[:1]).command
+    if not arguments or arguments[0] not in command_names():
+        _overview().parse_args(arguments[:1])  # prints the help, the version or an error, and exits
+    name = arguments[0]
     parser = argparse.ArgumentParser(
         prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     _log_in_options(parser)
     try:
+        # Import only the chosen command: the dependencies of the others may not be installed.
         command = importlib.import_module(f'swin_dense.commands.{name}')
         parser.description = command.__doc__
         command.add_arguments(parser)
@@ -56,11 +58,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        explanation = _explained(error)
-        if explanation is None or os.environ.get(TRACEBACK):
-            raise
-        print(f'swin-dense {name}: error: {in_options(explanation, parser)}', file=sys.stderr)
-        return 2
+        return _print_error(error, parser)
+
+
+def _print_error(error: Exception, parser: argparse.ArgumentParser) -> int:
+    """Print an error and return the exit status, or raise it again if it is a bug of this package."""
+    explanation = _explained(error)
+    if explanation is None or os.environ.get(TRACEBACK):
+        raise error
+    print(f'{parser.prog}: error: {in_options(explanation, parser)}', file=sys.stderr)
+    return 2
 
 
 def in_options(text: str, parser: argparse.ArgumentParser) -> str:
@@ -81,13 +88,11 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
 
 def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Return {Python name: option} for a parser and its subparsers."""
-    found = {}
+    found = {action.dest: action.option_strings[0] for action in reversed(parser._actions) if action.option_strings}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                found.update(_options_of(inner))
-        elif action.option_strings:
-            found.setdefault(action.dest, action.option_strings[0])
+                found = {**_options_of(inner), **found}
     return found
 
 

@@ -147,10 +147,8 @@ def _to_numpy(values: Tensor) -> np.ndarray:
     return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def read_attributes(path: Path) -> dict[str, Any] | None:
-    """Return the attributes of a file written by :func:`map_sink`, or None if it is missing or incomplete."""
-    if not path.exists():
-        return None
+def read_attributes(path: Path) -> dict[str, Any]:
+    """Return the attributes of a file written by :func:`map_sink`; empty if it is incomplete."""
     try:
         if path.suffix == '.zarr':
             return _zarr_attributes(path)
@@ -159,7 +157,7 @@ def read_attributes(path: Path) -> dict[str, Any] | None:
         with safe_open(path, 'pt') as file:  # raises if the file is shorter than its header declares
             return {key: json.loads(value) for key, value in file.metadata().items()}
     except Exception:  # damaged files can raise any exception
-        return None
+        return {}
 
 
 def _zarr_attributes(path: Path) -> dict[str, Any]:

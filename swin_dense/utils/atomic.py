@@ -63,8 +63,9 @@ def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unf
     try:
         yield unfinished
         put_in_place(unfinished.path, unfinished.destination)
-    finally:
+    except BaseException:
         remove(unfinished.path)
+        raise
 
 
 def remove(path: Path) -> None:
