@@ -74,16 +74,16 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
     """Replace Python arguments in a message by the command's options: arch='swin_t' becomes --arch swin_t."""
     options = _options_of(parser)
     names = '|'.join(options)
-
-    def option(match: re.Match[str]) -> str:
-        name, value = options[match[1]], match[2]
-        if value in ('True', 'False'):
-            return name if value == 'True' else f'--no-{name[2:]}'
-        return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
-
     # A bare name is replaced only at the start of a message: the 'set' in 'a data set must ...' is not --set.
-    text = re.sub(rf'(?:^|(?<=every entry of ))({names})()(?= must )', option, text)
-    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', option, text)
+    text = re.sub(rf'(?:^|(?<=every entry of ))({names})(?= must )', lambda match: options[match[1]], text)
+    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', lambda match: _option(options[match[1]], match[2]), text)
+
+
+def _option(name: str, value: str | None) -> str:
+    """Return an option with a value written in Python, if there is one: --arch swin_t for 'swin_t'."""
+    if value in ('True', 'False'):
+        return name if value == 'True' else f'--no-{name[2:]}'
+    return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
 
 
 def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:

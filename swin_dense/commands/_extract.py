@@ -54,11 +54,15 @@ def extract_all(args: argparse.Namespace) -> int:
     images, unread = _list(args.places, shard.index == 0)
     backbone = build_backbone(args)
     inference = _inference(args, backbone)
-    args.out.mkdir(parents=True, exist_ok=True)
     record = Record(args.out, shard, _settings(args, inference, backbone), images)
-    with lock_shard(args.out, shard):
-        record.begin()
-        failed, received = _extract_missing(args, shard, images, backbone, inference)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with lock_shard(args.out, shard):
+            record.begin()
+            failed, received = _extract_missing(args, shard, images, backbone, inference)
+    except OSError as error:
+        say(_cannot_write(args.out, error))
+        return 1
     if received:
         say('stopped before the end; run the same command again to continue')
         return 128 + received[0]
@@ -67,6 +71,13 @@ def extract_all(args: argparse.Namespace) -> int:
         say(f'{message}: run that shard again, or images may be missing')
     # torchrun terminates all ranks as soon as one exits with a non-zero status.
     return int(bool(failed or unread or other_lists) and 'TORCHELASTIC_RUN_ID' not in os.environ)
+
+
+def _cannot_write(out: Path, error: OSError) -> str:
+    return (
+        f'swin-dense features: error: cannot write to {out}: {error.strerror or error}. Finished images are kept: make '
+        'room or allow writing, then run the same command again.'
+    )
 
 
 def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], list[str]]:

@@ -241,11 +241,7 @@ def check_arch(name: str) -> None:
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
-    """Return the device to compute on: ``--device``, else this process's GPU (LOCAL_RANK), else the CPU.
-
-    Raises:
-        ValueError: the device is not available.
-    """
+    """Return the device to compute on, if it is available: ``--device``, else the GPU of LOCAL_RANK, else the CPU."""
     import torch
 
     from swin_dense.features.inference import on_device

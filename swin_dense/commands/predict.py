@@ -35,7 +35,6 @@ from swin_dense.utils.atomic import check_free, written_whole
 if TYPE_CHECKING:
     from swin_dense.runtime import Prediction
 
-_IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # in folders
 _COCO = ('coco_results.json', 'coco_annotations.json')
 
 
@@ -113,12 +112,15 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
     if args.runtime is not None and not is_exported:
         raise ValueError('--runtime needs an .onnx file')
+    from swin_dense.utils.pixels import IMAGE_SUFFIXES  # imports numpy, which --help does not need
+
     images: list[str] = []
     for place in places:
         if Path(place).is_dir():
-            found = sorted(path for path in Path(place).rglob('*') if path.suffix.lower() in _IMAGES)
+            files = (path for path in Path(place).rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
+            found = sorted(path for path in files if path.is_file())
             if not found:
-                raise ValueError(f'the folder {place} contains no images ({", ".join(_IMAGES)})')
+                raise ValueError(f'the folder {place} contains no images ({", ".join(sorted(IMAGE_SUFFIXES))})')
             images += map(str, found)
         else:
             images.append(place)

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _SIZE_KEY, _VERSION_KEY = 'image_size', 'version'  # in the attributes of maps
 _PACKAGE_KEY = 'swin_dense'  # in the metadata of parts, with JSON
 
 
+@dataclass(eq=False)
 class FeatureFolder:
     """The output folder of one shard of an extraction; see :class:`swin_dense.features.shards.Shard`.
 
@@ -46,33 +48,27 @@ class FeatureFolder:
         rows_per_part: number of rows per Parquet file.
     """
 
-    def __init__(
-        self,
-        root: str | os.PathLike,
-        levels: Collection[int],
-        pool: str = 'none',
-        file_format: str = 'safetensors',
-        dtype: torch.dtype = torch.float32,
-        shard: Shard = ALL,
-        rows_per_part: int = ROWS_PER_PART,
-    ) -> None:
+    root: Path
+    levels: Collection[int]
+    pool: str = 'none'
+    file_format: str = 'safetensors'
+    dtype: torch.dtype = torch.float32
+    shard: Shard = ALL
+    rows_per_part: int = ROWS_PER_PART
+
+    def __post_init__(self) -> None:
         import pyarrow
 
-        checks.one_of('file_format', file_format, FORMATS)
-        checks.integer('rows_per_part', rows_per_part)
-        self.root = Path(root)
-        self.pool = pool
-        self._format = file_format
-        self._dtype = dtype
-        self._shard = shard
-        self._rows_per_part = rows_per_part
-        self._partial = self.root / f'.partial-{shard}'
+        checks.one_of('file_format', self.file_format, FORMATS)
+        checks.integer('rows_per_part', self.rows_per_part)
+        self._partial = self.root / f'.partial-{self.shard}'
         shutil.rmtree(self._partial, ignore_errors=True)  # temporary files of a killed run
         self._partial.mkdir(parents=True)
-        number = pyarrow.float16() if dtype == torch.float16 else pyarrow.float32()
+        number = pyarrow.float16() if self.dtype == torch.float16 else pyarrow.float32()
         small, text = pyarrow.int32(), pyarrow.string()
+        vectors = [(f'level_{stride}', pyarrow.list_(number)) for stride in self.levels]
         columns = [('path', text), ('error', text), ('height', small), ('width', small), ('version', text)]
-        columns += [('file', text)] if pool == 'none' else [(f'level_{s}', pyarrow.list_(number)) for s in levels]
+        columns += [('file', text)] if self.pool == 'none' else vectors
         self._schema = pyarrow.schema(columns, {_PACKAGE_KEY: json.dumps({'format': FORMAT})})
         self._rows: list[dict[str, Any]] = []
         self._oldest = time.monotonic()
@@ -102,7 +98,7 @@ class FeatureFolder:
         # bytes.
         stem = os.fsencode(Path(name).stem)[:80].decode(errors='ignore')
         suffix = hash_of_name(name)
-        return self.root / 'features' / suffix[:2] / f'{stem}-{suffix}.{self._format}'
+        return self.root / 'features' / suffix[:2] / f'{stem}-{suffix}.{self.file_format}'
 
     @contextmanager
     def receive(self, item: Item, image_size: Pair, tile: Pair | None = None) -> Iterator[PooledSink | MapSink]:
@@ -116,7 +112,7 @@ class FeatureFolder:
         if self.pool != 'none':
             sink = PooledSink(self.pool)
             yield sink
-            vectors = {f'level_{stride}': x.to(self._dtype).numpy() for stride, x in sink.levels().items()}
+            vectors = {f'level_{stride}': x.to(self.dtype).numpy() for stride, x in sink.levels().items()}
             self._add(item, height=image_size[0], width=image_size[1], **vectors)
             return
         path = self.path_of(item.name)
@@ -151,7 +147,7 @@ class FeatureFolder:
             files = self._column('file')
             for path in self.root.glob('features/*/*'):
                 is_kept = path.relative_to(self.root).as_posix() in files
-                if not is_kept and self._shard.owns(path.stem.rpartition('-')[2]):
+                if not is_kept and self.shard.owns(path.stem.rpartition('-')[2]):
                     remove(path)
         return len(gone)
 
@@ -165,7 +161,7 @@ class FeatureFolder:
     def _add(self, item: Item, **columns: Any) -> None:
         """Add or replace the row of an image; missing columns are null."""
         self._rows.append({'path': readable(item.name), 'version': item.version, **columns})
-        if len(self._rows) >= self._rows_per_part or time.monotonic() - self._oldest > _SECONDS:
+        if len(self._rows) >= self.rows_per_part or time.monotonic() - self._oldest > _SECONDS:
             self._flush()
 
     def _add_maps(self, item: Item, image_size: Sequence[int]) -> None:
@@ -182,7 +178,7 @@ class FeatureFolder:
         if replaced := {row['path'] for row in self._rows} & self._versions.keys():
             self._drop(replaced)
         table = pyarrow.Table.from_pylist(self._rows, self._schema)
-        self._write(self.root / f'part-{self._shard}-{self._next:06}.parquet', table)
+        self._write(self.root / f'part-{self.shard}-{self._next:06}.parquet', table)
         self._next += 1
         self._rows = []
 
@@ -207,7 +203,7 @@ class FeatureFolder:
         return {value for path in self._parts() for value in _read(path, [name])[name].to_pylist()}
 
     def _parts(self) -> list[Path]:
-        return sorted(self.root.glob(f'part-{self._shard}-*.parquet'))
+        return sorted(self.root.glob(f'part-{self.shard}-*.parquet'))
 
     def _versions_in(self, part: Path) -> dict[str, str | None]:
         table = _read(part, ['path', 'version', 'error'])

@@ -8,6 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -40,21 +41,6 @@ Value = TypeVar('Value')
 Other = TypeVar('Other')
 
 
-def bare_backbone(backbone: Any) -> Any:
-    """Unwrap the backbone from DataParallel, DistributedDataParallel and similar wrappers, which hide its attributes.
-
-    Raises:
-        TypeError: the module is not a backbone and does not wrap one.
-    """
-    bare = backbone
-    while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
-        bare = bare.module
-    if not hasattr(bare, 'out_strides'):
-        inside = '; pass its .backbone' if hasattr(bare, 'backbone') else ''
-        raise TypeError(f'backbone must be a SwinBackbone, or wrap one, got {type(backbone).__name__}{inside}')
-    return bare
-
-
 def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | None:
     """Return a torch dtype, given as a torch or numpy dtype or by name; None stays None."""
     if value is None:
@@ -82,18 +68,21 @@ def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
 
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
     """Validate ``levels`` and return the strides to extract, in the backbone's order."""
-    stride, count = Counter(backbone.out_strides).most_common(1)[0]
-    if count > 1:
-        raise ValueError(
-            f'{count} of the maps have stride {stride}, but strides must be unique; '
-            'select one of them with out_indices when building the backbone'
-        )
-    if levels is None:
-        return tuple(backbone.out_strides)
-    chosen = checks.integers('levels', levels)
+    strides = tuple(backbone.out_strides)
+    chosen = strides if levels is None else checks.integers('levels', levels)
+    if len(set(strides)) < len(strides):
+        raise _ambiguous(strides)
     for stride in chosen:
-        checks.one_of('every entry of levels', stride, backbone.out_strides)
-    return tuple(stride for stride in backbone.out_strides if stride in chosen)
+        checks.one_of('every entry of levels', stride, strides)
+    return tuple(stride for stride in strides if stride in chosen)
+
+
+def _ambiguous(strides: tuple[int, ...]) -> ValueError:
+    stride, count = Counter(strides).most_common(1)[0]
+    return ValueError(
+        f'{count} of the maps have stride {stride}, but strides must be unique; '
+        'select one of them with out_indices when building the backbone'
+    )
 
 
 def batches(
@@ -101,8 +90,7 @@ def batches(
 ) -> Iterator[tuple[list[Key], Tensor | Other]]:
     """Group images (C, H, W) by shape and dtype into batches (B, C, H, W), and yield each batch with its keys.
 
-    What is not a tensor is yielded by itself at once. If too many images wait for others of equal size, all waiting
-    groups are yielded as smaller batches.
+    What is not a tensor is yielded by itself at once. If too many images wait, they are yielded as smaller batches.
     """
     waiting: dict[Any, list[tuple[Key, Tensor]]] = {}
     for key, image in images:
@@ -188,17 +176,23 @@ def read_ahead(
         readers.shutdown(cancel_futures=True)
 
 
+@dataclass(eq=False)
 class Runner:
-    """Run batches, and split them when the device runs out of memory; the reduced size is kept for later batches."""
+    """Run batches, and split them when the device runs out of memory; the reduced size is kept for later batches.
 
-    def __init__(self, backbone: Any, inference: Inference) -> None:
-        self._backbone = backbone
-        self._inference = inference
-        self._pixels = BATCH_PIXELS
+    Attributes:
+        backbone: in evaluation mode, on its device, without a wrapper.
+        inference: options of preprocessing and computation.
+        pixels: largest number of pixels in a batch.
+    """
+
+    backbone: Any
+    inference: Inference
+    pixels: int = BATCH_PIXELS
 
     def run(
         self, items: Iterator[Item], batch_size: int, workers: int
-    ) -> Generator[tuple[Item, Pair, dict[int, Tensor] | str | None], None, None]:
+    ) -> Generator[tuple[Item, Pair, Any], None, None]:
         """Yield each image with its (height, width) and its maps, or with (0, 0) and an error, None without a source.
 
         Closing the generator ends the ``workers``, threads that read ahead.
@@ -219,16 +213,16 @@ class Runner:
         if item.source is None:
             return item.error
         try:
-            return self._inference.read(item.source, self._backbone.in_channels)
+            return self.inference.read(item.source, self.backbone.in_channels)
         except (ImageError, TypeError, OSError) as error:
             return str(error)
 
     def _run_batch(self, images: Tensor) -> list[dict[int, Tensor]]:
-        most = max(1, self._pixels // images[0, 0].numel())
+        most = max(1, self.pixels // images[0, 0].numel())
         if len(images) > most:
             return [maps for part in images.split(most) for maps in self._run_batch(part)]
         try:
-            return run_batch(self._backbone, images, self._inference)
+            return run_batch(self.backbone, images, self.inference)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -236,14 +230,14 @@ class Runner:
         return self._run_halves(images)
 
     def _run_halves(self, images: Tensor) -> list[dict[int, Tensor]]:
-        device = next(self._backbone.parameters()).device
+        device = next(self.backbone.parameters()).device
         if device.type == 'cuda':
             torch.cuda.empty_cache()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'
         if len(images) == 1:
             raise ImageError(f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)')
         half = (len(images) + 1) // 2
-        self._pixels = half * images[0, 0].numel()
+        self.pixels = half * images[0, 0].numel()
         found = f'{device} has too little memory for {len(images)} images of {size} at once'
         _logger.warning('%s; continuing with %d', found, half)
         return self._run_batch(images)

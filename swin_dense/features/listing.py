@@ -12,15 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address, read_bytes
+from swin_dense.utils.pixels import IMAGE_SUFFIXES
 
-IMAGE_SUFFIXES = frozenset(
-    f'.{suffix}'
-    for suffixes in (
-        'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx',
-        'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp zarr',
-    )
-    for suffix in suffixes.split()
-)
 _TAR = '.tar'
 OnSkipped = Callable[[str, str | None], None]
 # Keys under which fsspec's file systems report the version of an object, most reliable first.
@@ -86,8 +79,7 @@ def list_images(
 
     Args:
         places: paths, patterns and addresses.
-        on_skipped: called with the path of each file or folder that is skipped in a folder and the reason; the reason
-            is None for a file without the suffix of an image.
+        on_skipped: called with the path of what is skipped in a folder, and the reason; None for other suffixes.
 
     Returns:
         {name: version}; the version is None unless a listing of object storage contains it.

@@ -96,17 +96,11 @@ class Normalization:
             ValueError: ``mean``, ``std``, ``scale`` or ``bands`` are not as many as the channels of the backbone.
         """
         channels, known = backbone.in_channels, backbone.input_preset
-        advice = f"give **preset('{known}') (--preset {known})" if known else 'give mean=, std= and scale=, or a preset'
-        if self.mean is IMAGENET_MEAN and channels != len(IMAGENET_MEAN):
-            raise ValueError(
-                f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
-                f'{len(IMAGENET_MEAN)}; {advice}'
-            )
+        if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
+            _not_imagenet(channels, known)
         if self.bands is not None and len(self.bands) != channels:
             raise ValueError(f'bands must be one per input channel of the backbone, {channels}, got {self.bands}')
         self.prepare(torch.zeros(channels, 1, 1))
-        if self.mean is IMAGENET_MEAN and known not in (None, 'imagenet'):
-            _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
 
     def stored(self, pixels: Pixels, channels: int) -> Tensor:
         """Return the chosen bands of decoded pixels, (channels, H, W) of uint8, uint16 or float32."""
@@ -130,6 +124,17 @@ class Normalization:
 
 
 IMAGENET = Normalization()
+
+
+def _not_imagenet(channels: int, known: str | None) -> None:
+    """Raise ValueError if ImageNet's statistics do not fit the channels, else warn that the weights expect others."""
+    advice = f"give **preset('{known}') (--preset {known})" if known else 'give mean=, std= and scale=, or a preset'
+    if channels != len(IMAGENET_MEAN):
+        raise ValueError(
+            f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
+            f'{len(IMAGENET_MEAN)}; {advice}'
+        )
+    _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
 
 
 class Tiling(NamedTuple):

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, check_floats
 from swin_dense.features.inference import (
-    bare_backbone,
     batches,
     check_dtype,
     check_levels,
@@ -171,6 +170,21 @@ def extract_pyramid(
         else:
             pyramids = _extract_in_batches(backbone, sources, inference, batch_size, gradients)
     return pyramids[0] if is_single else pyramids
+
+
+def bare_backbone(backbone: Any) -> Any:
+    """Unwrap the backbone from DataParallel, DistributedDataParallel and similar wrappers, which hide its attributes.
+
+    Raises:
+        TypeError: the module is not a backbone and does not wrap one.
+    """
+    bare = backbone
+    while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
+        bare = bare.module
+    if not hasattr(bare, 'out_strides'):
+        inside = '; pass its .backbone' if hasattr(bare, 'backbone') else ''
+        raise TypeError(f'backbone must be a SwinBackbone, or wrap one, got {type(backbone).__name__}{inside}')
+    return bare
 
 
 def _check_tiled(out: Any, gradients: bool, is_single: bool, map_dtype: torch.dtype) -> None:

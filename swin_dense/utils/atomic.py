@@ -79,18 +79,16 @@ def remove(path: Path) -> None:
 def put_in_place(finished: Path, destination: Path) -> None:
     """Flush a file or folder to disk and rename it to its destination, replacing an existing file."""
     # Without the flush, a power failure can leave a renamed but empty file: the disk may write both in any order.
-    _flush(finished)
+    for path in (*finished.rglob('*'), finished):
+        _flush(path)
     os.replace(finished, destination)
-    _flush_names(destination.parent)
+    _flush(destination.parent)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Allocate the disk space of a file, so that a full disk raises an error here.
+    """Allocate the disk space of a file, so that a full disk raises an OSError here.
 
     Otherwise the first write to a memory-mapped page would fail with a bus error, which kills the process.
-
-    Raises:
-        OSError: there is not enough space.
     """
     if hasattr(os, 'posix_fallocate'):
         with path.open('rb+') as file:
@@ -98,19 +96,10 @@ def reserve(path: Path, size: int) -> None:
 
 
 def _flush(path: Path) -> None:
-    if not path.is_dir():
-        with path.open('rb+') as file:
-            os.fsync(file.fileno())
-        return
-    for child in path.iterdir():
-        _flush(child)
-    _flush_names(path)
-
-
-def _flush_names(folder: Path) -> None:
-    """Flush the entries of a folder to disk, if the operating system supports it."""
-    if hasattr(os, 'O_DIRECTORY'):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Flush a file, or the entries of a folder if the operating system supports it, to disk."""
+    is_folder = path.is_dir()
+    if not is_folder or hasattr(os, 'O_DIRECTORY'):
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
         try:
             os.fsync(descriptor)
         finally:
