@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    _log_in_options(parser)
+    _print_log()
     try:
         # Import only the chosen command: the dependencies of the others may not be installed.
         command = importlib.import_module(f'swin_dense.commands.{name}')
@@ -96,16 +96,9 @@ def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
     return found
 
 
-def _log_in_options(parser: argparse.ArgumentParser) -> None:
-    """Print the package's log messages on stderr, with the command's options in place of Python arguments."""
-
-    class Formatter(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return in_options(super().format(record), parser)
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(Formatter('%(message)s'))
-    logging.basicConfig(handlers=[handler])
+def _print_log() -> None:
+    """Print the package's log messages on stderr."""
+    logging.basicConfig(format='%(message)s')
     for library in ('PIL', 'tifffile'):  # what they log about damaged files is not for the user
         logging.getLogger(library).propagate = False
     for package in ('checkpoint', 'doctor', 'export'):
