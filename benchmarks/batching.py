@@ -15,7 +15,8 @@ import time
 import torch
 
 from swin_dense import create_backbone
-from swin_dense.features.inference import Inference, run_batch
+from swin_dense.features.inference import run_batch
+from swin_dense.features.normalization import Inference
 
 
 def main() -> None:

@@ -30,9 +30,9 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint.export import write_file
-from swin_dense.features.extraction import read_ahead
-from swin_dense.features.inference import Inference
+from swin_dense.features.inference import read_ahead
 from swin_dense.features.listing import Item
+from swin_dense.features.normalization import Inference
 
 SIZES = ((224, 224), (3000, 4000), (6000, 8000), (9000, 12000), (13000, 13700))
 PHOTOGRAPH = (3000, 4000)

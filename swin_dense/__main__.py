@@ -34,13 +34,15 @@ _VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Import only the chosen command: the dependencies of the others may not be installed.
-    name = _overview().parse_args(arguments[:1]).command
+    if not arguments or arguments[0] not in command_names():
+        _overview().parse_args(arguments[:1])  # prints the help, the version or an error, and exits
+    name = arguments[0]
     parser = argparse.ArgumentParser(
         prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    _log_in_options(parser)
+    _print_log()
     try:
+        # Import only the chosen command: the dependencies of the others may not be installed.
         command = importlib.import_module(f'swin_dense.commands.{name}')
         parser.description = command.__doc__
         command.add_arguments(parser)
@@ -56,51 +58,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        explanation = _explained(error)
-        if explanation is None or os.environ.get(TRACEBACK):
-            raise
-        print(f'swin-dense {name}: error: {in_options(explanation, parser)}', file=sys.stderr)
-        return 2
+        return _print_error(error, parser)
+
+
+def _print_error(error: Exception, parser: argparse.ArgumentParser) -> int:
+    """Print an error and return the exit status, or raise it again if it is a bug of this package."""
+    explanation = _explained(error)
+    if explanation is None or os.environ.get(TRACEBACK):
+        raise error
+    print(f'{parser.prog}: error: {in_options(explanation, parser)}', file=sys.stderr)
+    return 2
 
 
 def in_options(text: str, parser: argparse.ArgumentParser) -> str:
     """Replace Python arguments in a message by the command's options: arch='swin_t' becomes --arch swin_t."""
     options = _options_of(parser)
     names = '|'.join(options)
-
-    def option(match: re.Match[str]) -> str:
-        name, value = options[match[1]], match[2]
-        if value in ('True', 'False'):
-            return name if value == 'True' else f'--no-{name[2:]}'
-        return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
-
     # A bare name is replaced only at the start of a message: the 'set' in 'a data set must ...' is not --set.
-    text = re.sub(rf'(?:^|(?<=every entry of ))({names})()(?= must )', option, text)
-    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', option, text)
+    text = re.sub(rf'(?:^|(?<=every entry of ))({names})(?= must )', lambda match: options[match[1]], text)
+    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', lambda match: _option(options[match[1]], match[2]), text)
+
+
+def _option(name: str, value: str | None) -> str:
+    """Return an option with a value written in Python, if there is one: --arch swin_t for 'swin_t'."""
+    if value in ('True', 'False'):
+        return name if value == 'True' else f'--no-{name[2:]}'
+    return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
 
 
 def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Return {Python name: option} for a parser and its subparsers."""
-    found = {}
+    found = {action.dest: action.option_strings[0] for action in reversed(parser._actions) if action.option_strings}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                found.update(_options_of(inner))
-        elif action.option_strings:
-            found.setdefault(action.dest, action.option_strings[0])
+                found = {**_options_of(inner), **found}
     return found
 
 
-def _log_in_options(parser: argparse.ArgumentParser) -> None:
-    """Print the package's log messages on stderr, with the command's options in place of Python arguments."""
-
-    class Formatter(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            return in_options(super().format(record), parser)
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(Formatter('%(message)s'))
-    logging.basicConfig(handlers=[handler])
+def _print_log() -> None:
+    """Print the package's log messages on stderr."""
+    logging.basicConfig(format='%(message)s')
     for library in ('PIL', 'tifffile'):  # what they log about damaged files is not for the user
         logging.getLogger(library).propagate = False
     for package in ('checkpoint', 'doctor', 'export'):

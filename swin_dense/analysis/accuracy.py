@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from swin_dense.features.extraction import read_ahead
 from swin_dense.features.images import pixels_of
-from swin_dense.features.inference import batches, evaluation_mode
+from swin_dense.features.inference import batches, evaluation_mode, read_ahead
 from swin_dense.features.listing import Item, is_image, list_images
 from swin_dense.features.normalization import IMAGENET, Normalization
 from swin_dense.utils import checks

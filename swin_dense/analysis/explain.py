@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_dense.features.inference import Inference, evaluation_mode
-from swin_dense.features.normalization import IMAGENET, Normalization
+from swin_dense.features.inference import evaluation_mode
+from swin_dense.features.normalization import IMAGENET, Inference, Normalization
 from swin_dense.ops import window_attention
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import checks

@@ -29,7 +29,7 @@ CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 _OF_CLASSIFIER = (
     'a classifier shrinks its windows to small maps, such as those of stage 4 at 224 pixels; to reproduce its '
-    'outputs, build the model with clamp_window=True'
+    'outputs, build the model with clamp_window=True (--clamp-window)'
 )
 _NOT_SQUARE = (
     '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint '

@@ -9,21 +9,39 @@ import hashlib
 import os
 import warnings
 from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 
-from swin_dense.commands._backbone import build_backbone
-from swin_dense.commands._options import normalization_of
+from swin_dense.commands._options import build_backbone, normalization_of
 from swin_dense.commands._progress import Progress, say, stop_signals
-from swin_dense.features.extraction import extract
 from swin_dense.features.folder import FeatureFolder, check_zarr
-from swin_dense.features.inference import Inference, check_levels
-from swin_dense.features.listing import iterate, list_images
-from swin_dense.features.shards import Record, hash_of_name, lock_shard, parse_shard, shard_of_environment
-from swin_dense.features.tiling import check_tiling
+from swin_dense.features.inference import Runner, check_levels, whole_image
+from swin_dense.features.listing import Item, iterate, list_images
+from swin_dense.features.normalization import Inference, Tiling
+from swin_dense.features.regions import open_large_image
+from swin_dense.features.shards import Record, Shard, hash_of_name, lock_shard, parse_shard, shard_of_environment
+from swin_dense.features.tiling import check_tiling, run_tiles
+from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.pixels import ImageError, name_of
+from swin_dense.utils.tiles import plan_tiles
+
+
+class Step(NamedTuple):
+    """One step of an extraction: a finished image, or a tile of an unfinished one.
+
+    Attributes:
+        item: the image.
+        error: the reason why a finished image has no features.
+        tile: the number of the finished tile and of all tiles, while the image is unfinished.
+    """
+
+    item: Item
+    error: str | None = None
+    tile: tuple[int, int] | None = None
 
 
 def extract_all(args: argparse.Namespace) -> int:
@@ -34,43 +52,17 @@ def extract_all(args: argparse.Namespace) -> int:
     if variables:
         say(f'shard {shard.index}/{shard.count}, from {variables}')
     images, unread = _list(args.places, shard.index == 0)
-    mine = {name: version for name, version in images.items() if shard.owns(hash_of_name(name))}
     backbone = build_backbone(args)
     inference = _inference(args, backbone)
-    args.out.mkdir(parents=True, exist_ok=True)
     record = Record(args.out, shard, _settings(args, inference, backbone), images)
-    total = None if any(name.endswith('.tar') for name in mine) else len(mine)
-    done: Counter[str] = Counter()
-    removed = ''
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings('ignore', module='PIL')  # what damaged files warn of
-        stack.enter_context(lock_shard(args.out, shard))
-        record.begin()
-        levels = inference.levels or backbone.out_strides
-        dtype = getattr(torch, args.dtype)
-        folder = FeatureFolder(args.out, levels, args.pool, args.format, dtype, shard, args.part_rows)
-        stack.callback(folder.close)
-        received = stack.enter_context(stop_signals())
-        progress = stack.enter_context(Progress(total, disable=os.environ.get('LOCAL_RANK', '0') != '0'))
-        items = iterate(mine.items(), lambda name, version: not folder.is_finished(name, version))
-        steps = extract(backbone, items, folder, inference, args.batch_size, args.workers)
-        with contextlib.closing(steps):
-            for step in steps:
-                if step.tile is not None:
-                    progress.within('tile {} of {}'.format(*step.tile))
-                else:
-                    progress.finish()
-                    done['finished' if step.error is None else 'failed'] += 1
-                if step.error is not None:
-                    say(f'skipped: {step.error}')
-                if received:
-                    break
-        if args.prune and not received:
-            removed = f', features of {folder.prune(images)} other images removed'
-    share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
-    of_all = f' of {total or done.total()}' if total or not received else ''
-    say(f'{done["finished"]}{of_all} images{share} are in {args.out}, {done["failed"]} failed{removed}')
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with lock_shard(args.out, shard):
+            record.begin()
+            failed, received = _extract_missing(args, shard, images, backbone, inference)
+    except OSError as error:
+        say(_cannot_write(args.out, error))
+        return 1
     if received:
         say('stopped before the end; run the same command again to continue')
         return 128 + received[0]
@@ -78,12 +70,18 @@ def extract_all(args: argparse.Namespace) -> int:
     for message in other_lists:
         say(f'{message}: run that shard again, or images may be missing')
     # torchrun terminates all ranks as soon as one exits with a non-zero status.
-    failed = bool(done['failed'] or unread or other_lists)
-    return int(failed and 'TORCHELASTIC_RUN_ID' not in os.environ)
+    return int(bool(failed or unread or other_lists) and 'TORCHELASTIC_RUN_ID' not in os.environ)
 
 
-def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], bool]:
-    """Return the images, and whether something could not be read; the first shard prints what was skipped."""
+def _cannot_write(out: Path, error: OSError) -> str:
+    return (
+        f'swin-dense features: error: cannot write to {out}: {error.strerror or error}. Finished images are kept: make '
+        'room or allow writing, then run the same command again.'
+    )
+
+
+def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], list[str]]:
+    """Return the images, and what could not be read and why; the first shard prints what was skipped."""
     unread: list[str] = []
     no_images: Counter[str] = Counter()
 
@@ -94,30 +92,29 @@ def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], boo
             unread.append(f'{path!r} {reason}')
 
     images = list_images(places, on_skipped)
-    if is_first:
-        for reason in unread:
-            say(f'skipped: {reason}')
-        if no_images:
-            counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
-            say(f'ignored files by suffix: {counts}; to include such files, give a pattern or a list')
+    if is_first and (unread or no_images):
+        _say_skipped(unread, no_images)
     if not images:
         raise ValueError(f'no images found in {places}')
-    return images, bool(unread)
+    return images, unread
+
+
+def _say_skipped(unread: list[str], no_images: Counter[str]) -> None:
+    for reason in unread:
+        say(f'skipped: {reason}')
+    if no_images:
+        counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
+        say(f'ignored files by suffix: {counts}; to include such files, give a pattern or a list')
 
 
 def _inference(args: argparse.Namespace, backbone: Any) -> Inference:
     levels = check_levels(backbone, args.levels)
-    tiling = None
-    if args.tile is not None:
-        tiling = check_tiling(backbone, args.tile, args.overlap, levels)
-        # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
-        Image.MAX_IMAGE_PIXELS = None
     inference = Inference(
         **normalization_of(args),
         levels=levels,
         dtype=getattr(torch, args.dtype) if args.pool == 'none' else None,
         autocast=getattr(torch, args.autocast) if args.autocast else None,
-        tiling=tiling,
+        tiling=None if args.tile is None else _tiling(args, backbone, levels),
         page=args.page,
         max_side=args.max_side,
     )
@@ -125,9 +122,15 @@ def _inference(args: argparse.Namespace, backbone: Any) -> Inference:
     return inference
 
 
+def _tiling(args: argparse.Namespace, backbone: Any, levels: tuple[int, ...]) -> Tiling:
+    # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
+    Image.MAX_IMAGE_PIXELS = None
+    return check_tiling(backbone, args.tile, args.overlap, levels)
+
+
 def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> dict[str, Any]:
     """Return the options that determine the features; all features of a folder must share them."""
-    tiling = inference.tiling
+    tile, overlap = inference.tiling or (None, None)
     return {
         'arch': dataclasses.asdict(backbone.arch),
         'weights': weights_digest(backbone),
@@ -141,8 +144,8 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
         'page': args.page or 0,
         'max_side': args.max_side,
         **normalization_of(args),  # absent if not given, as in older folders
-        'tile': tiling.tile if tiling else None,
-        'overlap': tiling.overlap if tiling else None,
+        'tile': tile,
+        'overlap': overlap,
     }
 
 
@@ -153,3 +156,96 @@ def weights_digest(module: torch.nn.Module) -> str:
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
+
+
+def _extract_missing(
+    args: argparse.Namespace, shard: Shard, images: dict[str, str | None], backbone: Any, inference: Inference
+) -> tuple[int, list[int]]:
+    """Extract this shard's missing features; return the number of failed images, and the signal that ended it."""
+    mine = {name: version for name, version in images.items() if shard.owns(hash_of_name(name))}
+    total = None if any(name.endswith('.tar') for name in mine) else len(mine)
+    dtype = getattr(torch, args.dtype)
+    done: Counter[str] = Counter()
+    removed = ''
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings('ignore', module='PIL')  # what damaged files warn of
+        folder = FeatureFolder(args.out, inference.levels or (), args.pool, args.format, dtype, shard, args.part_rows)
+        stack.callback(folder.close)
+        received = stack.enter_context(stop_signals())
+        progress = stack.enter_context(Progress(total, disable=os.environ.get('LOCAL_RANK', '0') != '0'))
+        items = iterate(mine.items(), lambda name, version: not folder.is_finished(name, version))
+        steps = extract(backbone, items, folder, inference, args.batch_size, args.workers)
+        with contextlib.closing(steps):
+            for step in steps:
+                if step.tile is None:
+                    done['finished' if step.error is None else 'failed'] += 1
+                if step.error is not None:
+                    say(f'skipped: {step.error}')
+                progress.show(step.tile)
+                if received:
+                    break
+        if args.prune and not received:
+            removed = f', features of {folder.prune(images)} other images removed'
+    share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
+    of_all = f' of {total or done.total()}' if total or not received else ''
+    say(f'{done["finished"]}{of_all} images{share} are in {args.out}, {done["failed"]} failed{removed}')
+    return done['failed'], received
+
+
+def extract(
+    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
+) -> Generator[Step, None, None]:
+    """Extract the features of images into a folder, and yield each step; closing the generator ends the extraction.
+
+    With tiling, images are processed one by one, otherwise as by :meth:`Runner.run`.
+
+    Raises:
+        OSError: the folder cannot be written. Features that are already written are kept.
+    """
+    if inference.tiling is not None:
+        yield from _in_tiles(backbone, items, folder, inference)
+        return
+    with contextlib.closing(Runner(backbone, inference).run(items, batch_size, workers)) as results:
+        for item, image_size, maps in results:
+            if isinstance(maps, dict):
+                with folder.receive(item, image_size) as sink:
+                    sink.write(whole_image(maps))
+                yield Step(item)
+            else:
+                yield _without_maps(item, folder, maps)
+
+
+def _without_maps(item: Item, folder: FeatureFolder, error: str | None) -> Step:
+    """Note an image in the folder that failed with an error, or was finished before."""
+    if error is None:
+        folder.confirm(item)
+    else:
+        folder.fail(item, error)
+    return Step(item, error)
+
+
+def _in_tiles(
+    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference
+) -> Generator[Step, None, None]:
+    tiling: Any = inference.tiling
+    for item in items:
+        error = item.error
+        if item.source is not None:
+            try:
+                with (
+                    open_large_image(item.source, page=inference.page) as image,
+                    folder.receive(item, image.size, tiling.tile) as sink,
+                ):
+                    count = len(plan_tiles(image.size, *tiling))
+                    for number, blocks in enumerate(run_tiles(backbone, image, inference), 1):
+                        sink.write(blocks)
+                        if number < count:
+                            yield Step(item, tile=(number, count))
+            except (ImageError, FileNotFoundError) as reason:
+                error = str(reason)
+            except (RuntimeError, MemoryError) as reason:
+                if not is_out_of_memory(reason):
+                    raise
+                error = f'{name_of(item.source)}: too little memory for one tile; use smaller tiles: {reason}'
+        yield Step(item) if item.source is not None and error is None else _without_maps(item, folder, error)

@@ -1,19 +1,26 @@
-"""Options shared by several commands: one definition, one meaning and one check for each.
+"""Options shared by several commands, and the backbone that they describe: one definition, meaning and check for each.
 
-This module does not import torch, so that `--help` is fast.
+This module does not import torch, so that `--help` is fast; functions that need it do.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swin_dense.doctor import install_command
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination
+
+if TYPE_CHECKING:
+    import torch
+
+    from swin_dense import SwinBackbone
 
 PRESETS = ('imagenet', 'satlas-rgb', 'satlas-sentinel1', 'satlas-sentinel2-ms', 'satlas-landsat')
 
@@ -72,23 +79,25 @@ def add_normalization(parser: argparse._ActionsContainer) -> None:
 
 def normalization_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``swin_dense.features.Normalization`` that the user gave."""
-    given = {name: getattr(args, name) for name in ('mean', 'std', 'scale')}
-    options = {
-        name: value[0] if len(value) == 1 else tuple(value) for name, value in given.items() if value is not None
-    }
+    given = {'mean': args.mean, 'std': args.std, 'scale': args.scale}
+    options = {name: x[0] if len(x) == 1 else tuple(x) for name, x in given.items() if x is not None}
     if ('mean' in options) != ('std' in options):
         raise ValueError('--mean and --std need each other; give both')
     if args.clamp:
         options['clamp'] = True
     if args.preset is not None:
-        if options:
-            raise ValueError(f'--preset gives --{", --".join(options)}; leave one of them out')
-        from swin_dense.features import preset  # imports torch, which --help does not need
-
-        options = preset(args.preset)
+        options = _preset(args.preset, options)
     if args.bands is not None:
         options['bands'] = checks.integers('--bands', args.bands, minimum=0)
     return options
+
+
+def _preset(name: str, others: dict[str, Any]) -> dict[str, Any]:
+    if others:
+        raise ValueError(f'--preset gives --{", --".join(others)}; leave one of them out')
+    from swin_dense.features import preset
+
+    return preset(name)
 
 
 def add_prefix(parser: argparse._ActionsContainer) -> None:
@@ -192,3 +201,50 @@ def require_packages(packages: Sequence[str], extra: str) -> None:
 def how_to_install_mm() -> str:
     """Return the commands that install mmdet and mmsegmentation."""
     return f'{install_command("mmcv", "mmengine", "mmdet", "mmseg", "ftfy", "regex")}; see docs/install.md'
+
+
+def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
+    """Build the backbone of :func:`add_backbone`; options that the user does not give are those of the checkpoint."""
+    from swin_dense.features.inference import on_device
+    from swin_dense.models.create import create_backbone
+
+    device, given = device_of(args), backbone_options(args)
+    name = _random_backbone(args) if args.checkpoint is None else args.arch
+    return on_device(create_backbone(name, args.checkpoint, prefix=args.prefix, **given, **options), device)
+
+
+def _random_backbone(args: argparse.Namespace) -> str:
+    """Return the architecture of a backbone without a checkpoint, and warn that its weights are random."""
+    import torch
+
+    if args.prefix is not None:
+        raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
+    torch.manual_seed(0)
+    if os.environ.get('RANK', '0') == '0':
+        print('WARNING: no --checkpoint given, so the weights and all results are RANDOM', file=sys.stderr)
+    return args.arch or 'swin_t'
+
+
+def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Check ``--arch`` before weights are loaded, and return the other backbone options that the user gave."""
+    if args.arch is not None:
+        check_arch(args.arch)
+    given = {'window_size': args.window_size, 'clamp_window': args.clamp_window}
+    return {option: value for option, value in given.items() if value is not None}
+
+
+def check_arch(name: str) -> None:
+    from swin_dense.models.archs import resolve_arch
+    from swin_dense.models.create import network_of
+
+    resolve_arch(name, network_of(name) or 'swin')
+
+
+def device_of(args: argparse.Namespace) -> torch.device:
+    """Return the device to compute on, if it is available: ``--device``, else the GPU of LOCAL_RANK, else the CPU."""
+    import torch
+
+    from swin_dense.features.inference import on_device
+
+    cuda = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
+    return on_device(torch.empty(0), args.device or (cuda if torch.cuda.is_available() else 'cpu')).device

@@ -5,11 +5,12 @@ This module needs tqdm. Commands import it only when they run, so that `--help` 
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tqdm import tqdm
@@ -17,7 +18,7 @@ from tqdm import tqdm
 _SECONDS = 30.0  # between two lines
 
 
-class Progress:
+class Progress(tqdm):
     """The number of finished images on stderr: a bar on a terminal, else a line now and then.
 
     Args:
@@ -26,35 +27,28 @@ class Progress:
     """
 
     def __init__(self, total: int | None, disable: bool = False) -> None:
-        self._bar = tqdm(total=total, unit='image', dynamic_ncols=True, disable=disable or None)
-        self._prints_lines = self._bar.disable and not disable
-        self._finished = 0
+        super().__init__(total=total, unit='image', dynamic_ncols=True, disable=disable or None)
         self._total = total
-        self._start = self._last = time.monotonic()
+        self._finished = 0
+        self._start = time.monotonic()
+        self._next_line = self._start + _SECONDS if self.disable and not disable else math.inf
 
-    def __enter__(self) -> Progress:
-        return self
+    def show(self, tile: tuple[int, int] | None = None) -> None:
+        """Count one more finished image, or show that a tile of the next one is, given its number and that of all."""
+        detail = '' if tile is None else 'tile {} of {}'.format(*tile)
+        if tile is None:
+            self._finished += 1
+            self.update()
+        else:
+            self.set_postfix_str(detail)
+        if time.monotonic() >= self._next_line:
+            self._print_line(detail and f', {detail} of the next')
 
-    def __exit__(self, *error: Any) -> None:
-        self._bar.close()
-
-    def finish(self) -> None:
-        """Count one more finished image."""
-        self._finished += 1
-        self._bar.update()
-        self._print_line()
-
-    def within(self, detail: str) -> None:
-        """Show the progress within an image that takes long."""
-        self._bar.set_postfix_str(detail)
-        self._print_line(f', {detail} of the next')
-
-    def _print_line(self, detail: str = '') -> None:
+    def _print_line(self, detail: str) -> None:
         now = time.monotonic()
-        if self._prints_lines and now - self._last >= _SECONDS:
-            self._last = now
-            total = '' if self._total is None else f' of {self._total}'
-            say(f'{self._finished}{total} images{detail}, after {tqdm.format_interval(now - self._start)}')
+        self._next_line = now + _SECONDS
+        total = '' if self._total is None else f' of {self._total}'
+        say(f'{self._finished}{total} images{detail}, after {self.format_interval(now - self._start)}')
 
 
 def say(text: str) -> None:
@@ -66,19 +60,12 @@ def say(text: str) -> None:
 def stop_signals() -> Iterator[list[int]]:
     """Record the first SIGINT or SIGTERM in the returned list, and restore the previous handlers for the next."""
     received: list[int] = []
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with ExitStack() as previous:
 
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        def receive(number: int, frame: Any) -> None:
+            received.append(number)
+            previous.close()
 
-    def receive(number: int, frame: Any) -> None:
-        received.append(number)
-        restore()
-
-    for number in previous:
-        signal.signal(number, receive)
-    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous.callback(signal.signal, number, signal.signal(number, receive))
         yield received
-    finally:
-        restore()

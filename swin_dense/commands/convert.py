@@ -10,7 +10,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.commands._options import add_out, add_prefix, add_window_size, check_out, require_packages
+from swin_dense.commands._options import (
+    add_out,
+    add_prefix,
+    add_window_size,
+    check_arch,
+    check_out,
+    require_packages,
+)
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
@@ -115,10 +122,10 @@ def run(args: argparse.Namespace) -> int:
     check_out(args)
     if args.in_channels is not None:
         checks.integer('--in-channels', args.in_channels)
-    from swin_dense.commands._backbone import check_arch, check_checkpoint  # imports torch, which --help does not need
-
-    check_arch(args.arch)
-    check_checkpoint(args.source, str(args.out))
+    if args.arch is not None:
+        check_arch(args.arch)
+    if args.out.suffix == '.safetensors':
+        require_packages(['safetensors'], 'checkpoints')
     if args.table_resize == 'geometric':
         require_packages(['scipy'], 'checkpoints')
     report = convert(args)

@@ -18,7 +18,9 @@ from swin_dense.commands._options import (
     add_loading,
     add_normalization,
     add_size,
+    backbone_options,
     check_loading,
+    device_of,
     normalization_of,
     require_packages,
 )
@@ -53,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     require_packages(['tqdm'], 'features')
     # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
-    from swin_dense.commands._backbone import backbone_options, device_of
     from swin_dense.commands._progress import Progress, say, stop_signals
     from swin_dense.features import Normalization
     from swin_dense.features.inference import on_device
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             channels=classifier.backbone.in_channels,
             batch_size=args.batch_size,
             workers=args.workers,
-            on_image=progress.finish,
+            on_image=progress.show,
             should_stop=lambda: bool(received),
         )
     result = scores.as_dict()

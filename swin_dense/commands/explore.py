@@ -16,6 +16,7 @@ from swin_dense.commands._options import (
     add_backbone,
     add_normalization,
     add_out,
+    build_backbone,
     check_file,
     check_out,
     normalization_of,
@@ -57,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     checks.integer('--max-side', args.max_side)
     if not 0 < args.max_size < float('inf'):
         raise ValueError(f'--max-size must be above 0, got {args.max_size:g}')
-    from swin_dense.commands._backbone import build_backbone
     from swin_dense.explore.page import make_page
     from swin_dense.explore.record import make_record
     from swin_dense.features import Normalization

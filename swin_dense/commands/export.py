@@ -23,6 +23,7 @@ from swin_dense.commands._options import (
     add_out,
     add_settings,
     add_size,
+    build_backbone,
     check_out,
     normalization_of,
     require_packages,
@@ -122,7 +123,6 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         )
     normalization = normalization_of(args)
     from swin_dense import export_model
-    from swin_dense.commands._backbone import build_backbone
 
     return export_model(
         build_backbone(args, **({} if args.out_indices is None else {'out_indices': args.out_indices})),

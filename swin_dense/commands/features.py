@@ -16,7 +16,6 @@ read from environment variables.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from swin_dense.commands._options import (
@@ -95,10 +94,7 @@ def check_together(args: argparse.Namespace) -> None:
     if args.tile is not None and args.max_side is not None:
         raise ValueError('--max-side cannot be used with --tile; leave --tile out')
     if args.out.suffix.lower() in _FILES and not args.out.is_dir():
-        raise ValueError(
-            f'--out must be a folder, to which many files are written, got {str(args.out)!r}; use a name such as '
-            f'{str(args.out.with_suffix(""))!r}'
-        )
+        raise _not_a_folder(args.out)
     check_loading(args)
     normalization_of(args)
     checks.integers('--levels', args.levels or (1,))
@@ -110,18 +106,15 @@ def check_together(args: argparse.Namespace) -> None:
     require_packages(needed, 'features,zarr' if args.format == 'zarr' else 'features')
 
 
+def _not_a_folder(out: Path) -> ValueError:
+    return ValueError(
+        f'--out must be a folder, to which many files are written, got {str(out)!r}; use a name such as '
+        f'{str(out.with_suffix(""))!r}'
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     check_together(args)
     from swin_dense.commands._extract import extract_all  # imports torch, which --help does not need
 
-    try:
-        return extract_all(args)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        print(
-            f'swin-dense features: error: cannot write to {args.out}: {error.strerror or error}. Finished images are '
-            'kept: make room or allow writing, then run the same command again.',
-            file=sys.stderr,
-        )
-        return 1
+    return extract_all(args)

@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.commands._mm import read_config
-from swin_dense.commands._options import add_device, add_force, add_settings, check_file, require_packages
+from swin_dense.commands._options import add_device, add_force, add_settings, check_file, device_of, require_packages
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_free, written_whole
 
 if TYPE_CHECKING:
     from swin_dense.runtime import Prediction
 
-_IMAGES = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')  # in folders
 _COCO = ('coco_results.json', 'coco_annotations.json')
 
 
@@ -113,12 +112,15 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
     if args.runtime is not None and not is_exported:
         raise ValueError('--runtime needs an .onnx file')
+    from swin_dense.utils.pixels import IMAGE_SUFFIXES  # imports numpy, which --help does not need
+
     images: list[str] = []
     for place in places:
         if Path(place).is_dir():
-            found = sorted(path for path in Path(place).rglob('*') if path.suffix.lower() in _IMAGES)
+            files = (path for path in Path(place).rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
+            found = sorted(path for path in files if path.is_file())
             if not found:
-                raise ValueError(f'the folder {place} contains no images ({", ".join(_IMAGES)})')
+                raise ValueError(f'the folder {place} contains no images ({", ".join(sorted(IMAGE_SUFFIXES))})')
             images += map(str, found)
         else:
             images.append(place)
@@ -156,7 +158,6 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Any:
         return runtime.load(model[0], runtime=args.runtime or 'onnxruntime', score=args.score)
     args.config = model[0]
     config = read_config(args)
-    from swin_dense.commands._backbone import device_of
     from swin_dense.mm.predict import Predictor
 
     return Predictor(config, model[1], str(device_of(args)), args.score)

@@ -20,6 +20,7 @@ from swin_dense.commands._options import (
     add_normalization,
     add_out,
     add_window_size,
+    build_backbone,
     check_file,
     check_out,
     normalization_of,
@@ -90,7 +91,6 @@ def draw(args: argparse.Namespace) -> Figure:
         return visualize.draw_windows(args.image, 4 * 2**args.stage, args.window_size)
     from swin_dense import extract_pyramid
     from swin_dense.analysis.explain import grad_cam, token_attention
-    from swin_dense.commands._backbone import build_backbone
     from swin_dense.features.normalization import Normalization, read_picture
 
     options = normalization_of(args)

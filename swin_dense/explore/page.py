@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from swin_dense.explore.packing import BINS, Packed, pack
-from swin_dense.explore.record import Record, Stage
+from swin_dense.explore.record import PageData, Stage
 from swin_dense.utils import checks
 
 LARGEST_PAGE = 12_000_000
@@ -41,7 +41,7 @@ class Page:
     usually_off: float
 
 
-def make_page(record: Record, name: str, is_random: bool, lang: str = 'en', limit: int = LARGEST_PAGE) -> Page:
+def make_page(record: PageData, name: str, is_random: bool, lang: str = 'en', limit: int = LARGEST_PAGE) -> Page:
     """Render the page of a record.
 
     Args:
@@ -77,7 +77,7 @@ def _upper(counts: Tensor, share: float) -> float:
     return (int(enough.nonzero()[0]) + 1) / len(counts)
 
 
-def _shell(record: Record, name: str, is_random: bool, lang: str) -> str:
+def _shell(record: PageData, name: str, is_random: bool, lang: str) -> str:
     """Return the page without the attention data of the blocks."""
     style, script = _asset('page.css'), '\n'.join(map(_asset, SCRIPTS))
     labels = json.loads(_asset('labels.json'))

@@ -15,8 +15,9 @@ from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
 from swin_dense.analysis.explain import padding_key_and_value, recording_input
 from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_fields
-from swin_dense.features.inference import Inference, bare_backbone, evaluation_mode
-from swin_dense.features.normalization import IMAGENET, Normalization
+from swin_dense.features.inference import evaluation_mode
+from swin_dense.features.normalization import IMAGENET, Inference, Normalization
+from swin_dense.features.pyramid import bare_backbone
 from swin_dense.models.archs import published_letter
 from swin_dense.ops.windows import Pair, window_grid
 
@@ -77,7 +78,7 @@ class CostSeries:
 
 
 @dataclass(frozen=True)
-class Record:
+class PageData:
     """All data of the page.
 
     Attributes:
@@ -101,7 +102,7 @@ def make_record(
     max_side: int | None = None,
     bgr: bool = False,
     normalization: Normalization = IMAGENET,
-) -> Record:
+) -> PageData:
     """Run a backbone on an image and record the data of the page.
 
     Args:
@@ -126,7 +127,7 @@ def make_record(
             stride = math.prod(backbone.strides[: index + 1])
             stages.append(Stage(stride, (height, width), heads * channels, blocks, fields))
     levels = {stride: _as_bytes(pca_rgb(level[0])) for stride, level in maps.items()}
-    return Record(
+    return PageData(
         _name(backbone), _as_bytes(inference.picture(pixels).permute(1, 2, 0).numpy()), stages, levels, _costs(stages)
     )
 

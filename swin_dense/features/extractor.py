@@ -11,11 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from swin_dense.features.extraction import Runner
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic
-from swin_dense.features.inference import Inference, check_dtype, check_levels, on_device
+from swin_dense.features.inference import (
+    POOLINGS,
+    PooledSink,
+    Runner,
+    check_dtype,
+    check_levels,
+    on_device,
+    whole_image,
+)
 from swin_dense.features.listing import Item
-from swin_dense.features.sinks import POOLINGS, PooledSink, whole_image
+from swin_dense.features.normalization import Inference
 from swin_dense.models.create import create_backbone
 from swin_dense.utils import checks
 

@@ -10,16 +10,18 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from swin_dense.features.inference import PooledSink
 from swin_dense.features.listing import Item, tar_of
 from swin_dense.features.shards import ALL, FORMAT, Shard, hash_of_name
-from swin_dense.features.sinks import FORMATS, MapSink, PooledSink, map_sink, read_attributes
+from swin_dense.features.sinks import FORMATS, MapSink, map_sink, read_attributes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, written_whole
@@ -30,6 +32,7 @@ _SIZE_KEY, _VERSION_KEY = 'image_size', 'version'  # in the attributes of maps
 _PACKAGE_KEY = 'swin_dense'  # in the metadata of parts, with JSON
 
 
+@dataclass(eq=False)
 class FeatureFolder:
     """The output folder of one shard of an extraction; see :class:`swin_dense.features.shards.Shard`.
 
@@ -45,45 +48,49 @@ class FeatureFolder:
         rows_per_part: number of rows per Parquet file.
     """
 
-    def __init__(
-        self,
-        root: str | os.PathLike,
-        levels: Collection[int],
-        pool: str = 'none',
-        file_format: str = 'safetensors',
-        dtype: torch.dtype = torch.float32,
-        shard: Shard = ALL,
-        rows_per_part: int = ROWS_PER_PART,
-    ) -> None:
+    root: Path
+    levels: Collection[int]
+    pool: str = 'none'
+    file_format: str = 'safetensors'
+    dtype: torch.dtype = torch.float32
+    shard: Shard = ALL
+    rows_per_part: int = ROWS_PER_PART
+
+    def __post_init__(self) -> None:
         import pyarrow
 
-        checks.one_of('file_format', file_format, FORMATS)
-        checks.integer('rows_per_part', rows_per_part)
-        self.root = Path(root)
-        self.pool = pool
-        self._format = file_format
-        self._dtype = dtype
-        self._shard = shard
-        self._partial = self.root / f'.partial-{shard}'
+        checks.one_of('file_format', self.file_format, FORMATS)
+        checks.integer('rows_per_part', self.rows_per_part)
+        self._partial = self.root / f'.partial-{self.shard}'
         shutil.rmtree(self._partial, ignore_errors=True)  # temporary files of a killed run
         self._partial.mkdir(parents=True)
-        number = pyarrow.float16() if dtype == torch.float16 else pyarrow.float32()
-        vectors = [(f'level_{stride}', pyarrow.list_(number)) for stride in levels]
-        columns = [('file', pyarrow.string())] if pool == 'none' else vectors
-        self._table = _Table(self.root, shard, columns, rows_per_part, self._partial)
+        number = pyarrow.float16() if self.dtype == torch.float16 else pyarrow.float32()
+        small, text = pyarrow.int32(), pyarrow.string()
+        vectors = [(f'level_{stride}', pyarrow.list_(number)) for stride in self.levels]
+        columns = [('path', text), ('error', text), ('height', small), ('width', small), ('version', text)]
+        columns += [('file', text)] if self.pool == 'none' else vectors
+        self._schema = pyarrow.schema(columns, {_PACKAGE_KEY: json.dumps({'format': FORMAT})})
+        self._rows: list[dict[str, Any]] = []
+        self._oldest = time.monotonic()
+        self._next = 0
+        # By path, the image version of each row in the written parts; None for a failed image.
+        self._versions: dict[str, str | None] = {}
+        for path in self._parts():
+            self._next = 1 + int(path.stem.rpartition('-')[2])
+            self._versions.update(self._versions_in(path))
 
     def is_finished(self, name: str, version: str | None) -> bool:
         """Return whether this version of an image has features; None, a deleted image, matches any version."""
         if self.pool == 'none':
             recorded = self._attributes(name).get(_VERSION_KEY)
         else:
-            recorded = self._table.versions.get(readable(name))
+            recorded = self._versions.get(readable(name))
         return recorded is not None and version in (None, recorded)
 
     def confirm(self, item: Item) -> None:
         """Add the row of a finished image if it is missing: a run may have been killed between file and row."""
-        if self.pool == 'none' and item.version not in (None, self._table.versions.get(readable(item.name))):
-            self._add(item, self._attributes(item.name)[_SIZE_KEY], {'file': self._relative_path_of(item.name)})
+        if self.pool == 'none' and item.version not in (None, self._versions.get(readable(item.name))):
+            self._add_maps(item, self._attributes(item.name)[_SIZE_KEY])
 
     def path_of(self, name: str) -> Path:
         """Return the file of an image's maps, named by the image and a hash of its path, which avoids collisions."""
@@ -91,7 +98,7 @@ class FeatureFolder:
         # bytes.
         stem = os.fsencode(Path(name).stem)[:80].decode(errors='ignore')
         suffix = hash_of_name(name)
-        return self.root / 'features' / suffix[:2] / f'{stem}-{suffix}.{self._format}'
+        return self.root / 'features' / suffix[:2] / f'{stem}-{suffix}.{self.file_format}'
 
     @contextmanager
     def receive(self, item: Item, image_size: Pair, tile: Pair | None = None) -> Iterator[PooledSink | MapSink]:
@@ -105,8 +112,8 @@ class FeatureFolder:
         if self.pool != 'none':
             sink = PooledSink(self.pool)
             yield sink
-            vectors = {f'level_{stride}': x.to(self._dtype).numpy() for stride, x in sink.levels().items()}
-            self._add(item, image_size, vectors)
+            vectors = {f'level_{stride}': x.to(self.dtype).numpy() for stride, x in sink.levels().items()}
+            self._add(item, height=image_size[0], width=image_size[1], **vectors)
             return
         path = self.path_of(item.name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,15 +122,15 @@ class FeatureFolder:
             yield map_sink(unfinished.path, image_size, attributes, tile or image_size)
             if path.is_dir():  # outdated or damaged; os.replace cannot replace a folder
                 remove(path)
-        self._add(item, image_size, {'file': self._relative_path_of(item.name)})
+        self._add_maps(item, image_size)
 
     def fail(self, item: Item, error: str) -> None:
         """Record the error of an image that has no features."""
-        self._table.add({'path': readable(item.name), 'version': item.version, 'error': readable(error)})
+        self._add(item, error=readable(error))
 
     def close(self) -> None:
         """Write the buffered rows, also after an error, and remove temporary files."""
-        self._table.flush()
+        self._flush()
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def prune(self, names: Collection[str]) -> int:
@@ -132,33 +139,96 @@ class FeatureFolder:
         Args:
             names: names of the images and tar files to keep.
         """
-        self._table.flush()
+        self._flush()
         kept = set(map(readable, names))
-        gone = {path for path in self._table.column('path') if path not in kept and tar_of(path) not in kept}
-        self._table.drop(gone)
+        gone = {path for path in self._column('path') if path not in kept and tar_of(path) not in kept}
+        self._drop(gone)
         if self.pool == 'none':
-            files = self._table.column('file')
+            files = self._column('file')
             for path in self.root.glob('features/*/*'):
                 is_kept = path.relative_to(self.root).as_posix() in files
-                if not is_kept and self._shard.owns(path.stem.rpartition('-')[2]):
+                if not is_kept and self.shard.owns(path.stem.rpartition('-')[2]):
                     remove(path)
         return len(gone)
 
     def _attributes(self, name: str) -> dict[str, Any]:
         """Return the attributes of the maps of an image; empty if they are missing or incomplete."""
         path = self.path_of(name)
-        attributes = read_attributes(path) or {}
+        attributes = read_attributes(path) if path.exists() else {}
         checks.file_format(str(path), attributes, FORMAT)
         return attributes
 
-    def _relative_path_of(self, name: str) -> str:
-        return self.path_of(name).relative_to(self.root).as_posix()
+    def _add(self, item: Item, **columns: Any) -> None:
+        """Add or replace the row of an image; missing columns are null."""
+        self._rows.append({'path': readable(item.name), 'version': item.version, **columns})
+        if len(self._rows) >= self.rows_per_part or time.monotonic() - self._oldest > _SECONDS:
+            self._flush()
 
-    def _add(self, item: Item, image_size: Pair, columns: dict) -> None:
+    def _add_maps(self, item: Item, image_size: Sequence[int]) -> None:
         height, width = image_size
-        self._table.add(
-            {'path': readable(item.name), 'version': item.version, 'height': height, 'width': width, **columns}
-        )
+        self._add(item, height=height, width=width, file=self.path_of(item.name).relative_to(self.root).as_posix())
+
+    def _flush(self) -> None:
+        """Write the buffered rows as a part."""
+        import pyarrow
+
+        self._oldest = time.monotonic()
+        if not self._rows:
+            return
+        if replaced := {row['path'] for row in self._rows} & self._versions.keys():
+            self._drop(replaced)
+        table = pyarrow.Table.from_pylist(self._rows, self._schema)
+        self._write(self.root / f'part-{self.shard}-{self._next:06}.parquet', table)
+        self._next += 1
+        self._rows = []
+
+    def _drop(self, paths: Collection[str]) -> None:
+        """Remove the rows of these images from the written parts."""
+        import pyarrow
+        import pyarrow.compute
+
+        unwanted = pyarrow.array(sorted(paths), pyarrow.string())
+        for path in self._parts():
+            table = _read(path)
+            kept = table.filter(pyarrow.compute.invert(pyarrow.compute.is_in(table['path'], unwanted)))
+            if not len(kept):
+                path.unlink()
+            elif len(kept) < len(table):
+                self._write(path, kept)
+        for name in paths:
+            self._versions.pop(name, None)
+
+    def _column(self, name: str) -> set[Any]:
+        """Return the values of a column in all written parts."""
+        return {value for path in self._parts() for value in _read(path, [name])[name].to_pylist()}
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.root.glob(f'part-{self.shard}-*.parquet'))
+
+    def _versions_in(self, part: Path) -> dict[str, str | None]:
+        table = _read(part, ['path', 'version', 'error'])
+        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        return {name: version if error is None else None for name, version, error in rows}
+
+    def _write(self, path: Path, table: Any) -> None:
+        from pyarrow import parquet
+
+        with written_whole(path, self._partial) as unfinished:
+            parquet.write_table(table, unfinished.path)
+
+
+def _read(path: Path, columns: list[str] | None = None) -> Any:
+    """Return the table of a part, or only some of its columns."""
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        facts = json.loads((file.schema_arrow.metadata or {}).get(_PACKAGE_KEY.encode(), '{}'))
+        table = file.read(columns)
+    except (ValueError, KeyError, OSError) as error:  # pyarrow raises subclasses of ValueError for damaged files
+        raise ValueError(f'{path} is damaged ({error}); remove it, then its images are extracted again') from error
+    checks.file_format(str(path), facts, FORMAT)
+    return table
 
 
 def check_zarr() -> None:
@@ -175,98 +245,3 @@ def check_zarr() -> None:
 def readable(text: str) -> str:
     """Return a path as stored in the table: valid UTF-8, with invalid bytes escaped as in ``\\xff``."""
     return text.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')
-
-
-class _Table:
-    """The rows of one shard, one per image, in Parquet files ("parts") that are written atomically.
-
-    Args:
-        folder: the folder of the parts.
-        shard: the shard.
-        columns: names and pyarrow types of the columns besides path, error, height, width and version.
-        rows_per_part: number of rows per part.
-        beside: a folder for temporary files, on the same file system.
-    """
-
-    def __init__(
-        self, folder: Path, shard: Shard, columns: Iterable[tuple[str, Any]], rows_per_part: int, beside: Path
-    ) -> None:
-        import pyarrow
-
-        small, text = pyarrow.int32(), pyarrow.string()
-        fixed = [('path', text), ('error', text), ('height', small), ('width', small), ('version', text)]
-        self._schema = pyarrow.schema([*fixed, *columns], {_PACKAGE_KEY: json.dumps({'format': FORMAT})})
-        self._folder = folder
-        self._prefix = f'part-{shard}-'
-        self._rows_per_part = rows_per_part
-        self._beside = beside
-        self._rows: list[dict[str, Any]] = []
-        self._oldest = time.monotonic()
-        self._next = 1 + max((int(path.stem.removeprefix(self._prefix)) for path in self._files()), default=-1)
-        # By path, the image version of each row in the written parts; None for a failed image.
-        self.versions: dict[str, str | None] = {}
-        for path in self._files():
-            table = self._read(path, ['path', 'version', 'error'])
-            for name, version, error in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                self.versions[name] = version if error is None else None
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Add or replace the row of an image; missing columns are null."""
-        self._rows.append(row)
-        if len(self._rows) >= self._rows_per_part or time.monotonic() - self._oldest > _SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the buffered rows."""
-        import pyarrow
-
-        self._oldest = time.monotonic()
-        if not self._rows:
-            return
-        if replaced := {row['path'] for row in self._rows} & self.versions.keys():
-            self.drop(replaced)
-        table = pyarrow.Table.from_pylist(self._rows, self._schema)
-        self._write(self._folder / f'{self._prefix}{self._next:06}.parquet', table)
-        self._next += 1
-        self._rows = []
-
-    def drop(self, paths: Collection[str]) -> None:
-        """Remove the rows of these images from the written parts."""
-        import pyarrow
-        import pyarrow.compute
-
-        unwanted = pyarrow.array(sorted(paths), pyarrow.string())
-        for path in self._files():
-            table = self._read(path)
-            kept = table.filter(pyarrow.compute.invert(pyarrow.compute.is_in(table['path'], unwanted)))
-            if not len(kept):
-                path.unlink()
-            elif len(kept) < len(table):
-                self._write(path, kept)
-        for name in paths:
-            self.versions.pop(name, None)
-
-    def column(self, name: str) -> set[Any]:
-        """Return the values of a column in all written parts."""
-        return {value for path in self._files() for value in self._read(path, [name])[name].to_pylist()}
-
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob(f'{self._prefix}*.parquet'))
-
-    def _read(self, path: Path, columns: list[str] | None = None) -> Any:
-        from pyarrow import parquet
-
-        try:
-            file = parquet.ParquetFile(path)
-            facts = json.loads((file.schema_arrow.metadata or {}).get(_PACKAGE_KEY.encode(), '{}'))
-            table = file.read(columns)
-        except (ValueError, KeyError, OSError) as error:  # pyarrow raises subclasses of ValueError for damaged files
-            raise ValueError(f'{path} is damaged ({error}); remove it, then its images are extracted again') from error
-        checks.file_format(str(path), facts, FORMAT)
-        return table
-
-    def _write(self, path: Path, table: Any) -> None:
-        from pyarrow import parquet
-
-        with written_whole(path, self._beside) as unfinished:
-            parquet.write_table(table, unfinished.path)

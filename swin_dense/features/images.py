@@ -84,16 +84,20 @@ def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels
     if isinstance(source, Image.Image):
         with decoding():
             return _pil_pixels(source)
-    if isinstance(source, (str, os.PathLike)):
-        return decode(read_bytes(source), page)
+    is_path = isinstance(source, (str, os.PathLike))
+    return decode(read_bytes(source) if is_path else _content_of(source), page)
+
+
+def _content_of(source: Any) -> bytes:
+    """Return the content of an image file that is open or in memory."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source)
     if hasattr(source, 'read'):
         content = source.read()
         if not isinstance(content, bytes):
             kind = type(content).__name__
             raise TypeError(f"{name_of(source)}: an image file must be opened with 'rb', but read() gave {kind}")
-        return decode(content, page)
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return decode(bytes(source), page)
+        return content
     raise TypeError(
         'an image must be a path, an address, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
         f'{type(source).__name__}'
@@ -221,12 +225,16 @@ def _fit_channels(values: np.ndarray, channels: int, given: int) -> np.ndarray:
 def scale(image: Tensor, by: Statistic = None) -> Tensor:
     """Convert an image of :func:`to_tensor`, or a batch of them, to float32: in [0, 1], or divided by given numbers."""
     if by is not None:
-        divisors = per_channel('scale', by, image.shape[-3])
-        if not all(0 < value < math.inf for value in divisors):
-            raise ValueError(f'scale must be above 0 and finite, got {by!r}')
-        return image.to(torch.float32) / torch.tensor(divisors, device=image.device)[:, None, None]
+        return _divided(image, by)
     largest = _FULL_SCALE.get(image.dtype)
     return image if largest is None else image.to(torch.float32) / largest
+
+
+def _divided(image: Tensor, by: Statistic) -> Tensor:
+    divisors = per_channel('scale', by, image.shape[-3])
+    if not all(0 < value < math.inf for value in divisors):
+        raise ValueError(f'scale must be above 0 and finite, got {by!r}')
+    return image.to(torch.float32) / torch.tensor(divisors, device=image.device)[:, None, None]
 
 
 def check_floats(image: Tensor, check_range: bool) -> None:

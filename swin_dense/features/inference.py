@@ -1,119 +1,44 @@
-"""Run a backbone for feature extraction: preprocessing options, batches of images of equal size, evaluation mode."""
+"""Run a backbone on many images: read them ahead, batch those of equal size, split a batch if memory is short, pool."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.features.images import pixels_of, scale
-from swin_dense.features.normalization import Normalization
+from swin_dense.features.images import decoded_bytes
+from swin_dense.features.listing import Item
+from swin_dense.features.normalization import Inference
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
-from swin_dense.utils.pixels import naming
+from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.pixels import ImageError, name_of
 
 # Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
 BATCH_PIXELS = 1 << 24
 # Limits on the images that wait for others of equal size: a number of batches, and a number of bytes.
 _WAITING_BATCHES = 8
 _WAITING_BYTES = 1 << 28
+# Limit on the memory of all prefetched images. A single image may exceed it.
+_AHEAD_BYTES = 1 << 30
+# Power of the generalised mean over the cells of a level; gem's, of the positive part, lies between the average and the
+# maximum.
+POOLINGS = {'avg': 1.0, 'gem': 3.0}
+_GEM_FLOOR = 1e-6
+# Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
+Blocks = dict[int, tuple[slice, slice, Tensor]]
+_logger = logging.getLogger(__package__)
 Key = TypeVar('Key')
+Value = TypeVar('Value')
 Other = TypeVar('Other')
-
-
-class Tiling(NamedTuple):
-    """Tile size and overlap; created by :func:`swin_dense.features.tiling.check_tiling`.
-
-    Attributes:
-        tile: (height, width) in pixels.
-        overlap: (vertical, horizontal) pixels read beyond each side of a tile.
-    """
-
-    tile: Pair
-    overlap: Pair
-
-
-@dataclass(frozen=True)
-class Inference(Normalization):
-    """Options of preprocessing and computation, independent of the image source and of the sink.
-
-    Attributes:
-        levels: strides of the maps; None for all of the backbone.
-        bgr: arrays and tensors are in BGR order.
-        dtype: dtype of the maps; None for the dtype that the backbone computes in.
-        autocast: dtype of ``torch.autocast``; None disables it.
-        tiling: tile size and overlap; None runs the whole image at once.
-        page: page of multi-page files, counted from 0; None for the only one.
-        max_side: images with a longer side are downscaled until it has this many pixels; None keeps their size.
-
-    Raises:
-        ValueError: ``page`` or ``max_side`` is too small, ``max_side`` is given with tiling, or ``bgr`` with bands.
-    """
-
-    levels: tuple[int, ...] | None = None
-    bgr: bool = False
-    dtype: torch.dtype | None = None
-    autocast: torch.dtype | None = None
-    tiling: Tiling | None = None
-    page: int | None = None
-    max_side: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bgr and self.bands is not None:
-            raise ValueError('bgr= and bands= both choose an order; leave bgr= out')
-        if self.page is not None:
-            checks.integer('page', self.page, minimum=0)
-        if self.max_side is not None:
-            checks.integer('max_side', self.max_side)
-            if self.tiling is not None:
-                raise ValueError('max_side= cannot be used with tile=; leave tile= out')
-
-    def read(self, source: Any, channels: int) -> Tensor:
-        """Read an image from any source of :func:`read_image`, (channels, H, W), of which batches are made.
-
-        uint8 and uint16 are kept: an image waiting for its batch takes a quarter of its memory after :meth:`prepare`.
-        """
-        with naming(source):
-            image = self.stored(pixels_of(source, self.bgr, self.page), channels)
-            too_large = self.max_side is not None and max(image.shape[1:]) > self.max_side
-            # What `scale` is to divide stays on its own scale.
-            return _shrunk(image, self.max_side, 1.0 if self.scale is not None else None) if too_large else image
-
-    def input_for(self, backbone: Any, images: Tensor) -> Tensor:
-        """Return a batch (B, C, H, W) of images of :meth:`read` as input of a backbone, on its device, of its dtype."""
-        parameter = next(backbone.parameters())
-        return self.prepare(images.to(parameter.device)).to(parameter.dtype)
-
-
-def _shrunk(image: Tensor, max_side: Any, divisor: float | None) -> Tensor:
-    """Downscale an image of :func:`to_tensor` until its longer side has ``max_side`` pixels."""
-    height, width = (max(1, round(side * max_side / max(image.shape[1:]))) for side in image.shape[1:])
-    # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
-    image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image, divisor)
-    return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
-
-
-def bare_backbone(backbone: Any) -> Any:
-    """Unwrap the backbone from DataParallel, DistributedDataParallel and similar wrappers, which hide its attributes.
-
-    Raises:
-        TypeError: the module is not a backbone and does not wrap one.
-    """
-    bare = backbone
-    while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
-        bare = bare.module
-    if not hasattr(bare, 'out_strides'):
-        inside = '; pass its .backbone' if hasattr(bare, 'backbone') else ''
-        raise TypeError(f'backbone must be a SwinBackbone, or wrap one, got {type(backbone).__name__}{inside}')
-    return bare
 
 
 def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | None:
@@ -143,18 +68,21 @@ def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
 
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
     """Validate ``levels`` and return the strides to extract, in the backbone's order."""
-    stride, count = Counter(backbone.out_strides).most_common(1)[0]
-    if count > 1:
-        raise ValueError(
-            f'{count} of the maps have stride {stride}, but strides must be unique; '
-            'select one of them with out_indices when building the backbone'
-        )
-    if levels is None:
-        return tuple(backbone.out_strides)
-    chosen = checks.integers('levels', levels)
+    strides = tuple(backbone.out_strides)
+    chosen = strides if levels is None else checks.integers('levels', levels)
+    if len(set(strides)) < len(strides):
+        raise _ambiguous(strides)
     for stride in chosen:
-        checks.one_of('every entry of levels', stride, backbone.out_strides)
-    return tuple(stride for stride in backbone.out_strides if stride in chosen)
+        checks.one_of('every entry of levels', stride, strides)
+    return tuple(stride for stride in strides if stride in chosen)
+
+
+def _ambiguous(strides: tuple[int, ...]) -> ValueError:
+    stride, count = Counter(strides).most_common(1)[0]
+    return ValueError(
+        f'{count} of the maps have stride {stride}, but strides must be unique; '
+        'select one of them with out_indices when building the backbone'
+    )
 
 
 def batches(
@@ -162,8 +90,7 @@ def batches(
 ) -> Iterator[tuple[list[Key], Tensor | Other]]:
     """Group images (C, H, W) by shape and dtype into batches (B, C, H, W), and yield each batch with its keys.
 
-    What is not a tensor is yielded by itself at once. If too many images wait for others of equal size, all waiting
-    groups are yielded as smaller batches.
+    What is not a tensor is yielded by itself at once. If too many images wait, they are yielded as smaller batches.
     """
     waiting: dict[Any, list[tuple[Key, Tensor]]] = {}
     for key, image in images:
@@ -189,13 +116,13 @@ def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
 
 
 def run_batch(backbone: Any, images: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
-    """Compute the maps of a batch (B, C, H, W) of images of :meth:`Inference.read`, on any device.
+    """Compute the maps of a batch (B, C, H, W) of images of :meth:`Inference.read`, in evaluation mode, on any device.
 
     Returns:
         Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}; with ``gradients``, in the autograd graph.
     """
     autocast, dtype = inference.autocast, inference.dtype
-    with evaluation_mode(backbone), contextlib.nullcontext() if gradients else torch.inference_mode():
+    with contextlib.nullcontext() if gradients else torch.inference_mode():
         batch = inference.input_for(backbone, images)
         with contextlib.nullcontext() if autocast is None else torch.autocast(batch.device.type, autocast):
             outs = backbone(batch)
@@ -206,6 +133,142 @@ def run_batch(backbone: Any, images: Tensor, inference: Inference, gradients: bo
         {stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}
         for index in range(len(images))
     ]
+
+
+def read_ahead(
+    items: Iterator[Item], read: Callable[[Item], Value], workers: int
+) -> Generator[tuple[Item, Value], None, None]:
+    """Yield each item with what ``read`` returns for it, in order, while threads list and read the next ones.
+
+    Threads are sufficient because image decoders release the GIL. With 0 workers, each image is read on demand.
+    """
+    if workers == 0:
+        yield from ((item, read(item)) for item in items)
+        return
+
+    def following() -> tuple[Item, int] | None:
+        item = next(items, None)
+        return item and (item, decoded_bytes(item.source))
+
+    most, taken = 4 * workers, 0
+    costs: deque[tuple[Item, int]] = deque()
+    images: deque[Future[Value]] = deque()
+    lister, readers = ThreadPoolExecutor(1), ThreadPoolExecutor(workers)
+    listed = deque(lister.submit(following) for _ in range(most))
+    try:
+        while True:
+            while len(images) < most and (listed[0].done() or not images):
+                found = listed[0].result()
+                if found is None or (images and taken + found[1] > _AHEAD_BYTES):
+                    break
+                listed.popleft()
+                listed.append(lister.submit(following))
+                costs.append(found)
+                images.append(readers.submit(read, found[0]))
+                taken += found[1]
+            if not images:
+                return
+            item, cost = costs.popleft()
+            yield item, images.popleft().result()  # no local name, so that only the caller references the image
+            taken -= cost
+    finally:
+        lister.shutdown(cancel_futures=True)
+        readers.shutdown(cancel_futures=True)
+
+
+@dataclass(eq=False)
+class Runner:
+    """Run batches, and split them when the device runs out of memory; the reduced size is kept for later batches.
+
+    Attributes:
+        backbone: in evaluation mode, on its device, without a wrapper.
+        inference: options of preprocessing and computation.
+        pixels: largest number of pixels in a batch.
+    """
+
+    backbone: Any
+    inference: Inference
+    pixels: int = BATCH_PIXELS
+
+    def run(
+        self, items: Iterator[Item], batch_size: int, workers: int
+    ) -> Generator[tuple[Item, Pair, Any], None, None]:
+        """Yield each image with its (height, width) and its maps, or with (0, 0) and an error, None without a source.
+
+        Closing the generator ends the ``workers``, threads that read ahead.
+        """
+        with contextlib.closing(read_ahead(items, self._read, workers)) as images:
+            for members, batch in batches(images, batch_size):
+                if not isinstance(batch, Tensor):
+                    yield members[0], (0, 0), batch
+                    continue
+                try:
+                    results: Sequence[Any] = self._run_batch(batch)
+                except ImageError as error:
+                    results = [f'{name_of(item.source)}: {error}' for item in members]
+                for item, result in zip(members, results, strict=True):
+                    yield item, (batch.shape[2], batch.shape[3]), result
+
+    def _read(self, item: Item) -> Tensor | str | None:
+        if item.source is None:
+            return item.error
+        try:
+            return self.inference.read(item.source, self.backbone.in_channels)
+        except (ImageError, TypeError, OSError) as error:
+            return str(error)
+
+    def _run_batch(self, images: Tensor) -> list[dict[int, Tensor]]:
+        most = max(1, self.pixels // images[0, 0].numel())
+        if len(images) > most:
+            return [maps for part in images.split(most) for maps in self._run_batch(part)]
+        try:
+            return run_batch(self.backbone, images, self.inference)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # After the `except` block, because the exception references the tensors of the failed attempt.
+        return self._run_halves(images)
+
+    def _run_halves(self, images: Tensor) -> list[dict[int, Tensor]]:
+        device = next(self.backbone.parameters()).device
+        if device.type == 'cuda':
+            torch.cuda.empty_cache()
+        size = f'{images.shape[2]} x {images.shape[3]} pixels'
+        if len(images) == 1:
+            raise ImageError(f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)')
+        half = (len(images) + 1) // 2
+        self.pixels = half * images[0, 0].numel()
+        found = f'{device} has too little memory for {len(images)} images of {size} at once'
+        _logger.warning('%s; continuing with %d', found, half)
+        return self._run_batch(images)
+
+
+def whole_image(maps: Mapping[int, Tensor]) -> Blocks:
+    """Return the maps of an image, {stride: (C, rows, columns)}, as the blocks of a single tile."""
+    return {stride: (slice(None), slice(None), level) for stride, level in maps.items()}
+
+
+class PooledSink:
+    """Pool each level of an image to one vector; ``pool`` is a key of ``POOLINGS``.
+
+    Like :class:`MapSink`, it is given the blocks of one tile, or of the whole image, at a time; those of all calls
+    cover every level exactly once.
+    """
+
+    def __init__(self, pool: str) -> None:
+        self._power = POOLINGS[pool]
+        self._totals: dict[int, Tensor] = {}
+        self._cells: Counter[int] = Counter()
+
+    def write(self, blocks: Blocks) -> None:
+        for stride, (_, _, values) in blocks.items():
+            cells = values.double() if self._power == 1 else values.double().clamp(min=_GEM_FLOOR) ** self._power
+            self._totals[stride] = self._totals.get(stride, 0) + cells.sum((1, 2))
+            self._cells[stride] += values[0].numel()
+
+    def levels(self) -> dict[int, Tensor]:
+        """Return the vectors by stride, {stride: (C,)}, in float64 on the CPU."""
+        return {s: ((total / self._cells[s]) ** (1 / self._power)).cpu() for s, total in self._totals.items()}
 
 
 _modes_lock = threading.Lock()

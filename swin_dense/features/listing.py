@@ -12,15 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address, read_bytes
+from swin_dense.utils.pixels import IMAGE_SUFFIXES
 
-IMAGE_SUFFIXES = frozenset(
-    f'.{suffix}'
-    for suffixes in (
-        'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx',
-        'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp zarr',
-    )
-    for suffix in suffixes.split()
-)
 _TAR = '.tar'
 OnSkipped = Callable[[str, str | None], None]
 # Keys under which fsspec's file systems report the version of an object, most reliable first.
@@ -86,8 +79,7 @@ def list_images(
 
     Args:
         places: paths, patterns and addresses.
-        on_skipped: called with the path of each file or folder that is skipped in a folder and the reason; the reason
-            is None for a file without the suffix of an image.
+        on_skipped: called with the path of what is skipped in a folder, and the reason; None for other suffixes.
 
     Returns:
         {name: version}; the version is None unless a listing of object storage contains it.
@@ -151,9 +143,7 @@ def version_of(name: str) -> str | None:
     """Return the size and modification time of a file or object as text, or None if it does not exist."""
     try:
         if is_address(name):
-            with any_error_as_os_error(name):
-                system, inside = file_system(name)
-                return _version_in(system.info(inside))
+            return _version_of_address(name)
         status = os.stat(name)
     except OSError:
         return None
@@ -193,6 +183,12 @@ def _open(path: str) -> Any:
     return open(path, 'rb')
 
 
+def _version_of_address(address: str) -> str:
+    with any_error_as_os_error(address):
+        system, inside = file_system(address)
+        return _version_in(system.info(inside))
+
+
 def _version_in(info: dict[str, Any]) -> str:
     """Return the version of a file from its fsspec info."""
     state = next((info[key] for key in _VERSION_KEYS if info.get(key)), '')
@@ -216,13 +212,15 @@ def _expand_address(address: str, on_skipped: OnSkipped) -> Iterator[tuple[str, 
 
 def _expand(place: str, on_skipped: OnSkipped) -> list[str]:
     path = Path(place)
+    if path.is_dir() and path.suffix != '.zarr':
+        return sorted(_walk(place, on_skipped, set()))
     if path.suffix == '.txt' and (is_address(place) or path.is_file()):
         lines = read_bytes(place).decode(errors='surrogateescape').splitlines()
         return [line for line in lines if line.strip()]
-    if path.is_dir() and path.suffix != '.zarr':
-        return sorted(_walk(place, on_skipped, set()))
-    if path.exists():
-        return [place]
+    return [place] if path.exists() else _matches(place)
+
+
+def _matches(place: str) -> list[str]:
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.features.images import (
@@ -20,6 +21,7 @@ from swin_dense.features.images import (
     scale,
     to_tensor,
 )
+from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.pixels import ImageError, Pixels, naming
 
@@ -94,17 +96,11 @@ class Normalization:
             ValueError: ``mean``, ``std``, ``scale`` or ``bands`` are not as many as the channels of the backbone.
         """
         channels, known = backbone.in_channels, backbone.input_preset
-        advice = f"give **preset('{known}') (--preset {known})" if known else 'give mean=, std= and scale=, or a preset'
-        if self.mean is IMAGENET_MEAN and channels != len(IMAGENET_MEAN):
-            raise ValueError(
-                f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
-                f'{len(IMAGENET_MEAN)}; {advice}'
-            )
+        if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
+            _not_imagenet(channels, known)
         if self.bands is not None and len(self.bands) != channels:
             raise ValueError(f'bands must be one per input channel of the backbone, {channels}, got {self.bands}')
         self.prepare(torch.zeros(channels, 1, 1))
-        if self.mean is IMAGENET_MEAN and known not in (None, 'imagenet'):
-            _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
 
     def stored(self, pixels: Pixels, channels: int) -> Tensor:
         """Return the chosen bands of decoded pixels, (channels, H, W) of uint8, uint16 or float32."""
@@ -130,6 +126,82 @@ class Normalization:
 IMAGENET = Normalization()
 
 
+def _not_imagenet(channels: int, known: str | None) -> None:
+    """Raise ValueError if ImageNet's statistics do not fit the channels, else warn that the weights expect others."""
+    advice = f"give **preset('{known}') (--preset {known})" if known else 'give mean=, std= and scale=, or a preset'
+    if channels != len(IMAGENET_MEAN):
+        raise ValueError(
+            f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
+            f'{len(IMAGENET_MEAN)}; {advice}'
+        )
+    _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
+
+
+class Tiling(NamedTuple):
+    """Tile size and overlap; created by :func:`swin_dense.features.tiling.check_tiling`.
+
+    Attributes:
+        tile: (height, width) in pixels.
+        overlap: (vertical, horizontal) pixels read beyond each side of a tile.
+    """
+
+    tile: Pair
+    overlap: Pair
+
+
+@dataclass(frozen=True)
+class Inference(Normalization):
+    """Options of preprocessing and computation, independent of the image source and of the sink.
+
+    Attributes:
+        levels: strides of the maps; None for all of the backbone.
+        bgr: arrays and tensors are in BGR order.
+        dtype: dtype of the maps; None for the dtype that the backbone computes in.
+        autocast: dtype of ``torch.autocast``; None disables it.
+        tiling: tile size and overlap; None runs the whole image at once.
+        page: page of multi-page files, counted from 0; None for the only one.
+        max_side: images with a longer side are downscaled until it has this many pixels; None keeps their size.
+
+    Raises:
+        ValueError: ``page`` or ``max_side`` is too small, ``max_side`` is given with tiling, or ``bgr`` with bands.
+    """
+
+    levels: tuple[int, ...] | None = None
+    bgr: bool = False
+    dtype: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+    tiling: Tiling | None = None
+    page: int | None = None
+    max_side: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bgr and self.bands is not None:
+            raise ValueError('bgr= and bands= both choose an order; leave bgr= out')
+        if self.page is not None:
+            checks.integer('page', self.page, minimum=0)
+        if self.max_side is not None:
+            checks.integer('max_side', self.max_side)
+            if self.tiling is not None:
+                raise ValueError('max_side= cannot be used with tile=; leave tile= out')
+
+    def read(self, source: Any, channels: int) -> Tensor:
+        """Read an image from any source of :func:`read_image`, (channels, H, W), of which batches are made.
+
+        uint8 and uint16 are kept: an image waiting for its batch takes a quarter of its memory after :meth:`prepare`.
+        """
+        with naming(source):
+            image = self.stored(pixels_of(source, self.bgr, self.page), channels)
+            too_large = self.max_side is not None and max(image.shape[1:]) > self.max_side
+            # What `scale` is to divide stays on its own scale.
+            return _shrunk(image, self.max_side, 1.0 if self.scale is not None else None) if too_large else image
+
+    def input_for(self, backbone: Any, images: Tensor) -> Tensor:
+        """Return a batch (B, C, H, W) of images of :meth:`read` as input of a backbone, on its device, of its dtype."""
+        parameter = next(backbone.parameters())
+        return self.prepare(images.to(parameter.device)).to(parameter.dtype)
+
+
 def read_picture(image: Any, normalization: Normalization, bgr: bool = False) -> Tensor:
     """Read any source of :func:`swin_dense.features.images.read_image` as colours, (3, H, W) in [0, 1]."""
     with naming(image):
@@ -153,3 +225,11 @@ def _chosen(values: Any, bands: Sequence[int]) -> Any:
     if max(bands) >= values.shape[2]:
         raise ImageError(f'there is no band {max(bands)}; it has {values.shape[2]}, counted from 0')
     return values[:, :, list(bands)]
+
+
+def _shrunk(image: Tensor, max_side: Any, divisor: float | None) -> Tensor:
+    """Downscale an image of :func:`to_tensor` until its longer side has ``max_side`` pixels."""
+    height, width = (max(1, round(side * max_side / max(image.shape[1:]))) for side in image.shape[1:])
+    # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
+    image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image, divisor)
+    return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, check_floats
 from swin_dense.features.inference import (
-    Inference,
-    bare_backbone,
     batches,
     check_dtype,
     check_levels,
+    evaluation_mode,
     on_device,
     run_batch,
 )
+from swin_dense.features.normalization import Inference
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
@@ -164,18 +164,27 @@ def extract_pyramid(
         _check_tiled(out, gradients, is_single, dtype or autocast or next(backbone.parameters()).dtype)
     if device is not None:
         on_device(backbone, device)
-    if tile is not None:
-        pyramids = [_extract_in_tiles(backbone, source, inference, out) for source in sources]
-    else:
-        found: dict[int, Pyramid] = {}
-        read = partial(_read_for_gradients, inference) if gradients else inference.read
-        loaded = ((index, read(source, backbone.in_channels)) for index, source in enumerate(sources))
-        for indices, batch in batches(loaded, batch_size):
-            all_maps = run_batch(backbone, batch, inference, gradients)
-            for index, maps in zip(indices, all_maps, strict=True):
-                found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
-        pyramids = [found[index] for index in range(len(sources))]
+    with evaluation_mode(backbone):
+        if tile is not None:
+            pyramids = [_extract_in_tiles(backbone, source, inference, out) for source in sources]
+        else:
+            pyramids = _extract_in_batches(backbone, sources, inference, batch_size, gradients)
     return pyramids[0] if is_single else pyramids
+
+
+def bare_backbone(backbone: Any) -> Any:
+    """Unwrap the backbone from DataParallel, DistributedDataParallel and similar wrappers, which hide its attributes.
+
+    Raises:
+        TypeError: the module is not a backbone and does not wrap one.
+    """
+    bare = backbone
+    while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
+        bare = bare.module
+    if not hasattr(bare, 'out_strides'):
+        inside = '; pass its .backbone' if hasattr(bare, 'backbone') else ''
+        raise TypeError(f'backbone must be a SwinBackbone, or wrap one, got {type(backbone).__name__}{inside}')
+    return bare
 
 
 def _check_tiled(out: Any, gradients: bool, is_single: bool, map_dtype: torch.dtype) -> None:
@@ -187,6 +196,19 @@ def _check_tiled(out: Any, gradients: bool, is_single: bool, map_dtype: torch.dt
         raise ValueError(
             'out= writes .npy files, which cannot store bfloat16; give dtype=torch.float32 or torch.float16'
         )
+
+
+def _extract_in_batches(
+    backbone: Any, sources: list[Any], inference: Inference, batch_size: int, gradients: bool
+) -> list[Pyramid]:
+    found: dict[int, Pyramid] = {}
+    read = partial(_read_for_gradients, inference) if gradients else inference.read
+    loaded = ((index, read(source, backbone.in_channels)) for index, source in enumerate(sources))
+    for indices, batch in batches(loaded, batch_size):
+        all_maps = run_batch(backbone, batch, inference, gradients)
+        for index, maps in zip(indices, all_maps, strict=True):
+            found[index] = Pyramid(maps, (batch.shape[2], batch.shape[3]))
+    return [found[index] for index in range(len(sources))]
 
 
 def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str | os.PathLike | None) -> Pyramid:

@@ -58,12 +58,9 @@ def parse_shard(text: str) -> Shard:
 def shard_of_environment(environment: Mapping[str, str]) -> tuple[Shard, str]:
     """Return this process's shard under torchrun, a Slurm array or both, and the environment variables it is from."""
     index, count = int(environment.get('RANK', 0)), int(environment.get('WORLD_SIZE', 1))
-    variables = ['RANK'] if count > 1 else []
-    if 'SLURM_ARRAY_TASK_COUNT' in environment:
-        task, tasks = _slurm_task(environment)
-        index, count = index + task * count, count * tasks
-        variables.append('SLURM_ARRAY_TASK_ID')
-    return Shard(index, count), ' and '.join(variables)
+    task, tasks = _slurm_task(environment) if 'SLURM_ARRAY_TASK_COUNT' in environment else (0, 1)
+    used = {'RANK': count > 1, 'SLURM_ARRAY_TASK_ID': 'SLURM_ARRAY_TASK_COUNT' in environment}
+    return Shard(index + task * count, count * tasks), ' and '.join(name for name in used if used[name])
 
 
 def _slurm_task(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -110,25 +107,22 @@ class Record:
     def __init__(self, folder: Path, shard: Shard, settings: Mapping[str, Any], names: Iterable[str]) -> None:
         listed = [os.fsencode(name) + b'\0' for name in names]
         digest = hashlib.sha256(b''.join(listed)).hexdigest()[:16]
+        content = {'format': FORMAT, 'settings': settings, 'listed': len(listed), 'list': digest}
         self._folder = folder
         self._shard = shard
-        self._content = {'format': FORMAT, 'settings': settings, 'listed': len(listed), 'list': digest}
+        self._content = json.loads(json.dumps(content))  # as another shard reads it
 
     def begin(self) -> None:
         """Write this shard's record, after comparing its settings with those of all shards that have started.
 
         Raises:
-            ValueError: the folder contains features computed with other settings or another number of shards, or by an
-                older or a later version of this package that wrote other files.
+            ValueError: the folder contains features of other settings, of another number of shards, or of another
+                version of this package that wrote other files.
         """
         if (self._folder / 'settings.json').exists():
-            raise ValueError(
-                f'{self._folder} contains features of an older version, which cannot be extended; its files remain '
-                'readable, but choose another folder for new features'
-            )
-        path = self._folder / f'_shard-{self._shard}.json'
+            raise _refused(self._folder, 'contains features of an older version, which cannot be extended, only read')
         self._check_settings()
-        with written_whole(path) as unfinished:
+        with written_whole(self._folder / f'_shard-{self._shard}.json') as unfinished:
             unfinished.path.write_text(json.dumps(self._content, indent=2) + '\n', encoding='utf-8')
         self._check_settings()  # again, because another shard may have started in between
 
@@ -144,18 +138,15 @@ class Record:
         ]
 
     def _check_settings(self) -> None:
-        settings = json.loads(json.dumps(self._content['settings']))
         for path, record in self._records():
             if not path.name.endswith(f'-of-{self._shard.count:05}.json'):
-                raise ValueError(
-                    f'{self._folder} was written with another number of shards (see {path.name}); use the same number, '
-                    'running several shards one after another if needed, or choose another folder'
+                raise _refused(
+                    self._folder,
+                    f'was written with another number of shards (see {path.name}); use the same number, running '
+                    'several shards one after another if needed',
                 )
-            if different := _differences(record['settings'], settings):
-                raise ValueError(
-                    f'{self._folder} contains features computed with other settings ({different}); choose another '
-                    'folder'
-                )
+            if different := _differences(record['settings'], self._content['settings']):
+                raise _refused(self._folder, f'contains features computed with other settings ({different})')
 
     def _records(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield every record in the folder, including one of an earlier run of this shard."""
@@ -164,12 +155,14 @@ class Record:
                 record = json.loads(path.read_text(encoding='utf-8'))
                 record['settings'].keys(), record['listed'], record['list']
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise ValueError(
-                    f'{path} is damaged ({error}), so the settings of the features in its folder are unknown; choose '
-                    'another folder'
-                ) from error
+                reason = f'is damaged ({error}), so the settings of the features in its folder are unknown'
+                raise _refused(path, reason) from error
             checks.file_format(str(path), record, FORMAT)
             yield path, record
+
+
+def _refused(path: Path, why: str) -> ValueError:
+    return ValueError(f'{path} {why}; choose another folder')
 
 
 def _differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:

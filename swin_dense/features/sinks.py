@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,47 +15,14 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from swin_dense.features import ome_zarr
+from swin_dense.features.inference import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import reserve, written_whole
 
-# Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
-Blocks = dict[int, tuple[slice, slice, Tensor]]
 FORMATS = ('safetensors', 'zarr')
 _SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
 Shape = tuple[int, int, int]
 Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
-# Power of the generalised mean over the cells of a level; gem's, of the positive part, lies between the average and the
-# maximum.
-POOLINGS = {'avg': 1.0, 'gem': 3.0}
-_GEM_FLOOR = 1e-6
-
-
-class PooledSink:
-    """Pool each level of an image to one vector; ``pool`` is a key of ``POOLINGS``.
-
-    Like :class:`MapSink`, it is given the blocks of one tile, or of the whole image, at a time; those of all calls
-    cover every level exactly once.
-    """
-
-    def __init__(self, pool: str) -> None:
-        self._power = POOLINGS[pool]
-        self._totals: dict[int, Tensor] = {}
-        self._cells: Counter[int] = Counter()
-
-    def write(self, blocks: Blocks) -> None:
-        for stride, (_, _, values) in blocks.items():
-            cells = values.double() if self._power == 1 else values.double().clamp(min=_GEM_FLOOR) ** self._power
-            self._totals[stride] = self._totals.get(stride, 0) + cells.sum((1, 2))
-            self._cells[stride] += values[0].numel()
-
-    def levels(self) -> dict[int, Tensor]:
-        """Return the vectors by stride, {stride: (C,)}, in float64 on the CPU."""
-        return {s: ((total / self._cells[s]) ** (1 / self._power)).cpu() for s, total in self._totals.items()}
-
-
-def whole_image(maps: Mapping[int, Tensor]) -> Blocks:
-    """Return the maps of an image, {stride: (C, rows, columns)}, as the blocks of a single tile."""
-    return {stride: (slice(None), slice(None), level) for stride, level in maps.items()}
 
 
 def level_size(image_size: Pair, stride: int) -> Pair:
@@ -181,10 +147,8 @@ def _to_numpy(values: Tensor) -> np.ndarray:
     return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def read_attributes(path: Path) -> dict[str, Any] | None:
-    """Return the attributes of a file written by :func:`map_sink`, or None if it is missing or incomplete."""
-    if not path.exists():
-        return None
+def read_attributes(path: Path) -> dict[str, Any]:
+    """Return the attributes of a file written by :func:`map_sink`; empty if it is incomplete."""
     try:
         if path.suffix == '.zarr':
             return _zarr_attributes(path)
@@ -193,7 +157,7 @@ def read_attributes(path: Path) -> dict[str, Any] | None:
         with safe_open(path, 'pt') as file:  # raises if the file is shorter than its header declares
             return {key: json.loads(value) for key, value in file.metadata().items()}
     except Exception:  # damaged files can raise any exception
-        return None
+        return {}
 
 
 def _zarr_attributes(path: Path) -> dict[str, Any]:

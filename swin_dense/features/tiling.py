@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from swin_dense.features.inference import Inference, Tiling, run_batch
-from swin_dense.features.sinks import Blocks
+from swin_dense.features.inference import Blocks, run_batch
+from swin_dense.features.normalization import Inference, Tiling
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.pixels import LargeImage, naming

@@ -9,9 +9,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 def check_destination(path: Path, force: bool) -> None:
@@ -62,8 +63,9 @@ def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unf
     try:
         yield unfinished
         put_in_place(unfinished.path, unfinished.destination)
-    finally:
+    except BaseException:
         remove(unfinished.path)
+        raise
 
 
 def remove(path: Path) -> None:
@@ -77,18 +79,16 @@ def remove(path: Path) -> None:
 def put_in_place(finished: Path, destination: Path) -> None:
     """Flush a file or folder to disk and rename it to its destination, replacing an existing file."""
     # Without the flush, a power failure can leave a renamed but empty file: the disk may write both in any order.
-    _flush(finished)
+    for path in (*finished.rglob('*'), finished):
+        _flush(path)
     os.replace(finished, destination)
-    _flush_names(destination.parent)
+    _flush(destination.parent)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Allocate the disk space of a file, so that a full disk raises an error here.
+    """Allocate the disk space of a file, so that a full disk raises an OSError here.
 
     Otherwise the first write to a memory-mapped page would fail with a bus error, which kills the process.
-
-    Raises:
-        OSError: there is not enough space.
     """
     if hasattr(os, 'posix_fallocate'):
         with path.open('rb+') as file:
@@ -96,44 +96,24 @@ def reserve(path: Path, size: int) -> None:
 
 
 def _flush(path: Path) -> None:
-    if not path.is_dir():
-        with path.open('rb+') as file:
-            os.fsync(file.fileno())
-        return
-    for child in path.iterdir():
-        _flush(child)
-    _flush_names(path)
-
-
-def _flush_names(folder: Path) -> None:
-    """Flush the entries of a folder to disk, if the operating system supports it."""
-    if hasattr(os, 'O_DIRECTORY'):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Flush a file, or the entries of a folder if the operating system supports it, to disk."""
+    is_folder = path.is_dir()
+    if not is_folder or hasattr(os, 'O_DIRECTORY'):
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-@contextmanager
-def alone(path: Path, otherwise: str | None = None) -> Iterator[None]:
-    """Hold an exclusive lock on a file while the block runs.
+def alone(path: Path, otherwise: str | None = None) -> AbstractContextManager[Any]:
+    """Lock a file, whose folder must exist, and return a context manager that releases the lock at its end.
 
-    Args:
-        path: the lock file; its folder must exist.
-        otherwise: the error message if another process holds the lock; None waits for that process.
-
-    Raises:
-        ValueError: another process holds the lock, and ``otherwise`` is given.
+    If another process holds the lock, wait for it; with ``otherwise``, raise a ValueError with this message instead.
     """
     from filelock import FileLock, Timeout  # a dependency of torch, which exported models do not need
 
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=-1 if otherwise is None else 0)
+        return FileLock(path).acquire(timeout=-1 if otherwise is None else 0)
     except Timeout:
         raise ValueError(otherwise) from None
-    try:
-        yield
-    finally:
-        lock.release()

@@ -13,6 +13,15 @@ import numpy as np
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.tiles import Box
 
+# Suffixes of files, or of folders with .zarr, that are images.
+IMAGE_SUFFIXES = frozenset(
+    f'.{suffix}'
+    for suffixes in (
+        'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx',
+        'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp zarr',
+    )
+    for suffix in suffixes.split()
+)
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 

@@ -7,8 +7,7 @@ import torch
 
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.commands._backbone import build_backbone
-from swin_dense.commands._options import add_backbone
+from swin_dense.commands._options import add_backbone, build_backbone
 from tests.conftest import TINY, randomize
 
 OPTIONS = {

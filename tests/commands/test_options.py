@@ -74,7 +74,8 @@ def test_choices_equal_the_constants_of_the_packages():
     from swin_dense.checkpoint.fit import CHANNEL_POLICIES, TABLE_METHODS
     from swin_dense.explore.page import LANGUAGES, LARGEST_PAGE
     from swin_dense.features.folder import ROWS_PER_PART
-    from swin_dense.features.sinks import FORMATS, POOLINGS
+    from swin_dense.features.inference import POOLINGS
+    from swin_dense.features.sinks import FORMATS
 
     def actions(command):
         parser = argparse.ArgumentParser()

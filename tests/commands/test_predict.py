@@ -1,5 +1,6 @@
 """`swin-dense predict` writes the predictions of the frameworks' own functions."""
 
+import argparse
 import json
 
 import mmdet.apis
@@ -14,6 +15,7 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from swin_dense.__main__ import main
+from swin_dense.commands import predict as command
 from swin_dense.mm.predict import Predictor
 from swin_dense.recipes.files import load_recipe
 
@@ -238,3 +240,14 @@ def test_contradictory_options(tmp_path, pictures, capsys, options, message):
     (tmp_path / 'model.onnx').write_bytes(b'')
     assert main(['predict', str(tmp_path / 'model.onnx'), str(pictures[0]), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_stands_for_the_images_in_it(tmp_path):
+    """Those with a suffix that `swin-dense features` knows too, but no folders of Zarr."""
+    for name in ('model.onnx', 'photos/b/c.JP2', 'photos/a.png', 'photos/notes.md'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b'')
+    (tmp_path / 'photos' / 'd.zarr').mkdir()
+    files = [str(tmp_path / 'model.onnx'), str(tmp_path / 'photos')]
+    _, images = command._files(argparse.Namespace(files=files, device=None, set=[], runtime=None))
+    assert images == [str(tmp_path / 'photos' / name) for name in ('a.png', 'b/c.JP2')]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from swin_dense import CheckpointError, SwinBackbone, extract_pyramid
-from swin_dense.features import Extractor, extraction
+from swin_dense.features import Extractor, inference
 from tests.conftest import ROOT, TINY, photograph, randomize
 
 PHOTOGRAPH = photograph(97, 131)
@@ -164,7 +164,7 @@ def test_importing_features_imports_no_data_engine():
 
 def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplog):
     extractor = Extractor(checkpoint, [32], device='cpu', batch_size=4)
-    really_run = extraction.run_batch
+    really_run = inference.run_batch
     sizes = []
 
     def run(backbone, batch, inference):
@@ -173,7 +173,7 @@ def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplo
             raise torch.cuda.OutOfMemoryError('CUDA out of memory')
         return really_run(backbone, batch, inference)
 
-    monkeypatch.setattr(extraction, 'run_batch', run)
+    monkeypatch.setattr(inference, 'run_batch', run)
     with caplog.at_level(logging.WARNING):
         rows = extractor({'image': [IMAGES[0], IMAGES[1], IMAGES[3], IMAGES[2]]})
     assert [error == '' for error in rows['error']] == [True, True, True, False]

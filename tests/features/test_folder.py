@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from swin_dense.features.folder import FeatureFolder, check_zarr
+from swin_dense.features.inference import PooledSink, whole_image
 from swin_dense.features.listing import Item, version_of
 from swin_dense.features.shards import FORMAT, Shard
-from swin_dense.features.sinks import MapSink, PooledSink, in_memory, map_sink, whole_image
+from swin_dense.features.sinks import MapSink, in_memory, map_sink
 from tests.conftest import IfInstalled
 from tests.features.helpers import EVERY_FORMAT, failures_in, finished_in, in_format, load, rows_of, tree
 

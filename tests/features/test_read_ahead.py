@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from swin_dense.features import extraction, inference
-from swin_dense.features.extraction import Runner, read_ahead
-from swin_dense.features.inference import Inference, batches
+from swin_dense.features import inference
+from swin_dense.features.inference import Runner, batches, read_ahead
 from swin_dense.features.listing import Item, iterate
+from swin_dense.features.normalization import Inference
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_images_are_yielded_in_order_and_as_stored(paths, workers):
 
 def test_images_read_ahead_fit_into_the_limit(monkeypatch):
     """For each image, the images begun by then and not yet consumed fit into the limit, or are a single image."""
-    limit = extraction._AHEAD_BYTES
+    limit = inference._AHEAD_BYTES
     costs = dict(zip('abcdefg', [limit * tenths // 10 for tenths in (5, 3, 3, 30, 4, 4, 2)], strict=True))
-    monkeypatch.setattr(extraction, 'decoded_bytes', costs.get)
+    monkeypatch.setattr(inference, 'decoded_bytes', costs.get)
     begun = {name: threading.Event() for name in costs}
 
     def note(item):
@@ -75,7 +75,7 @@ def test_images_read_ahead_fit_into_the_limit(monkeypatch):
 
 def peak_of_photographs(path, limit):
     """Return by how many MiB the peak memory grows when eight threads read 24 images of 36 MB each."""
-    extraction._AHEAD_BYTES = limit
+    inference._AHEAD_BYTES = limit
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     samples = read_ahead(items_of([path] * 24), read, workers=8)
     next(samples)

@@ -350,8 +350,7 @@ def test_the_messages_of_libraries_do_not_reach_the_terminal(tmp_path):
     content[at + 8 : at + 12] = b'\xff' * 4  # the tag Software points beyond the file
     (tmp_path / 'tag.tif').write_bytes(content)
     code = (
-        'import sys\nfrom swin_dense.features.extraction import decoded_bytes\n'
-        'from swin_dense.features.images import read_image\n'
+        'import sys\nfrom swin_dense.features.images import decoded_bytes, read_image\n'
         'for path, count in zip(sys.argv[1:], (4, 3)): decoded_bytes(path), read_image(path, count)'
     )
     command = [sys.executable, '-c', code, tmp_path / 'bands.tif', tmp_path / 'tag.tif']
