@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.export import Dim
 
 from swin_dense.export import agreement, formats, gate
 from swin_dense.export.detectors import Detector, OneStageDetector, TwoStageDetector
@@ -96,7 +95,11 @@ def export_detector(
         facts['mask_threshold'] = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
         compare = partial(_compare_boxes, detector, facts, settings.max_per_img)
     divisor = limits['divisor']
-    ranges = {} if divisor == 1 else {name: divisor * Dim(f'{name}_steps', min=2) for name in ('height', 'width')}
+    ranges = (
+        {}
+        if divisor == 1
+        else {name: divisor * torch.export.Dim(f'{name}_steps', min=2) for name in ('height', 'width')}
+    )
     free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
     interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges)
     return _write(graph, interface, compare, path, image, opset, divisor)
@@ -203,7 +206,7 @@ def export_segmentor(
     example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # tracing treats a size of 1 as a constant
     free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
     # Attention over the tokens of any batch cannot be traced for batches of 1, but the file runs with them.
-    ranges = {'batch': Dim('batch', min=2)}
+    ranges = {'batch': torch.export.Dim('batch', min=2)}
     interface = formats.Interface(example, free, ('img', 'size'), ('labels',), {KEY: json.dumps(facts)}, ranges)
     graph = MaskSegmentor if hasattr(segmentor.decode_head, 'query_embed') else Segmentor
     return _write(graph(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
