@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import tempfile
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
@@ -265,9 +264,12 @@ def _receive(address: str, path: Path) -> None:
     _logger.info('Downloading %s', shown(address))
     with urlopen(_request(address), timeout=_TIMEOUT) as response:
         total = int(response.headers.get('Content-Length', -1))
-        bar = tqdm.wrapattr(response, 'read', total=None if total < 0 else total, desc=path.name)
-        with bar as stream, path.open('wb') as file:
-            shutil.copyfileobj(stream, file, _CHUNK)
+        # Of tqdm, torch.hub's stand-in, for environments without that package, has only `update`.
+        bar = tqdm(total=None if total < 0 else total, unit='B', unit_scale=True, desc=path.name)
+        with bar, path.open('wb') as file:
+            while block := response.read(_CHUNK):
+                file.write(block)
+                bar.update(len(block))
             if total not in (-1, file.tell()):
                 raise HTTPException(f'the connection ended after {file.tell()} of {total} bytes')
 

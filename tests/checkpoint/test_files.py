@@ -577,6 +577,32 @@ class TestDownloads:
         load(backbone, f'{server.address}/swin.pth')
         assert equal_weights(backbone, source)
 
+    def test_without_tqdm(self, server, source, backbone, monkeypatch):
+        class Bar:
+            """What the stand-in of torch.hub, for environments without tqdm, has."""
+
+            done = 0
+
+            def __init__(self, total=None, disable=False, unit=None, *args, **kwargs):
+                self.total = total
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                ended.append((self.done, self.total))
+
+            def update(self, n):
+                self.done += n
+
+        ended = []
+        monkeypatch.setattr(read, 'tqdm', Bar)
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        load(backbone, f'{server.address}/swin.pth')
+        size = (server.folder / 'swin.pth').stat().st_size
+        assert ended == [(size, size)]
+        assert equal_weights(backbone, source)
+
     def test_a_server_that_does_not_respond(self, server, tmp_path, backbone, monkeypatch):
         monkeypatch.setattr(read, '_TIMEOUT', 0.2)
         with socket.create_server(('127.0.0.1', 0)) as silent:

@@ -127,7 +127,7 @@ HARMFUL = {
     'loads': Runs(pickle.loads, b''),
     'getattr': Runs(getattr, collections.Counter, 'update'),
     'array': Runs(np.ndarray, (1 << 40,)),
-    'matrix': Runs(np._core.multiarray._reconstruct, np.matrix, (0,), b'b'),
+    'matrix': Runs(np.zeros(1).__reduce__()[0], np.matrix, (0,), b'b'),
     'load': Runs(np.load, 'a.pth'),
     'import': Runs(builtins.__import__, 'this'),
     'memory': Runs(bytearray, 1 << 45),
