@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import file_digest, local_file, read_file
@@ -207,8 +207,10 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, zippe
     evil = Malicious(_evil_tools(trap)[tool])
     torch.save({'model': source.state_dict(), 'x': evil}, path, _use_new_zipfile_serialization=zipped)
     load(backbone, path)
+    created = create_backbone(checkpoint=path)
     assert not trap.exists()
     assert equal_weights(backbone, source)
+    assert equal_weights(created, source)
     load(backbone, path, trust=True)
     assert trap.exists()
 
