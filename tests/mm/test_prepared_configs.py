@@ -8,9 +8,11 @@ from mmengine.config import ConfigDict
 from mmengine.dataset import Compose
 from mmengine.registry import init_default_scope
 
+from swin_dense import SwinBackbone
+from swin_dense.mm import swin_auto_wrap_policy
 from swin_dense.mm.training import prepare_test, prepare_training
 from swin_dense.recipes.files import load_recipe
-from tests.conftest import photograph
+from tests.conftest import TINY, photograph
 
 DETECTOR, SEGMENTOR = 'mask-rcnn_swin-demo_fpn', 'upernet_swin-demo'
 
@@ -66,6 +68,14 @@ def test_fully_sharded_training_can_be_resumed(kind, trained):
     changes = {} if kind is None else {'runner_type': 'FlexibleRunner', 'strategy': ConfigDict(type=kind)}
     config = prepared(SEGMENTOR, prepare_training, changes)
     assert (config.get('strategy') or {}).get('type') == trained
+
+
+def test_fully_sharded_training_shards_by_block():
+    backbone = SwinBackbone(**TINY)
+    block = backbone.stages[0].blocks[0]
+    assert all(swin_auto_wrap_policy(module, recurse=True, nonwrapped_numel=1) for module in (backbone, block))
+    wrapped = [m for m in backbone.modules() if swin_auto_wrap_policy(m, recurse=False, nonwrapped_numel=1)]
+    assert wrapped == [block for stage in backbone.stages for block in stage.blocks]
 
 
 def test_mixed_precision_needs_a_gpu():
