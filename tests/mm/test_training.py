@@ -95,6 +95,20 @@ def test_last_checkpoint_may_be_empty_or_outdated(work_dir):
     assert 'names /nowhere/iter_8.pth, which does not exist' in message
 
 
+def test_last_checkpoint_may_name_another_folder(tmp_path):
+    work_dir = tmp_path / 'run'
+    work_dir.mkdir()
+    for folder in work_dir, tmp_path:
+        torch.save({'meta': {'iter': 2, 'time': '20260101'}, 'message_hub': {}}, folder / 'iter_2.pth')
+    (work_dir / 'last_checkpoint').write_text(str(tmp_path / 'iter_2.pth'))
+    assert newest_checkpoint(work_dir) == (tmp_path / 'iter_2.pth', [])
+
+
+def test_last_checkpoint_may_name_an_address(tmp_path):
+    (tmp_path / 'last_checkpoint').write_text('s3://bucket/run/iter_2.pth')
+    assert newest_checkpoint(tmp_path) == ('s3://bucket/run/iter_2.pth', [])
+
+
 def test_without_a_complete_checkpoint_resuming_is_an_error(work_dir):
     for path in work_dir.glob('*.pth'):
         cut(path)
