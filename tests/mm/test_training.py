@@ -207,6 +207,15 @@ def test_the_lock_of_a_work_dir_is_released(tmp_path):
         pass
 
 
+def test_a_given_checkpoint_is_resumed_with_its_seed(tmp_path):
+    path, config = tmp_path / 'iter_2.pth', Config({'work_dir': str(tmp_path / 'run')})
+    torch.save({'meta': {'iter': 2, 'seed': 7}, 'message_hub': {}}, path)
+    with training.held_alone(config, str(path)) as held:
+        assert (held.resume, held.load_from, held.randomness.seed) == (True, str(path), 7)
+    with pytest.raises(FileNotFoundError, match='no checkpoint'), training.held_alone(config, 'gone.pth'):
+        pass
+
+
 def test_an_explicitly_given_damaged_checkpoint_is_refused(work_dir):
     cut(work_dir / 'iter_10.pth')
     config = write_config(work_dir.parent)
