@@ -162,7 +162,7 @@ class _AtomicRunner:
                 _remove(unfinished)
 
 
-def newest_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
+def newest_checkpoint(work_dir: Path) -> tuple[Path | str | None, list[str]]:
     """Find the newest complete checkpoint of a work directory.
 
     The checkpoint named in the file ``last_checkpoint`` is tried first, then the others from newest to oldest.
@@ -171,14 +171,15 @@ def newest_checkpoint(work_dir: Path) -> tuple[Path | None, list[str]]:
         work_dir: work directory of the training.
 
     Returns:
-        The checkpoint, or None if the directory contains none, and one message for each checkpoint that was skipped.
+        The checkpoint, a path or the address in ``last_checkpoint``, or None if the directory contains none; and one
+        message for each checkpoint that was skipped.
 
     Raises:
         CheckpointError: the directory contains checkpoints, but none is complete.
     """
     skipped: list[str] = []
     last = _last_named(work_dir, skipped)
-    if last is not None and '://' in str(last):
+    if isinstance(last, str):  # an address, whose file is read when training resumes
         return last, skipped
     found: list[tuple[Any, Path]] = []
     numbered = [path for path in work_dir.glob('*.pth') if _NUMBERED.fullmatch(path.name)]
@@ -226,7 +227,7 @@ def training_meta(checkpoint: Path) -> dict[str, Any]:
     return {} if checkpoint.is_dir() else _read_meta(checkpoint)
 
 
-def _last_named(work_dir: Path, skipped: list[str]) -> Path | None:
+def _last_named(work_dir: Path, skipped: list[str]) -> Path | str | None:
     note = work_dir / 'last_checkpoint'
     if not note.exists():
         return None
@@ -234,7 +235,9 @@ def _last_named(work_dir: Path, skipped: list[str]) -> Path | None:
     if not named:
         skipped.append(f'{note} is empty')
         return None
-    if '://' in named or Path(named).exists():
+    if '://' in named:
+        return named
+    if Path(named).exists():
         return Path(named)
     beside = work_dir / Path(named).name  # the folder may have been moved
     if beside.exists():

@@ -27,9 +27,10 @@ import numpy as np
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read
 from swin_dense.checkpoint.export import write_file
+from swin_dense.checkpoint.find import flatten
 from swin_dense.checkpoint.read import file_digest, local_file, read_file
 from tests.conftest import IfInstalled, needs, small_disk
 
@@ -207,8 +208,10 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, zippe
     evil = Malicious(_evil_tools(trap)[tool])
     torch.save({'model': source.state_dict(), 'x': evil}, path, _use_new_zipfile_serialization=zipped)
     load(backbone, path)
+    created = create_backbone(checkpoint=path)
     assert not trap.exists()
     assert equal_weights(backbone, source)
+    assert equal_weights(created, source)
     load(backbone, path, trust=True)
     assert trap.exists()
 
@@ -343,6 +346,15 @@ def test_a_checkpoint_nested_deeper_than_the_recursion_limit(source, backbone):
         inner['deeper'] = inner = {}
     load(backbone, checkpoint)
     assert equal_weights(backbone, source)
+
+
+def test_dicts_are_read_to_32_levels():
+    weights = torch.ones(2)
+    levels = {1: {'a': weights}}
+    for level in range(2, 34):
+        levels[level] = {'in': levels[level - 1]}
+    assert torch.equal(flatten(levels[32])['in.' * 31 + 'a'], weights)
+    assert not flatten(levels[33])
 
 
 def test_values_that_are_not_finite(source, backbone):

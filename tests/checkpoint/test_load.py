@@ -105,15 +105,40 @@ def test_files_of_our_version_0_1_load_as_official():
     source = build(1, use_abs_pos_embed=True, pretrain_img_size=32)
     state = export_state_dict(source, 'official')
     assert state['absolute_pos_embed'].shape == (1, 8, 8, 8)
-    # Four neighbours of eight channels: ordered by neighbour in the official code, by channel here.
-    ours, old = source.stages[0].downsample.reduction.weight, state['layers.0.downsample.reduction.weight']
-    by_place = ours.view(16, 8, 2, 2)  # (out, C, row, column)
-    expected = torch.cat([by_place[:, :, row, column] for row, column in [(0, 0), (1, 0), (0, 1), (1, 1)]], dim=1)
-    assert torch.equal(old, expected)
     backbone = build(2, use_abs_pos_embed=True, pretrain_img_size=32)
     report = load(backbone, {f'backbone.{name}': tensor for name, tensor in state.items()})
     assert report.family == 'official'
     same_weights(backbone, source)
+
+
+@pytest.mark.parametrize(
+    ('family', 'merging'),
+    [
+        ('official', 'layers.0.downsample'),
+        ('timm', 'layers.1.downsample'),
+        ('torchvision', 'features.2'),
+        ('transformers', 'swin.encoder.layers.0.downsample'),
+    ],
+)
+def test_patch_merging_is_exported_in_the_order_of_other_libraries(family, merging):
+    """Four neighbours of eight channels: ordered by neighbour there, column by column, and by channel here."""
+    source = build(1)
+    state = export_state_dict(source, family)
+    places = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    for name, ours in source.stages[0].downsample.named_parameters():
+        by_place = ours.unflatten(-1, (8, 2, 2))  # (..., C, row, column)
+        expected = torch.cat([by_place[..., row, column] for row, column in places], dim=-1)
+        assert torch.equal(state[f'{merging}.{name}'], expected)
+
+
+def test_the_coordinates_of_a_window_that_is_not_square_are_exported():
+    """The coordinates of the paper on Swin V2: log-spaced, and scaled so that the outermost offset was 8."""
+    backbone = SwinV2Backbone(**{**ARCH, 'window_size': (2, 3)})
+    rows, columns = torch.arange(-1.0, 2) / 1 * 8, torch.arange(-2.0, 3) / 2 * 8
+    grid = torch.stack([rows[:, None].expand(3, 5), columns.expand(3, 5)], dim=-1)
+    expected = grid.sign() * torch.log2(grid.abs() + 1) / 3
+    coordinates = export_state_dict(backbone, 'official')['layers.0.blocks.0.attn.relative_coords_table']
+    torch.testing.assert_close(coordinates, expected[None])
 
 
 @pytest.mark.parametrize('framework', FRAMEWORKS)
@@ -676,6 +701,18 @@ class TestCreateBackbone:
         assert create_backbone(checkpoint=source.state_dict(), pretrained_window_size=4).window_size == (8, 8)
         with pytest.raises(CheckpointError, match='It is a Swin V2'):
             create_backbone('swin_t', source.state_dict())
+
+    def test_v2_windows_that_shrink_to_small_maps(self):
+        """Only with clamp_window=True, and if the windows of the first stage are those of the training."""
+        source = randomize(SwinV2Backbone(**{**ARCH, 'window_size': 4}, pretrained_window_size=(4, 4, 4, 2)), 1)
+        state = export_state_dict(source, 'official')
+        options = {**ARCH, 'window_size': 4}
+        clamped = SwinV2Backbone(**options, clamp_window=True)
+        load(clamped, state)
+        same_weights(clamped, source)
+        advice = re.escape('of 4x4, 4x4, 4x4, 2x2 tokens per stage') + '.*' + re.escape('size=(4, 4, 4, 2)')
+        raises_and_keeps(SwinV2Backbone(**options), state, advice)
+        raises_and_keeps(SwinV2Backbone(**options, clamp_window=True, pretrained_window_size=3), state, advice)
 
     def test_flat_positions_of_a_non_square_grid_need_pretrain_img_size(self):
         source = build(1, use_abs_pos_embed=True, pretrain_img_size=(32, 48))

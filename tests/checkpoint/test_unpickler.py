@@ -356,7 +356,7 @@ class TestClaims:
         assert type(found['a']) is StandIn
         assert torch.equal(found['b'], torch.ones(2))
 
-    @pytest.mark.parametrize('claimed', [8, 1 << 40])
+    @pytest.mark.parametrize('claimed', [8, 1 << 20, 1 << 40])
     def test_a_storage_that_a_legacy_file_does_not_contain(self, tmp_path, claimed):
         """torch allocates it and fills only those that the file lists, so that it held what the memory held before."""
         save_legacy({'a': torch.full((4,), 7.0)}, tmp_path / 'a.pth')
@@ -367,7 +367,9 @@ class TestClaims:
         if claimed == 8:
             assert torch.equal(read_pickle(tmp_path / 'a.pth')['a'], torch.zeros(4))
         else:
-            with pytest.raises((RefusedError, RuntimeError), match=r'more data than the file|memory'):
+            # torch may lack the memory for a terabyte before the size is checked.
+            errors = RefusedError if claimed == 1 << 20 else (RefusedError, RuntimeError)
+            with pytest.raises(errors, match=r'more data than the file|memory'):
                 read_pickle(tmp_path / 'a.pth')
 
     def test_an_array_beyond_its_data(self):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 from pycocotools import mask as coco_mask
@@ -130,7 +131,7 @@ def test_class_names_come_from_the_checkpoint_or_the_data_set(tmp_path, framewor
     assert predictor.classes == classes
     assert predictor.model.dataset_meta == {'classes': classes, 'palette': predictor.palette}
     assert predictor.palette == palette or palette is None
-    assert len(predictor.palette) == len(classes)
+    assert len(set(predictor.palette)) == len(classes)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,11 @@ def test_class_names_must_be_as_many_as_the_head_has(tmp_path, framework, meta, 
     make_weights(framework, tmp_path / 'w.pth', **meta)
     with pytest.raises(ValueError, match=message):
         Predictor(config, str(tmp_path / 'w.pth'), 'cpu')
+
+
+def test_a_config_without_a_framework_is_refused():
+    with pytest.raises(ValueError, match="must have default_scope = 'mmdet' or 'mmseg', got None"):
+        Predictor(Config({'model': {}}), 'a.pth', 'cpu')
 
 
 def test_more_than_256_classes(tmp_path, pictures):

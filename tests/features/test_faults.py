@@ -129,6 +129,9 @@ def test_tables_hold_the_rows_of_all_runs_until_pruned(run, tmp_path):
     assert run(folders[0], '--prune') == 0
     assert len(rows_of(tmp_path / 'out')) == 2
     assert len(list(tmp_path.glob('out/features/*/*'))) == 2
+    assert run(*folders, '--prune') == 0  # images of this run, whose rows are not yet written, stay
+    assert len(finished_in(tmp_path / 'out')) == 6
+    assert len(list(tmp_path.glob('out/features/*/*'))) == 6
 
 
 def test_a_different_batch_size_continues_in_the_same_folder(run, tmp_path):

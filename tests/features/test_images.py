@@ -310,6 +310,7 @@ def test_normalize():
     )
     assert normalize(image, None, None) is image
     assert torch.equal(normalize(image, 0.5, 0.25), normalize(image, [0.5] * 3, np.full(3, 0.25)))
+    assert torch.equal(normalize(image, 1, 1), image - 1)  # the largest values allowed
 
 
 @pytest.mark.parametrize('mean', ['imagenet', ['a', 'b', 'c'], object()])

@@ -139,6 +139,13 @@ def test_gradients_reach_every_parameter_and_the_image(backbone):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+def test_without_gradients_an_image_that_requires_them_is_like_any_other(backbone):
+    grey = torch.rand(1, 61, 45)
+    for options in {}, {'max_side': 30}:
+        pyramid = extract_pyramid(backbone, grey.clone().requires_grad_(), **options)
+        assert_same(pyramid, extract_pyramid(backbone, grey, **options))
+
+
 def test_dtype_and_autocast(backbone):
     expected = alone(backbone, PHOTOGRAPH)
     half = extract_pyramid(backbone, PHOTOGRAPH, dtype=torch.float16)

@@ -129,6 +129,13 @@ def test_every_image_is_in_one_batch_with_images_of_equal_size(sizes, batch_size
     assert sorted(seen) == list(range(len(sizes)))
 
 
+def test_an_image_alone_in_its_batch_is_not_copied():
+    image = torch.zeros(3, 4, 5)
+    ((_, batch),) = batches([(0, image)], 8)
+    assert batch.shape == (1, 3, 4, 5)
+    assert batch.data_ptr() == image.data_ptr()
+
+
 def test_images_of_unique_size_do_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(inference, '_WAITING_BYTES', 100)
     samples = iter((i, torch.zeros(3, 2, i, dtype=torch.uint8)) for i in range(1, 100))

@@ -96,6 +96,16 @@ def test_wrong_settings_say_what_is_allowed(paramwise, error, words):
         settings_of(Model(), **paramwise)
 
 
+def test_the_optimizer_needs_a_rate():
+    config = {
+        'constructor': 'SwinLayerDecayConstructor',
+        'optimizer': {'type': 'AdamW'},
+        'paramwise_cfg': {'decay_rate': 0.5},
+    }
+    with pytest.raises(TypeError, match='optimizer needs lr'):
+        build_optim_wrapper(Model(), config)
+
+
 def test_a_model_without_a_swin_is_refused():
     with pytest.raises(ValueError, match='no Swin of swin_dense in Linear'):
         settings_of(nn.Linear(2, 2), decay_rate=0.5)

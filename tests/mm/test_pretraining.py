@@ -172,6 +172,11 @@ def test_the_held_out_loss_is_that_of_each_image_with_its_own_mask(norm_target):
     assert len({tuple(output['hidden'].flatten().tolist()) for output in together}) == 5
 
 
+def test_the_output_of_the_network_is_an_image_for_each_image():
+    output = model_with().eval()(torch.rand(2, 3, 40, 40), mode='tensor')
+    assert output.shape == (2, 3, 40, 40)
+
+
 def test_normalising_can_be_undone():
     normalizer, img = ImageNormalizer([0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]), torch.rand(2, 4, 5, 6)
     done = normalizer({'inputs': img})['inputs']

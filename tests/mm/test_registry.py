@@ -73,6 +73,7 @@ def test_windows_per_stage_of_mmpretrain_equal_clamping():
         backbone = SwinDenseV2(img_size=256, window_size=[16, 16, 16, 8], pretrained_window_sizes=[12, 12, 12, 6])
         assert (backbone.window_size, backbone.pretrained_window_size) == ((16, 16), (12, 12, 12, 6))
         assert backbone.stages[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
+        assert SwinDenseV2(img_size=256, window_size=(8, 16)).window_size == (8, 16)  # (height, width) in all stages
         with pytest.raises(ValueError, match=r'16 shrinks to \[16, 16, 16, 8\] at img_size=256'):
             SwinDenseV2(img_size=256, window_size=[16, 16, 8, 8])
         with pytest.raises(ValueError, match='one integer or a'):
@@ -117,6 +118,11 @@ def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
     backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'bad.pth')}))
     with pytest.raises(swin_dense.CheckpointError, match=r'bad\.pth.*conv1\.weight'):
         backbone.init_weights()
+
+
+def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():
+    step = mmseg.registry.TRANSFORMS.build({'type': 'IgnoreMaskValues', 'values': [11]})
+    assert step({'label_map': {3: 4}})['label_map'] == {3: 4, 11: 255}
 
 
 def test_the_class_path_of_the_first_version_unpickles():

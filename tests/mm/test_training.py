@@ -95,6 +95,20 @@ def test_last_checkpoint_may_be_empty_or_outdated(work_dir):
     assert 'names /nowhere/iter_8.pth, which does not exist' in message
 
 
+def test_last_checkpoint_may_name_another_folder(tmp_path):
+    work_dir = tmp_path / 'run'
+    work_dir.mkdir()
+    for folder in work_dir, tmp_path:
+        torch.save({'meta': {'iter': 2, 'time': '20260101'}, 'message_hub': {}}, folder / 'iter_2.pth')
+    (work_dir / 'last_checkpoint').write_text(str(tmp_path / 'iter_2.pth'))
+    assert newest_checkpoint(work_dir) == (tmp_path / 'iter_2.pth', [])
+
+
+def test_last_checkpoint_may_name_an_address(tmp_path):
+    (tmp_path / 'last_checkpoint').write_text('s3://bucket/run/iter_2.pth')
+    assert newest_checkpoint(tmp_path) == ('s3://bucket/run/iter_2.pth', [])
+
+
 def test_without_a_complete_checkpoint_resuming_is_an_error(work_dir):
     for path in work_dir.glob('*.pth'):
         cut(path)
@@ -190,6 +204,15 @@ def test_the_lock_of_a_work_dir_is_released(tmp_path):
             with pytest.raises(ValueError, match='another training'), training.held_alone(config, None):
                 pass
     with FileLock(tmp_path / 'run' / '.training.lock', timeout=0):
+        pass
+
+
+def test_a_given_checkpoint_is_resumed_with_its_seed(tmp_path):
+    path, config = tmp_path / 'iter_2.pth', Config({'work_dir': str(tmp_path / 'run')})
+    torch.save({'meta': {'iter': 2, 'seed': 7}, 'message_hub': {}}, path)
+    with training.held_alone(config, str(path)) as held:
+        assert (held.resume, held.load_from, held.randomness.seed) == (True, str(path), 7)
+    with pytest.raises(FileNotFoundError, match='no checkpoint'), training.held_alone(config, 'gone.pth'):
         pass
 
 
