@@ -5,7 +5,7 @@
     python benchmarks/benchmark.py --packages .venv-peers/lib/python3.11/site-packages  # all five peers in one process
     python benchmarks/benchmark.py --sweep --rounds 3 --peers --plot cost.png
 
-All models run in one process with the same weights and image. They alternate in each round, so that other load affects
+All models run in one process with the same weights and image. They take turns in each round, in a random order, so that other load affects
 all of them. Memory is measured in a separate process per model: the peak above the memory after a pass over a small
 image. A training step is a forward and a backward pass, without the optimizer step, which is the same for all models.
 """
@@ -16,6 +16,7 @@ import argparse
 import functools
 import json
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -163,7 +164,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     first = {name: elapsed(run, args.device) for name, run in runs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(args.rounds):
-        for name, run in runs.items():
+        # In a fixed order, a model would always find the caches and the allocator as the same other model left them.
+        for name, run in random.sample(list(runs.items()), len(runs)):
             seconds[name].append(elapsed(run, args.device))
             if name in models:
                 models[name].zero_grad(set_to_none=True)
