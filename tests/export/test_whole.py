@@ -384,7 +384,8 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     with Image.open('photo.jpg') as image:
         assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
     for each in RUNTIMES:
-        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
+        # With less score, float16 may choose another of two overlapping boxes, which shifts all that follow.
+        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.3)('photo.jpg') for name in ('model', 'float16')]
         scores = [[instance['score'] for instance in record['instances']] for record in records]
         common = min(map(len, scores))  # one may be on the other side of the least score
         assert abs(len(scores[0]) - len(scores[1])) <= 1
