@@ -20,8 +20,6 @@ from swin_dense.ops.windows import Pair
 # pages each time. A quarter and twice as many tokens are nearly as fast.
 CHUNK_TOKENS = 8192
 CHUNK_VALUES = 192 * CHUNK_TOKENS
-# A map that fits in one chunk gains from two: with smaller temporaries, malloc returns fewer pages to the system.
-MIN_TOKENS = 2048
 
 # The images of a chunk, its row ranges, and the shift of its windows. A chunk has two row ranges if its windows cross
 # the edge of the map.
@@ -57,8 +55,7 @@ def run(function: Callable[[Tensor, Pair, Pair], Tensor], x: Tensor, window: Pai
 
 
 def _tokens_per_chunk(x: Tensor) -> int:
-    at_most_half = max(MIN_TOKENS, math.prod(x.shape[:3]) // 2)
-    return max(1, min(at_most_half, CHUNK_TOKENS, CHUNK_VALUES // x.shape[3]))
+    return max(1, min(CHUNK_TOKENS, CHUNK_VALUES // x.shape[3]))
 
 
 def cut(x: Tensor, window: Pair, shift: Pair) -> Iterator[Chunk]:
