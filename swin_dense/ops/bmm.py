@@ -1,4 +1,4 @@
-"""Window attention by batched matrix products, for CPUs on which torch's fused attention is slower.
+"""Window attention by batched matrix products, for training on CPUs on which torch's attention is slower.
 
 One gather does padding, roll and partition, and brings together the tokens of each head, so that the products read
 contiguous memory. Another gather undoes it. Each is the inverse of the other, so their backward passes are gathers too.
@@ -18,7 +18,7 @@ from swin_dense.ops.plan import plan_windows
 from swin_dense.ops.windows import Pair, WindowSpec
 from swin_dense.utils import compat
 
-# With 144 tokens per window, torch's fused attention is as fast; with 256, it is faster.
+# Larger windows were timed without gradients only, where they gained nothing.
 MAX_TOKENS = 64
 # Enough for the maps of two to four image sizes. The tables take a quarter of the memory of their map.
 MAX_TABLES = 32
@@ -34,11 +34,11 @@ def unsupported_reason(qkv: Tensor, spec: WindowSpec) -> str | None:
 
 
 def is_faster(qkv: Tensor, spec: WindowSpec) -> bool:
-    """Return whether this is faster than torch's fused attention: on AMD processors, in float32, in small windows."""
+    """Return whether this is faster than torch's attention: on AMD processors with gradients, in small windows."""
     if context.is_tracing():  # compilers cannot trace the question about the processor
         return False
     is_small = qkv.dtype == torch.float32 and spec.tokens <= MAX_TOKENS
-    return is_small and qkv.device.type == 'cpu' and cpu.is_amd()
+    return is_small and torch.is_grad_enabled() and qkv.device.type == 'cpu' and cpu.is_amd()
 
 
 def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> Tensor:

@@ -39,7 +39,7 @@ def window_attention(
         spec: heads, window, shift, scale and dropout.
         backend: one of ``BACKENDS``. 'auto' uses the first backend that can run and logs its choice once. It uses the
             Triton kernels only if `swin-dense doctor` found them correct and faster on this GPU, and 'bmm', batched
-            products, only where they are faster: on AMD processors, in float32, for windows of up to 64 tokens.
+            products, only with gradients on AMD processors, in float32, in windows of up to 64 tokens.
 
     Returns:
         (B, H, W, C).

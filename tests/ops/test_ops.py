@@ -164,21 +164,26 @@ def test_backend_is_an_option_of_the_backbone(backend):
 
 
 @pytest.mark.parametrize(
-    ('is_amd', 'dtype', 'side', 'autocast', 'chosen'),
+    ('is_amd', 'dtype', 'side', 'autocast', 'grad', 'chosen'),
     [
-        (True, torch.float32, 8, False, 'bmm'),
-        (False, torch.float32, 8, False, 'sdpa'),
-        (True, torch.float64, 8, False, 'sdpa'),
-        (True, torch.bfloat16, 8, False, 'sdpa'),
-        (True, torch.float32, 12, False, 'sdpa'),
-        (True, torch.float32, 8, True, 'sdpa'),
+        (True, torch.float32, 8, False, True, 'bmm'),
+        (False, torch.float32, 8, False, True, 'sdpa'),
+        (True, torch.float64, 8, False, True, 'sdpa'),
+        (True, torch.bfloat16, 8, False, True, 'sdpa'),
+        (True, torch.float32, 12, False, True, 'sdpa'),
+        (True, torch.float32, 8, True, True, 'sdpa'),
+        (True, torch.float32, 8, False, False, 'sdpa'),
     ],
 )
-def test_the_automatic_choice_is_logged_once(monkeypatch, caplog, is_amd, dtype, side, autocast, chosen):
+def test_the_automatic_choice_is_logged_once(monkeypatch, caplog, is_amd, dtype, side, autocast, grad, chosen):
     monkeypatch.setattr(cpu, 'is_amd', lambda: is_amd)
     dispatch._log_once.cache_clear()
     inputs, spec = make_inputs((1, 4, 4, (side, side), (0, 0), True, True), dtype)
-    with caplog.at_level(logging.INFO, logger='swin_dense.ops'), torch.autocast('cpu', enabled=autocast):
+    with (
+        caplog.at_level(logging.INFO, logger='swin_dense.ops'),
+        torch.autocast('cpu', enabled=autocast),
+        torch.set_grad_enabled(grad),
+    ):
         for _ in range(3):
             window_attention(*inputs, spec)
     assert [record.levelname for record in caplog.records] == ['INFO']
