@@ -95,11 +95,8 @@ def export_detector(
         facts['mask_threshold'] = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
         compare = partial(_compare_boxes, detector, facts, settings.max_per_img)
     divisor = limits['divisor']
-    ranges = (
-        {}
-        if divisor == 1
-        else {name: divisor * torch.export.Dim(f'{name}_steps', min=2) for name in ('height', 'width')}
-    )
+    sides = ('height', 'width') if divisor > 1 else ()
+    ranges = {side: divisor * torch.export.Dim(f'{side}_steps', min=2) for side in sides}
     free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
     interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges)
     return _write(graph, interface, compare, path, image, opset, divisor)

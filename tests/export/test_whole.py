@@ -384,10 +384,12 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     with Image.open('photo.jpg') as image:
         assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
     for each in RUNTIMES:
-        # With less score, float16 may choose another of two overlapping boxes, which shifts all that follow.
-        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.3)('photo.jpg') for name in ('model', 'float16')]
+        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
         scores = [[instance['score'] for instance in record['instances']] for record in records]
         common = min(map(len, scores))  # one may be on the other side of the least score
         assert abs(len(scores[0]) - len(scores[1])) <= 1
-        assert scores[1][:common] == pytest.approx(scores[0][:common], abs=2e-2)
+        different = [pair for pair in zip(*scores, strict=False) if pair[1] != pytest.approx(pair[0], abs=2e-2)]
+        # Of two boxes that overlap, float16 may keep another one of low score.
+        assert len(different) <= 1
+        assert all(max(pair) < 0.3 for pair in different)
         assert common > 3
