@@ -6,9 +6,9 @@
     python benchmarks/benchmark.py --sweep --rounds 3 --peers --plot cost.png
 
 All models run in one process with the same weights and image. They take turns in each round, in a random order, so
-that other load affects all of them. Memory is measured in a separate process per model: the peak above the memory after
-a pass over a small image. A training step is a forward and a backward pass, without the optimizer step, which is the
-same for all models.
+that other load affects all of them. Memory is measured in three separate processes per model: the peak above the memory
+after a pass over a small image. A training step is a forward and a backward pass, without the optimizer step, which is
+the same for all models.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         name: summary(times, args.batch) | {'first_call_ms': 1e3 * first[name]} for name, times in seconds.items()
     }
     for name in models if not args.no_memory else ():
-        rows[name]['peak_mib'] = memory_in_a_process(name)
+        rows[name]['peak_mib'] = memory_in_processes(name)
     limit = roofline(*shape)
     return {
         'options': written(args),
@@ -241,15 +241,18 @@ def check_outputs(models: dict[str, nn.Module], img: Tensor, args: argparse.Name
     return differences
 
 
-def memory_in_a_process(name: str) -> float | None:
-    """Return the peak memory in MiB of a model, measured in a separate process, or None if that fails."""
+def memory_in_processes(name: str) -> float | None:
+    """Return the peak memory in MiB of a model, the median of three separate processes, or None if one fails."""
     command = [sys.executable, '-W', 'ignore', __file__, *sys.argv[1:], '--memory-of', name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
-        print(f'memory of {name} could not be measured: {lines[-1]}', file=sys.stderr)
-        return None
-    return json.loads(done.stdout.splitlines()[-1])['peak_mib']
+    peaks = []
+    for _ in range(3):  # what the allocator returns to the system varies by a tenth
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f'exit status {done.returncode}']
+            print(f'memory of {name} could not be measured: {lines[-1]}', file=sys.stderr)
+            return None
+        peaks.append(json.loads(done.stdout.splitlines()[-1])['peak_mib'])
+    return statistics.median(peaks)
 
 
 def peak_memory(args: argparse.Namespace) -> float:

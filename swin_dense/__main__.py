@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,7 +100,8 @@ def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
 def _print_log() -> None:
     """Print the package's log messages on stderr."""
     logging.basicConfig(format='%(message)s')
-    for library in ('PIL', 'tifffile'):  # what they log about damaged files is not for the user
+    warnings.filterwarnings('ignore', module='PIL')
+    for library in ('PIL', 'tifffile'):  # what they say about damaged files is not for the user
         logging.getLogger(library).propagate = False
     for package in ('checkpoint', 'doctor', 'export'):
         logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)

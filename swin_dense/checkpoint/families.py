@@ -319,9 +319,13 @@ _SHARING = {
 _MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))
 
 
-def find_backbones(keys: Iterable[str]) -> dict[tuple[Family, str], set[str]]:
+# A naming scheme, and the prefix of names in it.
+Candidate = tuple[Family, str]
+
+
+def find_backbones(keys: Iterable[str]) -> dict[Candidate, set[str]]:
     """Map each pair of naming scheme and prefix to the roles of the parameters that the keys contain of it."""
-    found: dict[tuple[Family, str], set[str]] = {}
+    found: dict[Candidate, set[str]] = {}
     for key in keys:
         for scheme in _SCHEMES:
             start = f'.{key}'.rfind(f'.{scheme.stems[0]}')

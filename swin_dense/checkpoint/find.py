@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.families import (
     COORDINATES,
     EXPORTED,
+    Candidate,
     Family,
     Name,
     find_backbones,
@@ -236,9 +237,7 @@ def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
     )
 
 
-def _choose(
-    candidates: Mapping[tuple[Family, str], Collection[str]], described: str, prefix: str | None, ema: bool
-) -> tuple[Family, str]:
+def _choose(candidates: dict[Candidate, set[str]], described: str, prefix: str | None, ema: bool) -> Candidate:
     """Return the naming scheme and the prefix of the backbone to load, among those of :func:`find_backbones`."""
     parts = {choice: set(choice[1].split('.')) for choice in candidates}
     chosen = [c for c in candidates if bool(_AVERAGES & parts[c]) == ema and not _MOMENTUM_BRANCHES & parts[c]]
@@ -254,16 +253,14 @@ def _choose(
     return chosen[0]
 
 
-def _named(candidates: Iterable[tuple[Family, str]], prefix: str) -> list[tuple[Family, str]]:
+def _named(candidates: Iterable[Candidate], prefix: str) -> list[Candidate]:
     """Return the candidates with a prefix, or else those whose prefix contains its components."""
     wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
     exact = [choice for choice in candidates if choice[1] == wanted]
     return exact or [choice for choice in candidates if wanted and f'.{wanted}' in f'.{choice[1]}']
 
 
-def _why_no_choice(
-    candidates: Iterable[tuple[Family, str]], chosen: list[tuple[Family, str]], prefix: str | None, ema: bool
-) -> str:
+def _why_no_choice(candidates: Iterable[Candidate], chosen: list[Candidate], prefix: str | None, ema: bool) -> str:
     if chosen:
         return (
             f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with prefix=... of '
@@ -276,7 +273,7 @@ def _why_no_choice(
     return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with ema=True'
 
 
-def _prefixes(choices: Iterable[tuple[Family, str]]) -> str:
+def _prefixes(choices: Iterable[Candidate]) -> str:
     return ', '.join(sorted({repr(prefix) for _, prefix in choices}))
 
 

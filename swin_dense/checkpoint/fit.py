@@ -106,6 +106,12 @@ class Target:
         """Per stage, the pretraining window to which V2's position networks scale their coordinates."""
         return [(n, n) if n else self.backbone.window_size for n in self.backbone.pretrained_window_size]
 
+    def size_of(self, name: str) -> Any:
+        """Return the window of a bias table, or the grid of the position embedding, of the model, (height, width)."""
+        if _is_table(name):
+            return self.backbone.window_size
+        return self.backbone.position_grid if name == 'absolute_pos_embed' else None
+
     def extended_by(self, given: Mapping[str, Tensor]) -> Target:
         """Return the target with the ``given`` parameters of a Swin added, which a wrapper renames or hides."""
         if not self.complete:  # FSDP loads the parameters that it hides by their usual names
@@ -266,7 +272,7 @@ def _fit_one(
     # In float32, because finite 64-bit values can overflow in the model.
     elif not tensor.is_meta and (count := int((~tensor.float().isfinite()).sum())):
         report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
-    elif shape is None or (tensor.shape == shape and name not in found.sizes):
+    elif shape is None or (tensor.shape == shape and found.sizes.get(name) in (None, target.size_of(name))):
         return tensor
     else:
         return _resized(name, tensor, shape, found, target, options, report)
@@ -277,19 +283,17 @@ def _resized(
     name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, options: Options, report: Report
 ) -> Tensor | None:
     """Return the tensor for a parameter in the model's shape, or None, and report the change or why there is none."""
-    given = tuple(tensor.shape)
+    given, old, new = tuple(tensor.shape), found.sizes.get(name), target.size_of(name)
     if _is_table(name) and len(given) == 2 and given[1] == shape[1]:
-        window = target.backbone.window_size
-        old = found.sizes.get(name) or (window if given == shape else square_window(given[0]))
-        if old is not None and old != window:
-            tensor = resize_table(tensor, old, window, options.table_resize)
-            report.resized[name] = f'window {_by(old)} to {_by(window)}, {options.table_resize}'
+        old = old or square_window(given[0])
+        if old is not None:
+            tensor = resize_table(tensor, old, new, options.table_resize)
+            report.resized[name] = f'window {_by(old)} to {_by(new)}, {options.table_resize}'
     elif name == 'absolute_pos_embed' and len(given) == 3 and (given[0], given[2]) == (shape[0], shape[2]):
-        grid = target.backbone.position_grid
-        old = found.sizes.get(name) or (grid if given == shape else square_grid(given[1]))
-        if old is not None and old != grid:
-            tensor = resize_position(tensor, old, grid)
-            report.resized[name] = f'grid {_by(old)} to {_by(grid)}, bicubic'
+        old = old or square_grid(given[1])
+        if old is not None:
+            tensor = resize_position(tensor, old, new)
+            report.resized[name] = f'grid {_by(old)} to {_by(new)}, bicubic'
     elif name == 'patch_embed.projection.weight' and (given[0], *given[2:]) == (shape[0], *shape[2:]):
         tensor = adapt_channels(tensor, shape[1], options.in_channels)
         report.resized[name] = f'image channels {given[1]} to {shape[1]}, in_channels={options.in_channels!r}'

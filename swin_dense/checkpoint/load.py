@@ -27,6 +27,7 @@ _SATLAS = re.compile(r'(aerial|landsat|sentinel1|sentinel2)_swin[bt]_(si|mi)')
 _SATLAS_PREFIX = 'backbone.backbone.'  # in SatlasPretrain's own files, under any file name
 _SATLAS_PRESETS = {2: 'satlas-sentinel1', 3: 'satlas-rgb', 9: 'satlas-sentinel2-ms', 11: 'satlas-landsat'}
 Checkpoint = str | os.PathLike[str] | Mapping[str, Any]
+Log = Callable[[Report], Any]
 
 # Which backbone parameters the hook requires: 'all', 'some', or 'nothing' to skip the hook for converted weights.
 _required = contextvars.ContextVar('required', default='all')
@@ -49,7 +50,7 @@ def load_checkpoint(
     in_channels: str = 'repeat',
     window_size: int | Sequence[int] | None = None,
     trust: bool = False,
-    log: Callable[[Report], Any] | None = log_report,
+    log: Log | None = log_report,
 ) -> Report:
     """Load the weights of a Swin from a checkpoint of any supported library.
 
@@ -111,9 +112,7 @@ def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = Fal
     return find(flatten(read_file(Path(source), trust)), os.fspath(source), prefix, ema)
 
 
-def load_found(
-    target: Target, found: Found, options: Options = _STANDARD, log: Callable[[Report], Any] | None = log_report
-) -> Report:
+def load_found(target: Target, found: Found, options: Options = _STANDARD, log: Log | None = log_report) -> Report:
     """Load the result of :func:`find_backbone` into a model; see :func:`load_checkpoint`."""
     parameters, report = fit(found, target, options)
     if not report.loaded:

@@ -89,15 +89,12 @@ class Report:
         lines = [f'Loaded {len(self.loaded)} parameters of the backbone from {self.source}']
         lines.append(f'  family: {self.family}{where}, Swin V{self.version}')
         lines += [f'  resized {names}: {how}' for how, names in _grouped(self.resized)]
-        if self.new:
-            lines.append(f'  new, as the checkpoint cannot have them: {listed(self.new)}')
+        lines += [f'  new, as the checkpoint cannot have them: {listed(self.new)}'] if self.new else []
         lines += [f'  wrong shape or kind, not loaded: {names}: {how}' for how, names in _grouped(self.mismatched)]
         lines += [f'  damaged, not loaded: {names}: {how}' for how, names in _grouped(self.damaged)]
-        if self._absent:
-            lines.append(f'  missing, not loaded: {listed(self._absent)}')
+        lines += [f'  missing, not loaded: {listed(self._absent)}'] if self._absent else []
         lines += [f'  left out, {reason}: {names}' for reason, names in _grouped(self.left_out)]
-        if self.unexpected:
-            lines.append(f'  unexpected, ignored: {listed(self.unexpected)}')
+        lines += [f'  unexpected, ignored: {listed(self.unexpected)}'] if self.unexpected else []
         lines += [f'  note: {note}' for note in self.notes]
         return '\n'.join(lines)
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import warnings
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from swin_dense.features.inference import Runner, check_levels, whole_image
 from swin_dense.features.listing import Item, iterate, list_images
 from swin_dense.features.normalization import Inference, Tiling
 from swin_dense.features.regions import open_large_image
-from swin_dense.features.shards import Record, Shard, hash_of_name, lock_shard, parse_shard, shard_of_environment
+from swin_dense.features.shards import Record, Shard, hash_of_name, parse_shard, shard_of_environment
 from swin_dense.features.tiling import check_tiling, run_tiles
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.pixels import ImageError, name_of
@@ -57,8 +56,7 @@ def extract_all(args: argparse.Namespace) -> int:
     record = Record(args.out, shard, _settings(args, inference, backbone), images)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        with lock_shard(args.out, shard):
-            record.begin()
+        with record.writing():
             failed, received = _extract_missing(args, shard, images, backbone, inference)
     except OSError as error:
         say(_cannot_write(args.out, error))
@@ -82,18 +80,11 @@ def _cannot_write(out: Path, error: OSError) -> str:
 
 def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], list[str]]:
     """Return the images, and what could not be read and why; the first shard prints what was skipped."""
-    unread: list[str] = []
-    no_images: Counter[str] = Counter()
-
-    def on_skipped(path: str, reason: str | None) -> None:
-        if reason is None:
-            no_images[Path(path).suffix or 'no suffix'] += 1
-        else:
-            unread.append(f'{path!r} {reason}')
-
-    images = list_images(places, on_skipped)
-    if is_first and (unread or no_images):
-        _say_skipped(unread, no_images)
+    skipped: dict[str, str | None] = {}
+    images = list_images(places, skipped)
+    unread = [f'{path!r} {reason}' for path, reason in skipped.items() if reason is not None]
+    if is_first and skipped:
+        _say_skipped(unread, Counter(Path(path).suffix or 'no suffix' for path in skipped if skipped[path] is None))
     if not images:
         raise ValueError(f'no images found in {places}')
     return images, unread
@@ -130,7 +121,6 @@ def _tiling(args: argparse.Namespace, backbone: Any, levels: tuple[int, ...]) ->
 
 def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> dict[str, Any]:
     """Return the options that determine the features; all features of a folder must share them."""
-    tile, overlap = inference.tiling or (None, None)
     return {
         'arch': dataclasses.asdict(backbone.arch),
         'weights': weights_digest(backbone),
@@ -144,8 +134,7 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
         'page': args.page or 0,
         'max_side': args.max_side,
         **normalization_of(args),  # absent if not given, as in older folders
-        'tile': tile,
-        'overlap': overlap,
+        **dict(zip(Tiling._fields, inference.tiling or (None, None), strict=True)),
     }
 
 
@@ -168,8 +157,6 @@ def _extract_missing(
     done: Counter[str] = Counter()
     removed = ''
     with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings('ignore', module='PIL')  # what damaged files warn of
         folder = FeatureFolder(args.out, inference.levels or (), args.pool, args.format, dtype, shard, args.part_rows)
         stack.callback(folder.close)
         received = stack.enter_context(stop_signals())
@@ -197,8 +184,6 @@ def extract(
     backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
 ) -> Generator[Step, None, None]:
     """Extract the features of images into a folder, and yield each step; closing the generator ends the extraction.
-
-    With tiling, images are processed one by one, otherwise as by :meth:`Runner.run`.
 
     Raises:
         OSError: the folder cannot be written. Features that are already written are kept.

@@ -34,24 +34,16 @@ class Pair(argparse.Action):
         setattr(namespace, self.dest, checks.pair(option or self.dest, values))
 
 
-def add_backbone(
-    parser: argparse._ActionsContainer, checkpoint_required: bool = False, device: str | None = None
-) -> None:
+def add_backbone(parser: argparse._ActionsContainer, required: bool = False, device: str | None = None) -> None:
     """Add the options for the architecture, the weights and the device of a backbone."""
     inferred = 'default: that of the checkpoint'
-    without = '' if checkpoint_required else ' (default: random weights)'
-    parser.add_argument(
-        '--checkpoint', required=checkpoint_required, help=f'weights of any family: file or address{without}'
-    )
+    without = '' if required else ' (default: random weights)'
+    parser.add_argument('--checkpoint', required=required, help=f'weights of any family: file or address{without}')
     add_prefix(parser)
-    parser.add_argument(
-        '--arch', help=f'architecture: swin_t to swin_l, swinv2_t to swinv2_l ({inferred}, else swin_t)'
-    )
+    parser.add_argument('--arch', help=f'swin_t to swin_l or swinv2_t to swinv2_l ({inferred}, else swin_t)')
     add_window_size(parser, default=None, help=f'weights are resized to it ({inferred}, else 7)')
     parser.add_argument(
-        '--clamp-window',
-        action=argparse.BooleanOptionalAction,
-        help='shrink windows on maps smaller than a window, as classifiers do',
+        '--clamp-window', action=argparse.BooleanOptionalAction, help='shrink windows to small maps, as classifiers do'
     )
     add_device(parser, device)
 
@@ -60,21 +52,14 @@ def add_normalization(parser: argparse._ActionsContainer) -> None:
     """Add the options that state how the stored values of images become the input of a backbone."""
     group = parser.add_argument_group('normalisation of images: (values of --bands / --scale - --mean) / --std')
     per_channel: dict[str, Any] = {'nargs': '+', 'type': float, 'metavar': 'X'}
-    group.add_argument(
-        '--mean', help="one number or one per channel, after --scale (default: ImageNet's)", **per_channel
-    )
+    group.add_argument('--mean', help="one number or one per channel (default: ImageNet's)", **per_channel)
     group.add_argument('--std', help='likewise', **per_channel)
     group.add_argument(
-        '--scale',
-        help='divide stored values by it, one number or one per channel, such as 10000 (default: the largest value of '
-        'their type)',
-        **per_channel,
+        '--scale', help='divides stored values, such as 10000 (default: the largest value of their type)', **per_channel
     )
     group.add_argument('--clamp', action='store_true', help='clamp the result to 0 to 1')
     group.add_argument('--preset', choices=PRESETS, help='--mean, --std, --scale and --clamp of published weights')
-    group.add_argument(
-        '--bands', type=int, nargs='+', metavar='N', help='bands of the images to use, in this order, from 0'
-    )
+    group.add_argument('--bands', type=int, nargs='+', metavar='N', help='bands to use, in this order, from 0')
 
 
 def normalization_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -107,27 +92,16 @@ def add_prefix(parser: argparse._ActionsContainer) -> None:
 
 
 def add_window_size(parser: argparse._ActionsContainer, default: int | None = 7, help: str = '') -> None:
-    parser.add_argument(
-        '--window-size',
-        nargs='+',
-        type=int,
-        action=Pair,
-        default=None if default is None else (default, default),
-        metavar='N',
-        help=f'window size in tokens: side, or height and width{"; " * bool(help)}{help or f" (default: {default})"}',
-    )
+    help = f'window size in tokens: side, or height and width{"; " * bool(help)}{help or f" (default: {default})"}'
+    _add_pair(parser, '--window-size', None if default is None else (default, default), help)
 
 
 def add_size(parser: argparse._ActionsContainer, help: str, default: tuple[int, int] | None = None) -> None:
-    parser.add_argument(
-        '--size',
-        nargs='+',
-        type=int,
-        action=Pair,
-        default=default,
-        metavar='N',
-        help=f'image size in pixels: height and width, or the side of a square; {help}',
-    )
+    _add_pair(parser, '--size', default, f'image size in pixels: height and width, or the side of a square; {help}')
+
+
+def _add_pair(parser: argparse._ActionsContainer, option: str, default: tuple[int, int] | None, help: str) -> None:
+    parser.add_argument(option, nargs='+', type=int, action=Pair, default=default, metavar='N', help=help)
 
 
 def add_device(parser: argparse._ActionsContainer, default: str | None = None) -> None:
@@ -160,9 +134,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--cfg-options', default=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)
 
 
-def check_loading(args: argparse.Namespace) -> None:
-    checks.integer('--batch-size', args.batch_size)
-    checks.integer('--workers', args.workers, minimum=0)
+def check_integers(args: argparse.Namespace, **minimums: int) -> None:
+    """Check the integer options that the user gave, by their names in ``args``, against their smallest values."""
+    for name, minimum in minimums.items():
+        if getattr(args, name) is not None:
+            checks.integer(f'--{name.replace("_", "-")}', getattr(args, name), minimum)
 
 
 def check_out(args: argparse.Namespace, *suffixes: str) -> None:

@@ -19,7 +19,7 @@ from swin_dense.commands._options import (
     add_normalization,
     add_size,
     backbone_options,
-    check_loading,
+    check_integers,
     device_of,
     normalization_of,
     require_packages,
@@ -28,7 +28,7 @@ from swin_dense.commands._options import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folder', type=Path, help='folder with one folder of images per class')
-    add_backbone(parser, checkpoint_required=True)
+    add_backbone(parser, required=True)
     add_normalization(parser)
     add_size(parser, 'must be a square (default: 224)', default=(224, 224))
     parser.add_argument(
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_loading(args)
+    check_integers(args, batch_size=1, workers=0)
     size, width = args.size
     if size != width:
         raise ValueError(f'--size must be a square, got {size} {width}')

@@ -22,7 +22,7 @@ from swin_dense.commands._options import (
     add_backbone,
     add_loading,
     add_normalization,
-    check_loading,
+    check_integers,
     normalization_of,
     require_packages,
 )
@@ -36,10 +36,7 @@ DTYPES = ('float32', 'float16', 'bfloat16')
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        'places',
-        nargs='+',
-        metavar='SRC',
-        help='image, tar file of images, folder, quoted pattern, .txt list of paths, or the address of one of these',
+        'places', nargs='+', metavar='SRC', help='image, tar file, folder, quoted pattern or .txt list; path or address'
     )
     parser.add_argument(
         '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is extended'
@@ -47,36 +44,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backbone(parser)
     add_normalization(parser)
     parser.add_argument(
-        '--levels',
-        type=int,
-        nargs='+',
-        metavar='STRIDE',
-        help='strides of the levels, such as 4 8 16 32 (default: all)',
+        '--levels', type=int, nargs='+', metavar='STRIDE', help='strides of the levels, such as 4 8 (default: all)'
     )
     parser.add_argument(
         '--pool',
         choices=('none', 'avg', 'gem'),
         default='none',
-        help='pool each level to one vector (default: %(default)s)',
+        help='pool each level to a vector (default: %(default)s)',
     )
     parser.add_argument('--format', choices=FORMATS, help='file format of maps (default: safetensors)')
     parser.add_argument(
-        '--dtype', choices=DTYPES, default='float32', help='data type of the features (default: %(default)s)'
+        '--dtype', choices=DTYPES, default='float32', help='type of the features (default: %(default)s)'
     )
     parser.add_argument('--autocast', choices=('float16', 'bfloat16'), help='compute in lower precision')
     add_loading(parser, batch_size=8)
     parser.add_argument('--tile', type=int, metavar='PIXELS', help='compute large images in tiles of this size')
-    parser.add_argument(
-        '--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: the smallest with exact results)'
-    )
+    parser.add_argument('--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: the least exact one)')
     parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images whose longer side is larger')
     parser.add_argument(
         '--page', type=int, help='page of files with several pages, from 0 (default: the only one, or the first frame)'
     )
     parser.add_argument(
-        '--shard',
-        metavar='I/N',
-        help='compute shard I, from 0, of N (default: from the environment variables of torchrun or Slurm)',
+        '--shard', metavar='I/N', help='shard I, from 0, of N (default: from the environment of torchrun or Slurm)'
     )
     parser.add_argument('--part-rows', type=int, default=4096, help='images per Parquet file (default: %(default)s)')
     parser.add_argument('--prune', action='store_true', help='remove the features of images that are not in SRC')
@@ -95,12 +84,9 @@ def check_together(args: argparse.Namespace) -> None:
         raise ValueError('--max-side cannot be used with --tile; leave --tile out')
     if args.out.suffix.lower() in _FILES and not args.out.is_dir():
         raise _not_a_folder(args.out)
-    check_loading(args)
     normalization_of(args)
     checks.integers('--levels', args.levels or (1,))
-    for option, least in (('tile', 1), ('overlap', 0), ('max_side', 1), ('page', 0), ('part_rows', 1)):
-        if getattr(args, option) is not None:
-            checks.integer(f'--{option.replace("_", "-")}', getattr(args, option), least)
+    check_integers(args, batch_size=1, workers=0, tile=1, overlap=0, max_side=1, page=0, part_rows=1)
     args.format = args.format or 'safetensors'
     needed = ['tqdm', 'pyarrow', *([] if pools else [args.format])]
     require_packages(needed, 'features,zarr' if args.format == 'zarr' else 'features')

@@ -119,8 +119,7 @@ def decode(content: bytes, page: int | None = None) -> Pixels:
     if not content:
         raise ImageError('the file is empty')
     with decoding():
-        pixels = _decode_tiff(content, page) if content.startswith(tiff.MAGIC) else None
-        if pixels is not None:
+        if content.startswith(tiff.MAGIC) and (pixels := _decode_tiff(content, page)) is not None:
             return pixels
         image = Image.open(io.BytesIO(content))
         if page:  # page 0 always exists, and `n_frames` may read the whole file

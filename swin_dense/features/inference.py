@@ -36,6 +36,7 @@ _GEM_FLOOR = 1e-6
 # Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
 _logger = logging.getLogger(__package__)
+Results = Generator[tuple[Item, Pair, Any], None, None]
 Key = TypeVar('Key')
 Value = TypeVar('Value')
 Other = TypeVar('Other')
@@ -190,9 +191,7 @@ class Runner:
     inference: Inference
     pixels: int = BATCH_PIXELS
 
-    def run(
-        self, items: Iterator[Item], batch_size: int, workers: int
-    ) -> Generator[tuple[Item, Pair, Any], None, None]:
+    def run(self, items: Iterator[Item], batch_size: int, workers: int) -> Results:
         """Yield each image with its (height, width) and its maps, or with (0, 0) and an error, None without a source.
 
         Closing the generator ends the ``workers``, threads that read ahead.
@@ -202,12 +201,9 @@ class Runner:
                 if not isinstance(batch, Tensor):
                     yield members[0], (0, 0), batch
                     continue
-                try:
-                    results: Sequence[Any] = self._run_batch(batch)
-                except ImageError as error:
-                    results = [f'{name_of(item.source)}: {error}' for item in members]
-                for item, result in zip(members, results, strict=True):
-                    yield item, (batch.shape[2], batch.shape[3]), result
+                for item, result in zip(members, self._run_batch(batch), strict=True):
+                    maps = result if isinstance(result, dict) else f'{name_of(item.source)}: {result}'
+                    yield item, (batch.shape[2], batch.shape[3]), maps
 
     def _read(self, item: Item) -> Tensor | str | None:
         if item.source is None:
@@ -217,7 +213,8 @@ class Runner:
         except (ImageError, TypeError, OSError) as error:
             return str(error)
 
-    def _run_batch(self, images: Tensor) -> list[dict[int, Tensor]]:
+    def _run_batch(self, images: Tensor) -> list[Any]:
+        """Return the maps of each image, or an error."""
         most = max(1, self.pixels // images[0, 0].numel())
         if len(images) > most:
             return [maps for part in images.split(most) for maps in self._run_batch(part)]
@@ -229,13 +226,13 @@ class Runner:
         # After the `except` block, because the exception references the tensors of the failed attempt.
         return self._run_halves(images)
 
-    def _run_halves(self, images: Tensor) -> list[dict[int, Tensor]]:
+    def _run_halves(self, images: Tensor) -> list[Any]:
         device = next(self.backbone.parameters()).device
         if device.type == 'cuda':
             torch.cuda.empty_cache()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'
         if len(images) == 1:
-            raise ImageError(f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)')
+            return [f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)']
         half = (len(images) + 1) // 2
         self.pixels = half * images[0, 0].numel()
         found = f'{device} has too little memory for {len(images)} images of {size} at once'

@@ -15,7 +15,9 @@ from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_ad
 from swin_dense.utils.pixels import IMAGE_SUFFIXES
 
 _TAR = '.tar'
-OnSkipped = Callable[[str, str | None], None]
+Skipped = dict[str, str | None]
+Listed = Iterable[tuple[str, str | None]]
+IsWanted = Callable[[str, str | None], bool]
 # Keys under which fsspec's file systems report the version of an object, most reliable first.
 _VERSION_KEYS = ('ETag', 'etag', 'LastModified', 'last_modified', 'mtime', 'updated', 'created')
 
@@ -69,9 +71,7 @@ class Location(NamedTuple):
             return Member(file.read(self.size), self.name)
 
 
-def list_images(
-    places: Sequence[str | os.PathLike], on_skipped: OnSkipped = lambda path, reason: None
-) -> dict[str, str | None]:
+def list_images(places: Sequence[str | os.PathLike], skipped: Skipped | None = None) -> dict[str, str | None]:
     """List the image and tar files of files, folders, glob patterns, lists and addresses, in a fixed order.
 
     Folders are searched recursively, following links, for files with the suffix of an image or tar file. A ``.txt``
@@ -79,7 +79,7 @@ def list_images(
 
     Args:
         places: paths, patterns and addresses.
-        on_skipped: called with the path of what is skipped in a folder, and the reason; None for other suffixes.
+        skipped: is given the path of what is skipped in a folder, and the reason; None for other suffixes.
 
     Returns:
         {name: version}; the version is None unless a listing of object storage contains it.
@@ -89,18 +89,17 @@ def list_images(
         ImportError: fsspec, or the package that it needs for an address, is not installed.
     """
     found: dict[str, str | None] = {}
+    skipped = {} if skipped is None else skipped
     for place in (os.fspath(place) for place in places):
         if is_address(place) and not place.endswith('.txt'):
-            found.update(_expand_address(place, on_skipped))
+            found.update(_expand_address(place, skipped))
         else:
-            for name in _expand(place, on_skipped):
+            for name in _expand(place, skipped):
                 found[name if is_address(name) else os.path.abspath(name)] = None
     return found
 
 
-def iterate(
-    listed: Iterable[tuple[str, str | None]], is_wanted: Callable[[str, str | None], bool] = lambda name, version: True
-) -> Iterator[Item]:
+def iterate(listed: Listed, is_wanted: IsWanted = lambda name, version: True) -> Iterator[Item]:
     """Yield every image of a list, including each image in tar files; only wanted members of tar files are read.
 
     Args:
@@ -156,7 +155,7 @@ def tar_of(name: str) -> str | None:
     return f'{tar}{_TAR}' if slash else None
 
 
-def _members(tar: str, is_wanted: Callable[[str, str | None], bool]) -> Iterator[Item]:
+def _members(tar: str, is_wanted: IsWanted) -> Iterator[Item]:
     members: dict[str, tarfile.TarInfo] = {}  # of several members with one name, the last replaces the others
     damage: Exception | None = None
     try:
@@ -195,7 +194,7 @@ def _version_in(info: dict[str, Any]) -> str:
     return f'{info.get("size")}-{state.timestamp() if isinstance(state, datetime) else state}'
 
 
-def _expand_address(address: str, on_skipped: OnSkipped) -> Iterator[tuple[str, str | None]]:
+def _expand_address(address: str, skipped: Skipped) -> Iterator[tuple[str, str | None]]:
     system, inside = file_system(address)
     if not glob.has_magic(inside) and (is_image(address) or address.endswith(_TAR)):
         yield address, None
@@ -207,13 +206,13 @@ def _expand_address(address: str, on_skipped: OnSkipped) -> Iterator[tuple[str, 
         if info['type'] == 'file' and (is_image(path) or path.endswith(_TAR)):
             yield system.unstrip_protocol(path), _version_in(info)
         elif info['type'] == 'file':
-            on_skipped(path, None)
+            skipped[path] = None
 
 
-def _expand(place: str, on_skipped: OnSkipped) -> list[str]:
+def _expand(place: str, skipped: Skipped) -> list[str]:
     path = Path(place)
     if path.is_dir() and path.suffix != '.zarr':
-        return sorted(_walk(place, on_skipped, set()))
+        return sorted(_walk(place, skipped, set()))
     if path.suffix == '.txt' and (is_address(place) or path.is_file()):
         lines = read_bytes(place).decode(errors='surrogateescape').splitlines()
         return [line for line in lines if line.strip()]
@@ -227,7 +226,7 @@ def _matches(place: str) -> list[str]:
     return [match for match in matches if match.endswith('.zarr') or not _is_special(match)]
 
 
-def _walk(folder: str, on_skipped: OnSkipped, seen: set[str]) -> Iterator[str]:
+def _walk(folder: str, skipped: Skipped, seen: set[str]) -> Iterator[str]:
     """Yield the images of a folder and its subfolders; ``seen`` are visited folders, because links may form cycles."""
     real = os.path.realpath(folder)
     if real in seen:
@@ -236,18 +235,18 @@ def _walk(folder: str, on_skipped: OnSkipped, seen: set[str]) -> Iterator[str]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        on_skipped(folder, f'cannot be read: {error.strerror}')
+        skipped[folder] = f'cannot be read: {error.strerror}'
         return
     for entry in entries:
         is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
         if is_folder and not entry.name.endswith('.zarr'):
-            yield from _walk(entry.path, on_skipped, seen)
+            yield from _walk(entry.path, skipped, seen)
         elif not (is_image(entry.name) or entry.name.endswith(_TAR)):
-            on_skipped(entry.path, None)
+            skipped[entry.path] = None
         elif is_folder or entry.is_file(follow_symlinks=False) or not _is_special(entry.path):
             yield entry.path
         else:
-            on_skipped(entry.path, 'is not a regular file')
+            skipped[entry.path] = 'is not a regular file'
 
 
 def _is_special(path: str) -> bool:

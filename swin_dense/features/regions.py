@@ -74,4 +74,8 @@ def _open_zarr(path: Path, page: int | None) -> Pixels:
             found = zarr.open(path, mode='r')
         except (FileNotFoundError, ValueError, KeyError) as error:
             raise ImageError(f'it is a folder without a zarr array; {_FILES_OF_FOLDER}') from error
-        return Pixels(found, is_rgba(found.shape)) if isinstance(found, zarr.Array) else Pixels(Plane(found, page))
+        if not isinstance(found, zarr.Array):
+            return Pixels(Plane(found, page))
+        if page:
+            raise ImageError(f'there is no page {page}; an array has 1, counted from 0')
+        return Pixels(found, is_rgba(found.shape))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,7 @@ class Shard:
         return f'{self.index:05}-of-{self.count:05}'
 
     def owns(self, name_hash: str) -> bool:
-        """Return whether an image belongs to this shard, given the :func:`hash_of_name` its name.
-
-        The result does not depend on the other images of the list.
-        """
+        """Return whether an image, given the :func:`hash_of_name` its name, belongs here, whatever else is listed."""
         return int(name_hash, 16) % self.count == self.index
 
 
@@ -81,19 +78,6 @@ def hash_of_name(name: str) -> str:
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
 
 
-def lock_shard(folder: Path, shard: Shard) -> AbstractContextManager[None]:
-    """Lock this shard of the folder, so that two processes cannot write it at once.
-
-    Raises:
-        ValueError: another process holds the lock.
-    """
-    return alone(
-        folder / f'.shard-{shard}.lock',
-        f'another extraction is writing shard {shard.index}/{shard.count} of {folder}; wait for it, choose another '
-        'folder, or split the images: --shard 0/2 and --shard 1/2',
-    )
-
-
 class Record:
     """The settings and the image list of a shard, stored as one JSON file per shard in the feature folder.
 
@@ -112,19 +96,24 @@ class Record:
         self._shard = shard
         self._content = json.loads(json.dumps(content))  # as another shard reads it
 
-    def begin(self) -> None:
-        """Write this shard's record, after comparing its settings with those of all shards that have started.
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Lock this shard, compare its settings with those of all shards that have started, and write its record.
 
         Raises:
-            ValueError: the folder contains features of other settings, of another number of shards, or of another
-                version of this package that wrote other files.
+            ValueError: another process is writing this shard, or the folder contains features of other settings, of
+                another number of shards, or of another version of this package that wrote other files.
         """
         if (self._folder / 'settings.json').exists():
             raise _refused(self._folder, 'contains features of an older version, which cannot be extended, only read')
-        self._check_settings()
-        with written_whole(self._folder / f'_shard-{self._shard}.json') as unfinished:
-            unfinished.path.write_text(json.dumps(self._content, indent=2) + '\n', encoding='utf-8')
-        self._check_settings()  # again, because another shard may have started in between
+        busy = f'another extraction is writing shard {self._shard.index}/{self._shard.count} of {self._folder}; wait '
+        busy += 'for it, choose another folder, or split the images: --shard 0/2 and --shard 1/2'
+        with alone(self._folder / f'.shard-{self._shard}.lock', busy):
+            self._check_settings()
+            with written_whole(self._folder / f'_shard-{self._shard}.json') as unfinished:
+                unfinished.path.write_text(json.dumps(self._content, indent=2) + '\n', encoding='utf-8')
+            self._check_settings()  # again, because another shard may have started in between
+            yield
 
     def other_lists(self) -> list[str]:
         """Return a message for each shard whose image list differs from this shard's.
@@ -166,6 +155,6 @@ def _refused(path: Path, why: str) -> ValueError:
 
 
 def _differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
-    keys = sorted((recorded.keys() | current.keys()) - _NO_SETTINGS)
-    different = [key for key in keys if recorded.get(key) != current.get(key)]
+    keys = (recorded.keys() | current.keys()) - _NO_SETTINGS
+    different = sorted(key for key in keys if recorded.get(key) != current.get(key))
     return ', '.join(f'{key} {recorded.get(key)!r} there, {current.get(key)!r} now' for key in different)

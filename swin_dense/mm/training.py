@@ -217,7 +217,9 @@ def _augment(config: Config, is_detector: bool) -> None:
         print('mmdet cannot merge masks in test-time augmentation; testing boxes only')
         config.model.roi_head.mask_head = None
         config.model.roi_head.mask_roi_extractor = None
-        config.test_evaluator.metric = 'bbox'
+        for evaluator in _evaluators(config):
+            if 'metric' in evaluator:
+                evaluator.metric = 'bbox'
     config.model = ConfigDict(**config.tta_model, module=config.model)
     config.test_dataloader.dataset.pipeline = config.tta_pipeline
 
@@ -244,10 +246,12 @@ def _paint(config: Config, is_detector: bool, folder: str) -> None:
 
 def _write_predictions(config: Config, is_detector: bool, out: str) -> None:
     if not is_detector:
-        config.test_evaluator.output_dir = out
-        config.test_evaluator.keep_results = True
+        _evaluators(config)[0].update(output_dir=out, keep_results=True)
         return
     if not out.endswith(('.pkl', '.pickle')):
         raise ValueError(f'--out of a detector must end in .pkl or .pickle, got {out!r}')
-    evaluators = config.test_evaluator if isinstance(config.test_evaluator, list) else [config.test_evaluator]
-    config.test_evaluator = [*evaluators, {'type': 'DumpDetResults', 'out_file_path': out}]
+    config.test_evaluator = [*_evaluators(config), {'type': 'DumpDetResults', 'out_file_path': out}]
+
+
+def _evaluators(config: Config) -> list[Any]:
+    return config.test_evaluator if isinstance(config.test_evaluator, list) else [config.test_evaluator]

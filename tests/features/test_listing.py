@@ -56,7 +56,7 @@ def test_skipped_files_are_reported_with_a_reason(tmp_path):
     for name in ('notes.md', 'no-suffix', 'new.avif'):
         (tmp_path / 'photos' / name).write_text('x')
     skipped = {}
-    found = list_images([tmp_path / 'photos'], skipped.__setitem__)
+    found = list_images([tmp_path / 'photos'], skipped)
     assert {Path(path).name: reason for path, reason in skipped.items()} == {
         'notes.md': None,
         'no-suffix': None,
@@ -155,7 +155,7 @@ class TestAddresses:
     def test_listed(self, bucket):
         photos = [f'memory:///bucket/photos/{index}.png' for index in range(4)]
         skipped = {}
-        assert list(list_images(['memory://bucket'], skipped.__setitem__)) == ['memory:///bucket/a.tar', *photos]
+        assert list(list_images(['memory://bucket'], skipped)) == ['memory:///bucket/a.tar', *photos]
         assert list(skipped) == ['/bucket/list.txt', '/bucket/photos/notes.md']
         assert list(list_images(['memory://bucket/photos/[12].png'])) == photos[1:3]
         assert list(list_images(['memory://bucket/photos/2.png'])) == ['memory://bucket/photos/2.png']

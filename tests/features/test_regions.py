@@ -154,6 +154,14 @@ def test_errors_of_the_file_system_become_image_errors(tmp_path, monkeypatch, nu
         pass
 
 
+def test_a_zarr_array_has_one_page(tmp_path):
+    path = save_zarr(tmp_path / 'x.zarr')
+    with open_large_image(path, page=0) as image:
+        assert image.size == RGB.shape[:2]
+    with pytest.raises(ImageError, match=r'x\.zarr.: there is no page 1'), open_large_image(path, page=1):
+        pass
+
+
 def test_a_damaged_zarr_array_names_the_folder(tmp_path):
     path = save_zarr(tmp_path / 'x.zarr')
     for chunk in path.rglob('*'):

@@ -12,7 +12,6 @@ from swin_dense.features.shards import (
     Record,
     Shard,
     hash_of_name,
-    lock_shard,
     parse_shard,
     shard_of_environment,
 )
@@ -68,35 +67,43 @@ def record(folder, shard=ALL, settings=None, names=('a.jpg', 'b.jpg')):
     return Record(folder, shard, settings or {'arch': 'swin_t', 'levels': (4, 8)}, names)
 
 
+def begin(*arguments, **options):
+    with record(*arguments, **options).writing():
+        pass
+
+
 def test_settings(tmp_path):
-    record(tmp_path).begin()
-    record(tmp_path).begin()
-    record(tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2}).begin()  # does not matter
+    begin(tmp_path)
+    begin(tmp_path)
+    begin(tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2})  # does not matter
     before = (tmp_path / '_shard-00000-of-00001.json').read_bytes()
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
-        record(tmp_path, settings={'arch': 'swin_s', 'levels': (4, 8)}).begin()
+        begin(tmp_path, settings={'arch': 'swin_s', 'levels': (4, 8)})
     assert (tmp_path / '_shard-00000-of-00001.json').read_bytes() == before
 
 
 def test_settings_and_number_of_shards_must_match_other_shards(tmp_path):
-    record(tmp_path, Shard(0, 2)).begin()
-    record(tmp_path, Shard(1, 2)).begin()
+    begin(tmp_path, Shard(0, 2))
+    begin(tmp_path, Shard(1, 2))
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
-        record(tmp_path, Shard(1, 2), {'arch': 'swin_s', 'levels': (4, 8)}).begin()
+        begin(tmp_path, Shard(1, 2), {'arch': 'swin_s', 'levels': (4, 8)})
     with pytest.raises(ValueError, match=r'another number of shards \(see _shard-00000-of-00002\.json'):
-        record(tmp_path).begin()
+        begin(tmp_path)
 
 
 def test_different_lists_of_other_shards_are_reported(tmp_path):
     first, second = record(tmp_path, Shard(0, 2)), record(tmp_path, Shard(1, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
-    first.begin()
+    with first.writing():
+        pass
     assert first.other_lists() == []  # the other shard has no record yet
-    second.begin()
+    with second.writing():
+        pass
     for one, other in ((first, '1-of-00002.json has another list: 3'), (second, '0-of-00002.json has another list')):
         (message,) = one.other_lists()
         assert other in message
     again = record(tmp_path, Shard(0, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
-    again.begin()
+    with again.writing():
+        pass
     assert again.other_lists() == second.other_lists() == []
 
 
@@ -104,13 +111,13 @@ def test_different_lists_of_other_shards_are_reported(tmp_path):
 def test_a_damaged_record(tmp_path, content):
     (tmp_path / '_shard-00001-of-00002.json').write_text(content)
     with pytest.raises(ValueError, match=r'_shard-00001-of-00002\.json is damaged .*choose another folder'):
-        record(tmp_path, Shard(0, 2)).begin()
+        begin(tmp_path, Shard(0, 2))
 
 
 def test_a_folder_of_an_older_version(tmp_path):
     (tmp_path / 'settings.json').write_text(json.dumps({'arch': 'swin_t'}))
     with pytest.raises(ValueError, match=r'of an older version.*choose another folder'):
-        record(tmp_path).begin()
+        begin(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -121,24 +128,24 @@ def test_a_folder_of_an_older_version(tmp_path):
     ],
 )
 def test_a_folder_of_another_format(tmp_path, written, message):
-    record(tmp_path, Shard(1, 2)).begin()
+    begin(tmp_path, Shard(1, 2))
     path = tmp_path / '_shard-00001-of-00002.json'
     content = json.loads(path.read_text())
     assert content.pop('format') == FORMAT
     path.write_text(json.dumps(content))
-    record(tmp_path, Shard(0, 2)).begin()  # records of the first format may lack it
+    begin(tmp_path, Shard(0, 2))  # records of the first format may lack it
     path.write_text(json.dumps({**content, 'format': written}))
     with pytest.raises(ValueError, match=message):
-        record(tmp_path, Shard(0, 2)).begin()
+        begin(tmp_path, Shard(0, 2))
 
 
 def test_only_one_process_at_a_time_locks_a_shard(tmp_path):
     with (
-        lock_shard(tmp_path, Shard(0, 2)),
-        lock_shard(tmp_path, Shard(1, 2)),
+        record(tmp_path, Shard(0, 2)).writing(),
+        record(tmp_path, Shard(1, 2)).writing(),
         pytest.raises(ValueError, match='another extraction is writing shard 0/2'),
-        lock_shard(tmp_path, Shard(0, 2)),
+        record(tmp_path, Shard(0, 2)).writing(),
     ):
         pass
-    with lock_shard(tmp_path, Shard(0, 2)):
+    with record(tmp_path, Shard(0, 2)).writing():
         pass

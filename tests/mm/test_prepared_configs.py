@@ -39,6 +39,19 @@ def test_a_detector_without_settings_is_tested_with_flips():
     assert [sample.flip for sample in found['data_samples']] == [True, False]
 
 
+def test_a_config_may_have_several_evaluators():
+    several = [load_recipe(DETECTOR).test_evaluator, ConfigDict(type='VOCMetric')]
+    config = prepared(DETECTOR, changes={'test_evaluator': several}, tta=True, out='found.pkl')
+    assert [(one['type'], one.get('metric')) for one in config.test_evaluator] == [
+        ('CocoMetric', 'bbox'),
+        ('VOCMetric', None),
+        ('DumpDetResults', None),
+    ]
+    several = [load_recipe(SEGMENTOR).test_evaluator, ConfigDict(type='CityscapesMetric', output_dir='formatted')]
+    config = prepared(SEGMENTOR, changes={'test_evaluator': several}, out='labels')
+    assert [one.output_dir for one in config.test_evaluator] == ['labels', 'formatted']
+
+
 def test_settings_of_test_time_augmentation_are_used():
     assert prepared(SEGMENTOR).model == load_recipe(SEGMENTOR).model
     config, recipe = prepared(SEGMENTOR, tta=True), load_recipe(SEGMENTOR)
