@@ -98,10 +98,10 @@ def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def _print_log() -> None:
-    """Print the package's log messages on stderr."""
+    """Print the package's log messages on stderr, but not what PIL and tifffile say about damaged files."""
     logging.basicConfig(format='%(message)s')
     warnings.filterwarnings('ignore', module='PIL')
-    for library in ('PIL', 'tifffile'):  # what they say about damaged files is not for the user
+    for library in ('PIL', 'tifffile'):
         logging.getLogger(library).propagate = False
     for package in ('checkpoint', 'doctor', 'export'):
         logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)

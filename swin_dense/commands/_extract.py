@@ -121,6 +121,7 @@ def _tiling(args: argparse.Namespace, backbone: Any, levels: tuple[int, ...]) ->
 
 def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> dict[str, Any]:
     """Return the options that determine the features; all features of a folder must share them."""
+    tile, overlap = inference.tiling or (None, None)
     return {
         'arch': dataclasses.asdict(backbone.arch),
         'weights': weights_digest(backbone),
@@ -134,7 +135,8 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
         'page': args.page or 0,
         'max_side': args.max_side,
         **normalization_of(args),  # absent if not given, as in older folders
-        **dict(zip(Tiling._fields, inference.tiling or (None, None), strict=True)),
+        'tile': tile,
+        'overlap': overlap,
     }
 
 

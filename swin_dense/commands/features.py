@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--autocast', choices=('float16', 'bfloat16'), help='compute in lower precision')
     add_loading(parser, batch_size=8)
     parser.add_argument('--tile', type=int, metavar='PIXELS', help='compute large images in tiles of this size')
-    parser.add_argument('--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: the least exact one)')
+    parser.add_argument('--overlap', type=int, metavar='PIXELS', help='overlap of tiles (default: enough to be exact)')
     parser.add_argument('--max-side', type=int, metavar='PIXELS', help='shrink images whose longer side is larger')
     parser.add_argument(
         '--page', type=int, help='page of files with several pages, from 0 (default: the only one, or the first frame)'

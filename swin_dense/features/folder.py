@@ -81,10 +81,8 @@ class FeatureFolder:
 
     def is_finished(self, name: str, version: str | None) -> bool:
         """Return whether this version of an image has features; None, a deleted image, matches any version."""
-        if self.pool == 'none':
-            recorded = self._attributes(name).get(_VERSION_KEY)
-        else:
-            recorded = self._versions.get(readable(name))
+        has_maps = self.pool == 'none'
+        recorded = self._attributes(name).get(_VERSION_KEY) if has_maps else self._versions.get(readable(name))
         return recorded is not None and version in (None, recorded)
 
     def confirm(self, item: Item) -> None:

@@ -79,7 +79,7 @@ def list_images(places: Sequence[str | os.PathLike], skipped: Skipped | None = N
 
     Args:
         places: paths, patterns and addresses.
-        skipped: is given the path of what is skipped in a folder, and the reason; None for other suffixes.
+        skipped: filled with the paths that are skipped in folders, and the reason, or None for other suffixes.
 
     Returns:
         {name: version}; the version is None unless a listing of object storage contains it.
