@@ -180,3 +180,19 @@ def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplo
     assert 'use tile= (--tile) or max_side= (--max-side)' in rows['error'][3]
     assert 'continuing with 2' in caplog.text
     assert (3, 40, 52) in sizes
+
+
+def test_an_image_that_fails_alone_leaves_the_others_of_its_batch(checkpoint, monkeypatch):
+    extractor = Extractor(checkpoint, [32], device='cpu', batch_size=4)
+    really_run = inference.run_batch
+
+    def run(backbone, batch, options):
+        if (batch == 255).flatten(1).all(1).any():
+            raise torch.cuda.OutOfMemoryError('CUDA out of memory')
+        return really_run(backbone, batch, options)
+
+    monkeypatch.setattr(inference, 'run_batch', run)
+    image = np.zeros((40, 52, 3), np.uint8)
+    rows = extractor({'image': [image, image + 255, image, image]})
+    assert [error == '' for error in rows['error']] == [True, False, True, True]
+    np.testing.assert_array_equal(rows['height'], [40, 0, 40, 40])
