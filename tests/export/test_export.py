@@ -136,7 +136,7 @@ class TestStatic:
 
     SIZE = (75, 100)
 
-    MODEL = build(use_abs_pos_embed=True, pretrain_img_size=40)
+    MODEL = build(depths=(2, 1), use_abs_pos_embed=True, pretrain_img_size=40)
 
     @pytest.mark.slow
     @pytest.mark.long
@@ -170,7 +170,7 @@ class TestStatic:
             assert not operators & {'aten.arange.default', 'aten.where.ScalarOther', 'aten.unfold.default'}
 
     def test_clamped_windows(self, tmp_path):
-        model = build(clamp_window=True)
+        model = build(depths=(2, 1), clamp_window=True)
         export_model(model, tmp_path / 'x.ts', dynamic=False, size=(20, 64))
         with pytest.raises(ValueError, match='clamp_window=True makes windows depend on the image size'):
             export_model(model, tmp_path / 'y.ts')
@@ -205,7 +205,7 @@ class Batched(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.backbone = build(out_indices=(0,))
+        self.backbone = build(depths=(1,), num_heads=(1,), strides=(4,))
 
     def forward(self, img):
         (out,) = self.backbone(img)
@@ -339,7 +339,8 @@ def test_missing_packages_are_named_in_one_line(tmp_path, monkeypatch):
 
 def test_the_command(tmp_path, capsys):
     checkpoint, path = tmp_path / 'tiny.pth', tmp_path / 'my model.ts'
-    torch.save({'model': SwinBackbone('t', window_size=4).state_dict()}, checkpoint)
+    small = SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)
+    torch.save({'model': small.state_dict()}, checkpoint)
     assert main(['export', '--out', str(path), '--checkpoint', str(checkpoint), '--size', '40', '64']) == 0
     assert path.is_file()
     assert capsys.readouterr().out.count('of the backbone') == 3
