@@ -55,6 +55,8 @@ class Forks:
         self.copy = folder
         listed = subprocess.check_output(['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, text=True)
         for name in listed.splitlines():
+            if not (ROOT / name).is_file():  # deleted, and not yet staged
+                continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
         trace_programs(folder)

@@ -11,6 +11,9 @@ import pytest
 import torch
 from filelock import FileLock
 from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.registry import DefaultScope
+from mmengine.runner import Runner
 
 from swin_dense.__main__ import main
 from swin_dense.checkpoint import CheckpointError
@@ -167,6 +170,25 @@ def test_killed_at_random_moments_a_training_ends_as_if_undisturbed(case, tmp_pa
         assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
     train(config, tmp_path / 'run', '--resume')
     assert differences(tmp_path / 'undisturbed', tmp_path / 'run') == []
+
+
+def test_checkpoints_hold_the_random_state_before_a_validation(tmp_path):
+    """A resumed training does not repeat the validation, which draws random numbers."""
+    config = Config.fromfile(write_config(tmp_path, CASES['iterations, read by the process itself']))
+    config.update(work_dir=str(tmp_path / 'run'), randomness={'seed': 0})
+    config.train_cfg.update(max_iters=2, val_interval=2)
+    config.default_hooks.checkpoint.type = 'WholeCheckpointHook'
+    states, hook = [], Hook()
+    hook.after_train_iter = lambda *_, **__: states.append(torch.get_rng_state())
+    with DefaultScope.overwrite_default_scope(None):
+        runner = Runner.from_cfg(config)
+        runner.register_hook(hook, 'LOWEST')
+        runner.train()
+    paths = [tmp_path / 'run' / f'{name}.pth' for name in ('iter_1', 'iter_2', 'best_guess_iter_2')]
+    first, second, best = (torch.load(path)['meta']['random_states'][0]['torch'] for path in paths)
+    assert torch.equal(first, states[0])
+    assert torch.equal(second, states[1])
+    assert torch.equal(best, states[1])
 
 
 def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(undisturbed, tmp_path):
