@@ -1,5 +1,6 @@
 """Shared fixtures and helpers."""
 
+import ast
 import contextlib
 import functools
 import os
@@ -124,16 +125,33 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True, scope='session')
-def _parse_metafiles_once():
-    """Cache the parsed metafiles: mmengine parses all of mmdet's or mmseg's for each base config from there."""
+@contextlib.contextmanager
+def quick_configs() -> Iterator[None]:
+    """Cache the metafiles that mmengine parses, and keep it from formatting configs; the values stay the same.
+
+    mmengine parses all of mmdet's or mmseg's metafiles for each base config from there. It lays out the text of a
+    config with yapf four times per training, which takes longer than ten steps of a tiny model.
+    """
     try:
+        from mmengine.config import config
         from mmengine.config import utils as config_utils
     except ImportError:  # an optional package
         yield
         return
+
+    def unformatted(text: str, **options: Any) -> tuple[str, bool]:
+        ast.parse(text)  # yapf refuses invalid Python too
+        return text, False
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config_utils, 'load', functools.cache(config_utils.load))
+        patch.setattr(config, 'FormatCode', unformatted)
+        yield
+
+
+@pytest.fixture(autouse=True, scope='session')
+def _quick_configs():
+    with quick_configs():
         yield
 
 
