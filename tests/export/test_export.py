@@ -86,7 +86,8 @@ def test_pooling_equals_torchs(height, width, rows, columns):
 @pytest.mark.slow
 @needs_onnx
 def test_dynamic_onnx_is_right_at_every_size_in_both_runtimes(tmp_path):
-    model = Pooled(build(window_size=(5, 7), use_abs_pos_embed=True, pretrain_img_size=40, out_indices=(1,)))
+    options = {'depths': (1, 2), 'window_size': (5, 7), 'use_abs_pos_embed': True, 'pretrain_img_size': 40}
+    model = Pooled(build(**options, out_indices=(1,)))
     path = tmp_path / 'a b.onnx'
     exported = export_model(model, path, size=(75, 100))
     assert len(exported.errors) == 3
