@@ -28,8 +28,9 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile('default', deadline=None)
 settings.load_profile('default')
 
-# The suite runs in several processes; further threads would compete for the cores.
+# The suite runs in several processes; further threads, also of the programs that tests start, would compete for cores.
 torch.set_num_threads(1)
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
