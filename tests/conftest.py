@@ -121,6 +121,11 @@ def pytest_configure(config: pytest.Config) -> None:
             import_module('yapf.yapflib.yapf_api')
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests/export first: an idle process takes the last tests of another, and would repeat its long fixtures."""
+    items.sort(key=lambda item: 'export' not in item.path.parts)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
