@@ -1,5 +1,6 @@
 """Shared fixtures and helpers."""
 
+import ast
 import contextlib
 import functools
 import os
@@ -27,8 +28,9 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile('default', deadline=None)
 settings.load_profile('default')
 
-# The suite runs in several processes; further threads would compete for the cores.
+# The suite runs in several processes; further threads, also of the programs that tests start, would compete for cores.
 torch.set_num_threads(1)
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 TINY = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 
@@ -119,21 +121,43 @@ def pytest_configure(config: pytest.Config) -> None:
             import_module('yapf.yapflib.yapf_api')
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests/export first: an idle process takes the last tests of another, and would repeat its long fixtures."""
+    items.sort(key=lambda item: 'export' not in item.path.parts)
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True, scope='session')
-def _parse_metafiles_once():
-    """Cache the parsed metafiles: mmengine parses all of mmdet's or mmseg's for each base config from there."""
+@contextlib.contextmanager
+def quick_configs() -> Iterator[None]:
+    """Cache the metafiles that mmengine parses, and keep it from formatting configs; the values stay the same.
+
+    mmengine parses all of mmdet's or mmseg's metafiles for each base config from there. It lays out the text of a
+    config with yapf four times per training, which takes longer than ten steps of a tiny model.
+    """
     try:
+        from mmengine.config import config
         from mmengine.config import utils as config_utils
     except ImportError:  # an optional package
         yield
         return
+
+    def unformatted(text: str, **options: Any) -> tuple[str, bool]:
+        ast.parse(text)  # yapf refuses invalid Python too
+        return text, False
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config_utils, 'load', functools.cache(config_utils.load))
+        patch.setattr(config, 'FormatCode', unformatted, raising=False)  # a fork may format elsewhere
+        yield
+
+
+@pytest.fixture(autouse=True, scope='session')
+def _quick_configs():
+    with quick_configs():
         yield
 
 

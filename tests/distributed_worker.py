@@ -1,7 +1,6 @@
 """Train with DDP, FSDP2 and mmengine's FSDP over gloo, and compare the losses with those of one process."""
 
 import gc
-import itertools
 import sys
 from importlib.util import find_spec
 
@@ -23,6 +22,8 @@ CASES = {
     'drop_path': {'drop_path_rate': 0.3},
 }
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+# What float32 could change shows in one case.
+RUNS = [*((name, torch.float64) for name in CASES), ('all outputs', torch.float32)]
 
 
 class Losses(nn.Module):
@@ -42,11 +43,11 @@ def make(options: dict, dtype: torch.dtype) -> Losses:
 
 
 def train(model: nn.Module, parts: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-    """Return the losses of three steps, each the mean over the parts of a batch; the keys are seeds for drop path."""
+    """Return the losses of two steps, each the mean over the parts of a batch; the keys are seeds for drop path."""
     states = {seed: torch.Generator().manual_seed(seed).get_state() for seed in parts}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     losses = []
-    for _ in range(3):
+    for _ in range(2):
         optimizer.zero_grad()
         losses.append(torch.zeros((), dtype=torch.float64))
         for seed, images in parts.items():
@@ -121,7 +122,8 @@ def main() -> None:
     """Run every case and print a line for each one that passes."""
     torch.set_num_threads(1)
     dist.init_process_group('gloo')
-    for (name, options), (dtype, tolerance) in itertools.product(CASES.items(), TOLERANCES.items()):
+    for name, dtype in RUNS:
+        options, tolerance = CASES[name], TOLERANCES[dtype]
         images = torch.randn(4, 3, 40, 56, generator=torch.Generator().manual_seed(0)).to(dtype)
         expected = train_alone(make(options, dtype), images, by_parts='drop_path_rate' in options)
         for wrapper, wrap in WRAPPERS.items():

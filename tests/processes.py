@@ -2,33 +2,65 @@
 
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import warnings
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, quick_configs
 
 _CONTEXT = multiprocessing.get_context('forkserver')
 _CONTEXT.set_forkserver_preload(
-    ['swin_dense.__main__', 'swin_dense.mm.training', 'swin_dense.recipes.checking', 'mmdet.apis', 'mmseg.apis']
+    [
+        'tests.processes',
+        'swin_dense.__main__',
+        'swin_dense.mm.training',
+        'swin_dense.recipes.checking',
+        'mmdet.apis',
+        'mmseg.apis',
+    ]
 )
 
 
 def cli(*arguments, check=True, cwd=ROOT):
     """Run the command line; return its exit status, stdout and stderr."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = (Path(folder, name) for name in ('out', 'err'))
-        process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd))
-        process.start()
-        process.join()
-        done = subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
+    (done,) = _run(arguments, cwd, [{}])
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def _main(arguments, out, err, cwd):
+def cli_of_two_ranks(*arguments):
+    """Run the command line in two processes, with the variables that torchrun sets; return what the first one did."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        shared = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free.getsockname()[1]), 'WORLD_SIZE': '2'}
+    done = _run(arguments, ROOT, [{**shared, 'RANK': rank, 'LOCAL_RANK': rank} for rank in '01'])
+    assert [one.returncode for one in done] == [0, 0], ''.join(one.stdout + one.stderr for one in done)
+    return done[0]
+
+
+def _run(arguments, cwd, environments):
+    """Run the command line once with each of the sets of environment variables, all at the same time."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [(Path(folder, f'out{index}'), Path(folder, f'err{index}')) for index in range(len(environments))]
+        processes = [
+            _CONTEXT.Process(target=_main, args=([*map(str, arguments)], *pair, cwd, variables))
+            for pair, variables in zip(files, environments, strict=True)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        return [
+            subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
+            for process, (out, err) in zip(processes, files, strict=True)
+        ]
+
+
+def _main(arguments, out, err, cwd, variables):
+    os.environ.update(variables)
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), stream.fileno())
         stream.reconfigure(line_buffering=True)
@@ -37,7 +69,8 @@ def _main(arguments, out, err, cwd):
     warnings.simplefilter('ignore')
     from swin_dense.__main__ import main
 
-    sys.exit(main(arguments))
+    with quick_configs():
+        sys.exit(main(arguments))
 
 
 def environment():

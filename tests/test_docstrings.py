@@ -14,12 +14,19 @@ PUBLIC = [*(getattr(swin_dense, name) for name in swin_dense.__all__), Extractor
 WITH_EXAMPLE = [target for target in PUBLIC if not (isinstance(target, type) and issubclass(target, Exception))]
 
 
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+    """Return a file of 110 MB with the name that the examples use."""
+    path = tmp_path_factory.mktemp('weights') / 'swin_tiny_patch4_window7_224.pth'
+    torch.save(swin_dense.SwinBackbone('t').state_dict(), path)
+    return path
+
+
 @pytest.mark.parametrize('target', WITH_EXAMPLE, ids=lambda target: target.__name__)
-def test_examples_run_as_documented(target, tmp_path, monkeypatch):
+def test_examples_run_as_documented(target, weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / weights.name).symlink_to(weights)
     torch.manual_seed(0)
-    weights = swin_dense.SwinBackbone('t').state_dict()
-    torch.save(weights, 'swin_tiny_patch4_window7_224.pth')
     examples = doctest.DocTestFinder(recurse=False).find(
         target, target.__name__, globs={'torch': torch, **vars(target)}
     )

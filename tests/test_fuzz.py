@@ -7,7 +7,7 @@ from swin_dense import SwinBackbone
 from tests.fuzzing import KINDS, refused
 
 # Total over all kinds, divided by their shares and the same in each run; benchmarks/fuzz.py tries more and others.
-EXAMPLES = 1500
+EXAMPLES = 1000
 
 
 @pytest.mark.parametrize('name', KINDS)

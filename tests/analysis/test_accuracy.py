@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -128,10 +129,13 @@ def test_a_whole_image_keeps_its_edges(tmp_path):
 
 @needs('tqdm')
 @pytest.mark.parametrize(('size', 'crop'), [(64, True), (352, True), (384, False), (416, False)])
-def test_images_are_cropped_below_size_384_as_published(size, crop, folder, checkpoint, capsys, monkeypatch):
+def test_images_are_cropped_below_size_384_as_published(size, crop, folder, checkpoint, capsys, monkeypatch, tmp_path):
     seen = set()
     monkeypatch.setattr(
         'swin_dense.analysis.accuracy.read_square', lambda path, *args: seen.add(args[:2]) or read_square(path, *args)
     )
-    evaluate(folder, checkpoint, capsys, '--size', str(size))
+    for name in CLASSES:
+        (tmp_path / name).mkdir()
+    shutil.copy(folder / 'n01/0.png', tmp_path / 'n01')
+    evaluate(tmp_path, checkpoint, capsys, '--size', str(size))
     assert seen == {(size, crop)}

@@ -254,6 +254,7 @@ def test_this_environment_is_complete(capsys):
 @pytest.mark.parametrize(('is_faster', 'used'), [(True, 'oneDNN'), (False, "torch's own choice")])
 def test_the_library_of_linear_layers_is_reported_and_timed(monkeypatch, is_faster, used):
     pytest.importorskip('torch')
+    monkeypatch.setattr(probes, 'ROUNDS', 2)
     monkeypatch.setattr('swin_dense.ops.linear.is_faster', lambda: is_faster)
     assert re.fullmatch(rf'{used}; oneDNN takes \d+\.\d\d of the time of the other', probes.linear_layers())
 

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 
 from swin_dense.export import agreement
-from tests.export.whole_models import CHANNELS, SWIN
+from tests.export.whole_models import BACKBONES, CHANNELS
 from tests.mm.demo import demo_config
 
 FILES = {
@@ -35,7 +35,13 @@ WIDE = ('dino', 'dino_5_scales', 'deformable_detr_two_stage')
 
 
 def config_of(name: str, data: Path) -> Config:
-    """Return the published config of a model with few channels and layers, for the demo data set in ``data``."""
+    """Return the published config of a model with few channels and layers, for the demo data set in ``data``.
+
+    Args:
+        name: the model, with a Swin; 'dino on resnet' has a ResNet, which is exported in a fraction of the time.
+        data: folder of the demo data set.
+    """
+    name, _, backbone = name.partition(' on ')
     framework, file = FILES[name].split()
     config = demo_config(framework, data)
     init_default_scope(framework)
@@ -43,7 +49,7 @@ def config_of(name: str, data: Path) -> Config:
     published = Config.fromfile(folder / file)
     config.model = published.model
     _shrink(config.model, 256 if name in WIDE else 32)
-    config.model.backbone = ConfigDict(SWIN)
+    config.model.backbone = ConfigDict(BACKBONES[backbone or 'swin'])
     if name == 'rtmdet':
         return _rtmdet(config, published)
     if 'num_queries' in config.model:

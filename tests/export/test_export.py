@@ -19,7 +19,7 @@ from tests.models.test_ablations import ROWS
 
 needs_onnx = needs('onnxruntime')
 
-TINY = {'embed_dims': 16, 'depths': (2, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
+TINY = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
 # (batch, height, width): smaller than a patch or a window, odd, long and thin, multiples of patch and window.
 SHAPES = [
     (1, 1, 1),
@@ -118,7 +118,7 @@ def test_dynamic_program_is_right_at_every_size(tmp_path, model):
     'model',
     [
         build(use_abs_pos_embed=True, pretrain_img_size=40),
-        build(window_size=(5, 12), patch_size=2, strides=(2, 3), out_indices=(0,)),
+        build(depths=(2, 1), window_size=(5, 12), patch_size=2, strides=(2, 3), out_indices=(0,)),
         randomize(SwinV2Backbone(**TINY, window_size=6, pretrained_window_size=8)).eval(),
         Classifier(build(qkv_bias=False, use_rel_pos_bias=False, use_shift=False)).eval(),
         build(**ROWS['no appearance']),

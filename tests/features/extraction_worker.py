@@ -3,24 +3,26 @@
 import contextlib
 import sys
 
-import torch
-
-from swin_dense import SwinBackbone
-from swin_dense.__main__ import main
-from swin_dense.commands import _extract
-from tests.conftest import TINY, randomize
-
-
-def extract_and_print(*args):
-    with contextlib.closing(really_extract(*args)) as steps:
-        for step in steps:
-            print(step.item.name, flush=True)  # its features are stored
-            yield step
-
-
 if __name__ == '__main__':
+    sys.modules['mmengine'] = None  # otherwise swin_dense imports it, which takes as long as the import of torch
+
+    import torch
+
+    from swin_dense import SwinBackbone
+    from swin_dense.__main__ import main
+    from swin_dense.commands import _extract
+    from tests.conftest import TINY, randomize
+
+    really_extract = _extract.extract
+
+    def extract_and_print(*args):
+        with contextlib.closing(really_extract(*args)) as steps:
+            for step in steps:
+                print(step.item.name, flush=True)  # its features are stored
+                yield step
+
     torch.set_num_threads(1)
     toy = randomize(SwinBackbone(**TINY)).eval()
     _extract.build_backbone = lambda args: toy
-    really_extract, _extract.extract = _extract.extract, extract_and_print
+    _extract.extract = extract_and_print
     sys.exit(main(['features', *sys.argv[1:]]))

@@ -202,9 +202,11 @@ def test_eval_resizes_bands_as_it_resizes_photographs(tmp_path):
     assert (published - of_bands).abs().mean() < 0.02
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('suffix', ['.onnx', '.ts'])
-def test_an_exported_file_takes_stored_values(backbone, tmp_path, suffix):
+def test_an_exported_file_takes_stored_values(tmp_path, suffix):
+    """One block suffices: the export takes a time for each, and normalises before the first."""
+    one_block = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
+    backbone = randomize(SwinBackbone(**one_block, in_channels=4)).eval()
     for package in ('onnx', 'onnxscript', 'onnxruntime') if suffix == '.onnx' else ():
         pytest.importorskip(package)
     path = tmp_path / f'model{suffix}'

@@ -56,17 +56,17 @@ def _nms_takes_float64(monkeypatch):
     monkeypatch.setattr(module, 'nms', in_float32)
 
 
-def test_losses_of_five_steps_and_predictions_are_the_same(framework, demo_data):
+def test_losses_of_three_steps_and_predictions_are_the_same(framework, demo_data):
     cfg = demo_config(framework, demo_data)
     theirs = build(cfg, PEER)
-    ours = [build(cfg, {**OURS, 'attn_backend': backend}) for backend in ('auto', 'sdpa', 'reference')]
+    ours = [build(cfg, {**OURS, 'attn_backend': backend}) for backend in ('auto', 'reference')]
     for model in ours:
         model.load_state_dict(theirs.state_dict())
     models = [theirs, *ours]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
     cfg.train_dataloader.batch_size = 2
     batches = itertools.cycle(Runner.build_dataloader(cfg.train_dataloader, seed=0))
-    for step in range(5):
+    for step in range(3):
         batch = next(batches)
         losses = []
         for model, optimizer in zip(models, optimizers, strict=True):

@@ -25,6 +25,7 @@ def detector(kind, seed, **options):
     config = copy.deepcopy(get_config(CONFIG).model)
     config.backbone = {'type': kind, **TINY, **options}
     config.neck.in_channels = [16, 32, 64, 128]
+    config.roi_head.bbox_head.fc_out_channels = 64
     return randomize(MODELS.build(config), seed).eval()
 
 

@@ -16,7 +16,6 @@ SIZES = [
     (1, 1), (1, 64), (3, 5), (4, 4), (7, 200), (16, 16), (28, 28), (29, 27), (31, 33), (32, 32), (56, 57), (63, 100),
     (64, 64), (97, 130), (112, 112), (128, 96), (150, 61), (199, 301), (224, 224), (225, 223), (256, 192),
 ]  # fmt: skip
-LARGE_SIZES = [(512, 512), (800, 1333)]
 TOLERANCE = 1e-9
 
 
@@ -70,8 +69,15 @@ def test_hooks_on_attention_dropout_see_the_same_weights():
 
 
 @pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
-@pytest.mark.parametrize('window_size', [7, 12])
-@pytest.mark.parametrize('peer', PEERS)
+@pytest.mark.parametrize(
+    ('peer', 'window_size'),
+    [
+        ('mmdet', 7),
+        ('mmseg', 12),
+        pytest.param('mmdet', 12, marks=pytest.mark.long),
+        pytest.param('mmseg', 7, marks=pytest.mark.long),
+    ],
+)
 def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
     theirs, ours = pair(peer, backend, window_size=window_size)
     for size in SIZES:
@@ -80,8 +86,15 @@ def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
-@pytest.mark.parametrize('window_size', [7, 12])
-@pytest.mark.parametrize('size', LARGE_SIZES)
+@pytest.mark.parametrize(
+    ('size', 'window_size'),
+    [
+        ((512, 512), 7),
+        ((800, 1333), 12),
+        pytest.param((512, 512), 12, marks=pytest.mark.long),
+        pytest.param((800, 1333), 7, marks=pytest.mark.long),
+    ],
+)
 def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backend):
     theirs, ours = pair('mmdet', backend, window_size=window_size)
     assert_equal(theirs, ours, torch.randn(1, 3, *size, dtype=torch.float64))

@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,10 +16,10 @@ from PIL import Image
 from swin_dense import SimMIM, create_backbone
 from swin_dense.mm import HeldOutLoss, ImageNormalizer, PretrainingHook
 from swin_dense.recipes.files import load_recipe
-from tests.conftest import ROOT, TINY
+from tests.conftest import TINY
 from tests.mm.test_configs import batch, small
 from tests.mm.tiny_training import differences
-from tests.processes import cli, environment
+from tests.processes import cli, cli_of_two_ranks
 
 RECIPE = 'simmim_swin-t-p4-w6_100e_192x192'
 KILLED = """
@@ -130,14 +128,11 @@ def test_the_result_goes_on_in_mask_rcnn(trained):
     assert loss.isfinite()
 
 
-@pytest.mark.slow
 def test_two_processes_train_together(config, tmp_path):
-    command = [sys.executable, '-W', 'ignore', '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-port']
-    command += ['29617', '-m', 'swin_dense', 'train', str(config), '--launcher', 'pytorch', '--work-dir']
-    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall('held_out/error: ', done.stdout)) == 5
-    assert len(list(tmp_path.glob('*/vis_data/vis_image/*.png'))) == 5
+    settings = ['--set', 'train_cfg.max_epochs=2']
+    done = cli_of_two_ranks('train', config, '--launcher', 'pytorch', '--work-dir', tmp_path, *settings)
+    assert len(re.findall('held_out/error: ', done.stdout)) == 2
+    assert len(list(tmp_path.glob('*/vis_data/vis_image/*.png'))) == 2
 
 
 def model_with(**options):

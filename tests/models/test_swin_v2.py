@@ -187,9 +187,9 @@ def test_attention_maps_sum_to_one():
     ('name', 'window', 'size', 'parameters', 'gflops'),
     [
         ('swinv2_t', 16, 256, 28_347_154, 6.6),
-        ('swinv2_s', 8, 256, 49_728_418, 11.5),
+        pytest.param('swinv2_s', 8, 256, 49_728_418, 11.5, marks=pytest.mark.long),
         ('swinv2_b', 24, 384, 87_918_816, 54.7),
-        ('swinv2_l', 16, 256, 196_739_932, 47.5),
+        pytest.param('swinv2_l', 16, 256, 196_739_932, 47.5, marks=pytest.mark.long),
     ],
 )
 def test_published_parameters_and_flops(name, window, size, parameters, gflops):

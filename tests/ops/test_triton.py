@@ -89,7 +89,7 @@ def cases(draw):
 
 
 @device
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(case=cases(), has_bias=st.booleans(), has_pad=st.booleans(), scale=st.sampled_from([None, 0.0, -0.7]))
 def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad, scale):
     (qkv, bias, pad_kv), grad = inputs(case, device=device)
@@ -231,10 +231,8 @@ def test_compiles_without_graph_breaks_and_once_for_all_sizes(device):
 @device
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_backbone_gives_the_same_maps_and_gradients(with_cp, device):
-    models = [
-        randomize(SwinBackbone(TINY, window_size=4, attn_backend=name, with_cp=with_cp, drop_path_rate=0.0)).to(device)
-        for name in ('reference', 'triton')
-    ]
+    options = {**TINY, 'depths': (2, 1, 1, 1), 'window_size': 4, 'with_cp': with_cp, 'drop_path_rate': 0.0}
+    models = [randomize(SwinBackbone(**options, attn_backend=name)).to(device) for name in ('reference', 'triton')]
     img = torch.randn(1, 3, 24, 20, device=device)
     outputs = [model.train()(img) for model in models]
     for expected, actual in zip(*outputs, strict=True):

@@ -64,6 +64,7 @@ def test_notebook(place):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # test_torchvision_detectors.py runs the same example, with almost the same options
 def test_shell(place):
     for line in ''.join(blocks('sh')).splitlines():
         command, *arguments = line.split()

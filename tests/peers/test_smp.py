@@ -50,9 +50,9 @@ def build(decoder, encoder='swin_dense_tiny', **options):
 @pytest.mark.parametrize('decoder', DECODERS)
 def test_every_decoder_trains_and_predicts(decoder):
     model = build(decoder)
-    target = torch.zeros(2, 2, 256, 256)
-    target[:, 1, 64:192, 64:192] = 1
-    image = target[:, 1:].expand(-1, 3, -1, -1) + 0.1 * torch.randn(2, 3, 256, 256)
+    target = torch.zeros(2, 2, 128, 128)
+    target[:, 1, 32:96, 32:96] = 1
+    image = target[:, 1:].expand(-1, 3, -1, -1) + 0.1 * torch.randn(2, 3, 128, 128)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     losses = []
     for _ in range(5):

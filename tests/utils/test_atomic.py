@@ -1,8 +1,8 @@
 """Atomic writes leave the complete new content at the destination, or the old one."""
 
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 
 import pytest
 
@@ -52,12 +52,16 @@ def test_a_failure_keeps_the_old_file(tmp_path, is_folder, error):
 
 def test_a_killed_process_keeps_the_old_file(tmp_path):
     (tmp_path / 'x').write_text('old')
-    code = (
-        'import os, sys, pathlib; from swin_dense.utils.atomic import written_whole\n'
-        'with written_whole(pathlib.Path(sys.argv[1])) as unfinished:\n'
-        "    unfinished.path.write_text('half'); os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, '-c', code, tmp_path / 'x']).returncode == -9
+
+    def be_killed():
+        with written_whole(tmp_path / 'x') as unfinished:
+            unfinished.path.write_text('half')
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context('fork').Process(target=be_killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert (tmp_path / 'x').read_text() == 'old'
 
 
