@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,18 @@ def short_speed_table(*reports: dict[str, Any]) -> str:
         if report['options']['mode'] == 'train':
             peaks = [report['rows'][name]['peak_mib'] / report['rows']['auto']['peak_mib'] for name in PEERS]
             lines.append(f'| {case}: memory | {processor} | ' + ' | '.join(f'{peak:.2f}' for peak in peaks) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def alone_table(report: dict[str, Any]) -> str:
+    """Return a table of results of benchmarks/alone.py: our time, and the times of others relative to ours."""
+    peers = [name for name in PEERS if all(name in own for own in report['ratios'].values())]
+    lines = [f'| Swin-T, float32, {report["processor"]} | ours | ' + ' | '.join(peers) + ' |']
+    lines.append('|' + ' --- |' * (len(peers) + 2))
+    for case, own in report['ratios'].items():
+        ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
+        ratios = [f'{statistics.median(own[x]):.2f} ({min(own[x]):.2f} to {max(own[x]):.2f})' for x in peers]
+        lines.append(f'| {case} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -336,6 +349,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tiled detections': (['tiled_detections.json'], tiled_detections_table),
     'speed in short': (CPU_REPORTS, short_speed_table),
     'speed': (CPU_REPORTS, speed_table),
+    'speed alone': (['amd_alone.json'], alone_table),
     'gpu speed': (['gpu.json'], gpu_table),
     'memory': (['intel_train_512.json', 'amd_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),

@@ -1,0 +1,82 @@
+"""Time Swin-T in a process of its own, as a user runs it: our backbone and those of other libraries, in turns.
+
+    python benchmarks/alone.py --packages .venv-peers/lib/python3.11/site-packages --json benchmarks/amd_alone.json
+
+In ``benchmark.py``, where all models take turns in one process, each finds the memory that the others have freed. Here
+each process has one model; all of them run once, in a random order, before the next turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import benchmark
+from bench_models import PEERS
+
+OURS = 'auto'
+# Options of benchmark.py, and the number of steps, of which the first third is not timed.
+CASES = {
+    'inference, 1 x 224 x 224': (['--size', '224', '224'], 30),
+    'inference, 8 x 224 x 224': (['--size', '224', '224', '--batch', '8'], 9),
+    'inference, 1 x 512 x 512': (['--size', '512', '512'], 12),
+    'inference, 1 x 800 x 1344': (['--size', '800', '1344'], 6),
+    'training step, 2 x 512 x 512': (['--size', '512', '512', '--batch', '2', '--mode', 'train'], 6),
+}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ['--of']:
+        print(json.dumps(seconds_of(sys.argv[2], int(sys.argv[3]), sys.argv[4:])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--turns', type=int, default=3, help='processes of each model (default: %(default)s)')
+    parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS))
+    parser.add_argument('--packages', type=Path, help='as of benchmark.py')
+    parser.add_argument('--json', type=Path, required=True)
+    args = parser.parse_args()
+    packages = ['--packages', str(args.packages)] if args.packages else []
+    seconds: dict[str, dict[str, list[float]]] = {case: {} for case in CASES}
+    for turn in range(args.turns):
+        for case, (options, steps) in CASES.items():
+            for name in random.sample([OURS, *args.peers], 1 + len(args.peers)):
+                command = [sys.executable, '-W', 'ignore', __file__, '--of', name, str(steps), *options, *packages]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                seconds[case].setdefault(name, []).append(statistics.median(json.loads(done.stdout.splitlines()[-1])))
+        print(f'turn {turn + 1} of {args.turns} is done', file=sys.stderr)
+    report: dict[str, Any] = {
+        'command': 'python benchmarks/alone.py ' + ' '.join(sys.argv[1:]),
+        'machine': benchmark.machine(argparse.Namespace(device='cpu')),
+        'seconds': seconds,
+        'ratios': {case: ratios(own) for case, own in seconds.items()},
+    }
+    args.json.write_text(json.dumps(report, indent=1) + '\n')
+    for case, own in report['ratios'].items():
+        print(case, *(f'{name} {statistics.median(values):.2f}' for name, values in own.items()), sep=', ')
+
+
+def seconds_of(name: str, steps: int, options: list[str]) -> list[float]:
+    """Return the times of the steps of a model in this process, without those of the first third."""
+    sys.argv[1:] = options
+    args = benchmark.parse_args()
+    model, img = benchmark.build(name, args), benchmark.make_image(args)
+    return [benchmark.elapsed(lambda: benchmark.step(model, img, args), 'cpu') for _ in range(steps)][steps // 3 :]
+
+
+def ratios(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the time of each model relative to ours, turn by turn."""
+    return {
+        name: [time / ours for time, ours in zip(times, seconds[OURS], strict=True)]
+        for name, times in seconds.items()
+        if name != OURS
+    }
+
+
+if __name__ == '__main__':
+    main()
