@@ -31,7 +31,7 @@ from swin_dense.models.layers import (
     PatchMerging,
     build_norm,
 )
-from swin_dense.ops import BACKENDS, plain
+from swin_dense.ops import BACKENDS, chunks, context, plain
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, compat
 
@@ -300,6 +300,8 @@ class SwinBackbone(HubMixin):
         fits = is_map and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
         if not fits or img.shape[1] != self.in_channels:
             raise options.image_error(img, self.in_channels, dtype)
+        if img.device.type == 'cpu' and not context.is_tracing():
+            chunks.keep_freed_memory()
         x = self._add_position(self.patch_embed(img))
         outs = []
         for index, stage in enumerate(self.stages):
