@@ -143,7 +143,7 @@ def alone_table(report: dict[str, Any]) -> str:
     lines.append('|' + ' --- |' * (len(peers) + 2))
     for case, own in report['ratios'].items():
         ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
-        ratios = [f'{statistics.median(own[x]):.2f} ({min(own[x]):.2f} to {max(own[x]):.2f})' for x in peers]
+        ratios = [ratio({'ratios': own}, name, 'auto') for name in peers]
         lines.append(f'| {case} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
     return '\n'.join(lines) + '\n'
 
