@@ -5,7 +5,7 @@
 # make test-oldest, test-newest, test-onedl  run the core's tests, and training where mm packages are installed, on
 #                                            other stacks: see noxfile.py, benchmarks/stacks.json
 # make test-ray  test the example for Ray Data
-# make docs   build the documentation site in build/site; SERVE=1 also serves it, PUBLISH=0.2.0 commits it to gh-pages
+# make docs   build the documentation site in build/site; SERVE=1 also serves it, PUBLISH=0.3.0 commits it to gh-pages
 # make lint   run ruff and mypy
 # make setup  create the environment of the other targets
 # make requirements  write requirements/*.txt from pyproject.toml; UPGRADE=numpy takes a newer version of a package

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = '0.2.0'
+__version__ = '0.3.0'
 __all__ = [
     'CheckpointError',
     'SimMIM',

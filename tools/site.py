@@ -2,7 +2,7 @@
 
     make docs
     make docs SERVE=1          # and serve it at http://127.0.0.1:8000
-    make docs PUBLISH=0.2.0    # and commit it to the branch gh-pages, where each version has a folder
+    make docs PUBLISH=0.3.0    # and commit it to the branch gh-pages, where each version has a folder
 
 The pages are the Markdown files of the repository. mkdocs needs them in a separate folder, so they are copied with the
 same relative paths, which keeps links valid in both places. Notebooks become pages.
