@@ -18,7 +18,7 @@ nox.options.default_venv_backend = 'uv'
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = []
 
-TESTS = ['PyYAML==6.0.3', 'rich==15.0.0', 'safetensors==0.8.0', 'pytest==9.2.0']
+TESTS = ['PyYAML==6.0.3', 'rich==15.0.0', 'safetensors==0.8.0', 'pytest==9.2.0', 'tqdm==4.70.1']
 BUILD = ['wheel==0.48.0', 'ninja==1.13.2', 'psutil==7.2.2']
 
 
@@ -27,9 +27,10 @@ def oldest(session: nox.Session) -> None:
     """The oldest supported stack, for which most prebuilt mmcv wheels are made."""
     mm = ['mmengine==0.10.7', 'mmdet==3.3.0', 'mmsegmentation==1.2.2', 'opencv-python==4.11.0.86']
     files = ['scipy==1.15.3', 'tifffile==2025.5.10', 'imagecodecs==2025.3.30', 'zarr==2.18.3', 'Pillow==12.3.0']
+    files += ['pyarrow==21.0.0', 'hypothesis==6.168.5']
     session.install('torch==2.1.2', 'numpy==1.26.4', 'setuptools==69.5.1', *BUILD)
     install_mmcv(session, 'mmcv==2.1.0')
-    run(session, *mm, *files, 'pycocotools==2.0.11', 'ftfy==6.3.1', 'regex==2026.9.29', 'hypothesis==6.168.5')
+    run(session, *mm, *files, 'pycocotools==2.0.11', 'ftfy==6.3.1', 'regex==2026.9.29')
 
 
 @nox.session(python='3.13')
@@ -53,7 +54,7 @@ def onedl(session: nox.Session) -> None:
 
 
 FILES = ['scipy==1.17.1', 'tifffile==2026.3.3', 'imagecodecs==2026.3.6', 'zarr==3.1.6', 'Pillow==13.0.0']
-FILES += ['hypothesis==6.170.15']
+FILES += ['pyarrow==26.0.1', 'hypothesis==6.170.15']
 
 
 def install_mmcv(session: nox.Session, requirement: str) -> None:

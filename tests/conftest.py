@@ -23,6 +23,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault('TRITON_INTERPRET', '1')
 
 ROOT = Path(__file__).parent.parent
+# What the core does without, by the names of the modules.
+OPTIONAL_PACKAGES = [
+    *('mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2', 'timm', 'triton', 'rich', 'tqdm', 'pyarrow', 'fsspec'),
+    *('huggingface_hub', 'matplotlib', 'safetensors', 'tifffile', 'imagecodecs', 'zarr', 'scipy', 'skimage', 'pandas'),
+    *('onnx', 'onnxscript', 'onnxruntime', 'openvino'),
+]
 
 # The duration of an example depends on the load of the machine.
 settings.register_profile('default', deadline=None)

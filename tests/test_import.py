@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, some
+from tests.conftest import OPTIONAL_PACKAGES, ROOT, some
 
 CORE = """
 import torch, swin_dense
@@ -36,6 +36,17 @@ def run(code, path=()):
 def test_without_mmengine():
     absent = "import sys; sys.modules.update(dict.fromkeys(['mmengine', 'mmcv', 'mmdet', 'mmseg']))\n"
     assert run(absent + CORE).count('pip install mmengine') == 2
+
+
+def test_the_tests_of_the_core_can_be_collected():
+    code = f"""
+import os, sys, pytest
+from benchmarks.stacks import CORE
+os.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'  # zarr has a plugin
+sys.modules.update(dict.fromkeys({OPTIONAL_PACKAGES}))
+assert pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', *CORE]) == 0
+"""
+    run(code)
 
 
 def test_torch_dynamo_is_not_imported():

@@ -11,6 +11,7 @@ import torch
 
 import swin_dense
 from swin_dense.__main__ import command_names, main
+from tests.conftest import OPTIONAL_PACKAGES
 
 
 @pytest.fixture
@@ -65,25 +66,9 @@ def test_every_argument_has_a_help_text(name):
 
 
 def test_help_and_usage_errors_need_no_optional_package():
-    absent = [
-        'mmengine',
-        'mmcv',
-        'mmdet',
-        'mmseg',
-        'rich',
-        'tqdm',
-        'pyarrow',
-        'fsspec',
-        'matplotlib',
-        'safetensors',
-        'tifffile',
-        'zarr',
-        'imagecodecs',
-    ]
-    absent += ['cv2', 'huggingface_hub', 'scipy', 'skimage', 'onnx', 'onnxscript', 'onnxruntime', 'openvino', 'timm']
     code = f"""
 import sys
-sys.modules.update(dict.fromkeys({absent}))
+sys.modules.update(dict.fromkeys({OPTIONAL_PACKAGES}))
 from swin_dense.__main__ import command_names, main
 for name in command_names():
     for arguments in ([name, '--help'], [name, '--no-such-option']):

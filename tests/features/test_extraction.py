@@ -14,7 +14,6 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.commands._extract import weights_digest
 from swin_dense.features import images
 from swin_dense.features.pyramid import extract_pyramid
 from tests.conftest import TINY, IfInstalled, randomize, small_disk, some
@@ -38,6 +37,7 @@ from tests.features.helpers import (
 from tests.features.test_listing import write_tar
 
 tifffile, fsspec = IfInstalled('tifffile'), IfInstalled('fsspec')
+_extract = IfInstalled('swin_dense.commands._extract')  # which needs tqdm
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
 
@@ -463,9 +463,9 @@ def test_a_full_disk_leaves_only_complete_parts(run, disk, tmp_path, capsys):
 
 def test_different_weights_have_different_digests(backbone):
     other = randomize(SwinBackbone(**TINY)).eval()
-    assert weights_digest(other) == weights_digest(backbone)
+    assert _extract.weights_digest(other) == _extract.weights_digest(backbone)
     other.norm0.bias.data[3] += 1e-6
-    assert weights_digest(other) != weights_digest(backbone)
+    assert _extract.weights_digest(other) != _extract.weights_digest(backbone)
 
 
 class TestShards:

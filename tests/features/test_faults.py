@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 
 from swin_dense.__main__ import main
-from swin_dense.commands._progress import stop_signals
-from tests.conftest import ROOT, photograph
+from tests.conftest import ROOT, IfInstalled, photograph
 from tests.features.helpers import (
     EVERY_FORMAT,
     command_line,
@@ -32,6 +31,7 @@ from tests.features.helpers import (
 )
 from tests.features.mutations import ORIGINALS, mutate
 
+_progress = IfInstalled('swin_dense.commands._progress')  # which needs tqdm
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
 
@@ -182,7 +182,7 @@ def test_a_concurrent_run_of_the_same_shard_is_refused(run, tmp_path, capsys):
 def test_the_second_signal_interrupts_at_once():
     def twice():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
-        with stop_signals() as received:
+        with _progress.stop_signals() as received:
             os.kill(os.getpid(), signal.SIGINT)
             if received != [signal.SIGINT]:
                 return 1
