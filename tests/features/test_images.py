@@ -196,7 +196,7 @@ def test_pages(form):
         image = read_image(content, channels, page=page)
         torch.testing.assert_close(image, torch.full((channels, 9, 12), frame.max() / 255), rtol=0, atol=0.01)
     if 'tiff' in form:
-        with pytest.raises(ImageError, match='3 pages of equal size; give page='):
+        with pytest.raises(ImageError, match=r'(3|several) pages of equal size; give page='):
             read_image(content, channels)
     else:
         assert torch.equal(read_image(content, channels), read_image(content, channels, page=0))

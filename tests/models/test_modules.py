@@ -13,7 +13,7 @@ from torch import nn
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.layers import Linear
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, needs, randomize
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
 SIZE = (1, 3, 50, 71)  # every stage has padding
@@ -215,6 +215,7 @@ def test_dynamic_quantisation(kind):
         assert (out - exact).norm() < 0.1 * exact.norm()
 
 
+@needs('safetensors')
 def test_functions_among_the_options_do_not_prevent_pickling(tmp_path):
     model = make(norm_cfg=lambda channels: nn.LayerNorm(channels), act_cfg=lambda: nn.GELU())
     file = io.BytesIO()

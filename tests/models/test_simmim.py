@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from swin_dense import SimMIM, SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
-from tests.conftest import ROOT, TINY, randomize
+from tests.conftest import ROOT, TINY, needs, randomize
 
 OPTIONS = {**TINY, 'window_size': 4, 'clamp_window': True, 'drop_path_rate': 0.0}
 KINDS = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
@@ -156,6 +156,7 @@ def test_nothing_stays_on_the_backbone():
     assert torch.equal(swin.eval()(img)[0], plain.eval()(img)[0])
 
 
+@needs('scipy')
 @pytest.mark.parametrize('kind', KINDS)
 def test_the_result_loads_in_one_step(kind, tmp_path):
     model = SimMIM(backbone(kind), teacher=backbone(kind, out_indices=None))
