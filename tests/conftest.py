@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -56,7 +57,10 @@ def needs(package: str) -> pytest.MarkDecorator:
 def _computes_half() -> bool:
     """Return whether torch supports float16 convolutions and linear layers on a CPU."""
     try:
-        with torch.autocast('cpu', torch.float16):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            computes = torch.autocast('cpu', torch.float16)
+        with computes:
             torch.nn.functional.conv2d(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1))
         torch.nn.functional.linear(torch.ones(1, 1).half(), torch.ones(1, 1).half())
     except RuntimeError:

@@ -113,7 +113,8 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
         path: the destination. With the suffix .safetensors, ``checkpoint`` must be a flat dict of tensors.
         checkpoint: the data to write.
         force: overwrite an existing file.
-        add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies.
+        add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies; more, if
+            none of them is a letter.
 
     Returns:
         The path of the file.
@@ -131,7 +132,8 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
                 torch.save(checkpoint, file)
         if add_hash:
             digest = file_digest(unfinished.path, 'sha256')
-            unfinished.destination = path.with_name(f'{path.stem}-{digest[:8]}{path.suffix}')
+            decimal = len(digest) - len(digest.lstrip('0123456789'))  # which loading takes for a date or a number
+            unfinished.destination = path.with_name(f'{path.stem}-{digest[: max(8, decimal + 1)]}{path.suffix}')
             check_destination(unfinished.destination, force)
     return unfinished.destination
 

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--final-norm', action='store_true', help="use the classifier's final norm as the norm of the last output"
     )
     parser.add_argument('--trust', action='store_true', help='unpickle unknown classes, which can run arbitrary code')
-    parser.add_argument('--hash', action='store_true', help='append the first 8 digits of the SHA-256 to the file name')
+    parser.add_argument('--hash', action='store_true', help='append 8 or more digits of the SHA-256 to the file name')
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
 
 

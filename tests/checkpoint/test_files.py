@@ -467,11 +467,18 @@ def test_contents_and_paths_without_a_checkpoint(tmp_path, backbone):
 class TestHash:
     def test_the_suffix_is_written_and_verified(self, tmp_path, source, backbone):
         path = write_file(tmp_path / 'swin.pth', source.state_dict(), add_hash=True)
-        assert path.name == f'swin-{hash_of(path)[:8]}.pth'
+        assert re.fullmatch(r'swin-(\w{8,})\.pth', path.name)
+        assert hash_of(path).startswith(path.stem.removeprefix('swin-'))
         load(backbone, path)
         wrong = path.rename(tmp_path / 'swin-0123abcd.pth')
         with pytest.raises(CheckpointError, match=f'begins with 0123abcd, but it begins with {hash_of(wrong)[:8]}'):
             load(backbone, wrong)
+
+    @pytest.mark.parametrize(('digest', 'part'), [('1234567a8b', '1234567a'), ('123456789a8b', '123456789a')])
+    def test_the_suffix_has_a_letter(self, tmp_path, source, monkeypatch, digest, part):
+        monkeypatch.setattr('swin_dense.checkpoint.export.file_digest', lambda *_: digest)
+        path = write_file(tmp_path / 'swin.pth', source.state_dict(), add_hash=True)
+        assert path.name == f'swin-{part}.pth'
 
     @pytest.mark.parametrize(
         'name',

@@ -140,6 +140,7 @@ def test_a_different_batch_size_continues_in_the_same_folder(run, tmp_path):
     assert run(tmp_path / 'photos', '--batch-size', 1) == 0
 
 
+@pytest.mark.skipif(torch.__version__ < '2.6', reason='the limits are for the memory that later versions take')
 @pytest.mark.parametrize(('spare', 'status'), [(270, 0), pytest.param(110, 1, marks=pytest.mark.long)])
 def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
     """torch reports lack of CPU memory only under RLIMIT_AS; 270 MiB suffice for smaller batches, 110 for no image."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -107,7 +108,10 @@ FILES = {
 
 def encode(pixels, **options):
     file = io.BytesIO()
-    tifffile.imwrite(file, pixels, **options)
+    try:
+        tifffile.imwrite(file, pixels, **options)
+    except NotImplementedError as missing:  # packed bits, before imagecodecs 2025.8, which needs Python 3.11
+        pytest.skip(f'imagecodecs has no {missing}')
     return file.getvalue()
 
 
@@ -296,13 +300,17 @@ def test_regions_of_unusual_files_are_read_lazily(tmp_path, monkeypatch):
         np.testing.assert_allclose(image.read(10, 20, 40, 60) / 65535, np.asarray(values)[10:40, 20:60])
 
 
+# Pillow 12.3, the last one for Python 3.10, cannot read its own file.
+YCBCR = pytest.param('YCbCr', marks=pytest.mark.skipif(PIL.__version__ < '13', reason='needs Pillow 13'))
+
+
 def with_pil(mode, **options):
     file = io.BytesIO()
     Image.fromarray(RGB).convert(mode).save(file, 'tiff', **options)
     return file.getvalue()
 
 
-@pytest.mark.parametrize('mode', ['1', 'L', 'P', 'RGB', 'RGBA', 'LA', 'CMYK', 'YCbCr'])
+@pytest.mark.parametrize('mode', ['1', 'L', 'P', 'RGB', 'RGBA', 'LA', 'CMYK', YCBCR])
 @pytest.mark.parametrize('has_tifffile', [True, False])
 def test_files_of_pil(mode, has_tifffile, monkeypatch):
     content = with_pil(mode)
