@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -37,21 +38,25 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--turns', type=int, default=3, help='processes of each model (default: %(default)s)')
+    parser.add_argument('--cases', nargs='+', choices=CASES, default=list(CASES), help='replace only these in the file')
     parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS))
     parser.add_argument('--packages', type=Path, help='as of benchmark.py')
     parser.add_argument('--json', type=Path, required=True)
     args = parser.parse_args()
     packages = ['--packages', str(args.packages)] if args.packages else []
-    seconds: dict[str, dict[str, list[float]]] = {case: {} for case in CASES}
+    seconds: dict[str, dict[str, list[float]]]
+    seconds = json.loads(args.json.read_text())['seconds'] if args.json.exists() else {}
+    seconds |= {case: {} for case in args.cases}
     for turn in range(args.turns):
-        for case, (options, steps) in CASES.items():
+        for case in args.cases:
+            options, steps = CASES[case]
             for name in random.sample([OURS, *args.peers], 1 + len(args.peers)):
                 command = [sys.executable, '-W', 'ignore', __file__, '--of', name, str(steps), *options, *packages]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 seconds[case].setdefault(name, []).append(statistics.median(json.loads(done.stdout.splitlines()[-1])))
         print(f'turn {turn + 1} of {args.turns} is done', file=sys.stderr)
     report: dict[str, Any] = {
-        'command': 'python benchmarks/alone.py ' + ' '.join(sys.argv[1:]),
+        'command': shlex.join(['python', 'benchmarks/alone.py', *sys.argv[1:]]),
         'machine': benchmark.machine(argparse.Namespace(device='cpu')),
         'seconds': seconds,
         'ratios': {case: ratios(own) for case, own in seconds.items()},
