@@ -34,6 +34,11 @@ def in_format(file_format, *values, marks=()):
 EVERY_FORMAT = [in_format('safetensors'), in_format('zarr')]
 
 
+def counted(pages):
+    """Return how an error states a number of pages, which only tifffile counts."""
+    return pages if find_spec('tifffile') else 'several'
+
+
 def in_a_process(function):
     """Run a function in a forked process, which a signal may end; return the exit status."""
     process = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(function()))

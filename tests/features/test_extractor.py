@@ -14,6 +14,7 @@ from PIL import Image
 from swin_dense import CheckpointError, SwinBackbone, extract_pyramid
 from swin_dense.features import Extractor, inference
 from tests.conftest import ROOT, TINY, photograph, randomize
+from tests.features.helpers import counted
 
 PHOTOGRAPH = photograph(97, 131)
 IMAGES = [PHOTOGRAPH[:40, :52], PHOTOGRAPH[10:50, 20:72], PHOTOGRAPH, PHOTOGRAPH[5:45, :52]]
@@ -122,7 +123,7 @@ def test_page(backbone, checkpoint):
     rows = Extractor(checkpoint, [32], device='cpu', page=1)({'bytes': [file.getvalue()]})
     np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32)[1:2], rtol=1e-4, atol=1e-5)
     (error,) = Extractor(checkpoint, [32], device='cpu')({'bytes': [file.getvalue()]})['error']
-    assert 'pages of equal size; give page=' in error
+    assert f'{counted(2)} pages of equal size; give page=' in error
 
 
 def test_a_missing_image_column_is_an_error(checkpoint):
