@@ -381,7 +381,7 @@ def test_an_interrupted_run_counts_all_images(run, backbone, tmp_path, capsys, o
     def interrupt(module, args):
         calls.append(0)
         if len(calls) == (6 if options else 2):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     handle = backbone.register_forward_hook(lambda module, args, out: interrupt(module, args))
     try:

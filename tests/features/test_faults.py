@@ -184,11 +184,11 @@ def test_the_second_signal_interrupts_at_once():
     def twice():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
         with _progress.stop_signals() as received:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             if received != [signal.SIGINT]:
                 return 1
             try:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt:
                 return 0
         return 2
