@@ -38,6 +38,8 @@ def test_without_mmengine():
     assert run(absent + CORE).count('pip install mmengine') == 2
 
 
+@pytest.mark.slow
+@pytest.mark.long  # `make test-core` runs these tests themselves
 def test_the_tests_of_the_core_can_be_collected():
     code = f"""
 import os, sys, pytest

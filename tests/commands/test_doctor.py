@@ -216,6 +216,7 @@ def test_an_empty_environment(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_broken_package_has_a_finding(tmp_path):
     path = shadow(
         tmp_path,

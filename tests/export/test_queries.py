@@ -39,15 +39,9 @@ SIZES = [(64, 64), (65, 97), (97, 65), (128, 192), (191, 129), (40, 300), (300, 
 # Of random weights; a MaskFormer of most seeds finds nothing in one of the sizes.
 SEEDS = {'maskformer': 7}
 SEGMENTORS = [name for name in FILES if name.startswith('mmseg')]
-# Each is exported once, which takes up to a minute; all but the first are left to `make test-all`. In `make test`,
-# test_export.py and test_whole.py export a Swin.
+# Each is exported once, which takes up to a minute, and is left to `make test-all`. In `make test`, test_export.py and
+# test_whole.py export a Swin.
 CASES = ['mask2former_panoptic on resnet', *FILES]
-
-
-def costly(name):
-    """Return a test parameter with a model, marked by the time that its export takes."""
-    marks = [pytest.mark.slow] if name == CASES[0] else [pytest.mark.slow, pytest.mark.long]
-    return pytest.param(name, marks=marks)
 
 
 @pytest.fixture(scope='module')
@@ -95,9 +89,10 @@ def compared(name, model, run, pixels, facts):
     return agreement.share_of_unmatched(expected, found, facts['score_threshold'], most)
 
 
-@pytest.mark.parametrize('name', [costly(name) for name in CASES])
-@pytest.mark.parametrize('sizes', [SIZES[::4], pytest.param(SIZES, marks=pytest.mark.long)], ids=['some', 'all'])
-def test_unseen_sizes_in_both_runtimes(exported, pixels, name, sizes):
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('name', CASES)
+def test_unseen_sizes_in_both_runtimes(exported, pixels, name):
     config, weights, path = exported(name)
     onnx.checker.check_model(path, full_check=True)
     model = onnx.load(path)
@@ -106,7 +101,7 @@ def test_unseen_sizes_in_both_runtimes(exported, pixels, name, sizes):
     model = Predictor(config, str(weights), 'cpu').model
     files = [runtime.load(path, runtime=each, threads=1) for each in RUNTIMES]
     most = 0
-    for size in sizes:
+    for size in SIZES:
         if name == 'rtmdet':
             size = tuple(-(-side // 32) * 32 for side in size)
         for file in files:
@@ -187,6 +182,7 @@ def test_inputs_that_a_file_does_not_support(exported, each):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize('each', RUNTIMES)
 def test_damaged_and_foreign_files(exported, tmp_path, each):
     *_, path = exported(CASES[0])
@@ -207,6 +203,7 @@ def test_damaged_and_foreign_files(exported, tmp_path, each):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize('each', RUNTIMES)
 def test_invalid_inputs(exported, each):
     """Of an input of another type or shape, OpenVINO would convert some, and ONNX Runtime raise an error of its own."""
@@ -222,7 +219,9 @@ def test_invalid_inputs(exported, each):
         model.run(np.zeros((1, 3, 64, 64), np.float32), (9, 9))
 
 
-@pytest.mark.parametrize('name', [costly(name) for name in CASES])
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('name', CASES)
 def test_the_runtime_equals_the_predictor(exported, demo_data, tmp_path, name):
     """Both read the image from a file, resize and pad it, and return predictions in its original size."""
     config, weights, path = exported(name)
@@ -260,6 +259,7 @@ def test_the_runtime_equals_the_predictor(exported, demo_data, tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_command_writes_segments(exported, demo_data, tmp_path):
     config, weights, path = exported(CASES[0])
     picture = picture_of(demo_data)

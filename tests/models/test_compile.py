@@ -23,8 +23,9 @@ def _fresh():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @needs_whole_graphs
-@pytest.mark.parametrize('with_cp', [None, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize('with_cp', [None, True])
 def test_further_sizes_need_one_recompilation(with_cp):
     """Cover evaluation, and training with stochastic depth and activation checkpointing."""
     is_training = with_cp is not None

@@ -184,6 +184,7 @@ def test_half_precision_trains():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiled_it_takes_images_of_several_sizes():
     torch.compiler.reset()
     model = SimMIM(backbone(depths=(1,), num_heads=(1,), out_indices=(0,)), mask_patch=16)
@@ -229,6 +230,7 @@ def test_other_wrong_inputs_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_example_trains_and_its_result_loads(tmp_path):
     for index in range(2):
         pixels = np.random.default_rng(index).integers(0, 255, (200, 240, 3), dtype=np.uint8)

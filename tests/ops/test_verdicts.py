@@ -238,7 +238,7 @@ def test_amd_gpus_are_unsupported_with_a_reason(monkeypatch):
 
 
 @needs_interpreter
-@pytest.mark.parametrize('with_cp', [False, True])
+@pytest.mark.parametrize('with_cp', [pytest.param(False, marks=pytest.mark.long), True])
 def test_kernels_give_the_same_backbone_outputs_and_gradients(on_a_gpu, launched, monkeypatch, with_cp):
     """Compare forward and backward passes under autocast, with kernels for norms, merging, bias and maps."""
     monkeypatch.setattr(verdicts, '_reason_against', lambda *args: None)

@@ -45,7 +45,13 @@ def targets(kind, with_objects=True):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'kind', ['MaskRCNN', 'FasterRCNN', pytest.param('KeypointRCNN', marks=pytest.mark.long), 'RetinaNet', 'FCOS']
+    'kind',
+    [
+        *(pytest.param(f'{part}RCNN', marks=pytest.mark.long) for part in ('Mask', 'Keypoint')),
+        'FasterRCNN',
+        'RetinaNet',
+        'FCOS',
+    ],
 )
 def test_detectors_learn(kind):
     model = build(kind, 2 if kind == 'KeypointRCNN' else 3)

@@ -101,6 +101,8 @@ def test_it_works_with_torch_alone(installed, tmp_path):
     assert 'retinanet_swin-t-p4-w7_fpn_1x_coco' in printed
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_its_recipes_equal_those_of_the_clone(installed, tmp_path):
     run(installed, f"from swin_dense.__main__ import main; main(['config', {RECIPE!r}, '--out', 'a.py'])", tmp_path)
     done = subprocess.run(
