@@ -1,7 +1,6 @@
 """Reading ahead yields all images in order within a memory limit, and batches hold images of equal size."""
 
 import multiprocessing
-import resource
 import threading
 from concurrent.futures import wait
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from benchmarks.bench_host import held_mib
 from swin_dense.features import inference
 from swin_dense.features.inference import Runner, batches, read_ahead
 from swin_dense.features.listing import Item, iterate
@@ -81,7 +81,7 @@ def peak_of_photographs(path, limit):
     on the load of the machine.
     """
     inference._AHEAD_BYTES = limit
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = held_mib('VmHWM')
     decoding = threading.Lock()
 
     def read_alone(item):
@@ -91,7 +91,7 @@ def peak_of_photographs(path, limit):
     samples = read_ahead(items_of([path] * 16), read_alone, workers=8)
     for _ in samples:  # simulate a slow caller: let the threads list and read as far ahead as they can
         wait([*samples.gi_frame.f_locals['listed'], *samples.gi_frame.f_locals['images']])
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    return held_mib('VmHWM') - before
 
 
 @pytest.mark.slow
