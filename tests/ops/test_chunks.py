@@ -52,16 +52,16 @@ def test_only_maps_of_more_than_one_chunk_are_cut():
 
 # In a fresh process, because tests before may have freed larger blocks.
 PAGES = """
-import resource, torch
+import resource, statistics, torch
 from swin_dense import SwinBackbone
 model, img = SwinBackbone(dict(embed_dims=96, depths=(2, 2), num_heads=(3, 6))).eval(), torch.rand(1, 3, 224, 224)
+faults = []
 with torch.no_grad():
-    for _ in range(5):
+    for _ in range(16):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         model(img)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
-        model(img)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(statistics.median_low(faults[5:]))
 """
 
 
@@ -71,4 +71,6 @@ def test_small_maps_find_the_memory_of_the_pass_before():
     environment = {name: value for name, value in os.environ.items() if name not in settings}
     command = [sys.executable, '-c', PAGES]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1000  # page faults of five passes; about 10,000 if glibc returns the memory
+    # Page faults of the median pass, because the heap may still grow in one or two of them; each pass has 2,000 to
+    # 6,000 if glibc returns the memory.
+    assert int(done.stdout) < 100
