@@ -69,8 +69,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        topic: 'version', 'extra', 'trap', 'backend', 'kernel' or 'check'.
-        name: name of the package, extra, trap, backend, GPU, kernel or framework.
+        topic: 'version', 'extra', 'trap', 'backend' or 'check'.
+        name: name of the package, extra, trap, backend or framework.
         status: 'ok', 'broken', or 'note' for an unusual or unavailable item.
         text: the result of the check.
         cure: the suggested fix; '' if none is needed or known.
@@ -83,12 +83,8 @@ class Finding:
     cure: str = ''
 
 
-def examine(again: bool = False) -> Iterator[Finding]:
-    """Run all checks and yield each finding as soon as it is known, ordered by topic; raises nothing.
-
-    Args:
-        again: check the Triton kernels even if a stored verdict exists.
-    """
+def examine() -> Iterator[Finding]:
+    """Run all checks and yield each finding as soon as it is known, ordered by topic; raises nothing."""
     yield from versions()
     core, *frameworks = CHECKS
     core_finding = probe('check', core)
@@ -106,9 +102,6 @@ def examine(again: bool = False) -> Iterator[Finding]:
         yield linear_layers
         yield core_finding
         yield from checks
-    from swin_dense.doctor import kernels  # imports torch
-
-    yield from kernels.examine(again)  # last, because timing needs an idle GPU
 
 
 def versions() -> list[Finding]:
