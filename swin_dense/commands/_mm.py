@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from swin_dense.commands._options import add_settings, require_packages
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.settings import merge_settings, parse_settings
+from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 
 if TYPE_CHECKING:
     from mmengine.config import Config

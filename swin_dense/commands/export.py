@@ -106,7 +106,7 @@ def _write_whole(args: argparse.Namespace) -> Exported:
     )
     if any(given) or tuple(args.size) != (224, 224) or args.batch != 1:
         raise ValueError('with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed')
-    from swin_dense.export.whole import export_whole
+    from swin_dense.workbench.export.whole import export_whole
 
     args.config, checkpoint = args.model
     return export_whole(read_config(args), checkpoint, args.out, image=args.image, opset=args.opset)

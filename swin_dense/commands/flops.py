@@ -101,10 +101,11 @@ def of_config(args: argparse.Namespace) -> str:
             f'{args.config} has no default_scope, so the framework of the model is unknown; '
             'add --set default_scope=mmdet or --set default_scope=mmseg'
         )
-    from swin_dense.analysis.flop_counter import build_on_meta, count, published_shape
+    from swin_dense.analysis.flop_counter import count
+    from swin_dense.workbench.building import build_on_meta, published_shape, run_on_shapes
 
     height, width = args.size or published_shape(config)
-    result = count(build_on_meta(config), height, width)
+    result = count(build_on_meta(config), height, width, run_on_shapes)
     depth = 1 if args.depth is None else args.depth
     return (
         json.dumps(summary(result, height, width, depth), indent=2)

@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from mmengine.dist import get_world_size  # not needed for --help
 
     from swin_dense.doctor import kernels
-    from swin_dense.mm import training
-    from swin_dense.recipes.checking import check_batch, check_data
+    from swin_dense.workbench import training
+    from swin_dense.workbench.configs.checking import check_batch, check_data
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
     # Local rank 0 verifies the kernels before any process uses a GPU; the other ranks wait in `join_processes`.

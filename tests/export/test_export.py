@@ -13,7 +13,7 @@ from swin_dense.__main__ import main
 from swin_dense.export import ExportError, formats
 from swin_dense.export.pooling import RecordedPool
 from swin_dense.export.verify import load
-from swin_dense.runtime.sessions import SESSIONS
+from swin_dense.workbench.runtime.sessions import SESSIONS
 from tests.conftest import needs, randomize
 from tests.models.test_ablations import ROWS
 
