@@ -304,7 +304,7 @@ def pretend_gpu(dtype: torch.dtype) -> Iterator[None]:
 def build(name: str, arch: str, size: tuple[int, int], **options: Any) -> nn.Module:
     """Build a model on the meta device, without stochastic depth. ``options`` are for our backbone only."""
     from swin_dense import SwinBackbone
-    from swin_dense.models.archs import resolve_arch
+    from swin_dense.archs import resolve_arch
 
     a = resolve_arch(arch)
     if name.startswith('ours:'):

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def packages() -> dict[str, str]:
-    from swin_dense.doctor import FORKS
+    from swin_dense.utils.packages import FORKS
 
     found = {}
     for name in ('torch', 'numpy', *FORKS, *FORKS.values()):

@@ -17,7 +17,7 @@ import yaml
 from mmengine.config import Config
 
 from swin_dense.analysis.flop_counter import count
-from swin_dense.models.archs import published_letter
+from swin_dense.archs import published_letter
 from swin_dense.recipes.files import load_recipe
 from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, framework_configs, markdown, read_zoo
 from swin_dense.workbench.building import build_on_meta, needed_packages, published_shape, run_on_shapes

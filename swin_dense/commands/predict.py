@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.commands._mm import read_config
-from swin_dense.commands._options import add_device, add_force, add_settings, check_file, device_of, require_packages
-from swin_dense.utils import checks
+from swin_dense.commands._options import add_device, add_force, add_settings, check_file, device_of
+from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_free, written_whole
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _check_outputs(args: argparse.Namespace, images: list[str]) -> Any:
         raise ValueError('--overlap needs --tile')
     if args.tile is not None:
         checks.integer('--tile', args.tile)
-        require_packages(['tifffile'], 'features')
+        packages.require('this command', 'tifffile')
     if args.annotations is not None and args.format is None:
         raise ValueError('--annotations needs --format coco')
     counts = Counter(Path(path).stem for path in images)

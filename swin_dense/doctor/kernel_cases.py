@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.models.archs import ARCHS
+from swin_dense.archs import ARCHS
 from swin_dense.ops import plain, sdpa, windows
 from swin_dense.ops.triton import attention, bias, norm, verdicts
 from swin_dense.ops.windows import Pair, WindowSpec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from swin_dense.export.folding import fold_constants
+from swin_dense.utils import packages
 
 _logger = logging.getLogger(__package__)
 # The first opset with GELU as one operator.
@@ -55,7 +55,7 @@ class Interface:
 
 def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
     """Write an ONNX file."""
-    require(*PACKAGES)
+    packages.require('an .onnx file', *PACKAGES)
     program = _program(model, interface)
     outputs = interface.outputs or [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
     opset = opset or DEFAULT_OPSET
@@ -121,13 +121,6 @@ def write_torchscript(model: nn.Module, interface: Interface, opset: int | None,
 
 
 FORMATS = {'.onnx': write_onnx, '.pt2': write_pt2, '.ts': write_torchscript}
-
-
-def require(*packages: str) -> None:
-    """Raise an ImportError that names all packages that are not installed."""
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ImportError(f'the export needs {", ".join(missing)}: pip install {" ".join(missing)}')
 
 
 def outputs_of(result: Any) -> list[Tensor]:

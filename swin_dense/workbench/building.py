@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from swin_dense.utils import packages
 
 BOX_REGIONS = 1000
 MASK_REGIONS = 100
@@ -46,8 +47,7 @@ def check_packages(config: Any) -> None:
         ImportError: one of them is not installed.
     """
     for package, why in needed_packages(config.get('model') or {}).items():
-        if find_spec(package) is None:
-            raise ImportError(f'{why} of this model needs {package}: pip install {package}')
+        packages.require(f'{why} of this model', package)
 
 
 def needed_packages(model: Any) -> dict[str, str]:

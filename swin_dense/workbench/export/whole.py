@@ -19,7 +19,7 @@ from swin_dense.export.export import check_opset, checked_path
 from swin_dense.export.formats import ExportError
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 from swin_dense.workbench.export import agreement, gate
 from swin_dense.workbench.export.detectors import Detector, OneStageDetector, TwoStageDetector
 from swin_dense.workbench.export.operators import translations
@@ -233,7 +233,7 @@ def _check_arguments(path: str | PathLike[str], image: str | PathLike[str] | Non
     check_opset(opset, path.suffix)
     if image is not None and not Path(image).is_file():
         raise FileNotFoundError(f'there is no file {image}')
-    formats.require('onnxruntime', *formats.PACKAGES)
+    packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
     return path
 
 

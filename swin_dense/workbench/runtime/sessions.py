@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from os import PathLike, fspath
 from typing import Any, Protocol
 
 import numpy as np
+
+from swin_dense.utils import packages
 
 KEY = 'swin_dense'  # key of the JSON metadata in the file
 FORMAT = 1  # version of the metadata and outputs; raised when an earlier version of this package would misread a file
@@ -31,7 +32,7 @@ class OnnxRuntime:
     """A session of ONNX Runtime on the CPU; 0 threads means the default of ONNX Runtime."""
 
     def __init__(self, path: str | PathLike[str], threads: int) -> None:
-        onnxruntime = _library('onnxruntime')
+        onnxruntime = packages.optional('the runtime', 'onnxruntime')
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # hides warnings about optional inputs
@@ -47,7 +48,7 @@ class OpenVino:
     """A session of OpenVINO on the CPU, in float32; 0 threads means the default of OpenVINO."""
 
     def __init__(self, path: str | PathLike[str], threads: int) -> None:
-        openvino = _library('openvino')
+        openvino = packages.optional('the runtime', 'openvino')
         core = openvino.Core()
         model = core.read_model(fspath(path))
         key = ['framework', KEY]
@@ -78,15 +79,6 @@ def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]
             model.add_parameters([parameter])
     model.validate_nodes_and_infer_types()
     return defaults
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ImportError(f'{name} is not installed: pip install {name}', name=name) from error
 
 
 SESSIONS: dict[str, Callable[[str | PathLike[str], int], Session]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}

@@ -224,8 +224,8 @@ def test_invalid_data_is_one_error(tmp_path, damage):
 
 
 def test_a_package_that_the_model_lacks_is_named_before_the_data(monkeypatch):
-    monkeypatch.setattr('swin_dense.workbench.building.find_spec', lambda name: None)
-    with pytest.raises(ImportError, match='needs transformers: pip install transformers'):
+    monkeypatch.setattr('swin_dense.utils.packages.find_spec', lambda name: None)
+    with pytest.raises(ImportError, match=r'needs transformers, .*pip install transformers'):
         check_data(Config({'model': {'language_model': {'type': 'BertModel'}}}), ('train',))
 
 
