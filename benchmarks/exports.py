@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from swin_dense import SwinBackbone, create_backbone, export_model
-from swin_dense.runtime.sessions import OnnxRuntime, OpenVino
+from swin_dense.workbench.runtime.sessions import OnnxRuntime, OpenVino
 
 SIZES = ((512, 512), (800, 1344))
 THREADS = (1, 2)

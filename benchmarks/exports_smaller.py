@@ -27,10 +27,10 @@ from onnxruntime.quantization import quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from swin_dense import runtime
-from swin_dense.export.whole import export_whole
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.settings import merge_settings, parse_settings
-from swin_dense.runtime.sessions import SESSIONS
+from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.export.whole import export_whole
+from swin_dense.workbench.runtime.sessions import SESSIONS
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def main() -> None:
     data = args.folder / 'data'
     if not data.exists():
         subprocess.run([sys.executable, ROOT / 'tools' / 'make_demo_data.py', data], check=True)
-        from tests.export.query_models import write_backgrounds
+        from tests.workbench.export.query_models import write_backgrounds
 
         write_backgrounds(data)
     for name in args.models:
@@ -63,8 +63,8 @@ def evaluated(config: Path, weights: Path, model: Path) -> dict[str, Any]:
     from mmengine.config import Config
 
     from swin_dense import runtime
-    from swin_dense.mm.predict import Predictor
-    from tests.export.accuracy import accuracy
+    from swin_dense.workbench.predict import Predictor
+    from tests.workbench.export.accuracy import accuracy
 
     small = in_int8(model)
     files = {
@@ -102,8 +102,8 @@ def in_bfloat16(path: Path) -> Any:
 
 def config_of(name: str, data: Path, epochs: int) -> Any:
     """Return the config of a small model and its training."""
-    from tests.export.query_models import trainable_config
     from tests.mm.demo import demo_config
+    from tests.workbench.export.query_models import trainable_config
 
     config = trainable_config(MODELS[name], data)
     model = config.model

@@ -99,8 +99,8 @@ def prepare(name: str, folder: Path) -> None:
     from mmengine.registry import MODELS as REGISTRY
     from mmengine.registry import init_default_scope
 
-    from swin_dense.export.whole import PICTURE, export_whole
     from swin_dense.recipes.files import load_recipe
+    from swin_dense.workbench.export.whole import PICTURE, export_whole
 
     recipe, size = MODELS[name]
     config = load_recipe(recipe)
@@ -144,7 +144,7 @@ def set_threshold(config: Any, model: Any, pixels: np.ndarray) -> None:
     """Set the score threshold so that CANDIDATES boxes are above it."""
     import torch
 
-    from swin_dense.export.detectors import TwoStageDetector
+    from swin_dense.workbench.export.detectors import TwoStageDetector
 
     img = torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None].float()
     with torch.no_grad():
@@ -175,8 +175,8 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
     if way == 'PyTorch':
         import torch
 
-        from swin_dense.mm.predict import Predictor
         from swin_dense.recipes.files import load_recipe
+        from swin_dense.workbench.predict import Predictor
 
         torch.set_num_threads(threads)
 
@@ -188,7 +188,7 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
     if 'ONNX Runtime' in way:
         import onnxruntime  # noqa: F401  its memory must not be counted
 
-        from swin_dense.runtime.sessions import OnnxRuntime
+        from swin_dense.workbench.runtime.sessions import OnnxRuntime
 
         def in_onnx_runtime() -> Callable[[], Any]:
             run = OnnxRuntime(folder / ('int8.onnx' if 'int8' in way else 'model.onnx'), threads).run
@@ -208,7 +208,7 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
 
 def finished(outputs: list[np.ndarray], pixels: np.ndarray) -> Any:
     """Return the outputs of a file, and for Mask2Former INSTANCES instances with masks in the size of the image."""
-    from swin_dense.runtime import queries
+    from swin_dense.workbench.runtime import queries
 
     if outputs[0].ndim != 2 or outputs[0].shape[1] == 4:  # classes of pixels, boxes
         return outputs
@@ -221,7 +221,7 @@ def without_pasting(model: Any, pixels: np.ndarray) -> Any:
     """Return the predictions of mmdet or mmseg without pasting masks into the image, as in an exported file."""
     from unittest import mock
 
-    from swin_dense.export.agreement import classes_of_framework, instances_of_framework
+    from swin_dense.workbench.export.agreement import classes_of_framework, instances_of_framework
 
     if hasattr(model, 'panoptic_fusion_head'):
         model.panoptic_fusion_head.test_cfg.max_per_image = INSTANCES

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from tests.mm.tiny_training import CASES, differences, write_config
 from tests.processes import cli, environment
+from tests.workbench.tiny_training import CASES, differences, write_config
 
 
 def main() -> None:

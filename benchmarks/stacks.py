@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def packages() -> dict[str, str]:
-    from swin_dense.doctor import FORKS
+    from swin_dense.utils.packages import FORKS
 
     found = {}
     for name in ('torch', 'numpy', *FORKS, *FORKS.values()):
@@ -151,7 +151,7 @@ def losses_of(framework: str) -> list[float]:
     from mmengine.runner import Runner
 
     from swin_dense.__main__ import main as swin_dense
-    from tests.recipes.data import CLASSES, make_coco, make_masks
+    from tests.workbench.configs.data import CLASSES, make_coco, make_masks
 
     with tempfile.TemporaryDirectory() as folder:
         data, config = Path(folder, 'data'), Path(folder, 'mine.py')

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from swin_dense.mm.predict import Predictor
 from swin_dense.recipes.files import load_recipe
+from swin_dense.workbench.predict import Predictor
 
 MOSAICS, ROWS, COLUMNS = 4, 3, 4
 SETTINGS = ((192, 0), (192, 32), (192, 64), (192, 96))

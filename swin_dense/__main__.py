@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
-from swin_dense.commands._options import how_to_install_mm
-from swin_dense.doctor import FORKS, distribution_of, install_command
+from swin_dense.utils.packages import how_to_install
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
 CONVENTIONS = (
@@ -129,13 +128,7 @@ def _explained(error: Exception) -> str | None:
     if error.name == 'pkg_resources':
         return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
-    return f'this command needs {package}, which is not installed: {_how_to_install(package)}'
-
-
-def _how_to_install(package: str) -> str:
-    if package in ('mmengine', 'mmcv', 'mmdet', 'mmseg') and distribution_of(package) not in FORKS.values():
-        return how_to_install_mm()
-    return install_command(package)
+    return f'this command needs {package}, which is not installed: {how_to_install(package)}'
 
 
 def command_names() -> list[str]:

@@ -17,15 +17,15 @@ else:
     from swin_dense.checkpoint import allow_partial_loading as allow_partial_loading
     from swin_dense.checkpoint import export_state_dict as export_state_dict
     from swin_dense.checkpoint import load_checkpoint as load_checkpoint
-    from swin_dense.export import export_detector as export_detector
     from swin_dense.export import export_model as export_model
-    from swin_dense.export import export_segmentor as export_segmentor
     from swin_dense.features.pyramid import extract_pyramid as extract_pyramid
     from swin_dense.models.classifier import SwinClassifier as SwinClassifier
     from swin_dense.models.create import create_backbone as create_backbone
     from swin_dense.models.simmim import SimMIM as SimMIM
     from swin_dense.models.swin import SwinBackbone as SwinBackbone
     from swin_dense.models.swin_v2 import SwinV2Backbone as SwinV2Backbone
+    from swin_dense.workbench.export import export_detector as export_detector
+    from swin_dense.workbench.export import export_segmentor as export_segmentor
 
     if find_spec('mmengine') is not None:
         try:  # the import registers both classes in mmengine's root registry

@@ -187,7 +187,7 @@ def try_arrays(example: Any) -> str:
 
 
 def try_settings(example: list[str]) -> str:
-    from swin_dense.recipes.settings import parse_settings
+    from swin_dense.workbench.configs.settings import parse_settings
 
     try:
         parsed = parse_settings(example)

@@ -16,8 +16,8 @@ _CONTEXT.set_forkserver_preload(
     [
         'tests.processes',
         'swin_dense.__main__',
-        'swin_dense.mm.training',
-        'swin_dense.recipes.checking',
+        'swin_dense.workbench.training',
+        'swin_dense.workbench.configs.checking',
         'mmdet.apis',
         'mmseg.apis',
     ]

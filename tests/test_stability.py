@@ -13,8 +13,8 @@ import pytest
 
 from swin_dense.__main__ import command_names
 from swin_dense.features import shards
-from swin_dense.runtime.coco import RECORD_FORMAT
-from swin_dense.runtime.sessions import FORMAT
+from swin_dense.workbench.runtime.coco import RECORD_FORMAT
+from swin_dense.workbench.runtime.sessions import FORMAT
 from tests.conftest import ROOT, needs
 
 RECORD = ROOT / 'tests' / 'stability.json'

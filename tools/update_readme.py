@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swin_dense.doctor import FORKS
+from swin_dense.utils.packages import FORKS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'benchmarks'))

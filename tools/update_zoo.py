@@ -16,11 +16,12 @@ from typing import Any
 import yaml
 from mmengine.config import Config
 
-from swin_dense.analysis.flop_counter import build_on_meta, count, needed_packages, published_shape
-from swin_dense.models.archs import published_letter
+from swin_dense.analysis.flop_counter import count
+from swin_dense.archs import published_letter
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.parts import datasets, dicts
 from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, framework_configs, markdown, read_zoo
+from swin_dense.workbench.building import build_on_meta, needed_packages, published_shape, run_on_shapes
+from swin_dense.workbench.configs.parts import datasets, dicts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TABLE_START = '<!-- written by tools/update_zoo.py -->\n'
@@ -65,7 +66,7 @@ def count_config(name: str) -> dict[str, Any] | None:
     shape = published_shape(config)
     model = build_on_meta(config)
     try:
-        result = count(model, *shape)
+        result = count(model, *shape, run_on_shapes)
     except ValueError:
         flops = computed = None
     else:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swin_dense.models.archs import Arch, resolve_arch
+from swin_dense.archs import Arch, resolve_arch
 from swin_dense.ops.windows import Pair, window_grid
 from swin_dense.utils import checks
 

@@ -1,19 +1,15 @@
-"""Count parameters and FLOPs of a whole detector or segmentor, module by module.
+"""Count parameters and FLOPs of a model, module by module.
 
 The model is built and run on the meta device, which computes only shapes, so the largest model takes a second and no
-memory. Parts whose work depends on the image's content get a fixed amount of work: box heads run on 1000 regions and
-mask heads on 100, as in mmdet's tool, with which the published figures were counted.
+memory.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,9 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.ops.windows import window_grid
 from swin_dense.utils import checks
-
-BOX_REGIONS = 1000
-MASK_REGIONS = 100
 
 
 @dataclass(frozen=True)
@@ -47,73 +40,16 @@ class Count:
     computed_flops: Mapping[str, int]
 
 
-def build_on_meta(config: Any) -> nn.Module:
-    """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode.
-
-    Raises:
-        ValueError: the config has no model, or one of an unknown type.
-        ImportError: the model needs a package that is not installed.
-    """
-    from mmengine.registry import MODELS, init_default_scope
-
-    if not isinstance(config.get('model'), dict):
-        raise ValueError(f'the config has no model = dict(type=...), got {config.get("model")!r}')
-    check_packages(config)
-    init_default_scope(config.get('default_scope', 'mmengine'))
-    try:
-        try:
-            with torch.device('meta'):
-                model = MODELS.build(copy.deepcopy(config.model))  # a copy, because some models modify their config
-        except RuntimeError:  # the constructors of some models, such as mmdet's Swin, read values of tensors
-            model = MODELS.build(copy.deepcopy(config.model)).to('meta')
-    except KeyError as error:  # raised by the registry for an unknown type
-        raise ValueError(f'the model cannot be built: {error.args[0]}') from error
-    model.eval()
-    return model
-
-
-def check_packages(config: Any) -> None:
-    """Check that the packages that a model needs are installed.
-
-    Raises:
-        ImportError: one of them is not installed.
-    """
-    for package, why in needed_packages(config.get('model') or {}).items():
-        if find_spec(package) is None:
-            raise ImportError(f'{why} of this model needs {package}: pip install {package}')
-
-
-def needed_packages(model: Any) -> dict[str, str]:
-    """Return {package: part of the model} for the additional packages that a model with a text encoder needs."""
-    if not model.get('language_model'):
-        return {}
-    encoder = model.get('encoder') or {}
-    return {'transformers': 'the text encoder', **({'fairscale': 'the encoder'} if encoder.get('num_cp') else {})}
-
-
-def published_shape(config: Any) -> tuple[int, int]:
-    """Return the image size, (height, width), of the published figures for the model of an mmdet or mmseg config.
-
-    For a config of pretraining, it is the size of a crop.
-    """
-    crop_size = ((config.get('train_dataloader') or {}).get('dataset') or {}).get('crop_size')
-    if crop_size is not None:
-        return crop_size, crop_size
-    if config.get('default_scope') == 'mmseg':
-        if 'crop_size' not in config:
-            raise ValueError('the config has no crop_size, so the size of the published figures is unknown; give size=')
-        height = config.crop_size[0]
-        return height, 4 * height
-    return 800, 1280
-
-
-def count(model: nn.Module, height: int, width: int) -> Count:
+def count(
+    model: nn.Module, height: int, width: int, run: Callable[[nn.Module, Tensor], object] = nn.Module.__call__
+) -> Count:
     """Count parameters and FLOPs of a model for one image.
 
     Args:
-        model: a detector of mmdet, a segmentor of mmseg, or a module that takes an image; on the meta device.
+        model: a module on the meta device.
         height: image height in pixels.
         width: image width in pixels.
+        run: calls the model with an image (1, C, height, width).
 
     Raises:
         ValueError: the model is on another device, has no convolution from which to infer the image channels, or its
@@ -130,11 +66,15 @@ def count(model: nn.Module, height: int, width: int) -> Count:
     meter = _Meter()
     with _reference_attention(model), meter.attached_to(model), torch.no_grad(), torch.device('meta'):
         try:
-            _forward(model, torch.zeros(1, channels, height, width))
+            run(model, torch.zeros(1, channels, height, width))
         except ValueError:
             raise
         except Exception as error:  # an operator without a meta implementation, or a model with another interface
-            raise ValueError(f'{_uncounted(model)} ({type(error).__name__}: {error})'.partition('\n')[0]) from error
+            reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
+            raise ValueError(
+                f'the FLOPs of a {type(model).__name__} cannot be counted from shapes only; count those of its '
+                f'backbone: `swin-dense flops --arch` ({reason})'
+            ) from error
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         parameters[name.rpartition('.')[0]] += parameter.numel()
@@ -208,51 +148,6 @@ def _reference_attention(model: nn.Module) -> Iterator[None]:
     finally:
         for module, backend in zip(attentions, backends, strict=True):
             module.backend = backend
-
-
-def _forward(model: Any, image: Tensor) -> None:
-    """Run the parts of a model whose cost depends only on the size of the image."""
-    if not hasattr(model, 'extract_feat'):
-        model(image)
-        return
-    if _depends_on_values(model):
-        raise ValueError(_uncounted(model))
-    maps = model.extract_feat(image)
-    if hasattr(model, 'decode_head'):
-        model.decode_head(maps)
-    elif hasattr(model, 'roi_head'):
-        model.rpn_head(maps)
-        head = model.roi_head
-        _run_on_regions(head.bbox_head, head.bbox_roi_extractor, BOX_REGIONS)
-        if head.with_mask:
-            _run_on_regions(head.mask_head, head.mask_roi_extractor, MASK_REGIONS)
-    else:
-        model.bbox_head(maps)
-
-
-def _depends_on_values(model: Any) -> bool:
-    """Return whether the cost depends on values, as for query-based heads, or the model needs more than an image."""
-    decode_head = getattr(model, 'decode_head', None)
-    if decode_head is not None and 'batch_data_samples' in inspect.signature(decode_head.forward).parameters:
-        return True
-    return any(
-        hasattr(model, part)
-        for part in ('panoptic_head', 'decoder', 'language_model', 'track_head', 'backbone_inchannels')
-    )
-
-
-def _uncounted(model: nn.Module) -> str:
-    return (
-        f'the FLOPs of a {type(model).__name__} cannot be counted from shapes only; count those of its backbone: '
-        '`swin-dense flops --arch`'
-    )
-
-
-def _run_on_regions(heads: Any, extractors: Any, regions: int) -> None:
-    if not isinstance(heads, nn.ModuleList):
-        heads, extractors = [heads], [extractors]
-    for head, extractor in zip(heads, extractors, strict=True):
-        head(torch.zeros(regions, extractor.out_channels, *extractor.roi_layers[0].output_size))
 
 
 def _with_ancestors(own: Mapping[str, int]) -> Counter[str]:

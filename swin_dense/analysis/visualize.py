@@ -20,10 +20,10 @@ from torch import Tensor
 from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import backbone_costs, total
 from swin_dense.analysis.explain import TokenAttention
+from swin_dense.archs import arch_letter
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
 from swin_dense.features.sinks import level_size
-from swin_dense.models.archs import arch_letter
 from swin_dense.ops.windows import Pair, merge, region_ids, window_grid
 from swin_dense.utils import checks
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from swin_dense.archs.shapes import options_of, square_grid, square_window
 from swin_dense.checkpoint.families import MMDET, plain_name
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
 from swin_dense.checkpoint.resize import adapt_channels, offsets, resize_position, resize_table
-from swin_dense.models.options import options_of, square_grid, square_window
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 

@@ -27,6 +27,7 @@ from torch.hub import tqdm
 
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
+from swin_dense.utils import packages
 from swin_dense.utils.addresses import any_error_as_os_error, file_system, shown
 from swin_dense.utils.atomic import alone, written_whole
 
@@ -145,11 +146,7 @@ def _read_shards(index: Path, trust: bool) -> dict[str, Tensor]:
 
 
 def safetensors_torch() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError('.safetensors files need the safetensors package: pip install safetensors') from error
-    return safetensors.torch
+    return packages.optional('a .safetensors file', 'safetensors.torch')
 
 
 def _explained(path: Path, error: Exception) -> CheckpointError:
@@ -287,11 +284,7 @@ def _request(address: str) -> Request:
 
 def _download_from_hub(address: str) -> Path:
     """Download a file with huggingface_hub. For an index, also download its shards into the same folder."""
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise ImportError(f'{shown(address)} needs huggingface_hub: pip install huggingface_hub') from error
+    hub = packages.optional(shown(address), 'huggingface_hub')
     owner, _, rest = address.partition('://')[2].partition('/')
     repository, _, file = rest.partition('/')
     repository, _, revision = repository.partition('@')
@@ -304,7 +297,7 @@ def _download_from_hub(address: str) -> Path:
         # An unreachable hub costs half a minute per attempt, so after the first failure only use the cache.
         cached_only = unreachable is not None
         return Path(
-            hf_hub_download(f'{owner}/{repository}', name, revision=revision or None, local_files_only=cached_only)
+            hub.hf_hub_download(f'{owner}/{repository}', name, revision=revision or None, local_files_only=cached_only)
         )
 
     try:
@@ -312,9 +305,9 @@ def _download_from_hub(address: str) -> Path:
             try:
                 path = fetch(name)
                 break
-            except LocalEntryNotFoundError as error:
+            except hub.errors.LocalEntryNotFoundError as error:
                 unreachable = unreachable or error
-            except EntryNotFoundError:
+            except hub.errors.EntryNotFoundError:
                 continue
         else:
             raise unreachable or CheckpointError(f'{shown(address)}: the repository has no file {" or ".join(names)}')

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swin_dense.models.archs import published_letter
+from swin_dense.archs import published_letter
 
 # A stem of several convolutions, as in CTransPath.
 _CONVOLUTIONAL_STEM = re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight$')

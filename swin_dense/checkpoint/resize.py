@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.ops.windows import Pair
+from swin_dense.utils import packages
 
 
 def window_of_index(index: Tensor, length: int) -> Pair | None:
@@ -133,10 +134,7 @@ def _geometric_positions(old: int, new: int) -> list[float]:
 
 
 def _spline(maps: Tensor, axis: int, positions: list[float], new: int) -> Tensor:
-    try:
-        from scipy.interpolate import make_interp_spline
-    except ImportError as error:
-        raise ImportError('table_resize="geometric" needs SciPy: pip install scipy, or use "bicubic"') from error
-    spline = make_interp_spline(positions, maps.cpu().numpy(), k=min(3, len(positions) - 1), axis=axis)
+    interpolate = packages.optional("table_resize='geometric'", 'scipy.interpolate')
+    spline = interpolate.make_interp_spline(positions, maps.cpu().numpy(), k=min(3, len(positions) - 1), axis=axis)
     wanted = torch.arange(-new, new + 1, dtype=torch.float64).clamp(positions[0], positions[-1])
     return torch.from_numpy(spline(wanted.numpy())).to(maps)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_dense.commands._options import add_settings, require_packages
+from swin_dense.commands._options import add_settings
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.settings import merge_settings, parse_settings
+from swin_dense.utils import packages
+from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -40,7 +41,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_config(args: argparse.Namespace) -> Config:
     """Load the config, and apply ``--set``."""
-    require_packages(['mmengine', 'mmcv'], 'mm')
+    packages.require('this command', 'mmengine', 'mmcv')
     config = load_recipe(args.config)
     merge_settings(config, parse_settings(args.set))
     return config

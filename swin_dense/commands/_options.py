@@ -8,12 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.doctor import install_command
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination
 
@@ -161,24 +158,6 @@ def check_file(path: str) -> None:
         raise FileNotFoundError(f'there is no file {path}')
 
 
-def require_packages(packages: Sequence[str], extra: str) -> None:
-    """Check that the packages of an extra are installed.
-
-    Raises:
-        ImportError: packages are missing; the message contains their names and how to install them.
-    """
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        are = 'is' if len(missing) == 1 else 'are'
-        how = how_to_install_mm() if extra == 'mm' else install_command(*missing)
-        raise ImportError(f'this command needs {", ".join(missing)}, which {are} not installed: {how}')
-
-
-def how_to_install_mm() -> str:
-    """Return the commands that install mmdet and mmsegmentation."""
-    return f'{install_command("mmcv", "mmengine", "mmdet", "mmseg", "ftfy", "regex")}; see docs/install.md'
-
-
 def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
     """Build the backbone of :func:`add_backbone`; options that the user does not give are those of the checkpoint."""
     from swin_dense.features.inference import on_device
@@ -210,7 +189,7 @@ def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_arch(name: str) -> None:
-    from swin_dense.models.archs import resolve_arch
+    from swin_dense.archs import resolve_arch
     from swin_dense.models.create import network_of
 
     resolve_arch(name, network_of(name) or 'swin')

@@ -18,11 +18,12 @@ import sys
 from pathlib import Path
 
 import swin_dense
-from swin_dense.commands._options import add_out, add_settings, check_out, require_packages
+from swin_dense.commands._options import add_out, add_settings, check_out
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.settings import merge_settings, parse_settings
-from swin_dense.recipes.standalone import as_text, check_form, checked_settings
+from swin_dense.utils import packages
 from swin_dense.utils.atomic import written_whole
+from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_out(args, '.py')  # mmengine reads configs by their suffix
-    require_packages(['mmengine'], 'mm')
+    packages.require('this command', 'mmengine')
     # Help does without these.
-    from swin_dense.mm.checkpoints import use_whole_checkpoints
-    from swin_dense.recipes.own_data import PLACES, check_annotations, find_endings, missing_data, own_data
+    from swin_dense.workbench.checkpoints import use_whole_checkpoints
+    from swin_dense.workbench.configs.own_data import PLACES, check_annotations, find_endings, missing_data, own_data
 
     config = load_recipe(args.config)
     classes = None if args.classes is None else args.classes.split(',')

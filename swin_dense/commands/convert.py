@@ -16,9 +16,8 @@ from swin_dense.commands._options import (
     add_window_size,
     check_arch,
     check_out,
-    require_packages,
 )
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 
 if TYPE_CHECKING:
     from swin_dense import SwinBackbone
@@ -125,9 +124,9 @@ def run(args: argparse.Namespace) -> int:
     if args.arch is not None:
         check_arch(args.arch)
     if args.out.suffix == '.safetensors':
-        require_packages(['safetensors'], 'checkpoints')
+        packages.require('this command', 'safetensors')
     if args.table_resize == 'geometric':
-        require_packages(['scipy'], 'checkpoints')
+        packages.require('this command', 'scipy')
     report = convert(args)
     text = report.pop('text')
     print(json.dumps(report, indent=2) if args.json else f'{text}\nWrote {report["out"]} ({args.to})')

@@ -22,8 +22,8 @@ from swin_dense.commands._options import (
     check_integers,
     device_of,
     normalization_of,
-    require_packages,
 )
+from swin_dense.utils import packages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f'there is no folder {args.folder}')
     classes = args.classes.read_text(encoding='utf-8').split() if args.classes else None
     options_of_images = normalization_of(args)
-    require_packages(['tqdm'], 'features')
+    packages.require('this command', 'tqdm')
     # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
     from swin_dense.commands._progress import Progress, say, stop_signals

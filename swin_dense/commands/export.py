@@ -26,9 +26,8 @@ from swin_dense.commands._options import (
     build_backbone,
     check_out,
     normalization_of,
-    require_packages,
 )
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 
 if TYPE_CHECKING:
     from swin_dense.export import Exported
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     check_out(args, *(['.onnx'] if args.model else ['.onnx', '.pt2', '.ts']))
     write = _write_whole if args.model else _write_backbone
     if args.out.suffix == '.onnx':
-        require_packages(['onnx', 'onnxscript', *([] if args.no_check else ['onnxruntime'])], 'export')
+        packages.require('this command', 'onnx', 'onnxscript', *([] if args.no_check else ['onnxruntime']))
     from swin_dense.export import ExportError
 
     try:
@@ -106,7 +105,7 @@ def _write_whole(args: argparse.Namespace) -> Exported:
     )
     if any(given) or tuple(args.size) != (224, 224) or args.batch != 1:
         raise ValueError('with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed')
-    from swin_dense.export.whole import export_whole
+    from swin_dense.workbench.export.whole import export_whole
 
     args.config, checkpoint = args.model
     return export_whole(read_config(args), checkpoint, args.out, image=args.image, opset=args.opset)

@@ -24,9 +24,8 @@ from swin_dense.commands._options import (
     add_normalization,
     check_integers,
     normalization_of,
-    require_packages,
 )
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 
 FORMATS = ('safetensors', 'zarr')
 # Suffixes that --out, a folder, must not have: its user expects a file. Tools do read a folder .parquet.
@@ -89,7 +88,7 @@ def check_together(args: argparse.Namespace) -> None:
     check_integers(args, batch_size=1, workers=0, tile=1, overlap=0, max_side=1, page=0, part_rows=1)
     args.format = args.format or 'safetensors'
     needed = ['tqdm', 'pyarrow', *([] if pools else [args.format])]
-    require_packages(needed, 'features,zarr' if args.format == 'zarr' else 'features')
+    packages.require('this command', *needed)
 
 
 def _not_a_folder(out: Path) -> ValueError:

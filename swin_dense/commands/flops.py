@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from swin_dense.commands import _options
 from swin_dense.commands._mm import read_config
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import written_whole
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print(backbone_table(args.arch, args.size or (224, 224), args.window_size or (7, 7)))
     else:
         _options.check_out(args, '.png', '.pdf')
-        _options.require_packages(['matplotlib'], 'visualize')
+        packages.require('this command', 'matplotlib')
         from swin_dense.analysis.visualize import draw_costs
 
         figure = draw_costs(args.arch, args.window_size or (7, 7))
@@ -101,10 +101,11 @@ def of_config(args: argparse.Namespace) -> str:
             f'{args.config} has no default_scope, so the framework of the model is unknown; '
             'add --set default_scope=mmdet or --set default_scope=mmseg'
         )
-    from swin_dense.analysis.flop_counter import build_on_meta, count, published_shape
+    from swin_dense.analysis.flop_counter import count
+    from swin_dense.workbench.building import build_on_meta, published_shape, run_on_shapes
 
     height, width = args.size or published_shape(config)
-    result = count(build_on_meta(config), height, width)
+    result = count(build_on_meta(config), height, width, run_on_shapes)
     depth = 1 if args.depth is None else args.depth
     return (
         json.dumps(summary(result, height, width, depth), indent=2)
@@ -171,7 +172,7 @@ def attention_table(height: int, width: int, channels: int, window: tuple[int, i
 def backbone_table(arch: str, size: tuple[int, int], window: tuple[int, int]) -> str:
     """Return the FLOPs of a backbone by stage and part, for an image of ``size``, (height, width) in pixels."""
     from swin_dense.analysis.complexity import PARTS, backbone_costs, total
-    from swin_dense.models.archs import arch_letter
+    from swin_dense.archs import arch_letter
 
     letter = arch_letter(arch)
     stages = backbone_costs(letter, *size, window)

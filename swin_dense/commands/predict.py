@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.commands._mm import read_config
-from swin_dense.commands._options import add_device, add_force, add_settings, check_file, device_of, require_packages
-from swin_dense.utils import checks
+from swin_dense.commands._options import add_device, add_force, add_settings, check_file, device_of
+from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_free, written_whole
 
 if TYPE_CHECKING:
-    from swin_dense.runtime import Prediction
+    from swin_dense.workbench.runtime import Prediction
 
 _COCO = ('coco_results.json', 'coco_annotations.json')
 
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     model, images = _files(args)
     known = _check_outputs(args, images)
     predictor = _predictor(model, args)
-    from swin_dense.runtime import Coco  # not needed for --help
     from swin_dense.utils.pixels import ImageError
+    from swin_dense.workbench.runtime import Coco  # not needed for --help
 
     coco = Coco(predictor.classes, known) if args.format else None
     args.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _check_outputs(args: argparse.Namespace, images: list[str]) -> Any:
         raise ValueError('--overlap needs --tile')
     if args.tile is not None:
         checks.integer('--tile', args.tile)
-        require_packages(['tifffile'], 'features')
+        packages.require('this command', 'tifffile')
     if args.annotations is not None and args.format is None:
         raise ValueError('--annotations needs --format coco')
     counts = Counter(Path(path).stem for path in images)
@@ -151,14 +151,14 @@ def _check_outputs(args: argparse.Namespace, images: list[str]) -> Any:
 
 
 def _predictor(model: list[str], args: argparse.Namespace) -> Any:
-    """Return a ``runtime.Model`` or a ``mm.predict.Predictor``, which have the same methods."""
+    """Return a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods."""
     if len(model) == 1:
         from swin_dense import runtime
 
         return runtime.load(model[0], runtime=args.runtime or 'onnxruntime', score=args.score)
     args.config = model[0]
     config = read_config(args)
-    from swin_dense.mm.predict import Predictor
+    from swin_dense.workbench.predict import Predictor
 
     return Predictor(config, model[1], str(device_of(args)), args.score)
 
@@ -171,7 +171,7 @@ def _predict(predictor: Any, path: str, stem: Path, args: argparse.Namespace) ->
         else:
             from PIL import Image
 
-            from swin_dense.runtime.geotiff import label_file
+            from swin_dense.workbench.runtime.geotiff import label_file
 
             # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
             Image.MAX_IMAGE_PIXELS = None

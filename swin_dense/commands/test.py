@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     config = config_to_run(args)
     from mmengine.dist import get_rank
 
-    from swin_dense.mm import training  # imports the frameworks, which --help does not need
-    from swin_dense.recipes.checking import check_data
+    from swin_dense.workbench import training  # imports the frameworks, which --help does not need
+    from swin_dense.workbench.configs.checking import check_data
 
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}
     config = training.prepare_test(config, args.checkpoint, **options)

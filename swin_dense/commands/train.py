@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     config = config_to_run(args)
     from mmengine.dist import get_world_size  # not needed for --help
 
-    from swin_dense.mm import training
-    from swin_dense.recipes.checking import check_batch, check_data
+    from swin_dense.workbench import training
+    from swin_dense.workbench.configs.checking import check_batch, check_data
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
     training.join_processes(config)

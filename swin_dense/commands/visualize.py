@@ -24,9 +24,8 @@ from swin_dense.commands._options import (
     check_file,
     check_out,
     normalization_of,
-    require_packages,
 )
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import written_whole
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     checks.integer('--dpi', args.dpi, minimum=SMALLEST_DPI)
     if args.kind != 'masks':
         check_file(args.image)
-    require_packages(['matplotlib'], 'visualize')
+    packages.require('this command', 'matplotlib')
     figure = draw(args)
     with written_whole(args.out) as unfinished:
         figure.savefig(unfinished.path, dpi=args.dpi)

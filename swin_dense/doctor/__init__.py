@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swin_dense.doctor.probes import CHECKS, TRAPS
+from swin_dense.utils.packages import FORKS, distribution_of, install_command, version_of
 
 TIMEOUT = 120  # seconds per check; imports from a slow disk take long
 # Package: oldest tested version, first version that is too new; None for no limit. mmdet and mmseg restrict the version
@@ -35,10 +36,6 @@ VERSIONS = {
     'mmsegmentation': ('1.2.2', '1.3'),
     'triton': ('3.6', None),
 }
-# The maintained forks, which install under the same import names.
-FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection'}
-FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
-
 # Pattern of an error message: suggested fix. The first match is used.
 CURES = {
     r'pkg_resources': "pip install 'setuptools<81'",
@@ -55,8 +52,6 @@ CURES = {
     r'Weights only|weights_only': 'import swin_dense before loading; in a config, use custom_imports',
     r'shadowed': "write type='swin_dense.SwinDense' in the config, or rename the other class",
 }
-# Import name: distribution to install, if the names differ.
-DISTRIBUTIONS = {'PIL': 'Pillow', 'cv2': 'opencv-python', 'mmseg': 'mmsegmentation', 'yaml': 'PyYAML'}
 # Fix for a package that fails with an error that is not in CURES; other packages are reinstalled.
 REPAIRS = {
     'torch': 'install torch again, the build for this machine: https://pytorch.org/get-started/locally',
@@ -112,7 +107,7 @@ def versions() -> list[Finding]:
 
 
 def _version(package: str) -> Finding:
-    version, fork = _version_of(package), _version_of(FORKS.get(package, ''))
+    version, fork = version_of(package), version_of(FORKS.get(package, ''))
     if version and fork:
         text = f'{version}, and {FORKS[package]} {fork} under the same import name'
         return Finding('version', package, 'broken', text, f'keep one: pip uninstall {package} {FORKS[package]}')
@@ -149,7 +144,7 @@ def extras() -> list[Finding]:
 
 
 def _extra(name: str, packages: list[str]) -> Finding:
-    missing = [package for package in packages if not (_version_of(package) or _version_of(FORKS.get(package, '')))]
+    missing = [package for package in packages if not (version_of(package) or version_of(FORKS.get(package, '')))]
     if not missing:
         return Finding('extra', name, 'ok', f'has {", ".join(packages)}')
     return Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
@@ -222,34 +217,7 @@ def cure_for(error: str, package: str = '') -> str:
     return f'pip install --force-reinstall --no-deps {distribution_of(package)}' if package else ''
 
 
-def install_command(*packages: str) -> str:
-    """Return the commands that install packages, given their import names."""
-    names = {package: distribution_of(package) for package in packages}
-    mmcv = names.pop('mmcv', None)  # must be compiled against the installed torch
-    commands = [f'pip install --no-build-isolation {"mmcv==2.1.0" if mmcv == "mmcv" else mmcv}'] if mmcv else []
-    return '; '.join([*commands, *([f'pip install {" ".join(names.values())}'] if names else [])])
-
-
-def distribution_of(package: str) -> str:
-    """Return the distribution of an import name: the maintained fork if another fork is already installed."""
-    distribution = DISTRIBUTIONS.get(package, package)
-    return FORKS.get(distribution, distribution) if _uses_forks() else distribution
-
-
-def _uses_forks() -> bool:
-    return any(_version_of(fork) for fork in FORKS.values())
-
-
 def _compile_mmcv() -> str:
     mmcv = distribution_of('mmcv')
     # Wheels in pip's cache have names with underscores.
     return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {install_command("mmcv")}'
-
-
-def _version_of(distribution: str) -> str | None:
-    if not distribution:
-        return None
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -15,10 +15,10 @@ from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
 from swin_dense.analysis.explain import padding_key_and_value, recording_input
 from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_fields
+from swin_dense.archs import published_letter
 from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.normalization import IMAGENET, Inference, Normalization
 from swin_dense.features.pyramid import bare_backbone
-from swin_dense.models.archs import published_letter
 from swin_dense.ops.windows import Pair, window_grid
 
 # The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.

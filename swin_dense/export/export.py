@@ -18,7 +18,7 @@ from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.features.images import Statistic, per_channel
 from swin_dense.features.normalization import Normalization
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 
 # Maximum difference from the model's float32 output, relative to the largest value of that output.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2}
@@ -87,7 +87,7 @@ def export_model(
     check_opset(opset, path.suffix)
     backbone = _backbone_in(model, checks.boolean('dynamic', dynamic))
     if checks.boolean('check', check) and path.suffix == '.onnx':
-        formats.require('onnxruntime')
+        packages.require('the check of an .onnx file', 'onnxruntime')
 
     normalization = Normalization(mean, std, scale, bands, clamp)
     channels = backbone.in_channels

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from swin_dense.export.folding import fold_constants
-from swin_dense.export.operators import translations
+from swin_dense.utils import packages
 
 _logger = logging.getLogger(__package__)
 # The first opset with GELU as one operator.
@@ -42,6 +41,7 @@ class Interface:
         outputs: names of the outputs; None gives out0, out1 and so on.
         facts: metadata of the file.
         ranges: ``torch.export.Dim`` of dynamic axes with a minimum above 1 or a divisor, by their names.
+        translations: returns the ONNX translations of custom operators, for ``torch.onnx.export``.
     """
 
     example: tuple[Tensor, ...]
@@ -50,11 +50,12 @@ class Interface:
     outputs: tuple[str, ...] | None = None
     facts: dict[str, str] = field(default_factory=dict)
     ranges: dict[str, Any] = field(default_factory=dict)
+    translations: Callable[[], dict[Any, Callable[..., Any]]] = dict
 
 
 def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
-    """Write an ONNX file. The model may contain operators of ``swin_dense.export.operators``."""
-    require(*PACKAGES)
+    """Write an ONNX file."""
+    packages.require('an .onnx file', *PACKAGES)
     program = _program(model, interface)
     outputs = interface.outputs or [f'out{index}' for index in range(len(program.graph_signature.user_outputs))]
     opset = opset or DEFAULT_OPSET
@@ -68,7 +69,7 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
                 output_names=list(outputs),
                 dynamic_shapes=interface.free if any(interface.free) else None,  # only sets the names
                 opset_version=opset,
-                custom_translation_table=translations(),
+                custom_translation_table=interface.translations(),
                 dynamo=True,
                 verbose=False,
             )
@@ -120,13 +121,6 @@ def write_torchscript(model: nn.Module, interface: Interface, opset: int | None,
 
 
 FORMATS = {'.onnx': write_onnx, '.pt2': write_pt2, '.ts': write_torchscript}
-
-
-def require(*packages: str) -> None:
-    """Raise an ImportError that names all packages that are not installed."""
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ImportError(f'the export needs {", ".join(missing)}: pip install {" ".join(missing)}')
 
 
 def outputs_of(result: Any) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 
 from swin_dense.export.formats import ExportError, outputs_of
-from swin_dense.runtime.sessions import OnnxRuntime
 from swin_dense.utils.atomic import written_whole
 
 _logger = logging.getLogger(__package__)
@@ -111,7 +111,12 @@ def load(path: Path, device: torch.device | str = 'cpu') -> Run:
         device: device of the inputs of ``.ts`` and ``.pt2`` files, that of the export.
     """
     if path.suffix == '.onnx':
-        return OnnxRuntime(path, 0).run
+        import onnxruntime  # an optional package
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # hides warnings about optional inputs
+        session = onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
+        return partial(session.run, None)
     module: Any = torch.jit.load(path) if path.suffix == '.ts' else torch.export.load(path).module()
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:

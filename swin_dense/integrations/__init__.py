@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from torch import Tensor, nn
 
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.utils import packages
 
 
-def require(package: str, tested: str, install: str) -> ModuleType:
+def require(package: str, tested: str) -> ModuleType:
     """Import the package of an integration, and warn if its version was not tested.
 
     Args:
         package: its import name.
         tested: the version with which the integration was tested. Another minor version gives a warning.
-        install: the argument of ``pip install`` for the package.
 
     Raises:
         ImportError: the package is missing (the message contains the install command) or cannot be imported.
     """
     integration = 'smp' if package == 'segmentation_models_pytorch' else package
-    try:
-        module = import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition('.')[0] != package:
-            raise
-        raise ImportError(f'swin_dense.integrations.{integration} needs {package}: pip install {install}') from error
+    module = packages.optional(f'swin_dense.integrations.{integration}', package)
     try:
         installed = version(package)
     except PackageNotFoundError:  # imported from a source folder

@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
+from swin_dense.archs import Arch
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.integrations import require
-from swin_dense.models.archs import Arch
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
 from swin_dense.utils import checks
 
-require('detectron2', '0.6', 'git+https://github.com/facebookresearch/detectron2 --no-build-isolation')
+require('detectron2', '0.6')
 from detectron2.config import CfgNode, configurable  # noqa: E402
 from detectron2.layers import ShapeSpec  # noqa: E402
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone  # noqa: E402

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
+from swin_dense.archs import ARCHS
 from swin_dense.integrations import require
-from swin_dense.models.archs import ARCHS
 from swin_dense.models.create import BACKBONES
 
-require('segmentation_models_pytorch', '0.6.0', 'segmentation_models_pytorch')
+require('segmentation_models_pytorch', '0.6.0')
 from segmentation_models_pytorch import encoders  # noqa: E402
 from segmentation_models_pytorch.encoders._base import EncoderMixin  # noqa: E402
 

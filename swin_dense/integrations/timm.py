@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swin_dense.archs import resolve_arch
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.integrations import require, run_stages, set_checkpointing
-from swin_dense.models.archs import resolve_arch
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
-require('timm', '1.0.31', 'timm')
+require('timm', '1.0.31')
 from timm.layers import Format, is_scriptable  # noqa: E402
 from timm.models import (  # noqa: E402
     FeatureInfo,

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from swin_dense.archs import Arch
 from swin_dense.integrations import require
-from swin_dense.models.archs import Arch
 from swin_dense.models.create import create_backbone
 from swin_dense.utils import checks
 
-require('torchvision', '0.28.0', 'torchvision')
+require('torchvision', '0.28.0')
 from torchvision.ops import feature_pyramid_network as fpn  # noqa: E402
 
 EXTRA_LEVELS = ('pool', 'p6p7', 'none')

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from swin_dense.archs import split_name
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.integrations import require, run_stages, set_checkpointing
-from swin_dense.models.archs import split_name
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
-require('transformers', '5.23.0', 'transformers')
+require('transformers', '5.23.0')
 from transformers import (  # noqa: E402
     AutoBackbone,
     AutoConfig,

@@ -1,20 +1,21 @@
-"""SwinDense and SwinDenseV2, the backbones as mmengine modules, tools for training with mmdet and mmseg, and SimMIM.
+"""SwinDense and SwinDenseV2, the backbones as mmengine modules, what they need in training, and SimMIM.
 
-No other package imports mmengine at import time.
+Only this package and the workbench import mmengine at import time.
 """
 
 import sys
+from typing import Any
 
 from mmengine.config.utils import MODULE2PACKAGE
 
 from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.bands import LoadBands
-from swin_dense.mm.checkpoints import WholeCheckpointHook
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues
 from swin_dense.mm.pretraining import HeldOutLoss, ImageNormalizer, PretrainingHook, SimMIMPretrainer
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
+from swin_dense.utils.deprecation import former_name
 
 __all__ = [
     'HeldOutLoss',
@@ -27,7 +28,6 @@ __all__ = [
     'SwinDense',
     'SwinDenseV2',
     'SwinLayerDecayConstructor',
-    'WholeCheckpointHook',
     'swin_auto_wrap_policy',
 ]
 
@@ -36,3 +36,10 @@ sys.modules['swin_dense.backbone'] = backbone
 
 # Lets mmengine.hub.get_config('swin_dense::mask_rcnn/...') find the recipes of the wheel after `import swin_dense`.
 MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')
+
+# Configs that earlier versions wrote contain the former name.
+_FORMER = {'WholeCheckpointHook': 'swin_dense.workbench.checkpoints.WholeCheckpointHook'}
+
+
+def __getattr__(name: str) -> Any:
+    return former_name(__name__, name, _FORMER)

@@ -13,9 +13,9 @@ from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
 from torch import nn
 
+from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import Report, load_checkpoint
 from swin_dense.mm.resume import allow_training_checkpoints
-from swin_dense.models.archs import Arch, resolve_arch
 from swin_dense.models.layers import ACTIVATIONS, NORMS
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from mmengine.registry import TRANSFORMS
 
 from swin_dense.features.images import Statistic, array_pixels, pixels_of
 from swin_dense.features.normalization import Normalization, band_count
-from swin_dense.utils.pixels import Pixels, naming
+from swin_dense.features.regions import open_large_image
+from swin_dense.utils.pixels import LargeImage, Pixels, naming
 
 
 @TRANSFORMS.register_module()
@@ -47,6 +49,10 @@ class LoadBands:
         how = self.normalization
         img = how.prepare(how.stored(pixels, band_count(pixels, how.bands)))
         return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
+
+    def open_large(self, path: str) -> AbstractContextManager[LargeImage]:
+        """Open an image whose regions are read one by one; :meth:`read` normalises their pixels."""
+        return open_large_image(path)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.normalization})'

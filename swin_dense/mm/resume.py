@@ -1,4 +1,4 @@
-"""Allow torch to load the checkpoints of mmengine's Runner without allowing arbitrary classes.
+"""The training checkpoints of mmengine's Runner: let torch load them, and check that they are complete.
 
 Besides the weights, these checkpoints contain the log history, which ``torch.load`` refuses since torch 2.6, so that
 resume and load_from fail. The classes allowed here hold numbers only; all other classes are still refused.
@@ -6,13 +6,16 @@ resume and load_from fail. The classes allowed here hold numbers only; all other
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mmengine.logging import HistoryBuffer
 
-from swin_dense.checkpoint.unpickler import NUMPY_GLOBALS, RefusedError
+from swin_dense.checkpoint import CheckpointError
+from swin_dense.checkpoint.unpickler import NUMPY_GLOBALS, RefusedError, read_pickle
 from swin_dense.utils import compat
 
 
@@ -32,3 +35,37 @@ def _statistic(owner: Any, name: str) -> Callable[..., Any]:
     if owner is not HistoryBuffer or name not in statistics:
         raise RefusedError(f'the attribute {name!r} of {owner!r}')
     return statistics[name]
+
+
+def training_meta(path: Path) -> dict[str, Any]:
+    """Return the ``meta`` of a training checkpoint, with ``epoch``, ``iter`` and ``seed``.
+
+    Its tensors are not read if the format of the file allows it. A folder, the checkpoint of a sharded model, gives {}.
+
+    Raises:
+        CheckpointError: the file is damaged, truncated or no checkpoint, or contains weights but no training state.
+    """
+    if path.is_dir():
+        return {}
+    try:
+        checkpoint = read_pickle(path, mmap=True)
+    except Exception as error:  # damaged files raise nearly anything
+        raise CheckpointError(f'{path} is damaged, truncated or no checkpoint') from error
+    meta = checkpoint.get('meta') if isinstance(checkpoint, dict) else None
+    if not isinstance(meta, dict) or 'iter' not in meta or 'message_hub' not in checkpoint:
+        raise CheckpointError(f'{path} contains no training state to resume; to start from its weights, use load_from')
+    return meta
+
+
+def check_training_checkpoint(path: Path) -> None:
+    """Raise an error if training cannot be resumed from a file, whose content is read as a whole.
+
+    Raises:
+        CheckpointError: as for :func:`training_meta`, or a checksum is wrong.
+    """
+    training_meta(path)
+    if path.is_file() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged:
+            raise CheckpointError(f'{path} is damaged: the checksum of its entry {damaged} is wrong')

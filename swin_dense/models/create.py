@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swin_dense.archs import Arch, published_letter, split_name
+from swin_dense.archs.shapes import options_of, square_grid, square_window
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.fit import OUT_NORM, Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
-from swin_dense.models.archs import Arch, published_letter, split_name
-from swin_dense.models.options import options_of, square_grid, square_window
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
 

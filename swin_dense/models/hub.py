@@ -14,13 +14,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
 
+from swin_dense.utils import packages
 from swin_dense.utils.atomic import written_whole
 
 Model = TypeVar('Model', bound='HubMixin')
@@ -74,7 +73,7 @@ class HubMixin(nn.Module):
             TypeError: an option cannot be written as JSON.
             ImportError: safetensors is missing.
         """
-        save_file = _need('safetensors.torch').save_file
+        save_file = packages.optional('a saved model', 'safetensors.torch').save_file
         kind = type(self)
         config = {
             'library': LIBRARY,
@@ -126,7 +125,7 @@ class HubMixin(nn.Module):
         """
         folder = Path(name_or_folder)
         if not folder.is_dir():
-            hub = _need('huggingface_hub')
+            hub = packages.optional('the Hub', 'huggingface_hub')
             files = [WEIGHTS, CONFIG]
             folder = Path(
                 hub.snapshot_download(str(name_or_folder), revision=revision, token=token, allow_patterns=files)
@@ -140,7 +139,9 @@ class HubMixin(nn.Module):
         if config['class'] != cls.__name__:
             raise ValueError(f'{name_or_folder} contains a {config["class"]}: call {config["class"]}.from_pretrained')
         model = cls(**{**config['options'], **options})
-        model.load_state_dict(_need('safetensors.torch').load_file(folder / WEIGHTS), strict=True)
+        model.load_state_dict(
+            packages.optional('a saved model', 'safetensors.torch').load_file(folder / WEIGHTS), strict=True
+        )
         return model.eval()
 
     def push_to_hub(
@@ -164,7 +165,7 @@ class HubMixin(nn.Module):
         Raises:
             ImportError: huggingface_hub or safetensors is missing.
         """
-        hub = _need('huggingface_hub').HfApi(token=token)
+        hub = packages.optional('the Hub', 'huggingface_hub').HfApi(token=token)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, name=repo_id)
             hub.create_repo(repo_id, private=private, exist_ok=True)
@@ -193,15 +194,6 @@ def _public_module(kind: type) -> str:
     """Return the module to import a class from: its top-level package if that exports the class, else its module."""
     package = kind.__module__.partition('.')[0]
     return package if getattr(sys.modules[package], kind.__name__, None) is kind else kind.__module__
-
-
-def _need(package: str) -> ModuleType:
-    """Import a package, or raise an ImportError that names the distribution to install."""
-    try:
-        return import_module(package)
-    except ModuleNotFoundError as error:
-        distribution = package.partition('.')[0]
-        raise ImportError(f'this needs {distribution}: pip install {distribution}') from error
 
 
 def _as_json(option: str, value: Any) -> Any:

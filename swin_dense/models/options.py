@@ -1,19 +1,15 @@
-"""Check and resolve backbone options, infer them from shapes, and explain unknown ones and unsuitable images."""
+"""Check and resolve backbone options, and explain unknown ones and unsuitable images."""
 
 from __future__ import annotations
 
 import itertools
-import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from swin_dense.utils import checks
 
-_BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 # Option names of other Swin implementations, and the names here.
 _FOREIGN_OPTIONS = {
     'embed_dim': 'embed_dims',
@@ -113,56 +109,3 @@ def image_error(img: object, in_channels: int, dtype: torch.dtype | None) -> Exc
         f'img is {img.dtype}, but the weights are {dtype}; convert one of them, for example img.to({dtype}), '
         'or run the backbone under torch.autocast'
     )
-
-
-def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Infer the options of a model from the shapes of its parameters; omit those on which parameters disagree.
-
-    Args:
-        shapes: maps our parameter names to shapes.
-    """
-    inferred: dict[str, set[Any]] = {'use_abs_pos_embed': {'absolute_pos_embed' in shapes}}
-    if len(patch := shapes.get('patch_embed.projection.weight', ())) == 4:
-        inferred.update(in_channels={patch[1]}, patch_size={patch[2]})
-    if len(head := shapes.get('head.weight', ())) == 2:
-        inferred['num_classes'] = {head[0]}
-    blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
-    stages = range(blocks[-1][0] + 1 if blocks else 0)
-    if blocks:
-        inferred['depths'] = {tuple(1 + max((b for s, b in blocks if s == stage), default=-1) for stage in stages)}
-    heads: list[set[int]] = [set() for _ in stages]
-    for stage, block in blocks:
-        stem = f'stages.{stage}.blocks.{block}.'
-        table, scale = (
-            shapes.get(f'{stem}attn.w_msa.{name}') for name in ('relative_position_bias_table', 'logit_scale')
-        )
-        heads[stage] |= {shape[axis] for shape, axis in ((table, -1), (scale, 0)) if shape}
-        if qkv := shapes.get(f'{stem}attn.w_msa.qkv.weight'):
-            inferred.setdefault('embed_dims', set()).add(qkv[-1] // 2**stage)
-            biases = {f'{stem}attn.w_msa.{name}' for name in ('qkv.bias', 'q_bias')}
-            inferred.setdefault('qkv_bias', set()).add(not biases.isdisjoint(shapes))
-            if scale is None:
-                inferred.setdefault('use_rel_pos_bias', set()).add(table is not None)
-        if len(hidden := shapes.get(f'{stem}ffn.layers.0.0.weight', ())) == 2:
-            inferred.setdefault('mlp_ratio', set()).add(hidden[0] / hidden[1])
-    if heads and all(len(numbers) == 1 for numbers in heads):
-        inferred['num_heads'] = {tuple(number for numbers in heads for number in numbers)}
-    inferred['patch_norm'] = {
-        f'{name.removesuffix(layer)}norm.weight' in shapes
-        for layer in ('projection.weight', 'reduction.weight')
-        for name in shapes
-        if name.endswith(f'.{layer}')
-    }
-    return {option: value for option, values in inferred.items() if len(values) == 1 for value in values}
-
-
-def square_window(length: int) -> tuple[int, int] | None:
-    """Return the square window whose bias table has ``length`` rows, or None."""
-    grid = square_grid(length)
-    return ((grid[0] + 1) // 2,) * 2 if grid and grid[0] % 2 else None
-
-
-def square_grid(length: int) -> tuple[int, int] | None:
-    """Return the square grid of ``length`` tokens, or None."""
-    side = math.isqrt(length)
-    return (side, side) if side * side == length else None

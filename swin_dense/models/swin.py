@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.models import options
-from swin_dense.models.archs import Arch, resolve_arch
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.block import SwinBlock
 from swin_dense.models.hub import HubMixin

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.models.archs import Arch
+from swin_dense.archs import Arch
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.block import SwinBlock, run
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm

@@ -13,8 +13,9 @@ from mmengine.config import Config
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
 from swin_dense.analysis.complexity import backbone_costs, total
-from swin_dense.analysis.flop_counter import build_on_meta, count, published_shape
+from swin_dense.analysis.flop_counter import count
 from swin_dense.models.attention import WindowAttention
+from swin_dense.workbench.building import build_on_meta, published_shape, run_on_shapes
 from tests.conftest import TINY
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ LARGE_640 = UPERNET.format('large-patch4-window7-in22k-pre_upernet_official-8xb2
 
 @functools.cache
 def counted(config, shape):
-    return count(build_on_meta(Config.fromfile(CONFIGS / config)), *shape)
+    return count(build_on_meta(Config.fromfile(CONFIGS / config)), *shape, run_on_shapes)
 
 
 # Models of one family differ in their configs alone, whose sizes tests/tools/test_zoo.py compares.
@@ -149,7 +150,7 @@ def run_tool(capsys, *args):
 def test_tool_prints_json_to_the_given_depth(capsys):
     config = str(CONFIGS / PUBLISHED[0][0])
     printed = json.loads(run_tool(capsys, config, '--json', '--depth', '2', '--size', '64', '96'))
-    result = count(build_on_meta(Config.fromfile(config)), 64, 96)
+    result = count(build_on_meta(Config.fromfile(config)), 64, 96, run_on_shapes)
     assert printed['shape'] == [64, 96]
     assert printed['flops'] == result.flops['']
     assert printed['computed_flops'] == result.computed_flops['']

@@ -17,8 +17,8 @@ from pycocotools.coco import COCO
 
 from swin_dense.__main__ import main
 from swin_dense.commands import predict as command
-from swin_dense.mm.predict import Predictor
 from swin_dense.recipes.files import load_recipe
+from swin_dense.workbench.predict import Predictor
 
 RECIPES = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}
 

@@ -27,11 +27,11 @@ from mmseg.structures import SegDataSample
 
 from swin_dense import SwinDense
 from swin_dense.__main__ import main
-from swin_dense.analysis import flop_counter
-from swin_dense.analysis.flop_counter import build_on_meta
-from swin_dense.models.archs import ARCHS, Arch
+from swin_dense.archs import ARCHS, Arch
 from swin_dense.recipes.files import load_recipe, recipe_names
 from swin_dense.recipes.zoo import framework_configs
+from swin_dense.utils import packages
+from swin_dense.workbench.building import build_on_meta
 from tests.conftest import TINY, some
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -169,7 +169,7 @@ def parameters_and_groups(model, optim_wrapper, scope):
 @pytest.fixture
 def text_encoder(monkeypatch):
     """Replace BERT, its layers in the head of GLIP, and the checkpoint wrapper of Grounding DINO."""
-    monkeypatch.setattr(flop_counter, 'find_spec', lambda name: name)
+    monkeypatch.setattr(packages, 'find_spec', lambda name: name)
     monkeypatch.setitem(DETECTORS.module_dict, 'BertModel', TextEncoder)
     config = SimpleNamespace(from_pretrained=lambda name: SimpleNamespace(hidden_size=768))
     monkeypatch.setattr(atss_vlfusion_head, 'BertConfig', config)
@@ -197,11 +197,12 @@ def test_recipe_has_the_parameters_and_optimiser_settings_of_the_frameworks_conf
 @pytest.mark.parametrize('command', ['flops', 'train'])
 def test_a_missing_package_of_the_text_encoder_is_a_one_line_error(command, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flop_counter, 'find_spec', lambda name: None)
+    found = packages.find_spec
+    monkeypatch.setattr(packages, 'find_spec', lambda name: None if name == 'transformers' else found(name))
     name = next(name for name in FRAMEWORKS if name.startswith('glip'))
     assert main([command, name]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.endswith('the text encoder of this model needs transformers: pip install transformers')
+    assert error.endswith('needs transformers, which is not installed: pip install transformers')
 
 
 def test_cascade_heads_equal_those_of_convnext_in_mmdet():

@@ -18,12 +18,12 @@ from swin_dense.mm import HeldOutLoss, ImageNormalizer, PretrainingHook
 from swin_dense.recipes.files import load_recipe
 from tests.conftest import TINY
 from tests.mm.test_configs import batch, small
-from tests.mm.tiny_training import differences
 from tests.processes import cli, cli_of_two_ranks
+from tests.workbench.tiny_training import differences
 
 RECIPE = 'simmim_swin-t-p4-w6_100e_192x192'
 KILLED = """
-custom_imports['imports'].append('tests.mm.tiny_training')
+custom_imports['imports'].append('tests.workbench.tiny_training')
 custom_hooks.append(dict(type='Killed', at={at}, where='{where}'))
 """
 # Ten steps: nine images and one that is held out, five epochs of two steps.
@@ -80,7 +80,7 @@ def test_the_config_names_the_photos_everywhere(config, photos):
     for split, part in (('train', 'train'), ('val', 'held_out')):
         dataset = written[f'{split}_dataloader'].dataset
         assert (dataset.data_root.rstrip('/'), dataset.split) == (str(photos), part)
-    assert written.default_hooks.checkpoint.type == 'swin_dense.mm.WholeCheckpointHook'
+    assert written.default_hooks.checkpoint.type == 'swin_dense.workbench.checkpoints.WholeCheckpointHook'
     assert written.auto_scale_lr.enable
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swin_dense import CheckpointError, SwinBackbone, SwinClassifier, SwinV2Backbone
-from swin_dense.models.archs import Arch
+from swin_dense.archs import Arch
 from tests.conftest import TINY, IfInstalled, randomize
 
 safetensors = IfInstalled('safetensors.torch')

@@ -12,8 +12,8 @@ import torch
 
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT
-from tests.recipes.data import make_coco
 from tests.tools.test_notebooks import code_of
+from tests.workbench.configs.data import make_coco
 
 REQUIRED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao', 'pycocotools')
 PAGE = (ROOT / 'docs' / 'elsewhere.md').read_text()

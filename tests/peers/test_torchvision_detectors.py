@@ -9,7 +9,7 @@ import torch
 
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT, randomize
-from tests.recipes.data import make_coco
+from tests.workbench.configs.data import make_coco
 
 from .detection import HEIGHT, OPTIONS, WIDTH, scene, train, without_gradient
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT, some
-from tests.recipes.data import make_camvid, make_coco
+from tests.workbench.configs.data import make_camvid, make_coco
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LINKING = [

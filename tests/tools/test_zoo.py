@@ -12,7 +12,7 @@ import yaml
 from mmengine.config import Config
 
 from swin_dense.__main__ import main
-from swin_dense.models.archs import resolve_arch
+from swin_dense.archs import resolve_arch
 from swin_dense.recipes.files import recipe_names
 from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, markdown, read_zoo
 from tests.conftest import some

@@ -1,0 +1,91 @@
+"""Which packages are installed, and how to install the others."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+# The maintained forks, which install under the same import names.
+FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection'}
+FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
+# Import name: what to install, if that is another name.
+DISTRIBUTIONS = {
+    'PIL': 'Pillow',
+    'cv2': 'opencv-python',
+    'detectron2': 'git+https://github.com/facebookresearch/detectron2 --no-build-isolation',
+    'mmseg': 'mmsegmentation',
+    'yaml': 'PyYAML',
+    'zarr': "'zarr>=3'",
+}
+# Which the recipes need together. mmsegmentation imports ftfy and regex without declaring them.
+FRAMEWORKS = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'ftfy', 'regex')
+
+
+def require(user: str, *packages: str) -> None:
+    """Check that packages are installed, without importing them.
+
+    Args:
+        user: what needs them; the message begins with it.
+        packages: import names.
+
+    Raises:
+        ImportError: packages are missing; the message contains their names and how to install them.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ImportError(_is_missing(user, missing))
+
+
+def optional(user: str, module: str) -> ModuleType:
+    """Import a module of an optional package.
+
+    Raises:
+        ImportError: its package is not installed; the message contains how to install it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition('.')[0]
+        if error.name is None or error.name.partition('.')[0] != package:
+            raise
+        raise ImportError(_is_missing(user, [package]), name=package) from error
+
+
+def _is_missing(user: str, packages: list[str]) -> str:
+    are = 'is' if len(packages) == 1 else 'are'
+    return f'{user} needs {", ".join(packages)}, which {are} not installed: {how_to_install(*packages)}'
+
+
+def how_to_install(*packages: str) -> str:
+    """Return the commands that install packages, given their import names; a framework needs the others too."""
+    if not uses_forks() and not {'mmengine', 'mmcv', 'mmdet', 'mmseg'}.isdisjoint(packages):
+        return f'{install_command(*FRAMEWORKS)}; see docs/install.md'
+    return install_command(*packages)
+
+
+def install_command(*packages: str) -> str:
+    """Return the commands that install exactly these packages, given their import names."""
+    names = {package: distribution_of(package) for package in packages}
+    mmcv = names.pop('mmcv', None)  # must be compiled against the installed torch
+    commands = [f'pip install --no-build-isolation {"mmcv==2.1.0" if mmcv == "mmcv" else mmcv}'] if mmcv else []
+    return '; '.join([*commands, *([f'pip install {" ".join(names.values())}'] if names else [])])
+
+
+def distribution_of(package: str) -> str:
+    """Return the distribution of an import name: the maintained fork if another fork is already installed."""
+    distribution = DISTRIBUTIONS.get(package, package)
+    return FORKS.get(distribution, distribution) if uses_forks() else distribution
+
+
+def uses_forks() -> bool:
+    return any(version_of(fork) for fork in FORKS.values())
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return importlib.metadata.version(distribution) if distribution else None
+    except importlib.metadata.PackageNotFoundError:
+        return None

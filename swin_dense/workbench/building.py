@@ -1,0 +1,119 @@
+"""Build the model of a config on the meta device, and run the parts whose work depends only on the image size."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swin_dense.utils import packages
+
+BOX_REGIONS = 1000
+MASK_REGIONS = 100
+
+
+def build_on_meta(config: Any) -> nn.Module:
+    """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode.
+
+    Raises:
+        ValueError: the config has no model, or one of an unknown type.
+        ImportError: the model needs a package that is not installed.
+    """
+    from mmengine.registry import MODELS, init_default_scope
+
+    if not isinstance(config.get('model'), dict):
+        raise ValueError(f'the config has no model = dict(type=...), got {config.get("model")!r}')
+    check_packages(config)
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    try:
+        try:
+            with torch.device('meta'):
+                model = MODELS.build(copy.deepcopy(config.model))  # a copy, because some models modify their config
+        except RuntimeError:  # the constructors of some models, such as mmdet's Swin, read values of tensors
+            model = MODELS.build(copy.deepcopy(config.model)).to('meta')
+    except KeyError as error:  # raised by the registry for an unknown type
+        raise ValueError(f'the model cannot be built: {error.args[0]}') from error
+    model.eval()
+    return model
+
+
+def check_packages(config: Any) -> None:
+    """Check that the packages that a model needs are installed.
+
+    Raises:
+        ImportError: one of them is not installed.
+    """
+    for package, why in needed_packages(config.get('model') or {}).items():
+        packages.require(f'{why} of this model', package)
+
+
+def needed_packages(model: Any) -> dict[str, str]:
+    """Return {package: part of the model} for the additional packages that a model with a text encoder needs."""
+    if not model.get('language_model'):
+        return {}
+    encoder = model.get('encoder') or {}
+    return {'transformers': 'the text encoder', **({'fairscale': 'the encoder'} if encoder.get('num_cp') else {})}
+
+
+def published_shape(config: Any) -> tuple[int, int]:
+    """Return the image size, (height, width), of the published figures for the model of an mmdet or mmseg config.
+
+    For a config of pretraining, it is the size of a crop.
+    """
+    crop_size = ((config.get('train_dataloader') or {}).get('dataset') or {}).get('crop_size')
+    if crop_size is not None:
+        return crop_size, crop_size
+    if config.get('default_scope') == 'mmseg':
+        if 'crop_size' not in config:
+            raise ValueError('the config has no crop_size, so the size of the published figures is unknown; give size=')
+        height = config.crop_size[0]
+        return height, 4 * height
+    return 800, 1280
+
+
+def run_on_shapes(model: Any, image: Tensor) -> None:
+    """Run the parts of a model whose cost depends only on the size of the image, (1, C, H, W).
+
+    Box heads run on 1000 regions and mask heads on 100, as in mmdet's tool, with which the published figures were
+    counted.
+
+    Raises:
+        NotImplementedError: the cost of the model depends on values.
+    """
+    if not hasattr(model, 'extract_feat'):
+        model(image)
+        return
+    if _depends_on_values(model):
+        raise NotImplementedError('its work depends on the content of the image')
+    maps = model.extract_feat(image)
+    if hasattr(model, 'decode_head'):
+        model.decode_head(maps)
+    elif hasattr(model, 'roi_head'):
+        model.rpn_head(maps)
+        head = model.roi_head
+        _run_on_regions(head.bbox_head, head.bbox_roi_extractor, BOX_REGIONS)
+        if head.with_mask:
+            _run_on_regions(head.mask_head, head.mask_roi_extractor, MASK_REGIONS)
+    else:
+        model.bbox_head(maps)
+
+
+def _depends_on_values(model: Any) -> bool:
+    """Return whether the cost depends on values, as for query-based heads, or the model needs more than an image."""
+    decode_head = getattr(model, 'decode_head', None)
+    if decode_head is not None and 'batch_data_samples' in inspect.signature(decode_head.forward).parameters:
+        return True
+    return any(
+        hasattr(model, part)
+        for part in ('panoptic_head', 'decoder', 'language_model', 'track_head', 'backbone_inchannels')
+    )
+
+
+def _run_on_regions(heads: Any, extractors: Any, regions: int) -> None:
+    if not isinstance(heads, nn.ModuleList):
+        heads, extractors = [heads], [extractors]
+    for head, extractor in zip(heads, extractors, strict=True):
+        head(torch.zeros(regions, extractor.out_channels, *extractor.roi_layers[0].output_size))

@@ -1,0 +1,260 @@
+"""Adapt a recipe to a user's own data: locations of files, classes, and file name endings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swin_dense.utils.pixels import IMAGE_SUFFIXES
+from swin_dense.workbench.configs.classes import ignore_values, set_classes
+from swin_dense.workbench.configs.parts import SPLITS, class_count, datasets, dicts, is_pretraining
+from swin_dense.workbench.configs.standalone import check_form
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+# Each is an option of `swin-dense config`.
+PLACES = ('train_ann', 'val_ann', 'train_images', 'val_images', 'train_masks', 'val_masks')
+_COMPARED = 100  # number of images whose masks are searched for, to detect the ending of mask names
+
+
+def own_data(
+    config: Config,
+    data_root: str | None = None,
+    classes: Sequence[str] | None = None,
+    places: Mapping[str, str] | None = None,
+    ignore: Sequence[int] = (),
+) -> None:
+    """Change a recipe to use a user's own data.
+
+    Args:
+        config: config to change in place.
+        data_root: folder that replaces that of COCO or ADE20K; None keeps it.
+        classes: class names that replace those of COCO or ADE20K; None keeps them. In segmentation masks, the value of
+            a pixel is the index of its class in this list, and 255 is ignored.
+        places: files and folders by their names in ``PLACES``, for data with another layout than COCO or ADE20K. Paths
+            are relative to ``data_root``, or to the current folder if ``data_root`` is None or does not contain them.
+            Those for 'val' also apply to the test data.
+        ignore: mask values that are no class.
+
+    Raises:
+        ValueError: the names are too few or not distinct, a place or value does not apply to this task, or this kind of
+            config is not supported.
+    """
+    check_form(config)
+    if is_pretraining(config) and (classes is not None or places or ignore):
+        raise ValueError('pretraining reads images alone; give --data-root, without annotations, masks or classes')
+    is_detector = config.default_scope == 'mmdet'
+    if data_root is not None:
+        _replace_root(config, data_root)
+    if places:
+        _place(config, data_root, places)
+    if classes is not None:
+        set_classes(config, classes)
+    if (classes is not None or places) and not is_detector:
+        for dataset in datasets(config):  # find_endings detects them again
+            dataset.pop('img_suffix', None)
+            dataset.pop('seg_map_suffix', None)
+    if ignore:
+        ignore_values(config, ignore)
+
+
+def find_endings(config: Config) -> list[str]:
+    """Detect and set the file name endings of a segmentor's own data sets, unless the config sets them.
+
+    Returns:
+        One message for each folder with images that will not be read, because they have another ending than most.
+
+    Raises:
+        ValueError: an existing folder contains no images, or no image has a mask.
+    """
+    messages: dict[str, bool] = {}
+    for dataset in datasets(config):
+        if dataset.get('type') != 'BaseSegDataset':
+            continue
+        images, masks = _below(dataset, 'img_path'), _below(dataset, 'seg_map_path')
+        if images.is_dir() and 'img_suffix' not in dataset:
+            (dataset.img_suffix, _), *others = _image_endings(images).most_common()
+            if others:
+                unread = ', '.join(f'{count} {ending}' for ending, count in others)
+                messages[f'in {images}, only images that end in {dataset.img_suffix} are read, not {unread}'] = True
+        if images.is_dir() and masks.is_dir() and 'seg_map_suffix' not in dataset:
+            dataset.seg_map_suffix = _mask_ending(images, dataset.img_suffix, masks)
+        dataset.setdefault('img_suffix', '.jpg')
+        dataset.setdefault('seg_map_suffix', '.png')
+    return list(messages)
+
+
+def check_annotations(config: Config) -> None:
+    """Compare the classes and image files with existing COCO annotation files.
+
+    Without this check, if no annotation has one of the classes, mmdet trains without any box and without a warning.
+
+    Raises:
+        ValueError: the classes differ, none of the annotated images exists, masks are needed but missing, or a file is
+            not in the COCO format.
+    """
+    for dataset in datasets(config):
+        annotations = Path(dataset.get('data_root') or '', dataset.get('ann_file', ''))
+        if annotations.suffix != '.json' or not annotations.is_file():
+            continue
+        found, names, has_masks = _read_annotations(annotations)
+        classes = dataset.get('metainfo', {}).get('classes')
+        given, expected = (classes, class_count(config.model)) if classes else (found, class_count(config.model))
+        absent = [name for name in given if name not in found]
+        if absent or len(given) != expected:
+            raise ValueError(
+                f'{annotations} has the classes {",".join(found)}, but the config has '
+                f'{",".join(classes) if classes else expected}; give the classes to train with: --classes A,B,C'
+            )
+        if not has_masks and any(step.get('with_mask') for step in dataset.get('pipeline') or ()):
+            raise ValueError(
+                f'{annotations} has boxes without masks, but this recipe needs masks; use a recipe for boxes: '
+                '`swin-dense zoo --task detection`'
+            )
+        folder = _below(dataset, 'img')
+        if folder.is_dir() and names and not any((folder / name).exists() for name in names):
+            raise ValueError(
+                f'{annotations} lists {len(names)} images, such as {names[0]!r}, but none of them is in {folder}, '
+                f'{endings_in(folder)}; set the folder of the images with --train-images and --val-images'
+            )
+
+
+def _read_annotations(path: Path) -> tuple[list[str], list[str], bool]:
+    """Return the class names, the image names, and whether the objects have masks (True without any object)."""
+    try:
+        content = json.loads(path.read_bytes())
+        classes = [category['name'] for category in content['categories']]
+        found = content.get('annotations') or []
+        has_masks = not found or any(annotation.get('segmentation') for annotation in found)
+        return classes, [image['file_name'] for image in content['images']], has_masks
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f'{type(error).__name__}: {error}'
+        raise ValueError(f'{path} cannot be read as COCO annotations ({reason})') from error
+
+
+def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
+    """Return the data files and folders of a config that do not exist; URLs are not checked."""
+    missing = {}
+    for dataset in datasets(config, splits):
+        root = dataset.get('data_root') or ''
+        for path in [dataset.get('ann_file'), *_folders(dataset)]:
+            whole = os.path.join(root, path or '')
+            if path and '://' not in whole and not os.path.exists(whole):
+                missing[whole] = True
+    return list(missing)
+
+
+def _folders(dataset: Any) -> list[str]:
+    """Return the folders that a data set reads, without the panoptic masks that mmdet's instance recipes only name."""
+    reads_masks = dataset.get('type') != 'CocoDataset' or any(
+        step.get('with_seg') for step in dataset.get('pipeline') or ()
+    )
+    return [path for key, path in dataset.get('data_prefix', {}).items() if key != 'seg' or reads_masks]
+
+
+def endings_in(folder: Path) -> str:
+    """Describe the file name endings in a folder, searched recursively, with counts, for an error message."""
+    found = Counter(path.suffix or path.name for path in folder.rglob('*') if path.is_file())
+    listed = ', '.join(f'{ending} ({count})' for ending, count in found.most_common(5))
+    return f'whose files end in {listed}' if listed else 'which contains no files'
+
+
+def _replace_root(config: Config, data_root: str) -> None:
+    entries = list(config.values())
+    old = _data_root(config)
+    new = data_root.rstrip('/') + '/' * old.endswith('/')
+    _replace(entries, lambda text: new + text.removeprefix(old) if text.startswith(old) else text)
+
+
+def _replace(value: Any, change: Callable[[str], str]) -> None:
+    """Change every string that is the value of a dict's key."""
+    for part in dicts(value):
+        for key, item in list(part.items()):
+            if isinstance(item, str):
+                part[key] = change(item)
+
+
+def _data_root(config: Config) -> str:
+    roots = {str(dataset.get('data_root') or '') for dataset in datasets(config)}
+    if len(roots) != 1 or '' in roots:
+        found = ', '.join(repr(root) for root in sorted(roots)) or 'no dataset'
+        raise ValueError(
+            f'the data root can be replaced only if all datasets of a config have the same, got {found}; '
+            'set them one by one, for example --set train_dataloader.dataset.data_root=DIR'
+        )
+    return roots.pop()
+
+
+def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> None:
+    """Set the given files and folders in data sets, and in evaluators that read annotations."""
+    is_detector = config.default_scope == 'mmdet'
+    for name in places:
+        if is_detector and name.endswith('_masks'):
+            raise ValueError(f'--{name.replace("_", "-")} is for segmentation, but this config is for a detector')
+    keys = {'images': 'img'} if is_detector else {'images': 'img_path', 'masks': 'seg_map_path'}
+    if data_root is None:
+        _write_out_roots(config)
+    for split in SPLITS:
+        part = 'train' if split == 'train' else 'val'
+        for name, place in places.items():
+            if not name.startswith(part):
+                continue
+            kind, path = name.partition('_')[2], _from_root(place, data_root)
+            for dataset in datasets(config, [split]):
+                if kind == 'ann':
+                    dataset.ann_file = path
+                else:
+                    dataset.setdefault('data_prefix', {})[keys[kind]] = path
+            for evaluator in dicts(config.get(f'{split}_evaluator')):
+                if kind == 'ann' and 'ann_file' in evaluator:
+                    evaluator.ann_file = os.path.join(data_root or '', path)
+
+
+def _write_out_roots(config: Config) -> None:
+    """Make all paths relative to the current folder, like places that are given without a data root."""
+    for dataset in datasets(config):
+        root, dataset.data_root = dataset.get('data_root') or '', ''
+        if dataset.get('ann_file'):
+            dataset.ann_file = os.path.join(root, dataset.ann_file)
+        if 'data_prefix' in dataset:
+            dataset.data_prefix = {key: os.path.join(root, path) for key, path in dataset.data_prefix.items()}
+
+
+def _from_root(path: str, root: str | None) -> str:
+    """Return a path relative to the data root; a path that exists only in the current folder is converted."""
+    if root is None or os.path.exists(os.path.join(root, path)) or not os.path.exists(path):
+        return path
+    return os.path.relpath(path, root)
+
+
+def _below(dataset: Any, prefix: str) -> Path:
+    return Path(dataset.get('data_root') or '', dataset.get('data_prefix', {}).get(prefix) or '')
+
+
+def _image_endings(folder: Path) -> Counter[str]:
+    """Count the images in a folder, searched recursively, by their ending."""
+    found = Counter(path.suffix for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not found:
+        raise ValueError(f'no images found in {folder}, {endings_in(folder)}')
+    return found
+
+
+def _mask_ending(images: Path, ending: str, masks: Path) -> str:
+    """Return the ending that replaces the image ending in the names of masks, such as '_L.png'."""
+    stems = sorted(str(path.relative_to(images)).removesuffix(ending) for path in images.rglob(f'*{ending}'))
+    names = sorted(str(path.relative_to(masks)) for path in masks.rglob('*.*'))
+    found = Counter(
+        name.removeprefix(stem) for stem in stems[:_COMPARED] for name in names if name.startswith(stem)
+    )  # the stem 'image1' also matches the mask of 'image10', but such wrong endings are less frequent
+    if not found:
+        example = f'images such as {stems[0]}{ending}' if stems else f'no images {ending}'
+        raise ValueError(
+            f'no image in {images} has a mask in {masks}, {endings_in(masks)}: a mask must have the name of its image, '
+            f'except for the ending; got {example} and masks such as {", ".join(names[:3])}'
+        )
+    return min(found, key=lambda rest: (-found[rest], len(rest)))

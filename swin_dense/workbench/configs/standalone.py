@@ -1,0 +1,79 @@
+"""Write a recipe as a single config file that the tools of mmdet or mmseg can train."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from swin_dense.utils import checks
+from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts, is_pretraining
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+# Config entries that are read besides the arguments of mmengine's Runner: by the Runner and the FlexibleRunner
+# themselves, and by the tools and the inference of mmdet and mmseg.
+_READ_BY_RUNNERS = {
+    *('activation_checkpointing', 'compile', 'efficient_conv_bn_eval', 'find_unused_parameters'),
+    *('model_wrapper_cfg', 'strategy', 'sync_bn'),
+}
+_READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeline', 'tta_model', 'tta_pipeline'}
+
+
+def check_form(config: Config) -> None:
+    """Raise an error unless a config is a text-style config of an mmdet detector, an mmseg segmentor or SimMIM.
+
+    Raises:
+        ValueError: the config is lazy, or its scope, model or data have an unsupported form.
+    """
+    if any(not isinstance(part.get('type', ''), str) for part in dicts(list(config.values()))):
+        raise ValueError(
+            'lazy configs, which import the classes that they use, are not supported; give one whose types are strings'
+        )
+    if config.get('default_scope') not in ('mmdet', 'mmseg') and not is_pretraining(config):
+        raise ValueError(
+            f"the config must have default_scope = 'mmdet' or 'mmseg', got {config.get('default_scope')!r}"
+        )
+    for key in ('model', *(f'{split}_dataloader' for split in SPLITS)):
+        part = config.get(key)
+        if not isinstance(part, dict) and (part is not None or key == 'model'):
+            raise ValueError(f'{key} must be a dict, got {part!r}')
+    for dataset in datasets(config):
+        for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
+            if not isinstance(dataset.get(key) or kind(), kind):
+                raise ValueError(f'{key} of a data set must be a {kind.__name__}, got {dataset[key]!r}')
+
+
+def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings if each starts with a config entry that a runner or tool reads.
+
+    Raises:
+        ValueError: a setting starts with another entry and would have no effect.
+    """
+    for key in settings:
+        checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(_read_entries()))
+    return settings
+
+
+def as_text(config: Config, title: str) -> str:
+    """Return the config as the text of a self-contained file.
+
+    Entries that no runner or tool reads are left out. For example, ``data_root`` at the top level, which the data
+    loaders repeat, would mislead a user who edits the file.
+    """
+    from mmengine.config import Config
+
+    read = _read_entries()
+    kept = Config({key: value for key, value in config.items() if key in read})
+    pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline')
+    # mmseg's inference reads this copy, while --set may have changed the pipeline of the data.
+    if 'test_pipeline' in kept and pipeline is not None:
+        kept.test_pipeline = pipeline
+    lines = [f'# {line}' for line in title.splitlines()]
+    return '\n'.join([*lines, '', kept.pretty_text])
+
+
+def _read_entries() -> set[str]:
+    from mmengine.runner import Runner
+
+    return _READ_BY_RUNNERS | _READ_BY_TOOLS | (set(inspect.signature(Runner.__init__).parameters) - {'self', 'cfg'})

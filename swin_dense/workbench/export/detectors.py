@@ -1,0 +1,217 @@
+"""Traceable versions of mmdet's detectors: ``predict`` without branches on the number of boxes.
+
+Necks, heads, anchors and coders are mmdet's own modules. The selection of boxes is reimplemented: the number of boxes
+that non-maximum suppression returns is data-dependent, so the code only indexes with its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_dense.workbench.export.operators import nms, roi_align
+
+
+class Detector(nn.Module):
+    """Base class of traceable detectors, from an image to its boxes.
+
+    Args:
+        detector: a detector of mmdet that ``swin_dense.workbench.export.gate`` accepts, in evaluation mode.
+    """
+
+    OUTPUTS: tuple[str, ...] = ('boxes', 'scores', 'labels')
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.detector: Any = detector
+
+    def maps(self, img: Tensor) -> tuple[Tensor, ...]:
+        """Return the feature maps of the neck for an image (1, 3, H, W), BGR from 0 to 255."""
+        prepare = self.detector.data_preprocessor
+        img = normalize(img, prepare, prepare._channel_conversion)
+        return tuple(self.detector.extract_feat(pad_to_multiple(img, prepare.pad_size_divisor, prepare.pad_value)))
+
+
+class OneStageDetector(Detector):
+    """RetinaNet."""
+
+    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
+        """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,) int32, by descending score."""
+        head, config = self.detector.bbox_head, self.detector.bbox_head.test_cfg
+        boxes, scores, labels = [], [], []
+        for logits, deltas, anchors in dense_levels(head, self.maps(img)):
+            score = flatten_map(logits).sigmoid().flatten()
+            score, index = top_scores(torch.where(score > config.score_thr, score, -1.0), config.nms_pre)
+            row = index // head.num_classes
+            boxes.append(decode_boxes(head.bbox_coder, anchors[row], flatten_map(deltas, 4)[row], img))
+            scores.append(score)
+            labels.append(index % head.num_classes)
+        box, score, label = torch.cat(boxes), torch.cat(scores), torch.cat(labels)
+        score = discard_small(box, score, config)
+        kept = batched_nms(box, score, label, config.nms, config.max_per_img)
+        return box[kept], score[kept], label[kept].int()
+
+
+class TwoStageDetector(Detector):
+    """Faster, Mask, Cascade and Cascade Mask R-CNN."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__(detector)
+        if self.detector.roi_head.with_mask:
+            self.OUTPUTS = (*Detector.OUTPUTS, 'masks')
+
+    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
+        """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,) int32, by descending score.
+
+        A detector with masks also returns masks (N, h, w), the probabilities inside each box.
+        """
+        maps = self.maps(img)
+        roi_head = self.detector.roi_head
+        boxes, scores = self._classified(maps, self._proposals(maps, img), img)
+        score, config = scores.flatten(), roi_head.test_cfg
+        score = torch.where(score > config.score_thr, score, -1.0)
+        label = torch.arange(scores.shape[1], device=img.device).expand(scores.shape).flatten()
+        box = boxes.reshape(-1, 4)
+        kept = batched_nms(box, score, label, config.nms, config.max_per_img)
+        box, score, label = box[kept], score[kept], label[kept]
+        if not roi_head.with_mask:
+            return box, score, label.int()
+        return box, score, label.int(), self._masks(maps, box, label)
+
+    def _proposals(self, maps: tuple[Tensor, ...], img: Tensor) -> Tensor:
+        head, config = self.detector.rpn_head, self.detector.rpn_head.test_cfg
+        boxes, scores, sources = [], [], []
+        for level, (logits, deltas, anchors) in enumerate(dense_levels(head, maps)):
+            score, index = top_scores(flatten_map(logits).sigmoid().flatten(), config.nms_pre)
+            boxes.append(decode_boxes(head.bbox_coder, anchors[index], flatten_map(deltas, 4)[index], img))
+            scores.append(score)
+            sources.append(torch.full_like(index, level))
+        box = torch.cat(boxes)
+        score = discard_small(box, torch.cat(scores), config)
+        return box[batched_nms(box, score, torch.cat(sources), config.nms, config.max_per_img)]
+
+    def _classified(self, maps: tuple[Tensor, ...], boxes: Tensor, img: Tensor) -> tuple[Tensor, Tensor]:
+        """Return boxes (N, classes, 4) and scores (N, classes) for proposals (N, 4), after all stages of the head."""
+        roi_head = self.detector.roi_head
+        heads = as_stages(roi_head.bbox_head)
+        logits = []
+        for stage, (extractor, head) in enumerate(zip(as_stages(roi_head.bbox_roi_extractor), heads, strict=True)):
+            logit, deltas = head(pool_rois(extractor, maps, boxes))
+            logits.append(logit)
+            if stage < len(heads) - 1:
+                label = logit[:, :-1].argmax(1)
+                refined = head.regress_by_class(boxes, label, deltas, {'img_shape': None})
+                boxes = clip_boxes(refined, head.bbox_coder, img)
+        scores = (sum(logits) / float(len(logits))).softmax(-1)[:, :-1]
+        repeats = 1 if head.reg_class_agnostic else head.num_classes
+        boxes = boxes[:, None].expand(-1, repeats, -1).reshape(-1, 4)
+        boxes = decode_boxes(head.bbox_coder, boxes, deltas.reshape(-1, 4), img).reshape(-1, repeats, 4)
+        return boxes.expand(-1, head.num_classes, -1), scores
+
+    def _masks(self, maps: tuple[Tensor, ...], boxes: Tensor, labels: Tensor) -> Tensor:
+        roi_head = self.detector.roi_head
+        extractors, heads = as_stages(roi_head.mask_roi_extractor), as_stages(roi_head.mask_head)
+        masks = [
+            head(pool_rois(extractor, maps, boxes)).sigmoid() for extractor, head in zip(extractors, heads, strict=True)
+        ]
+        mask = torch.stack(masks).mean(0)
+        if heads[-1].class_agnostic:
+            return mask[:, 0]
+        return mask[torch.arange(labels.shape[0], device=labels.device), labels]
+
+
+def normalize(img: Tensor, preprocessor: Any, has_other_order: bool) -> Tensor:
+    """Normalise an image (B, 3, H, W), BGR from 0 to 255, as the framework's data preprocessor does."""
+    if has_other_order:
+        img = img[:, [2, 1, 0]]
+    return (img - preprocessor.mean) / preprocessor.std if preprocessor._enable_normalize else img
+
+
+def pad_to_multiple(img: Tensor, divisor: int, value: float) -> Tensor:
+    """Pad an image (B, C, H, W) at the right and bottom to sides that are multiples of ``divisor``."""
+    if divisor == 1:
+        return img
+    height, width = ((side + divisor - 1) // divisor * divisor for side in img.shape[2:])
+    return F.pad(img, (0, width - img.shape[3], 0, height - img.shape[2]), value=value)
+
+
+def as_stages(part: nn.Module) -> list[Any]:
+    """Return a component of a RoI head as a list of stages. It is a list in Cascade R-CNN and one module otherwise."""
+    return list(part) if isinstance(part, nn.ModuleList) else [part]
+
+
+def dense_levels(head: Any, maps: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return (logits, deltas, anchors) for each level of a dense head."""
+    logits, deltas = head(maps)
+    sizes = [one.shape[2:] for one in logits]
+    anchors = head.prior_generator.grid_priors(sizes, logits[0].dtype, logits[0].device)
+    return list(zip(logits, deltas, anchors, strict=True))
+
+
+def flatten_map(x: Tensor, columns: int = 1) -> Tensor:
+    """Reshape a map (1, anchors * columns, H, W) to (H * W * anchors, columns), the order of the anchors."""
+    return x.permute(0, 2, 3, 1).reshape(-1, columns)
+
+
+def top_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` highest of the scores (N,) and their indices. If N < count, pad with -1 and any index."""
+    score, index = torch.cat([scores, scores.new_full((count,), -1.0)]).topk(count)
+    return score, index.clamp(max=scores.shape[0] - 1)
+
+
+def decode_boxes(coder: Any, boxes: Tensor, deltas: Tensor, img: Tensor) -> Tensor:
+    """Apply ``deltas`` (N, 4) to boxes (N, 4) and clip the result to the image."""
+    return clip_boxes(coder.decode(boxes, deltas), coder, img)
+
+
+def clip_boxes(boxes: Tensor, coder: Any, img: Tensor) -> Tensor:
+    """Clip boxes (N, 4) to the image if their coder does so. mmdet's own implementation writes in place."""
+    if not coder.clip_border:
+        return boxes
+    x, y = boxes[:, 0::2].clamp(0, img.shape[3]), boxes[:, 1::2].clamp(0, img.shape[2])
+    return torch.stack([x, y], 2).flatten(1)
+
+
+def discard_small(boxes: Tensor, scores: Tensor, config: Any) -> Tensor:
+    """Return the scores, with -1 for boxes with a side of at most ``min_bbox_size`` in the config."""
+    smallest = config.get('min_bbox_size', -1)
+    if smallest < 0:
+        return scores
+    sides = boxes[:, 2:] - boxes[:, :2]
+    return torch.where((sides > smallest).all(1), scores, -1.0)
+
+
+def batched_nms(boxes: Tensor, scores: Tensor, groups: Tensor, config: Any, most: int) -> Tensor:
+    """Return the indices of boxes kept by non-maximum suppression in each group, by descending score.
+
+    Like mmcv's ``batched_nms``, it offsets the boxes of each group. The same offsets give the same rounding, and so
+    the same boxes.
+    """
+    farthest = torch.where((scores >= 0)[:, None], boxes, 0.0).max()
+    moved = boxes + (groups.to(boxes.dtype) * (farthest + 1))[:, None]
+    return nms(moved, scores, config.iou_threshold, most)
+
+
+def pool_rois(extractor: Any, maps: tuple[Tensor, ...], boxes: Tensor) -> Tensor:
+    """Pool the features in the boxes (N, 4) to (N, C, h, w), each box from the map of its level.
+
+    All boxes are pooled on all maps, to avoid data-dependent shapes; a box of another level is replaced by one pixel.
+    Empty boxes give zeros, as in mmcv; OpenVINO would return NaN.
+    """
+    level = extractor.map_roi_levels(F.pad(boxes, (1, 0)), extractor.num_inputs)
+    level = torch.where((boxes[:, 2:] > boxes[:, :2]).all(1), level, -1)
+    elsewhere = boxes.new_tensor([0.0, 0.0, 1.0, 1.0])
+    out: Tensor | None = None
+    for index, (layer, x) in enumerate(zip(extractor.roi_layers, maps, strict=False)):
+        is_here = (level == index)[:, None]
+        size = list(layer.output_size)
+        part = roi_align(
+            x, torch.where(is_here, boxes, elsewhere), size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
+        )
+        part = torch.where(is_here[..., None, None], part, 0.0)
+        out = part if out is None else out + part
+    assert out is not None
+    return out

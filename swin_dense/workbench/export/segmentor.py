@@ -1,0 +1,62 @@
+"""Traceable versions of mmseg's segmentors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swin_dense.workbench.export.deformable import replace_parts
+from swin_dense.workbench.export.detectors import normalize, pad_to_multiple
+from swin_dense.workbench.export.operators import resize
+from swin_dense.workbench.export.queries import classes_and_masks
+
+
+class Segmentor(nn.Module):
+    """A segmentor of mmseg from images to the class of every pixel, without auxiliary heads.
+
+    Args:
+        segmentor: a segmentor that ``gate`` accepts, in evaluation mode. Its auxiliary heads are removed in place.
+    """
+
+    def __init__(self, segmentor: nn.Module) -> None:
+        super().__init__()
+        segmentor.auxiliary_head = None  # type: ignore[assignment]
+        self.segmentor: Any = segmentor
+
+    def forward(self, img: Tensor, size: Tensor) -> Tensor:
+        """Return the class of every pixel, (B, height, width), int32.
+
+        Args:
+            img: (B, 3, H, W), BGR from 0 to 255.
+            size: (2,) height and width of the output, int64. Zeros keep the size of ``img``. Logits are resized, so the
+                result differs from resizing the returned classes.
+        """
+        prepare = self.segmentor.data_preprocessor
+        x = normalize(img, prepare, prepare.channel_conversion)
+        x = pad_to_multiple(x, (prepare.test_cfg or {}).get('size_divisor', 1), prepare.pad_val)
+        logits = self._logits(self.segmentor.extract_feat(x), x.shape[2:])[:, :, : img.shape[2], : img.shape[3]]
+        return resize(logits, size, self.segmentor.align_corners).argmax(1).int()
+
+    def _logits(self, maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+        """Return the logits of the head for its input maps, resized to ``size``, (B, C, *size)."""
+        head = self.segmentor.decode_head
+        return F.interpolate(head(maps), tuple(size), mode='bilinear', align_corners=head.align_corners)
+
+
+class MaskSegmentor(Segmentor):
+    """MaskFormer and Mask2Former of mmseg. Parts of the segmentor are replaced in place."""
+
+    def __init__(self, segmentor: nn.Module) -> None:
+        super().__init__(segmentor)
+        replace_parts(segmentor)
+
+    def _logits(self, maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+        classes, masks = classes_and_masks(self.segmentor.decode_head, maps)
+        masks = F.interpolate(masks, tuple(size), mode='bilinear', align_corners=False)
+        # The best of several tiny values decides. Sigmoid is accurate to an absolute 5e-8 in ONNX Runtime.
+        inside = 1 / (1 + (-masks).exp())
+        return torch.einsum('bqc,bqhw->bchw', classes.softmax(-1)[..., :-1], inside)

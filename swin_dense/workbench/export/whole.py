@@ -1,0 +1,292 @@
+"""Export a whole detector or segmentor to one ONNX file, and compare it with its framework before it is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from swin_dense.export import formats
+from swin_dense.export.export import check_opset, checked_path
+from swin_dense.export.formats import ExportError
+from swin_dense.export.pooling import replace_adaptive_pools
+from swin_dense.export.verify import Comparison, Exported, Run, write_verified
+from swin_dense.utils import checks, packages
+from swin_dense.workbench.export import agreement, gate
+from swin_dense.workbench.export.detectors import Detector, OneStageDetector, TwoStageDetector
+from swin_dense.workbench.export.operators import translations
+from swin_dense.workbench.export.queries import MaskDetector, QueryDetector
+from swin_dense.workbench.export.segmentor import MaskSegmentor, Segmentor
+from swin_dense.workbench.runtime import pictures
+from swin_dense.workbench.runtime.sessions import FORMAT, KEY
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+# Portrait of Eileen Collins by NASA, in the public domain.
+PICTURE = Path(__file__).with_name('assets') / 'astronaut.jpg'
+# (height, width) of the image for tracing, and of the images for the comparison.
+EXAMPLE = (256, 320)
+SIZES = ((333, 500), (480, 352), (600, 797))
+# Compares a file with its framework on pixels (H, W, 3), BGR. Returns the share that differs and the number compared.
+Compare = Callable[[Run, np.ndarray], tuple[float, int]]
+
+
+def export_detector(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+) -> Exported:
+    """Export a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
+
+    The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``boxes`` (N, 4) in
+    pixels of that image, ``scores`` (N,), ``labels`` (N,) int32 and, for a detector with masks, ``masks`` (N, h, w),
+    the probabilities inside the boxes. For MaskFormer and Mask2Former it returns the probabilities ``classes``
+    (Q, C + 1) and the logits ``masks`` (Q, h, w) of all queries. The graph includes normalisation, padding and
+    thresholds; ``swin_dense.runtime`` does the other steps.
+
+    The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
+    trace, and its instances must match those of mmdet's own ``predict`` in box, label, score and mask, and its
+    segments pixel by pixel.
+
+    Args:
+        config: a config of mmdet, or the name of a recipe.
+        checkpoint: file or address of the weights of the whole model.
+        path: the destination. An existing file is overwritten.
+        image: image for the comparison, in which the detector must find something; None is a built-in portrait.
+        opset: version of ONNX, at least 18; None is 20.
+
+    Returns:
+        The result of the export. Its ``errors`` map image shapes to the share of instances, or of pixels of segments,
+        that differ.
+
+    Raises:
+        ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
+        FileNotFoundError: ``image`` does not exist.
+        ImportError: a package is missing; the message names it.
+        ExportError: a part of the detector is not supported, the detector finds nothing in the image, or the file
+            differs from the detector. The new file is removed; an existing file stays.
+
+    Examples:
+        >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
+    """
+    path = _check_arguments(path, image, opset)
+    detector, names, pipeline = _read(config, checkpoint, 'mmdet')
+    _check_supported(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(pipeline)])
+    graph = graph_of(copy.deepcopy(detector))
+    example = torch.zeros(1, 3, *EXAMPLE)
+    limits = _limits(graph, example)
+    facts = {'format': FORMAT, 'task': 'detection', **names, **gate.preparation_of(pipeline), 'limits': limits}
+    if isinstance(graph, MaskDetector):
+        facts['queries'] = _settings_of_queries(detector)
+        compare = partial(_compare_masks, detector, facts['queries'])
+    else:
+        settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
+        facts['score_threshold'] = settings.get('score_thr', 0.0)
+        facts['mask_threshold'] = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
+        compare = partial(_compare_boxes, detector, facts, settings.max_per_img)
+    divisor = limits['divisor']
+    sides = ('height', 'width') if divisor > 1 else ()
+    ranges = {side: divisor * torch.export.Dim(f'{side}_steps', min=2) for side in sides}
+    free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
+    interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges, translations)
+    return _write(graph, interface, compare, path, image, opset, divisor)
+
+
+def graph_of(detector: nn.Module) -> Detector:
+    """Return the traceable version of a detector that ``gate`` accepts; parts of the detector are replaced."""
+    kinds = {'panoptic_head': MaskDetector, 'num_queries': QueryDetector, 'roi_head': TwoStageDetector}
+    return next((kind for name, kind in kinds.items() if hasattr(detector, name)), OneStageDetector)(detector)
+
+
+def _compare_boxes(detector: Any, facts: dict[str, Any], most: int, run: Run, pixels: np.ndarray) -> tuple[float, int]:
+    ours = agreement.instances_of_file(run({'img': _image(pixels)}), pixels.shape[:2], facts['mask_threshold'])
+    theirs = agreement.instances_of_framework(detector, pixels)
+    return agreement.share_of_unmatched(theirs, ours, facts['score_threshold'], most)
+
+
+def _compare_masks(detector: Any, settings: dict[str, Any], run: Run, pixels: np.ndarray) -> tuple[float, int]:
+    outputs = run({'img': _image(pixels)})
+    return agreement.share_of_other_masks(agreement.predicted(detector, pixels), outputs, settings)
+
+
+@torch.no_grad()
+def _limits(graph: Detector, example: torch.Tensor) -> dict[str, Any]:
+    """Return which sizes of the input a detector supports: multiples of a divisor, with enough tokens for its queries.
+
+    The tokens are the pixels of feature maps, which have the given strides.
+    """
+    graph.eval()
+    strides = [EXAMPLE[0] // x.shape[2] for x in graph.maps(example)]
+    parts = [part for name, part in graph.detector.named_modules() if name.startswith(('backbone', 'neck'))]
+    doubles = any(isinstance(part, nn.Upsample) for part in parts)
+    queries = graph.detector.num_queries if getattr(graph.detector, 'as_two_stage', False) else 0
+    return {'divisor': max(strides) if doubles else 1, 'queries': queries, 'strides': strides}
+
+
+def _settings_of_queries(detector: Any) -> dict[str, Any]:
+    """Return the settings of ``runtime.queries`` for a MaskFormer or Mask2Former, with mmdet's defaults."""
+    head = detector.panoptic_fusion_head
+    settings = {'instance_on': False, 'panoptic_on': True, 'max_per_image': 100, **head.test_cfg}
+    panoptic = {'object_mask_thr': 0.8, 'iou_thr': 0.8, 'filter_low_score': False}
+    return {
+        'divisor': detector.data_preprocessor.pad_size_divisor,
+        'things': head.num_things_classes,
+        'instances': settings['max_per_image'] if settings['instance_on'] else None,
+        'panoptic': {key: settings.get(key, panoptic[key]) for key in panoptic} if settings['panoptic_on'] else None,
+    }
+
+
+def export_segmentor(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+) -> Exported:
+    """Export a segmentor of mmseg to an ``.onnx`` file of standard operators, for any batch, height and width.
+
+    The file takes ``img``, (B, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``labels``, (B, H, W)
+    int32, the class of every pixel. The optional input ``size``, (2,) int64, sets another height and width of
+    ``labels``: like mmseg, the file then resizes logits, not classes.
+
+    The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
+    trace, and its pixels are compared with those of mmseg's own ``predict``.
+
+    Args:
+        config: a config of mmseg, or the name of a recipe.
+        checkpoint: file or address of the weights of the whole model.
+        path: the destination. An existing file is overwritten.
+        image: image for the comparison; None is a built-in portrait.
+        opset: version of ONNX, at least 18; None is 20.
+
+    Returns:
+        The result of the export. Its ``errors`` map image shapes to the share of pixels that differ.
+
+    Raises:
+        ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
+        FileNotFoundError: ``image`` does not exist.
+        ImportError: a package is missing; the message names it.
+        ExportError: a part of the segmentor is not supported, or the file differs from the segmentor. The new file is
+            removed; an existing file stays.
+
+    Examples:
+        >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
+    """
+    path = _check_arguments(path, image, opset)
+    segmentor, names, pipeline = _read(config, checkpoint, 'mmseg')
+    _check_supported(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(pipeline)])
+
+    def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
+        other = np.array(pixels.shape[:2]) * 3 // 2
+        both = (pixels, pixels[::-1, ::-1])
+        (ours,) = run({'img': _image(*both)})
+        (resized,) = run({'img': _image(pixels), 'size': other})
+        theirs = [agreement.classes_of_framework(segmentor, one, one.shape[:2]) for one in both]
+        differ = (
+            ours != np.stack(theirs),
+            resized[0] != agreement.classes_of_framework(segmentor, pixels, other.tolist()),
+        )
+        return max(float(part.mean()) for part in differ), ours.size
+
+    facts = {'format': FORMAT, 'task': 'segmentation', **names, **gate.preparation_of(pipeline)}
+    example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # tracing treats a size of 1 as a constant
+    free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
+    # Attention over the tokens of any batch cannot be traced for batches of 1, but the file runs with them.
+    ranges = {'batch': torch.export.Dim('batch', min=2)}
+    metadata = {KEY: json.dumps(facts)}
+    interface = formats.Interface(example, free, ('img', 'size'), ('labels',), metadata, ranges, translations)
+    graph = MaskSegmentor if hasattr(segmentor.decode_head, 'query_embed') else Segmentor
+    return _write(graph(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
+
+
+def export_whole(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+) -> Exported:
+    """Call :func:`export_detector` for a config of mmdet and :func:`export_segmentor` for one of mmseg."""
+    loaded = _loaded(config)
+    scope = loaded.get('default_scope')
+    exporters = {'mmdet': export_detector, 'mmseg': export_segmentor}
+    checks.one_of("the config's default_scope", scope, exporters)
+    return exporters[scope](loaded, checkpoint, path, image=image, opset=opset)
+
+
+def _check_arguments(path: str | PathLike[str], image: str | PathLike[str] | None, opset: int | None) -> Path:
+    path = checked_path(path, ['.onnx'])
+    check_opset(opset, path.suffix)
+    if image is not None and not Path(image).is_file():
+        raise FileNotFoundError(f'there is no file {image}')
+    packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
+    return path
+
+
+def _read(
+    config: str | PathLike[str] | Config, checkpoint: str | PathLike[str], scope: str
+) -> tuple[Any, dict[str, Any], list[dict[str, Any]]]:
+    """Return the model with its weights, the names and colours of its classes, and the test pipeline."""
+    from swin_dense.workbench.predict import Predictor, test_dataset  # imports the frameworks
+
+    loaded = _loaded(config)
+    if loaded.get('default_scope') != scope:
+        raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
+    predictor = Predictor(loaded, str(checkpoint), 'cpu')
+    names = {'classes': list(predictor.classes), 'palette': predictor.palette}
+    return predictor.model, names, test_dataset(loaded).pipeline
+
+
+def _loaded(config: str | PathLike[str] | Config) -> Config:
+    from swin_dense.recipes.files import load_recipe  # imports mmengine
+
+    return load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
+
+
+def _check_supported(model: nn.Module, reasons: Iterable[str]) -> None:
+    reasons = list(reasons)
+    if reasons:
+        raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
+
+
+def _write(
+    model: nn.Module,
+    interface: formats.Interface,
+    compare: Compare,
+    path: Path,
+    image: str | PathLike[str] | None,
+    opset: int | None,
+    divisor: int = 1,
+) -> Exported:
+    """Write and verify a file; ``divisor`` divides the sides of all images that the model supports."""
+    picture = pictures.read(image or PICTURE)[:, :, ::-1]
+    replace_adaptive_pools(model)
+    model.eval().requires_grad_(False)
+    comparison = Comparison(
+        [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
+        lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
+        agreement.LARGEST_SHARE,
+        '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
+        f'the model finds nothing in {image or "the built-in image"}; give an image that shows objects of its classes '
+        '(the argument `image`, --image on the command line)',
+    )
+    return write_verified(path, partial(formats.write_onnx, model, interface, opset), comparison)
+
+
+def _image(*pictures: np.ndarray) -> np.ndarray:
+    """Convert pictures, each (H, W, 3) uint8, BGR, to the input of the file, (B, 3, H, W) float32."""
+    return np.stack(pictures).transpose(0, 3, 1, 2).astype(np.float32)

@@ -1,0 +1,9 @@
+"""Exported models, run with numpy and ONNX Runtime or OpenVINO; the public name is ``swin_dense.runtime``.
+
+Must work without torch.
+"""
+
+from swin_dense.workbench.runtime.coco import Coco
+from swin_dense.workbench.runtime.model import Model, Prediction, load
+
+__all__ = ['Coco', 'Model', 'Prediction', 'load']

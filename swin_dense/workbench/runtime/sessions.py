@@ -1,0 +1,84 @@
+"""The libraries that can execute an ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike, fspath
+from typing import Any, Protocol
+
+import numpy as np
+
+from swin_dense.utils import packages
+
+KEY = 'swin_dense'  # key of the JSON metadata in the file
+FORMAT = 1  # version of the metadata and outputs; raised when an earlier version of this package would misread a file
+OPTIONAL = ('size',)  # inputs with a default value
+
+
+class Session(Protocol):
+    """A file that is loaded in a library.
+
+    Attributes:
+        facts: metadata of the file as JSON, or None if it has none.
+    """
+
+    facts: str | None
+
+    def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs for the inputs, in the order of the file."""
+
+
+class OnnxRuntime:
+    """A session of ONNX Runtime on the CPU; 0 threads means the default of ONNX Runtime."""
+
+    def __init__(self, path: str | PathLike[str], threads: int) -> None:
+        onnxruntime = packages.optional('the runtime', 'onnxruntime')
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # hides warnings about optional inputs
+        self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
+        self.facts = self._session.get_modelmeta().custom_metadata_map.get(KEY)
+
+    def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs for the inputs, in the order of the file."""
+        return self._session.run(None, feed)
+
+
+class OpenVino:
+    """A session of OpenVINO on the CPU, in float32; 0 threads means the default of OpenVINO."""
+
+    def __init__(self, path: str | PathLike[str], threads: int) -> None:
+        openvino = packages.optional('the runtime', 'openvino')
+        core = openvino.Core()
+        model = core.read_model(fspath(path))
+        key = ['framework', KEY]
+        self.facts = model.get_rt_info(key).value if model.has_rt_info(key) else None
+        self._defaults = _restore_optional_inputs(openvino, model)
+        # By default OpenVINO may compute in half precision.
+        options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'f32'}
+        if threads:
+            options['INFERENCE_NUM_THREADS'] = threads
+        self._compiled = core.compile_model(model, 'CPU', options)
+
+    def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs for the inputs, in the order of the file."""
+        return [out.copy() for out in self._compiled({**self._defaults, **feed}).values()]
+
+
+def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]:
+    """Turn optional inputs, which OpenVINO reads as constants, back into inputs; return their default values."""
+    defaults = {}
+    for constant in model.get_ops():
+        if constant.get_type_name() == 'Constant' and constant.get_friendly_name() in OPTIONAL:
+            name, output = constant.get_friendly_name(), constant.output(0)
+            defaults[name] = constant.data.copy()
+            parameter = openvino.opset13.parameter(output.get_shape(), output.get_element_type(), name)
+            for target in output.get_target_inputs():
+                target.replace_source_output(parameter.output(0))
+            parameter.output(0).set_names({name})
+            model.add_parameters([parameter])
+    model.validate_nodes_and_infer_types()
+    return defaults
+
+
+SESSIONS: dict[str, Callable[[str | PathLike[str], int], Session]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}

@@ -1,0 +1,277 @@
+"""`swin-dense config`: the written file equals the recipe, and the frameworks' tools train it with custom data."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mmdet
+import mmseg
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import DATASETS, init_default_scope
+
+from swin_dense.__main__ import main
+from swin_dense.recipes.files import load_recipe, recipe_names
+from tests.conftest import ROOT
+from tests.workbench.configs.data import CLASSES, make_coco, make_masks
+
+DETECTOR = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
+SEGMENTOR = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
+CASCADE = 'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco'
+ONE_PER_FOLDER = [DETECTOR, SEGMENTOR, CASCADE, 'retinanet_swin-t-p4-w7_fpn_1x_coco', 'upernet_swin-demo']
+
+
+def write(tmp_path, *arguments, name=DETECTOR):
+    out = tmp_path / 'mine.py'
+    assert main(['config', str(name), '--out', str(out), *map(str, arguments)]) == 0
+    return Config.fromfile(out)
+
+
+def plain(value):
+    """Return a config as plain Python types, without the scopes that mmengine adds to bases."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items() if key != '_scope_'}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def classes_of(config):
+    return {
+        dataset.metainfo.classes for dataset in (config[f'{s}_dataloader'].dataset for s in ('train', 'val', 'test'))
+    }
+
+
+@pytest.mark.parametrize('name', ONE_PER_FOLDER)
+def test_the_written_config_equals_the_recipe(tmp_path, name):
+    written = plain(write(tmp_path, name=name)._cfg_dict)
+    (path,) = (ROOT / 'configs').glob(f'*/{name}.py')
+    recipe = plain(Config.fromfile(path)._cfg_dict)
+    assert recipe['default_hooks']['checkpoint'].pop('type') == 'CheckpointHook'
+    assert written['default_hooks']['checkpoint'].pop('type') == 'swin_dense.workbench.checkpoints.WholeCheckpointHook'
+    assert written == {key: recipe[key] for key in written}
+    assert {'model', 'train_dataloader', 'test_evaluator', 'optim_wrapper', 'custom_imports'} <= set(written)
+    assert not {'swin', 'channels', 'data_root', 'train_pipeline'} & set(written)  # intermediate variables
+    assert 'mmdet::' not in (tmp_path / 'mine.py').read_text()
+
+
+def test_the_test_pipeline_equals_that_of_the_test_data(tmp_path):
+    """mmseg's `inference_model` reads the entry `test_pipeline`; its Inferencer reads the pipeline of the data set."""
+    scale = 'test_dataloader.dataset.pipeline.1.scale=(640,400)'
+    config = write(tmp_path, '--set', scale, name=SEGMENTOR)
+    assert config.test_pipeline[1].scale == (640, 400)
+
+
+def test_recipe_names_are_unique():
+    assert len(set(recipe_names())) == len(recipe_names()) >= 27
+
+
+def test_a_config_can_be_given_by_path(tmp_path):
+    (tmp_path / 'other.py').write_text(f"_base_ = '{ROOT}/configs/mask_rcnn/{DETECTOR}.py'\nresume = True\n")
+    assert load_recipe(str(tmp_path / 'other.py')).resume is True
+
+
+@pytest.mark.parametrize(
+    ('lines', 'options', 'message'),
+    [
+        (['model = dict('], [], 'cannot be read as a config (SyntaxError'),
+        (['x = undefined'], [], "cannot be read as a config (NameError: name 'undefined'"),
+        (["_base_ = 'missing.py'"], [], 'cannot be read as a config (FileNotFoundError'),
+        (['model = dict()'], [], "must have default_scope = 'mmdet' or 'mmseg', got None"),
+        (["default_scope = 'mmseg'"], [], 'model must be a dict, got None'),
+        (
+            ["default_scope = 'mmseg'", 'model = dict()'],
+            ['--set', 'model=3', 'model.a.b=1'],
+            'model.a.b=1 cannot be set in this config',
+        ),
+        (["default_scope = 'mmseg'", 'model = dict()', 'train_dataloader = 3'], [], 'train_dataloader must be a dict'),
+        (["default_scope = 'mmseg'", 'model = dict()'], ['--data-root', 'x'], 'the data root can be replaced only if'),
+        (["default_scope = 'mmseg'", 'model = dict()'], ['--classes', 'a,b'], 'no part of the model has num_classes'),
+        (
+            ["default_scope = 'mmdet'", 'model = dict()', 'val_dataloader = dict(dataset=dict(data_root=1))'],
+            [],
+            'data_root of a data set must be a str, got 1',
+        ),
+    ],
+)
+def test_invalid_configs_are_refused(tmp_path, capsys, lines, options, message):
+    (tmp_path / 'other.py').write_text('\n'.join(lines) + '\n')
+    assert main(['config', str(tmp_path / 'other.py'), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', [DETECTOR, CASCADE])
+def test_own_boxes(tmp_path, name):
+    root = make_coco(tmp_path / 'my fruit')
+    config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=name)
+    counts = re.findall(r'num_classes=(\d+)', (tmp_path / 'mine.py').read_text())
+    assert set(counts) == {'2'}
+    assert len(counts) == (2 if name == DETECTOR else 4)
+    assert classes_of(config) == {tuple(CLASSES)}
+    for evaluator in (config.val_evaluator, config.test_evaluator):
+        assert evaluator.ann_file == f'{root}/annotations/instances_val2017.json'
+    init_default_scope('mmdet')
+    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
+        dataset = DATASETS.build({**loader.dataset, 'pipeline': []})
+        assert [dataset.get_data_info(index)['instances'][0]['bbox_label'] for index in range(4)] == [0, 1, 0, 1]
+
+
+WRAPPED = """_base_ = '{root}/configs/mask_rcnn/{name}.py'
+inner = _base_.train_dataloader.dataset
+train_dataloader = dict(dataset=dict(_delete_=True, type='RepeatDataset', times=3, dataset=dict(
+    type='ConcatDataset', datasets=[inner, dict(type='ClassBalancedDataset', oversample_thr=1e-3, dataset=inner)])))
+"""
+
+
+def test_nested_data_set_wrappers(tmp_path):
+    """The data set holds the 4 images twice, once class-balanced without a rare class, and repeats them three times."""
+    (tmp_path / 'wrapped.py').write_text(WRAPPED.format(root=ROOT, name=DETECTOR))
+    root = make_coco(tmp_path / 'fruit')
+    config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=tmp_path / 'wrapped.py')
+    init_default_scope('mmdet')
+    wrapped = config.train_dataloader.dataset
+    for part in (wrapped.dataset.datasets[0], wrapped.dataset.datasets[1].dataset):
+        part.pipeline = []
+    dataset = DATASETS.build(wrapped)
+    assert len(dataset) == 3 * (4 + 4)
+    assert dataset.metainfo['classes'] == tuple(CLASSES)
+    assert [dataset.get_data_info(index)['instances'][0]['bbox_label'] for index in range(8)] == [0, 1] * 4
+
+
+def test_a_written_config_can_be_rewritten(tmp_path):
+    """A written config has no intermediate entries such as data_root; its data sets can still be replaced."""
+    write(tmp_path, '--data-root', make_coco(tmp_path / 'fruit'), '--classes', ','.join(CLASSES))
+    (tmp_path / 'mine.py').rename(tmp_path / 'first.py')
+    other = make_coco(tmp_path / 'other fruit')
+    config = write(tmp_path, '--data-root', other, '--classes', CLASSES[0], name=tmp_path / 'first.py')
+    assert {config[f'{split}_dataloader'].dataset.data_root for split in ('train', 'val', 'test')} == {f'{other}/'}
+    assert config.test_evaluator.ann_file == f'{other}/annotations/instances_val2017.json'
+    assert config.model.roi_head.bbox_head.num_classes == 1
+
+
+@pytest.mark.parametrize(
+    ('text', 'arguments', 'message'),
+    [
+        (
+            'from mmengine.model import BaseModel\nmodel = dict(type=BaseModel)',
+            [],
+            'lazy configs, which',
+        ),
+        ('model = dict()', [], "must have default_scope = 'mmdet' or 'mmseg', got None"),
+        ("default_scope = 'mmdet'\nmodel = dict()", ['--classes', 'a'], 'no part of the model has num_classes'),
+        ("default_scope = 'mmdet'\nmodel = dict()", ['--data-root', 'a'], 'got no dataset'),
+        ('model = dict(', [], 'cannot be read as a config (SyntaxError'),
+        ("_base_ = 'gone.py'", [], 'cannot be read as a config'),
+    ],
+)
+def test_unsupported_configs_write_no_file(tmp_path, capsys, text, arguments, message):
+    (tmp_path / 'other.py').write_text(text)
+    assert main(['config', str(tmp_path / 'other.py'), '--out', str(tmp_path / 'mine.py'), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / 'mine.py').exists()
+
+
+def test_own_masks(tmp_path):
+    root = make_masks(tmp_path / 'my roads')
+    config = write(tmp_path, '--data-root', f'{root}/', '--classes', 'ground, road', name=SEGMENTOR)
+    assert (config.model.decode_head.num_classes, config.model.auxiliary_head.num_classes) == (2, 2)
+    assert classes_of(config) == {('ground', 'road')}
+    init_default_scope('mmseg')
+    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
+        pipeline = [step for step in loader.dataset.pipeline if step['type'].startswith('Load')]
+        dataset = DATASETS.build({**loader.dataset, 'pipeline': pipeline})
+        assert len(dataset) == 4
+        assert np.unique(dataset[0]['gt_seg_map']).tolist() == [0, 1, 255]
+    assert 'reduce_zero_label=True' not in (tmp_path / 'mine.py').read_text()
+
+
+def test_settings(tmp_path):
+    settings = [
+        'model.backbone.with_cp=True',
+        'load_from=my weights/a.pth',
+        'val_dataloader.dataset.ann_file=other.json',
+    ]
+    config = write(tmp_path, '--set', *settings[:2], '--set', settings[2])
+    assert config.model.backbone.with_cp is True
+    assert config.load_from == 'my weights/a.pth'
+    assert config.val_dataloader.dataset.ann_file == 'other.json'
+
+
+def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
+    root = make_coco(tmp_path / 'fruit')
+    (root / 'annotations' / 'instances_val2017.json').unlink()
+    write(tmp_path, '--data-root', root, '--classes', 'apple')
+    assert capsys.readouterr().err.count('does not exist') == 1
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['no-such-recipe'], "no recipe and no config file 'no-such-recipe'"),
+        ([DETECTOR + 'o'], f'did you mean {DETECTOR!r}?'),
+        ([DETECTOR, '--classes', 'apple,apple'], 'must be distinct'),
+        ([DETECTOR, '--classes', 'apple,'], 'must be distinct'),
+        ([SEGMENTOR, '--classes', 'road'], 'at least two classes'),
+        ([DETECTOR, '--set', 'modle.backbone.with_cp=True'], "did you mean 'model'?"),
+        ([DETECTOR, '--set', 'model'], 'must be KEY=VALUE'),
+        (
+            [DETECTOR, '--data-root', '{fruit}', '--classes', 'apple,cherry'],
+            'has the classes apple,ripe pear, but the config has',
+        ),
+        ([DETECTOR, '--data-root', '{fruit}'], 'has the classes apple,ripe pear, but the config has 80; give'),
+        ([DETECTOR, '--out', '{there}/mine.txt'], 'must end in .py'),
+        ([DETECTOR, '--out', '{there}/no/mine.py'], 'there is no folder'),
+        ([DETECTOR, '--out', '{there}/here.py'], 'exists already; --force'),
+    ],
+)
+def test_invalid_arguments_write_nothing(tmp_path, capsys, arguments, message):
+    root, there = make_coco(tmp_path / 'fruit'), tmp_path / 'there'
+    there.mkdir()
+    (there / 'here.py').write_text('mine')
+    arguments = [argument.format(fruit=root, there=there) for argument in arguments]
+    if '--out' not in arguments:
+        arguments += ['--out', f'{there}/mine.py']
+    assert main(['config', *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in there.iterdir()] == ['here.py']
+    assert (there / 'here.py').read_text() == 'mine'
+
+
+def test_force_replaces_the_file_and_leaves_no_other(tmp_path):
+    (tmp_path / 'mine.py').write_text('old')
+    write(tmp_path, '--force')
+    assert [path.name for path in tmp_path.iterdir()] == ['mine.py']
+
+
+def test_a_missing_framework_is_named(monkeypatch, capsys):
+    monkeypatch.setattr('swin_dense.recipes.files.find_spec', lambda name: None)
+    assert main(['config', DETECTOR]) == 2
+    assert 'inherits from configs of mmdet, which is not installed' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('framework', [mmdet, mmseg], ids=lambda module: module.__name__)
+def test_the_frameworks_tools_train_a_written_config(tmp_path, framework):
+    if framework is mmdet:
+        data, name = make_coco(tmp_path / 'data'), 'mask-rcnn_swin-demo_fpn'
+        settings = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler.1.end=1']
+    else:
+        data, name = make_masks(tmp_path / 'data'), 'upernet_swin-demo'
+        settings = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'train_dataloader.batch_size=2']
+        settings += [f'train_dataloader.dataset.pipeline.2.crop_size=({64},{64})']
+    classes = ','.join(CLASSES)
+    write(tmp_path, '--data-root', data, '--classes', classes, '--set', *settings, 'log_level=INFO', name=name)
+    tool = Path(framework.__path__[0], '.mim', 'tools', 'train.py')
+    command = [sys.executable, '-W', 'ignore', str(tool), 'mine.py', '--work-dir', 'work']
+    # Outside the repository, so that only the written file and the installed packages are used.
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r'coco/segm_mAP|mIoU', done.stdout)
+    (checkpoint,) = (tmp_path / 'work').glob('*.pth')
+    assert 'random_states' in torch.load(checkpoint)['meta']  # written by WholeCheckpointHook
+
+
+def test_plain_converts_nested_config_dicts():
+    assert plain(ConfigDict(a=(1, ConfigDict(_scope_='mmdet', b=2)))) == {'a': [1, {'b': 2}]}

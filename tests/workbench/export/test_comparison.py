@@ -1,0 +1,119 @@
+"""What `export_detector` and `export_segmentor` would write, and what the file is compared with before it is kept."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import MODELS, init_default_scope
+
+from swin_dense.export import ExportError
+from swin_dense.export.verify import Comparison, write_verified
+from swin_dense.workbench.export import agreement, whole
+from swin_dense.workbench.export.agreement import Instances
+from swin_dense.workbench.runtime.sessions import KEY
+from tests.workbench.export import query_models
+from tests.workbench.export.whole_models import config_of
+
+SHAPE = (1, 3, 48, 66)
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Return a function that exports a model of a config until the file is to be written.
+
+    It returns the module and the interface to write, and the comparison.
+    """
+
+    def plan(config):
+        init_default_scope(config.default_scope)
+        model = MODELS.build(copy.deepcopy(config.model))  # DINO changes its config
+        torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'w.pth')
+        plans = []
+        monkeypatch.setattr(whole, 'write_verified', lambda path, write, comparison: plans.append((write, comparison)))
+        whole.export_whole(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
+        ((write, comparison),) = plans
+        return *write.args[:2], comparison
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ('name', 'limits'),
+    [
+        ('dino', {'divisor': 1, 'queries': query_models.QUERIES, 'strides': [8, 16, 32, 64]}),
+        ('deformable_detr', {'divisor': 1, 'queries': 0, 'strides': [8, 16, 32, 64]}),
+        ('rtmdet', {'divisor': 32, 'queries': 0, 'strides': [8, 16, 32]}),
+    ],
+)
+def test_sizes_that_a_detector_supports(planned, demo_data, name, limits):
+    _, interface, comparison = planned(query_models.config_of(name, demo_data))
+    assert json.loads(interface.facts[KEY])['limits'] == limits
+    divisor = limits['divisor']
+    assert interface.ranges.keys() == ({'height', 'width'} if divisor > 1 else set())
+    assert not any(side % divisor for shape in comparison.shapes for side in shape[2:])
+
+
+def test_a_segmentors_file_is_compared_also_at_another_size(planned, demo_data):
+    graph, _, comparison = planned(config_of('upernet', demo_data))
+    assert not any(part.training for part in graph.modules())
+    assert not any(parameter.requires_grad for parameter in graph.parameters())
+
+    @torch.no_grad()
+    def run(feed):
+        img, size = torch.from_numpy(feed['img']), torch.as_tensor(feed.get('size', (0, 0)))
+        return [graph(img, size).numpy()]
+
+    def resizing_classes(feed):
+        labels = torch.from_numpy(run({'img': feed['img']})[0])
+        size = tuple(feed.get('size', labels.shape[1:]))
+        return [torch.nn.functional.interpolate(labels[None].float(), size)[0].int().numpy()]
+
+    assert comparison.error(run, SHAPE) == (0.0, 2 * 48 * 66)
+    assert comparison.error(resizing_classes, SHAPE)[0] > 0.0
+
+
+BOXES = np.array([[0, 0, 20, 30], [40, 40, 50, 90.0]])
+
+
+def instances(*scores, shift=0.0, masks=None):
+    count = len(scores)
+    return Instances(BOXES[:count] + shift, np.array(scores), np.zeros(count, int), masks)
+
+
+@pytest.mark.parametrize(
+    ('theirs', 'ours', 'share'),
+    [
+        (instances(0.9, 0.8), instances(0.9, 0.8), 0.0),
+        (instances(0.9, 0.8), instances(0.9), 1 / 3),
+        (instances(0.9), instances(0.9009), 0.0),
+        (instances(0.9), instances(0.9011), 1.0),
+        (instances(0.9), instances(0.9, shift=0.1), 0.0),
+        (instances(0.9), instances(0.9, shift=1.0), 1.0),
+        (instances(0.9), instances(0.9, masks=np.ones((1, 4, 4), bool)), 1.0),
+        (instances(0.9, masks=np.ones((1, 4, 4), bool)), instances(0.9, masks=np.ones((1, 4, 4), bool)), 0.0),
+        (instances(0.9, masks=np.ones((1, 4, 4), bool)), instances(0.9, masks=np.eye(4, dtype=bool)[None]), 1.0),
+        # One result may keep an instance whose score is the threshold in the other, which drops it.
+        (instances(0.9, agreement.SAME_SCORE), instances(0.9), 0.0),
+        (instances(0.9, 2 * agreement.SAME_SCORE), instances(0.9), 1 / 3),
+    ],
+)
+def test_instances_that_differ(theirs, ours, share):
+    assert agreement.share_of_unmatched(theirs, ours, 0.0, 100)[0] == pytest.approx(share)
+    assert agreement.share_of_unmatched(ours, theirs, 0.0, 100)[0] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(('error', 'is_kept'), [(0.25, True), (0.2501, False), (float('nan'), False)])
+def test_an_error_of_the_limit_is_allowed(tmp_path, error, is_kept):
+    def write(path):
+        torch.jit.script(torch.nn.Identity()).save(str(path))
+        return 1
+
+    comparison = Comparison([SHAPE], lambda run, shape: (error, 1), 0.25, 'off by {error}, at most {limit} is allowed')
+    if is_kept:
+        assert write_verified(tmp_path / 'x.ts', write, comparison).errors == {SHAPE: error}
+    else:
+        with pytest.raises(ExportError, match=f'off by {error}, at most 0.25'):
+            write_verified(tmp_path / 'x.ts', write, comparison)
+    assert (tmp_path / 'x.ts').exists() == is_kept

@@ -1,0 +1,214 @@
+"""Unsupported parts of models and pipelines are refused by name, and no file is written."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from mmdet.models.dense_heads import RPNHead
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import MODELS, init_default_scope
+
+from swin_dense import export_detector, export_segmentor
+from swin_dense.__main__ import main
+from swin_dense.export import ExportError
+from swin_dense.workbench.export import gate
+from tests.workbench.export.whole_models import DETECTORS, config_of
+
+
+@MODELS.register_module()
+class MyRPNHead(RPNHead):
+    """A custom head."""
+
+
+def built(config):
+    init_default_scope(config.default_scope)
+    return MODELS.build(config.model).eval()
+
+
+@pytest.mark.parametrize('name', [*DETECTORS, 'upernet'])
+def test_supported_models_are_not_refused(demo_data, name):
+    config = config_of(name, demo_data)
+    reasons = gate.reasons_against_segmentor if name == 'upernet' else gate.reasons_against_detector
+    assert not [*reasons(built(config)), *gate.reasons_against_pipeline(config.test_dataloader.dataset.pipeline)]
+
+
+SOFTMAX = {'_delete_': True, 'type': 'CrossEntropyLoss', 'use_sigmoid': False}
+SEESAW = {'type': 'SeesawLoss', 'num_classes': 5}
+GENERIC = {
+    'type': 'GenericRoIExtractor',
+    'roi_layer': {'type': 'RoIAlign', 'output_size': 7, 'sampling_ratio': 0},
+    'out_channels': 32,
+    'featmap_strides': [4, 8, 16, 32],
+}
+
+
+@pytest.mark.parametrize(
+    ('name', 'key', 'value', 'message'),
+    [
+        ('mask_rcnn', 'test_cfg.rcnn.nms.type', 'soft_nms', "model.test_cfg.rcnn.nms is 'soft_nms'"),
+        ('mask_rcnn', 'test_cfg.rpn.nms.type', 'soft_nms', "model.test_cfg.rpn.nms is 'soft_nms'"),
+        ('retinanet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms is 'soft_nms'"),
+        ('mask_rcnn', 'test_cfg.rcnn.nms.class_agnostic', True, 'model.test_cfg.rcnn.nms has class_agnostic=True'),
+        ('faster_rcnn', 'test_cfg.rpn.nms.max_num', 9, 'model.test_cfg.rpn.nms has max_num=9'),
+        ('faster_rcnn', 'test_cfg.rcnn.max_per_img', -1, 'must have max_per_img above 0, got -1'),
+        ('faster_rcnn', 'test_cfg.rpn.nms_pre', 0, 'must have nms_pre above 0, got 0'),
+        ('mask_rcnn', 'test_cfg.rcnn.mask_thr_binary', -1, 'mask_thr_binary is below 0'),
+        ('mask_rcnn', 'test_cfg.rcnn.aug', True, 'model.test_cfg.rcnn has aug=True'),
+        (
+            'mask_rcnn',
+            'rpn_head.type',
+            'MyRPNHead',
+            'is a MyRPNHead of tests.workbench.export.test_gate',
+        ),
+        ('faster_rcnn', 'rpn_head.bbox_coder.type', 'LegacyDeltaXYWHBBoxCoder', 'is a LegacyDeltaXYWHBBoxCoder'),
+        ('faster_rcnn', 'roi_head.bbox_head.bbox_coder.type', 'LegacyDeltaXYWHBBoxCoder', 'bbox_head.bbox_coder is a'),
+        ('retinanet', 'bbox_head.anchor_generator.type', 'LegacyAnchorGenerator', 'is a LegacyAnchorGenerator'),
+        ('retinanet', 'bbox_head.loss_cls', SOFTMAX, 'is a RetinaHead with use_sigmoid_cls=False'),
+        ('retinanet', 'type', 'FCOS', 'model is a FCOS'),
+        ('faster_rcnn', 'roi_head.type', 'DoubleHeadRoIHead', 'model.roi_head is a DoubleHeadRoIHead'),
+        ('faster_rcnn', 'roi_head.bbox_head.loss_cls', SEESAW, 'bbox_head.loss_cls is a SeesawLoss'),
+        ('faster_rcnn', 'roi_head.bbox_roi_extractor', GENERIC, 'is a GenericRoIExtractor'),
+        ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer.type', 'RoIPool', 'is a RoIPool'),
+        ('faster_rcnn', 'roi_head.bbox_roi_extractor.roi_layer.pool_mode', 'max', "is a RoIAlign with pool_mode='max'"),
+        ('mask_rcnn', 'roi_head.mask_head.type', 'CoarseMaskHead', 'mask_head is a CoarseMaskHead'),
+        (
+            'upernet',
+            'test_cfg',
+            {'mode': 'slide', 'crop_size': (64, 64), 'stride': (32, 32)},
+            "mode='slide'; supported: 'whole'",
+        ),
+        ('upernet', 'backbone.clamp_window', True, 'model.backbone is a SwinDense with clamp_window=True'),
+        ('upernet', 'decode_head.num_classes', 1, 'one output for two classes (a binary head)'),
+        (
+            'upernet',
+            'data_preprocessor.test_cfg',
+            {'size': (128, 128)},
+            'is a ConfigDict with size=(128, 128)',
+        ),
+    ],
+)
+def test_unsupported_models(demo_data, name, key, value, message):
+    config = config_of(name, demo_data)
+    if value == 'DoubleHeadRoIHead':
+        config.model.roi_head.reg_roi_scale_factor = 1.3
+    if value == 'CoarseMaskHead':
+        config.model.roi_head.mask_head.pop('num_convs')
+    if value == 'FCOS':
+        config.model.bbox_head = ConfigDict(type='FCOSHead', num_classes=5, in_channels=32, feat_channels=32)
+    if value == 'RoIPool':
+        config.model.roi_head.bbox_roi_extractor.roi_layer.pop('sampling_ratio')
+    config.merge_from_dict({f'model.{key}': ConfigDict(value) if isinstance(value, dict) else value})
+    reasons = gate.reasons_against_segmentor if name == 'upernet' else gate.reasons_against_detector
+    assert message in '; '.join(reasons(built(config)))
+
+
+@pytest.mark.parametrize(
+    ('framework', 'path', 'message'),
+    [
+        ('mmdet', 'dab_detr/dab-detr_r50_8xb2-50e_coco.py', 'model is a DABDETR of mmdet'),
+        ('mmdet', 'detr/detr_r50_8xb2-150e_coco.py', 'model is a DETR of mmdet'),
+        ('mmdet', 'rtmdet/rtmdet-ins_tiny_8xb32-300e_coco.py', 'model.bbox_head is a RTMDetInsSepBNHead of mmdet'),
+        ('mmdet', 'sabl/sabl-faster-rcnn_r50_fpn_1x_coco.py', 'model.roi_head.bbox_head is a SABLHead of mmdet'),
+        ('mmdet', 'htc/htc-without-semantic_r50_fpn_1x_coco.py', 'model is a HybridTaskCascade of mmdet'),
+        ('mmseg', '_base_/models/pointrend_r50.py', 'model is a CascadeEncoderDecoder of mmseg'),
+        ('mmseg', '_base_/models/encnet_r50-d8.py', 'is a EncHead, which overrides `predict`'),
+    ],
+)
+def test_unsupported_published_models(framework, path, message):
+    folder = Path(importlib.import_module(framework).__file__).parent / '.mim' / 'configs'
+    config = Config.fromfile(folder / path)
+    config.default_scope = framework
+    for part in (config.model, config.model.backbone):
+        part.pop('pretrained', None)
+        part.pop('init_cfg', None)
+    reasons = gate.reasons_against_segmentor if framework == 'mmseg' else gate.reasons_against_detector
+    assert message in '; '.join(reasons(built(config)))
+
+
+@pytest.mark.parametrize(
+    ('index', 'transform', 'message'),
+    [
+        (1, {'type': 'TestTimeAug', 'transforms': []}, 'the test pipeline has TestTimeAug'),
+        (0, {'type': 'mmdet.Pad', 'size_divisor': 32}, 'the test pipeline has Pad before Resize'),
+        (2, {'type': 'Pad', 'pad_to_square': True}, 'Pad of the test pipeline has pad_to_square=True'),
+        (1, {'type': 'Resize', 'scale': (50, 50), 'backend': 'pillow'}, "has backend='pillow'; supported: 'cv2'"),
+        (1, {'type': 'Resize', 'scale': 50, 'interpolation': 'bicubic'}, "has interpolation='bicubic'"),
+        (0, {'type': 'LoadImageFromFile', 'imdecode_backend': 'pillow'}, "has imdecode_backend='pillow'"),
+        (3, {'type': 'Resize', 'scale': (50, 50)}, 'has Resize 2 times'),
+    ],
+)
+def test_unsupported_pipelines(demo_data, index, transform, message):
+    config = config_of('faster_rcnn', demo_data)
+    pipeline = config.test_dataloader.dataset.pipeline
+    pipeline[index] = ConfigDict(transform)
+    assert message in '; '.join(gate.reasons_against_pipeline(pipeline))
+
+
+@pytest.mark.parametrize(
+    ('loader', 'message'),
+    [
+        (None, 'the config has no test_dataloader.dataset'),
+        ({'batch_size': 1}, 'the config has no test_dataloader.dataset'),
+        ({'dataset': {'type': 'RepeatDataset', 'dataset': {}}}, 'test_dataloader.dataset is a RepeatDataset without a'),
+        ({'dataset': {'type': 'ConcatDataset', 'datasets': []}}, 'test_dataloader.dataset is a ConcatDataset without'),
+    ],
+)
+def test_a_missing_or_wrapped_test_data_set_is_named(demo_data, tmp_path, loader, message):
+    config = config_of('faster_rcnn', demo_data)
+    config.test_dataloader = loader
+    with pytest.raises(ValueError, match=message):
+        export_detector(config, tmp_path / 'not read.pth', tmp_path / 'x.onnx')
+
+
+def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, capsys):
+    config = config_of('faster_rcnn', demo_data)
+    config.model.test_cfg.rcnn.nms = ConfigDict(type='soft_nms', iou_threshold=0.5)
+    config.model.test_cfg.rpn.nms.class_agnostic = True
+    weights, written, path = tmp_path / 'w.pth', tmp_path / 'my config.py', tmp_path / 'x.onnx'
+    torch.save({'state_dict': built(config).state_dict(), 'meta': {}}, weights)
+    path.write_text('of yesterday')
+    with pytest.raises(ExportError, match=r'this FasterRCNN cannot be exported whole: .*class_agnostic.*soft_nms'):
+        export_detector(config, weights, path)
+    config.dump(written)
+    assert main(['export', str(written), str(weights), str(path)]) == 2
+    assert '--force' in capsys.readouterr().err
+    assert main(['export', str(written), str(weights), str(path), '--force']) == 1
+    assert 'soft_nms' in capsys.readouterr().err
+    assert path.read_text() == 'of yesterday'
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ['my config.py', 'w.pth', 'x.onnx']
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['{config}', '{config}', 'x.pt2'], '--out must end in .onnx'),
+        (['{config}', '{config}', 'nowhere/x.onnx'], 'nowhere'),
+        (['{config}', 'x.onnx'], 'give CONFIG CHECKPOINT FILE.onnx for a whole model, or'),
+        (['{config}', '{config}', 'x.onnx', '--half'], 'only --out, --force, --set, --image and --opset are allowed'),
+        (
+            ['{config}', '{config}', 'x.onnx', '--size', '9', '9'],
+            'only --out, --force, --set, --image and --opset are allowed',
+        ),
+        (['{config}', '{config}', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
+        (['{config}', '{config}', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
+        (['--out', 'x.ts', '--set', 'a=1'], '--image and --set are for a whole model'),
+        (
+            ['{config}', '{config}', 'x.onnx', '--set', 'test_dataloader=None'],
+            'the config has no test_dataloader.dataset',
+        ),
+        (['--out', 'x.ts', '--image', 'a.jpg'], '--image and --set are for a whole model'),
+    ],
+)
+def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    config_of('faster_rcnn', demo_data).dump('my config.py')
+    assert main(['export', *(argument.format(config='my config.py') for argument in arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_each_function_refuses_configs_of_other_frameworks(tmp_path):
+    with pytest.raises(ValueError, match="must have default_scope = 'mmseg', got 'mmdet'"):
+        export_segmentor(Config({'default_scope': 'mmdet'}), 'w.pth', tmp_path / 'x.onnx')
+    with pytest.raises(ValueError, match="must have default_scope = 'mmdet', got None"):
+        export_detector(Config({}), 'w.pth', tmp_path / 'x.onnx')

@@ -1,0 +1,396 @@
+"""Whole models in one file against the frameworks, in both runtimes, at other sizes than the recorded one."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from mmengine.registry import MODELS, init_default_scope
+from onnxruntime.quantization import quantize_dynamic
+from PIL import Image
+from pycocotools import mask as coco_mask
+
+from swin_dense import export_detector, export_segmentor, runtime
+from swin_dense.__main__ import main
+from swin_dense.export import ExportError
+from swin_dense.workbench.export import agreement, detectors, whole
+from swin_dense.workbench.predict import Predictor
+from swin_dense.workbench.runtime import pictures
+from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
+from tests.conftest import ROOT
+from tests.workbench.export.accuracy import accuracy
+from tests.workbench.export.whole_models import DETECTORS, config_of, train
+
+RUNTIMES = sorted(SESSIONS)
+# Smaller than the padding, odd, long and thin, multiples of everything, large.
+SIZES = [(64, 64), (65, 97), (97, 65), (128, 192), (191, 129), (40, 300), (300, 41), (224, 225), (31, 33), (350, 420)]
+STEPS = 80
+# Each is trained and exported once, which takes about a minute; all but the first are left to `make test-all`.
+BACKBONES = {
+    'mask_rcnn': 'swin',
+    'upernet': 'swin',
+    'retinanet': 'swin',
+    'cascade_mask_rcnn': 'v2',
+    'cascade_rcnn': 'swin',
+    'faster_rcnn': 'resnet',
+}
+CASES = [*BACKBONES.items(), ('upernet', 'v2'), ('upernet', 'resnet')]
+
+
+def costly(*values):
+    """Return a test parameter with a model, marked by the time that its training takes."""
+    marks = [pytest.mark.slow] if values[0] == 'mask_rcnn' else [pytest.mark.slow, pytest.mark.long]
+    return pytest.param(*values, marks=marks)
+
+
+@pytest.fixture(scope='module')
+def trained(demo_data, tmp_path_factory):
+    """Return a function that trains and exports a model once, and returns its config, weights and file."""
+    folder = tmp_path_factory.mktemp('whole models')
+    made = {}
+
+    def make(name, backbone=None):
+        backbone = backbone or BACKBONES[name]
+        if (name, backbone) not in made:
+            config = config_of(name, demo_data, backbone)
+            weights = train(config, folder / f'{name} {backbone}.pth', STEPS)
+            path = folder / f'{name} {backbone}.onnx'
+            export = export_segmentor if name == 'upernet' else export_detector
+            exported = export(config, weights, path, image=picture_of(demo_data))
+            assert len(exported.errors) == 3
+            made[name, backbone] = config, weights, path
+        return made[name, backbone]
+
+    return make
+
+
+def picture_of(data):
+    return data / 'coco' / 'train2017' / '000000000001.jpg'
+
+
+def operators(path):
+    model = onnx.load(path)
+    assert not model.functions
+    return {(node.domain, node.op_type) for node in model.graph.node}
+
+
+@pytest.mark.parametrize(('name', 'backbone'), [costly(*case) for case in CASES])
+@pytest.mark.parametrize('sizes', [SIZES[::4], pytest.param(SIZES, marks=pytest.mark.long)], ids=['some', 'all'])
+def test_unseen_sizes_in_both_runtimes(trained, demo_data, name, backbone, sizes):
+    config, weights, path = trained(name, backbone)
+    onnx.checker.check_model(path, full_check=True)
+    assert {domain for domain, _ in operators(path)} == {''}
+    model = Predictor(config, str(weights), 'cpu').model
+    picture = pictures.read(picture_of(demo_data))[:, :, ::-1]
+    sessions = [SESSIONS[name](path, 1) for name in RUNTIMES]
+    compared = 0
+    lowest = 0.02 if name.startswith('cascade') else 0.05
+    for size in sizes:
+        pixels = pictures.resized(picture, *size)
+        img = pixels.transpose(2, 0, 1)[None].astype(np.float32)
+        if name == 'upernet':
+            expected = agreement.classes_of_framework(model, pixels, size)
+            for session in sessions:
+                (labels,) = session.run({'img': img})
+                assert labels.dtype == np.int32
+                assert (labels[0] != expected).mean() < 1e-3, size
+            continue
+        threshold = 0.5 if 'mask' in name else None
+        expected = agreement.instances_of_framework(model, pixels)
+        for session in sessions:
+            found = agreement.instances_of_file(session.run({'img': img}), size, threshold)
+            share, count = agreement.share_of_unmatched(expected, found, lowest, 100)
+            assert share == 0, size
+            compared += count
+    assert compared > 2 * len(sizes) or name == 'upernet'
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_batch_and_another_size_of_the_class_map(trained, demo_data):
+    config, weights, path = trained('upernet')
+    model = Predictor(config, str(weights), 'cpu').model
+    picture = pictures.read(picture_of(demo_data))[:, :, ::-1]
+    three = [picture, picture[::-1], picture[:, ::-1]]
+    img = np.stack(three).transpose(0, 3, 1, 2).astype(np.float32)
+    for name in RUNTIMES:
+        session = SESSIONS[name](path, 1)
+        for size in ((50, 60), (300, 211)):
+            (labels,) = session.run({'img': img, 'size': np.array(size)})
+            assert labels.shape == (3, *size)
+            expected = [agreement.classes_of_framework(model, pixels, size) for pixels in three]
+            assert (labels != np.stack(expected)).mean() < 1e-3
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'upernet')])
+def test_files_can_be_quantized(trained, demo_data, tmp_path, name):
+    *_, path = trained(name)
+    small = tmp_path / 'small.onnx'
+    quantize_dynamic(path, small, op_types_to_quantize=['MatMul', 'Gemm'])
+    assert small.stat().st_size < 0.75 * path.stat().st_size  # convolutions remain
+    expected, found = (runtime.load(file, score=0.05).predict(picture_of(demo_data)) for file in (path, small))
+    if name == 'upernet':
+        assert (found.labels != expected.labels).mean() < 0.05
+    else:
+        count = len(expected.record['instances'])
+        assert 0.7 * count < len(found.record['instances']) < 1.3 * count
+        assert found.record['instances'][0]['label'] == expected.record['instances'][0]['label']
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in DETECTORS])
+@pytest.mark.parametrize('runtime_name', RUNTIMES)
+def test_an_image_without_objects(trained, name, runtime_name):
+    *_, path = trained(name)
+    session = SESSIONS[runtime_name](path, 1)
+    for value in (0, 255):
+        boxes, scores, labels, *masks = session.run({'img': np.full((1, 3, 100, 120), value, np.float32)})
+        assert boxes.shape == (len(scores), 4)
+        assert labels.shape == scores.shape
+        assert all(mask.shape[0] == len(scores) for mask in masks)
+
+
+def on_training_images(config):
+    """Return a config that validates on the training images: so short a training finds few objects in any others."""
+    config = copy.deepcopy(config)
+    training, validation = config.train_dataloader.dataset, config.val_dataloader.dataset
+    validation.data_prefix = training.data_prefix
+    if 'ann_file' in training:
+        validation.ann_file = training.ann_file
+        config.val_evaluator.ann_file = f'{training.data_root}{training.ann_file}'
+    return config
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'retinanet', 'upernet')])
+def test_ap_and_miou_are_those_of_the_framework(trained, name):
+    config, weights, path = trained(name)
+    model = Predictor(config, str(weights), 'cpu').model
+    files = [runtime.load(path, runtime=each, score=0.0) for each in RUNTIMES]
+    config = on_training_images(config)
+    if name == 'retinanet':
+        config.val_evaluator.metric = 'bbox'
+    expected, *found = accuracy(config, model, files)
+    assert expected['mIoU'] > 10 if name == 'upernet' else expected['coco/bbox_mAP'] > 0.1
+    for each in found:
+        assert each == pytest.approx(expected, abs=1e-3 if name != 'upernet' else 0.02)
+
+
+def closest(instance, others):
+    """Return the instance with the same label and the nearest box; those with equal scores may be in any order."""
+    return min(
+        others,
+        key=lambda other: (
+            other['label'] != instance['label'],
+            np.abs(np.subtract(other['box'], instance['box'])).max(),
+        ),
+    )
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'faster_rcnn', 'upernet')])
+@pytest.mark.parametrize('resize', [{'scale': (333, 200), 'keep_ratio': True}, {'scale': (150, 210)}])
+def test_the_runtime_equals_the_predictor(trained, demo_data, tmp_path, name, resize):
+    """Both read the image from a file, resize it, and return predictions in its original size."""
+    config, weights, path = trained(name)
+    config = copy.deepcopy(config)
+    pipeline = config.test_dataloader.dataset.pipeline
+    pipeline[:] = [transform for transform in pipeline if transform.type != 'Resize']
+    pipeline.insert(1, {'type': 'Resize', **resize})
+    resized = tmp_path / 'resized.onnx'
+    model = onnx.load(path)
+    (facts,) = model.metadata_props
+    facts.value = json.dumps({**json.loads(facts.value), **whole.gate.preparation_of(pipeline)})
+    onnx.save(model, resized)
+    picture = str(picture_of(demo_data))
+    expected = Predictor(config, str(weights), 'cpu', score=0.05).predict(picture)
+    for each in RUNTIMES:
+        found = runtime.load(resized, runtime=each, score=0.05).predict(picture)
+        assert found.record['image'] == picture
+        assert found.painted.shape == expected.painted.shape
+        if name == 'upernet':
+            assert (found.labels != expected.labels).mean() < 1e-3
+            assert found.record['segments'] == [
+                {**one, 'share': pytest.approx(one['share'], abs=2e-3)} for one in expected.record['segments']
+            ]
+            continue
+        assert len(found.record['instances']) == len(expected.record['instances']) > 3
+        scores = [[one['score'] for one in each.record['instances']] for each in (found, expected)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+        rest = list(found.record['instances'])
+        for theirs in expected.record['instances']:
+            ours = closest(theirs, rest)
+            rest.remove(ours)
+            assert ours.keys() == theirs.keys()
+            assert (ours['class'], ours['label']) == (theirs['class'], theirs['label'])
+            assert ours['score'] == pytest.approx(theirs['score'], abs=1e-4)
+            assert ours['box'] == pytest.approx(theirs['box'], abs=1e-2)
+            if 'mask' in ours:
+                masks = [coco_mask.decode(one['mask']) for one in (ours, theirs)]
+                assert (masks[0] != masks[1]).sum() <= 2
+
+
+@pytest.mark.parametrize('name', DETECTORS)
+def test_the_module_equals_mmdets_predict_before_export(demo_data, name):
+    """With random weights, some boxes are empty; some images are smaller than every anchor."""
+    config = config_of(name, demo_data)
+    init_default_scope('mmdet')
+    torch.manual_seed(1)
+    model = MODELS.build(config.model).eval()
+    for head in model.modules():
+        if hasattr(head, 'test_cfg') and isinstance(head.test_cfg, dict) and 'score_thr' in head.test_cfg:
+            head.test_cfg.score_thr = 0.005
+    graph = whole.graph_of(model)
+    for size in ((96, 130), (33, 20), (8, 200)):
+        pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        with torch.no_grad():
+            outputs = [out.numpy() for out in graph(torch.from_numpy(pixels.transpose(2, 0, 1)[None]).float())]
+        expected = agreement.instances_of_framework(model, pixels)
+        found = agreement.instances_of_file(outputs, size, 0.5 if 'mask' in name else None)
+        assert len(expected.scores) > 0
+        for field in ('labels', 'scores', 'boxes', *(['masks'] if 'mask' in name else [])):
+            np.testing.assert_allclose(getattr(found, field), getattr(expected, field), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_wrong_file_is_removed_and_the_old_file_is_kept(trained, demo_data, tmp_path, monkeypatch):
+    config, weights, _ = trained('faster_rcnn')
+    (tmp_path / 'x.onnx').write_text('of yesterday')
+    original = detectors.batched_nms
+
+    def wrong(boxes, scores, groups, config, most):
+        return original(boxes, scores, torch.zeros_like(groups), config, most)
+
+    monkeypatch.setattr(detectors, 'batched_nms', wrong)
+    with pytest.raises(ExportError, match='the file is wrong on an image'):
+        export_detector(config, weights, tmp_path / 'x.onnx', image=picture_of(demo_data))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ['of yesterday']
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_an_image_without_detections_cannot_verify_a_file(demo_data, tmp_path):
+    config = config_of('retinanet', demo_data)
+    init_default_scope('mmdet')
+    torch.save({'state_dict': MODELS.build(config.model).state_dict(), 'meta': {}}, tmp_path / 'w.pth')
+    with pytest.raises(ExportError, match=r'finds nothing in the built-in image.*--image'):
+        export_detector(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
+    assert [path.name for path in tmp_path.iterdir()] == ['w.pth']
+
+
+@pytest.fixture
+def other_file(tmp_path):
+    """Return an ONNX file without metadata."""
+
+    class Backbone(torch.nn.Module):
+        def forward(self, img):
+            return img + 1
+
+    path = tmp_path / 'backbone.onnx'
+    torch.onnx.export(Backbone(), (torch.zeros(1, 3, 8, 8),), path, dynamo=True, verbose=False)
+    return path
+
+
+def test_files_without_a_whole_model(other_file):
+    path = other_file
+    for each in RUNTIMES:
+        with pytest.raises(ValueError, match='contains no whole model; write one with `swin-dense export CONFIG'):
+            runtime.load(path, runtime=each)
+    with pytest.raises(FileNotFoundError, match=r'there is no file nowhere.onnx'):
+        runtime.load('nowhere.onnx')
+    with pytest.raises(ValueError, match=r"runtime must be one of .*'tensorrt'"):
+        runtime.load(path, runtime='tensorrt')
+
+
+@pytest.mark.parametrize('each', RUNTIMES)
+def test_damaged_files_and_files_of_later_versions(other_file, tmp_path, each):
+    content = other_file.read_bytes()
+    damaged = {'empty': b'', 'half': content[: len(content) // 2], 'no onnx': b'no model' * 99}
+    for name, part in damaged.items():
+        path = tmp_path / f'{name}.onnx'
+        path.write_bytes(part)
+        with pytest.raises(ValueError, match=f'{name}.onnx') as raised:
+            runtime.load(path, runtime=each)
+        assert '\n' not in str(raised.value)
+    model = onnx.load(other_file)
+    model.metadata_props.add(key=KEY, value=json.dumps({'format': FORMAT + 1}))
+    onnx.save(model, other_file)
+    with pytest.raises(ValueError, match=f'format {FORMAT + 1} of a later version of swin_dense, this one reads'):
+        runtime.load(other_file, runtime=each)
+
+
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys(['torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2', 'pycocotools', 'onnx']))
+from swin_dense.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'upernet')])
+@pytest.mark.parametrize('each', RUNTIMES)
+def test_the_command_needs_neither_torch_nor_the_frameworks(trained, demo_data, tmp_path, name, each):
+    config, weights, path = trained(name)
+    picture = picture_of(demo_data)
+    lowest = ['--score', '0.05']  # the model is weak
+    arguments = ['predict', str(path), str(picture), '--out', str(tmp_path / 'file'), '--runtime', each, *lowest]
+    done = subprocess.run([sys.executable, '-c', ALONE, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    config.dump(tmp_path / 'config.py')
+    arguments = [str(tmp_path / 'config.py'), str(weights), str(picture), '--out', str(tmp_path / 'framework')]
+    assert main(['predict', *arguments, *lowest]) == 0
+    names = [sorted(file.name for file in (tmp_path / one).iterdir()) for one in ('file', 'framework')]
+    assert names[0] == names[1]
+    found, expected = (
+        json.loads((tmp_path / one / f'{picture.stem}.json').read_text()) for one in ('file', 'framework')
+    )
+    assert found.keys() == expected.keys()
+    key = 'segments' if name == 'upernet' else 'instances'
+    assert [one['class'] for one in found[key]] == [one['class'] for one in expected[key]] != []
+
+
+def test_the_command_explains_wrong_arguments(tmp_path):
+    (tmp_path / 'a.jpg').write_text('')
+    for arguments, message in (
+        (['predict', 'x.onnx', 'a.jpg'], 'there is no file'),
+        (['predict', 'a.jpg', 'a.jpg', 'a.jpg'], 'needs torch'),
+        (['predict', 'x.onnx', 'a.jpg', '--device', 'cpu'], '--device and --set need a config'),
+        (['predict', 'x.py', 'x.pth', 'a.jpg', '--runtime', 'openvino'], '--runtime needs an .onnx file'),
+        (['flops', '--arch', 'swin_t'], 'needs torch'),
+    ):
+        arguments = [str(tmp_path / one) if one == 'a.jpg' else one for one in arguments]
+        done = subprocess.run([sys.executable, '-c', ALONE, *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
+    *_, path = trained('mask_rcnn')
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(path, 'model.onnx')
+    shutil.copy(picture_of(demo_data), 'photo.jpg')
+    names = {}
+    for block in re.findall(r'^```python\n(.*?)^```', (ROOT / 'docs' / 'deploy.md').read_text(), re.S | re.M):
+        exec(block, names)
+    assert names['record'].keys() == {'format', 'image', 'height', 'width', 'instances'}
+    assert names['painted'].dtype == np.uint8
+    facts = runtime.load('model.onnx').facts
+    assert (facts['format'], facts['mask_threshold']) == (FORMAT, 0.5)
+    with Image.open('photo.jpg') as image:
+        assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
+    for each in RUNTIMES:
+        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
+        scores = [[instance['score'] for instance in record['instances']] for record in records]
+        common = min(map(len, scores))  # one may be on the other side of the least score
+        assert abs(len(scores[0]) - len(scores[1])) <= 1
+        different = [pair for pair in zip(*scores, strict=False) if pair[1] != pytest.approx(pair[0], abs=2e-2)]
+        # Of two boxes that overlap, float16 may keep another one of low score.
+        assert len(different) <= 1
+        assert all(max(pair) < 0.3 for pair in different)
+        assert common > 3

@@ -1,0 +1,102 @@
+"""What a model computes around the outputs of its file, with outputs written by hand."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from swin_dense.workbench.runtime import masks
+from swin_dense.workbench.runtime.model import Model
+from swin_dense.workbench.runtime.sessions import SESSIONS
+
+FACTS = {
+    'task': 'detection',
+    'classes': ['disc', 'ring'],
+    'palette': [[255, 0, 0], [0, 255, 0]],
+    'resize': {'scale': None, 'scale_factor': (2, 0.5), 'keep_ratio': False},
+    'mask_threshold': 0.5,
+}
+PICTURE = np.zeros((40, 60, 3), np.uint8)
+
+
+class File:
+    """Stands for a session; keeps what it was given."""
+
+    def __init__(self, *outputs):
+        self.outputs = list(outputs)
+
+    def run(self, feed):
+        self.feed = feed
+        return self.outputs
+
+
+def detected(*more):
+    boxes = np.array([[20, 5, 60, 15], [0, 0, 9, 9]], np.float32)
+    return File(boxes, np.array([0.9, 0.1], np.float32), np.array([1, 0], np.int32), *more)
+
+
+def test_boxes_and_masks_have_the_size_of_the_picture():
+    """The picture is read with twice its width and half its height."""
+    file = detected(np.ones((2, 28, 28), np.float32))
+    prediction = Model(file, FACTS, 0.3).predict(PICTURE)
+    assert file.feed['img'].shape == (1, 3, 20, 120)
+    (instance,) = prediction.record['instances']
+    assert (instance['class'], instance['box']) == ('ring', [10, 10, 30, 30])
+    assert masks.area(instance['mask']) == 20 * 20
+    assert prediction.painted[20, 20].any()
+    assert not prediction.painted[35, 50].any()
+
+
+def test_a_detector_without_masks():
+    (instance,) = Model(detected(), FACTS, 0.3)(PICTURE)['instances']
+    assert instance['score'] == pytest.approx(0.9)
+    assert 'mask' not in instance
+
+
+@pytest.mark.parametrize('most', [None, 2])
+def test_segments_of_queries(most):
+    """The left half is a disc, which is counted, the right half a ring, which is not."""
+    logits = np.where(np.arange(8) < 4, 9.0, -9.0).astype(np.float32) * np.ones((8, 1), np.float32)
+    settings = {'object_mask_thr': 0.5, 'iou_thr': 0.5, 'filter_low_score': True}
+    queries = {'things': 1, 'instances': most, 'panoptic': settings, 'divisor': 4}
+    classes = np.array([[0.9, 0.1, 0], [0, 0.9, 0.1]], np.float32)
+    model = Model(File(classes, np.stack([logits, -logits])), {**FACTS, 'queries': queries, 'resize': None}, 0.3)
+    prediction = model.predict(PICTURE)
+    np.testing.assert_array_equal(prediction.panoptic, np.where(np.arange(60) < 30, 1000, 1) * np.ones((40, 1), int))
+    described = [(one['class'], one['share']) for one in prediction.record['segments']]
+    assert described == [('ring', 0.5), ('disc', 0.5)]
+    assert [one['box'] for one in prediction.record.get('instances', [])] == ([] if most is None else [[0, 0, 30, 40]])
+    if most is None:  # boxes with names are drawn over the segments
+        assert (prediction.painted[:, :29].any((0, 1)) == [True, False, False]).all()
+        assert (prediction.painted[:, 31:].any((0, 1)) == [False, True, False]).all()
+    with pytest.raises(ValueError, match='segments of a panoptic model cannot be merged'):
+        model.predict_tiles(PICTURE, 30, 0)
+
+
+@pytest.mark.parametrize(
+    ('shape', 'message'),
+    [
+        ((2, 3, 64, 64), r'shape \(1, 3, H, W\)'),
+        ((1, 1, 64, 64), r'shape \(1, 3, H, W\)'),
+        ((3, 64, 64), r'shape \(1, 3, H, W\)'),
+        ((1, 3, 0, 64), r'shape \(1, 3, H, W\)'),
+        ((1, 3, 64, 70), 'multiples of 32 .* got 64x70'),
+        ((1, 3, 70, 64), 'multiples of 32 .* got 70x64'),
+        ((1, 3, 32, 32), 'best 5 of the tokens .* these have 4'),
+    ],
+)
+def test_inputs_of_the_wrong_size_are_refused(shape, message):
+    limits = {'divisor': 32, 'queries': 5, 'strides': [16]}
+    model = Model(detected(), {**FACTS, 'limits': limits}, 0.3)
+    model.run(np.zeros((1, 3, 32, 64), np.float32))
+    with pytest.raises(ValueError, match=message):
+        model.run(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize('name', SESSIONS)
+def test_what_a_library_itself_lacks_is_named(tmp_path, monkeypatch, name):
+    (tmp_path / f'{name}.py').write_text('import what_it_lacks')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ModuleNotFoundError, match='what_it_lacks'):
+        SESSIONS[name](tmp_path / 'a.onnx', 1)

@@ -1,0 +1,194 @@
+"""The runtime processes images and masks as OpenCV, mmcv, mmdet and pycocotools do."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from swin_dense.workbench.runtime import masks, painting, pictures
+from tests.conftest import IfInstalled, photograph
+
+cv2 = IfInstalled('cv2')
+coco_mask = IfInstalled('pycocotools.mask')
+mmcv = IfInstalled('mmcv')
+SIDES = st.integers(1, 90)
+
+
+@given(SIDES, SIDES, SIDES, SIDES)
+def test_pictures_are_resized_as_opencv_does(height, width, new_height, new_width):
+    pixels = photograph(height, width)
+    expected = cv2.resize(pixels, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    np.testing.assert_array_equal(pictures.resized(pixels, new_height, new_width), expected)
+
+
+def test_a_picture_of_half_the_size():
+    pixels = photograph(60, 90)
+    np.testing.assert_array_equal(pictures.resized(pixels, 30, 45), cv2.resize(pixels, (45, 30)))
+
+
+@pytest.mark.parametrize('size', [(480, 640), (641, 427), (2, 300), (33, 32)])
+@pytest.mark.parametrize('keep_ratio', [True, False])
+@pytest.mark.parametrize('options', [{'scale': (1333, 800)}, {'scale': (90, 50)}, {'scale_factor': (0.7, 1.3)}])
+def test_sizes_are_those_of_the_frameworks(size, keep_ratio, options):
+    resize = mmcv.transforms.Resize(**options, keep_ratio=keep_ratio)
+    expected = resize({'img': np.zeros((*size, 3), np.uint8)})['img_shape']
+    facts = {'scale': None, 'scale_factor': None, **options, 'keep_ratio': keep_ratio}
+    assert pictures.size_in_model(*size, facts) == expected
+    assert pictures.size_in_model(*size, None) == size
+
+
+@pytest.mark.parametrize('suffix', ['png', 'jpg'])
+def test_pictures_are_read_as_the_frameworks_read_them(tmp_path, suffix):
+    path = tmp_path / f'a b.{suffix}'
+    exif = Image.Exif()
+    exif[274] = 6  # to be shown rotated by 90 degrees
+    Image.fromarray(photograph(50, 70)).save(path, exif=exif)
+    np.testing.assert_array_equal(pictures.read(path), mmcv.imread(str(path))[:, :, ::-1])
+    assert pictures.read(path).shape == (70, 50, 3)
+
+
+def tiff(path, pixels, **options):
+    IfInstalled('tifffile').imwrite(path, pixels, **options)
+
+
+def png(path, pixels, **options):
+    Image.fromarray(pixels).save(path, **options)
+
+
+DEEP = (photograph(50, 70).astype(np.uint16) << 8) + photograph(50, 70)[::-1]
+ALPHA = {'photometric': 'rgb', 'extrasamples': ['unassalpha']}
+
+
+@pytest.mark.parametrize(
+    ('name', 'write', 'pixels', 'options'),
+    [
+        ('grey.png', png, DEEP[:, :, 0], {}),
+        ('grey.jp2', png, DEEP[:, :, 0], {}),
+        ('grey.tif', tiff, DEEP[:, :, 0], {}),
+        ('big endian.tif', tiff, DEEP[:, :, 0], {'byteorder': '>'}),
+        ('inverted.tif', tiff, DEEP[:, :, 0], {'photometric': 'miniswhite'}),
+        ('inverted 8.tif', tiff, photograph(50, 70)[:, :, 0], {'photometric': 'miniswhite'}),
+        ('colour.tif', tiff, DEEP, {'photometric': 'rgb'}),
+        ('alpha.tif', tiff, np.concatenate([photograph(50, 70), photograph(50, 70)[::-1, :, :1]], 2), ALPHA),
+        ('alpha.png', png, np.concatenate([photograph(50, 70), photograph(50, 70)[::-1, :, :1]], 2), {}),
+        ('two.tif', tiff, np.stack([photograph(50, 70)[:, :, 0]] * 2), {}),
+    ],
+)
+def test_deep_images_and_alpha_are_read_as_the_frameworks_read_them(tmp_path, name, write, pixels, options):
+    path = tmp_path / name
+    write(path, pixels, **options)
+    expected = mmcv.imread(str(path))[:, :, ::-1].astype(int)
+    assert expected.std() > 10
+    found = pictures.read(path)
+    assert found.dtype == np.uint8
+    assert np.abs(found - expected).max() <= 1
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(pictures.read(image), found)
+
+
+@pytest.mark.parametrize(
+    ('pixels', 'options', 'message'),
+    [
+        (DEEP[:, :, 0].astype(np.float32), {}, 'pixels of the mode F, in a TIFF of 32 bits; only 8 and 16'),
+        (DEEP[:, :, 0].view(np.int16), {}, 'pixels of the mode I, in a TIFF of 16 bits'),
+        (DEEP[:, :, 0].astype(np.uint32), {}, 'pixels of the mode I, in a TIFF of 32 bits'),
+        (DEEP.astype(np.float32), {'photometric': 'rgb'}, 'not an image of a supported format'),
+        (np.moveaxis(DEEP, 2, 0), {'photometric': 'rgb', 'planarconfig': 'separate'}, 'TIFF of 16 bits in planes'),
+    ],
+)
+def test_images_that_cannot_be_read_as_the_frameworks_do_are_refused(tmp_path, pixels, options, message):
+    path = tmp_path / 'a b.tif'
+    tiff(path, pixels, **options)
+    with pytest.raises(ValueError, match=f"a b.tif': .*{message}"):
+        pictures.read(path)
+
+
+def test_damaged_and_missing_files(tmp_path):
+    whole, path = tmp_path / 'whole.jpg', tmp_path / 'half.jpg'
+    Image.fromarray(photograph(50, 70)).save(whole)
+    for content in (whole.read_bytes()[:900], b'', b'no image'):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"half.jpg': (it cannot be decoded|the content is not an image)"):
+            pictures.read(path)
+    for missing in ('nowhere.jpg', tmp_path):
+        with pytest.raises(FileNotFoundError, match='there is no file'):
+            pictures.read(missing)
+
+
+def test_pil_images(tmp_path):
+    image = Image.fromarray(photograph(50, 70))
+    np.testing.assert_array_equal(pictures.read(image), photograph(50, 70))
+    np.testing.assert_array_equal(pictures.read(image.convert('L'))[:, :, 1], np.asarray(image.convert('L')))
+    with pytest.raises(ValueError, match=r'PIL image of mode F and size .*mode F; only 8 and 16 bits'):
+        pictures.read(image.convert('F'))
+    with pytest.raises(ValueError, match='its size is 0 x 5'):
+        pictures.read(Image.new('RGB', (0, 5)))
+
+
+@pytest.mark.parametrize(
+    ('picture', 'error', 'message'),
+    [
+        (b'bytes', TypeError, 'a file, a PIL image or an array, got bytes'),
+        (None, TypeError, 'got NoneType'),
+        (np.zeros((4, 4), np.uint8), ValueError, r'shape \(H, W, 3\), got \(4, 4\)'),
+        (np.zeros((0, 4, 3), np.uint8), ValueError, r'got \(0, 4, 3\)'),
+        (np.zeros((4, 4, 3), np.float32), TypeError, 'uint8, got float32'),
+    ],
+)
+def test_invalid_image_arrays(picture, error, message):
+    with pytest.raises(error, match=message):
+        pictures.read(picture)
+
+
+BOX = st.tuples(*[st.floats(0, 60, width=32)] * 4)
+
+
+@given(BOX, st.integers(20, 60), st.integers(20, 60), st.integers(0, 9))
+def test_masks_are_pasted_as_mmdet_does(corners, height, width, seed):
+    mmdet_head = pytest.importorskip('mmdet.models.roi_heads.mask_heads.fcn_mask_head')
+    torch = pytest.importorskip('torch')
+    x, y = sorted(corners[:2]), sorted(corners[2:])
+    box = np.clip([x[0], y[0], x[1], y[1]], 0, [width, height] * 2).astype(np.float32)
+    assume((box[2:] - box[:2]).min() >= 0.1)
+    probabilities = np.random.default_rng(seed).random((28, 28), np.float32)
+    values, where = mmdet_head._do_paste_mask(
+        torch.from_numpy(probabilities)[None, None], torch.from_numpy(box)[None], height, width
+    )
+    expected = np.zeros((height, width), np.float32)
+    expected[where] = values[0].numpy()
+    mask = masks.pasted(probabilities, box, 0.5, height, width)
+    is_clear = np.abs(expected - 0.5) > 1e-4
+    np.testing.assert_array_equal(mask[is_clear], (expected >= 0.5)[is_clear])
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.integers(0, 9))
+def test_run_lengths_are_those_of_pycocotools(height, width, share, seed):
+    mask = np.random.default_rng(seed).random((height, width)) < share
+    expected = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert masks.run_lengths(mask) == {'size': expected['size'], 'counts': expected['counts'].decode()}
+
+
+def test_run_lengths_of_a_large_mask():
+    mask = np.zeros((3000, 4000), bool)
+    mask[:, 1000:3000:7] = True
+    expected = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert masks.run_lengths(mask)['counts'] == expected['counts'].decode()
+
+
+def test_painted_pictures_show_instances_and_segments():
+    pixels = photograph(60, 90)
+    mask = np.zeros((60, 90), bool)
+    mask[30:40, 50:60] = True
+    found = [{'class': 'disc', 'label': 1, 'score': 0.9, 'box': [50.0, 30.0, 60.0, 40.0]}]
+    palette = [[0, 0, 0], [0, 255, 0]]
+    painted = painting.instances(pixels, found, [mask], palette)
+    assert painted.shape == pixels.shape
+    assert (painted[30, 50:60] == [0, 255, 0]).all()
+    np.testing.assert_array_equal(painted[:20], pixels[:20])
+    np.testing.assert_array_equal(painting.instances(pixels, [], [], palette), pixels)
+    labels = np.zeros((60, 90), int)
+    labels[10:] = 1
+    segments = painting.segments(pixels, labels, palette)
+    np.testing.assert_array_equal(segments[0, 0], pixels[0, 0] // 2)
+    np.testing.assert_array_equal(segments[20, 20, 1], (pixels[20, 20, 1] * 0.5 + 127.5).astype(int))

@@ -1,0 +1,99 @@
+"""What the options of `swin-dense test` and `swin-dense train` change in a config, with the frameworks that read it."""
+
+import numpy as np
+import pytest
+import torch
+from mmdet.registry import MODELS
+from mmengine.config import ConfigDict
+from mmengine.dataset import Compose
+from mmengine.registry import init_default_scope
+
+from swin_dense import SwinBackbone
+from swin_dense.mm import swin_auto_wrap_policy
+from swin_dense.recipes.files import load_recipe
+from swin_dense.workbench.training import prepare_test, prepare_training
+from tests.conftest import TINY, photograph
+
+DETECTOR, SEGMENTOR = 'mask-rcnn_swin-demo_fpn', 'upernet_swin-demo'
+
+
+def prepared(name, prepare=prepare_test, changes=(), **options):
+    config = load_recipe(name)
+    config.update({'work_dir': 'work', 'launcher': 'none', **dict(changes)})
+    return prepare(config, *(['a.pth'] if prepare is prepare_test else []), **options)
+
+
+def test_a_detector_without_settings_is_tested_with_flips():
+    config = prepared(DETECTOR, tta=True)
+    init_default_scope('mmdet')
+    model = MODELS.build(config.model)
+    assert type(model).__name__ == 'DetTTAModel'
+    assert not model.module.with_mask  # whose masks mmdet cannot merge
+    assert config.test_evaluator.metric == 'bbox'
+    steps = [step for step in config.test_dataloader.dataset.pipeline if 'Load' not in step['type']]
+    picture = photograph(32, 48)
+    found = Compose(steps)({'img': picture, 'img_shape': (32, 48), 'ori_shape': (32, 48), 'img_id': 0, 'img_path': ''})
+    flipped, plain = (image.numpy().transpose(1, 2, 0) for image in found['inputs'])
+    np.testing.assert_array_equal(plain, picture)
+    np.testing.assert_array_equal(flipped, picture[:, ::-1])
+    assert [sample.flip for sample in found['data_samples']] == [True, False]
+
+
+def test_a_config_may_have_several_evaluators():
+    several = [load_recipe(DETECTOR).test_evaluator, ConfigDict(type='VOCMetric')]
+    config = prepared(DETECTOR, changes={'test_evaluator': several}, tta=True, out='found.pkl')
+    assert [(one['type'], one.get('metric')) for one in config.test_evaluator] == [
+        ('CocoMetric', 'bbox'),
+        ('VOCMetric', None),
+        ('DumpDetResults', None),
+    ]
+    several = [load_recipe(SEGMENTOR).test_evaluator, ConfigDict(type='CityscapesMetric', output_dir='formatted')]
+    config = prepared(SEGMENTOR, changes={'test_evaluator': several}, out='labels')
+    assert [one.output_dir for one in config.test_evaluator] == ['labels', 'formatted']
+
+
+def test_settings_of_test_time_augmentation_are_used():
+    assert prepared(SEGMENTOR).model == load_recipe(SEGMENTOR).model
+    config, recipe = prepared(SEGMENTOR, tta=True), load_recipe(SEGMENTOR)
+    assert config.model.type == recipe.tta_model.type == 'SegTTAModel'
+    assert config.model.module == recipe.model
+    assert config.test_dataloader.dataset.pipeline == recipe.tta_pipeline
+    recipe.pop('tta_model')
+    recipe.update({'work_dir': 'work', 'launcher': 'none'})
+    with pytest.raises(ValueError, match='--tta needs tta_model and tta_pipeline in the config'):
+        prepare_test(recipe, 'a.pth', tta=True)
+
+
+def test_predictions_are_written():
+    config = prepared(DETECTOR, out='found.pkl')
+    assert config.test_evaluator[0] == load_recipe(DETECTOR).test_evaluator
+    assert config.test_evaluator[1:] == [{'type': 'DumpDetResults', 'out_file_path': 'found.pkl'}]
+    with pytest.raises(ValueError, match=r"must end in \.pkl or \.pickle, got 'found\.json'"):
+        prepared(DETECTOR, out='found.json')
+    assert prepared(SEGMENTOR, out='labels').test_evaluator.output_dir == 'labels'
+
+
+@pytest.mark.parametrize(
+    ('kind', 'trained'),
+    [('FSDPStrategy', 'ResumableFSDPStrategy'), ('DDPStrategy', 'DDPStrategy'), (None, None)],
+)
+def test_fully_sharded_training_can_be_resumed(kind, trained):
+    changes = {} if kind is None else {'runner_type': 'FlexibleRunner', 'strategy': ConfigDict(type=kind)}
+    config = prepared(SEGMENTOR, prepare_training, changes)
+    assert (config.get('strategy') or {}).get('type') == trained
+
+
+def test_fully_sharded_training_shards_by_block():
+    backbone = SwinBackbone(**TINY)
+    block = backbone.stages[0].blocks[0]
+    assert all(swin_auto_wrap_policy(module, recurse=True, nonwrapped_numel=1) for module in (backbone, block))
+    wrapped = [m for m in backbone.modules() if swin_auto_wrap_policy(m, recurse=False, nonwrapped_numel=1)]
+    assert wrapped == [block for stage in backbone.stages for block in stage.blocks]
+
+
+def test_mixed_precision_needs_a_gpu():
+    if torch.cuda.is_available():
+        assert prepared(SEGMENTOR, prepare_training, amp=True).optim_wrapper.type == 'AmpOptimWrapper'
+    else:
+        with pytest.raises(ValueError, match='--amp needs a CUDA device'):
+            prepared(SEGMENTOR, prepare_training, amp=True)
