@@ -19,16 +19,20 @@ TITLES = {
     'trap': 'Known problems',
     'backend': 'Backends',
     'check': 'Forward and backward',
+    'time': 'Times',
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--time', action='store_true', help='also time linear layers and, on a GPU, verify and time the Triton kernel'
+    )
     parser.add_argument('--json', action='store_true', help='print the findings as JSON')
 
 
 def run(args: argparse.Namespace) -> int:
     findings: list[Finding] = []
-    for finding in examine():
+    for finding in examine(args.time):
         if not args.json:
             if not findings or finding.topic != findings[-1].topic:
                 print('\n' * bool(findings) + TITLES[finding.topic])

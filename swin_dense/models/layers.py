@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.ops import plain
@@ -116,7 +116,7 @@ class FFN(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, drop a whole residual branch per image with probability ``drop_prob``."""
+    """Stochastic depth: in training, drop a residual branch, (B, H, W, C), per image with probability ``drop_prob``."""
 
     def __init__(self, drop_prob: float) -> None:
         super().__init__()
@@ -125,11 +125,8 @@ class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.drop_prob == 0.0:
             return x
-        keep_prob = 1.0 - self.drop_prob
-        factors = x.new_zeros(x.shape[0], *(1,) * (x.ndim - 1))  # one per image, 0 where the branch is dropped
-        if keep_prob > 0.0:
-            factors.bernoulli_(keep_prob).div_(keep_prob)
-        return x * factors
+        kept = x.new_ones(x.shape[0], 1, 1, 1)
+        return x * F.dropout(kept, self.drop_prob)
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'

@@ -80,7 +80,8 @@ class SwinBackbone(HubMixin):
         act_cfg: activation of the MLPs, such as ``dict(type='GELU')``, or a function that builds one.
         norm_cfg: norm, such as ``dict(type='LN')``, or a function that takes the number of channels and builds a norm
             over the last axis.
-        with_cp: whether to recompute blocks in the backward pass to save memory; one flag, or one per stage.
+        with_cp: what to recompute in the backward pass to save memory: True for blocks, 'mlp' for their MLPs alone;
+            one value, or one per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
         attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is torch's own attention; 'triton' is experimental.
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
@@ -140,7 +141,7 @@ class SwinBackbone(HubMixin):
         use_shift: bool = True,
         act_cfg: ActivationConfig = {'type': 'GELU'},
         norm_cfg: NormConfig = {'type': 'LN'},
-        with_cp: bool | Sequence[bool] = False,
+        with_cp: bool | str | Sequence[bool | str] = False,
         frozen_stages: int = -1,
         attn_backend: str = 'auto',
         clamp_window: bool = False,
@@ -184,7 +185,7 @@ class SwinBackbone(HubMixin):
         shift = (self.window_size[0] // 2, self.window_size[1] // 2)
         use_shift = checks.boolean('use_shift', use_shift)
         drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
-        with_cp = options.flag_per_stage('with_cp', with_cp, stages)
+        with_cp = options.checkpointing_per_stage(with_cp, stages)
         make_attention = functools.partial(
             self._attention(
                 None if qk_scale is None else checks.number('qk_scale', qk_scale),
@@ -308,7 +309,7 @@ class SwinBackbone(HubMixin):
         if img.device.type == 'cpu':
             memory.keep_freed()
         x = self.patch_embed(img)
-        if hidden is not None:
+        if hidden is not None and mask_token is not None:
             x = torch.where(hidden.unsqueeze(-1), mask_token.to(x.dtype), x)
         if self.absolute_pos_embed is not None:
             position = plain.resize_position(self.absolute_pos_embed, self.position_grid, (x.shape[1], x.shape[2]))

@@ -57,4 +57,3 @@ def window_attention(
     dropout = attn_drop.p if attn_drop.training else 0.0
     implementation = triton if backend == 'triton' else sdpa
     return implementation.window_attention(x, project, relative_bias, spec, dropout)
-

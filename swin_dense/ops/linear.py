@@ -34,7 +34,7 @@ IS_FASTER_BY_ONEDNN = _is_faster_by_onednn()
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Do the same as ``F.linear``: (..., K) by (N, K) to (..., N)."""
     if IS_FASTER_BY_ONEDNN and not context.is_exporting() and is_supported(x, weight, bias):
-        return _by_onednn(x, weight, bias)
+        return _linear_by_onednn(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -52,7 +52,7 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return compat.is_compiling() or not context.needs_plain_operations(x)
 
 
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if compat.is_compiling():
         return _operator(x, weight, bias)
     # Autograd forbids in-place operations on a view that a function returns, so the function takes and returns rows.
@@ -60,7 +60,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return rows.view(*x.shape[:-1], weight.shape[0])
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the layer through the operator that torch's compiler uses; it has no gradient."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
 
@@ -70,7 +70,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(x, weight, bias):
-        return _product(x, weight, bias)
+        return by_onednn(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -92,7 +92,7 @@ class _Linear(torch.autograd.Function):
 # The same as an operator that torch.compile calls; a call of it takes longer than one of the function.
 _operator = compat.custom_op(
     'swin_dense::linear', mutates_args=(), schema='(Tensor x, Tensor weight, Tensor? bias) -> Tensor'
-)(_product)
+)(by_onednn)
 
 
 @_operator.register_fake

@@ -5,9 +5,9 @@ tile (64 tokens, or 32 for float32 with a head dimension of 64), the program rea
 registers. Roll and partition are index arithmetic.
 
 Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, whose sides are multiples of the window.
-The bias (A, T, T) may have any strides if a window is one tile. The log-sum-exp of the scores of each query and ``delta`` are (windows, A, T)
-in float32. Scores are in units of log 2, because the hardware has an instruction for ``exp2``. Offsets into maps are
-64-bit.
+The bias (A, T, T) may have any strides if a window is one tile. The log-sum-exp of the scores of each query and
+``delta`` are (windows, A, T) in float32. Scores are in units of log 2, because the hardware has an instruction for
+``exp2``. Offsets into maps are 64-bit.
 """
 
 from __future__ import annotations
