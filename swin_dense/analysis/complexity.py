@@ -62,9 +62,8 @@ def backbone_costs(
         width: image width in pixels.
         window_size: side, or (height, width), of a window in tokens; None for global attention.
         in_channels: channels of the image.
-        project_padding: count the qkv and output projections of the tokens that pad a map to a multiple of the window,
-            as in the official code and in every published figure. This package does not compute these projections.
-            Attention itself includes the padding in both cases.
+        project_padding: count the output projections of the tokens that pad a map to a multiple of the window, as in
+            the official code and in every published figure. This package does not compute them.
 
     Returns:
         One dict per stage with the keys ``PARTS``. The patch embedding belongs to stage 0; 'merging' is the patch
@@ -106,7 +105,7 @@ def _block_costs(
     offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
     hidden = MLP_RATIO * channels
     return {
-        'qkv': _linear(projected_tokens, channels, 3 * channels),
+        'qkv': _linear(padded_tokens, channels, 3 * channels),
         'attention': Cost(2 * window[0] * window[1] * padded_tokens * channels, offsets * heads),
         'projection': _linear(projected_tokens, channels, channels),
         'mlp': _linear(tokens, channels, hidden) + _linear(tokens, hidden, channels),
