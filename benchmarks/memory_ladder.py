@@ -2,24 +2,33 @@
 
     python benchmarks/memory_ladder.py --json benchmarks/memory_ladder.json
 
-The backbone runs forward and backward on torch's meta device, with the operations of a GPU (``gpu_estimate.py``). The
-peak is that of all live memory allocated by operations: tensors saved for backward, temporaries of the backward pass,
-and gradients. Weights and the two states of AdamW, all in float32, are added. This is not a measurement: overheads of
+The backbone runs forward and backward on torch's meta device under the casting rules of CUDA autocast, with attention as
+a GPU computes it: one operation that saves its inputs and its output, and one for its gradients. The peak is that of all
+live memory allocated by operations: tensors saved for backward, temporaries of the backward pass, and gradients. Weights and the two states of AdamW, all in float32, are added. This is not a measurement: overheads of
 the caching allocator, workspaces of libraries and the CUDA context are not included.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import gpu_estimate
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from swin_dense import SwinBackbone
+from swin_dense.ops import context
 
 ARCH, WINDOW, SIZE = 'l', 12, (800, 1344)
 DETECTOR_STAGES = (False, False, True, False)
@@ -29,6 +38,7 @@ RUNGS: list[tuple[str, dict[str, Any]]] = [
     ('2 images, float32', {}),
     ('1 image, gradients of 2 accumulated', {'batch': 1}),
     ('bfloat16 by autocast', {'dtype': 'bfloat16'}),
+    ("`with_cp='mlp'`", {'with_cp': 'mlp'}),
     ('`with_cp` in stage 3, which has 18 of 24 blocks', {'with_cp': DETECTOR_STAGES}),
     ('`with_cp` in all stages', {'with_cp': ALL_STAGES}),
     ('`frozen_stages=1`', {'frozen_stages': 1}),
@@ -38,34 +48,95 @@ RUNGS: list[tuple[str, dict[str, Any]]] = [
 _BYTES = 4  # per weight, gradient and state of AdamW
 
 
-class PeakCounter(gpu_estimate.Counter):
-    """Track the live bytes allocated by operations.
+LOW_DTYPES = (torch.bfloat16, torch.float16)
+# Functions used by the backbone that autocast runs in low precision, and those that it runs in float32.
+TO_LOW = {F.linear, F.conv2d, torch.conv2d, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+TO_FLOAT32 = {F.layer_norm, F.softmax, torch.softmax, torch.Tensor.softmax}
+
+
+class Autocast(TorchFunctionMode):
+    """The casting rules of CUDA autocast for tensors on the meta device. Casts of parameters are cached."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self._parameters: dict[Tensor, Tensor] = {}
+
+    def low(self, value: Any) -> Any:
+        is_cast = (
+            isinstance(value, Tensor) and value.dtype in (torch.float32, *LOW_DTYPES) and value.dtype != self.dtype
+        )
+        if not is_cast:
+            return value
+        if not (value.is_leaf and value.requires_grad):
+            return value.to(self.dtype)
+        if value not in self._parameters:
+            self._parameters[value] = value.to(self.dtype)
+        return self._parameters[value]
+
+    def full(self, value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.dtype in LOW_DTYPES else value
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        cast = self.low if func in TO_LOW else self.full if func in TO_FLOAT32 else None
+        if cast:
+            args, kwargs = tuple(map(cast, args)), {key: cast(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+class _Attention(torch.autograd.Function):
+    """scaled_dot_product_attention on a GPU: it saves its inputs and its output, and no weights."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, mask):
+        out = q.new_empty(q.shape)
+        ctx.save_for_backward(q, k, v, out, mask)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, _, mask = ctx.saved_tensors
+        return tuple(x.new_empty(x.shape) for x in (q, k, v, mask))
+
+
+class PeakCounter(TorchDispatchMode):
+    """Track the live bytes allocated by operations, and their FLOPs without those of attention.
 
     Attributes:
         peak: the maximum number of live bytes.
+        flops: multiply-adds, each counted as two.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = 0
+        self.peak = self.flops = 0
         self._most = 0  # upper bound of live bytes; freed storages are subtracted only when it exceeds the peak
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self._given: dict[int, StorageWeakRef] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         for storage in _storages((args, kwargs)):
             if storage._cdata not in self._live:
                 self._given[storage._cdata] = StorageWeakRef(storage)
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = func(*args, **kwargs)
+        if func.overloadpacket in flop_registry:
+            self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
         for storage in _storages(out):
             if storage._cdata not in self._given and storage._cdata not in self._live:
                 self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                 self._most += storage.nbytes()
         if self._most > self.peak:
-            self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
-            self._most = sum(nbytes for _, nbytes in self._live.values())
+            self._most = self.live_bytes()
             self.peak = max(self.peak, self._most)
         return out
+
+    def live_bytes(self, apart_from: tuple[Tensor, ...] = ()) -> int:
+        """Return the bytes of allocated storages that still exist, without those of the given tensors."""
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+        free = {storage._cdata for storage in _storages(apart_from)}
+        return sum(nbytes for key, (_, nbytes) in self._live.items() if key not in free)
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
@@ -82,20 +153,46 @@ def count_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int]
     """
     settings = dict(settings)
     batch, dtype = settings.pop('batch'), getattr(torch, settings.pop('dtype'))
-    model = gpu_estimate.build('ours:sdpa', arch, size, window_size=WINDOW, **settings)
+    with torch.device('meta'):
+        model = SwinBackbone(arch, window_size=WINDOW, drop_path_rate=0.0, **settings).train()
+        img = torch.empty(batch, 3, *size)
     for _ in range(2):  # the first pass also fills caches
         counter = PeakCounter()
-        done = gpu_estimate.count(model, (batch, 3, *size), True, dtype, counter=counter)
+        model.zero_grad()
+        kept = train_once(model, img, dtype, counter)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     result = {
         'weights': _BYTES * parameters,
         'optimizer': 2 * _BYTES * trained,
-        'kept': done.total('kept_bytes'),
+        'kept': kept,
         'peak': counter.peak,
-        'flops': done.total('flops'),
+        'flops': counter.flops,
     }
     return {**result, 'total': result['weights'] + result['optimizer'] + result['peak']}
+
+
+def train_once(model: nn.Module, img: Tensor, dtype: torch.dtype, counter: PeakCounter) -> int:
+    """Run a forward and a backward pass, and return the bytes that are live between them."""
+    autocast = contextlib.nullcontext() if dtype == torch.float32 else Autocast(dtype)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, **_: Any) -> Tensor:
+        tensors = (q, k, v, attn_mask)
+        return _Attention.apply(*(tensors if dtype == torch.float32 else map(autocast.low, tensors)))
+
+    with (
+        mock.patch.object(F, 'scaled_dot_product_attention', attend),
+        mock.patch.object(context, 'needs_plain_operations', lambda x: False),
+        counter,
+        autocast,  # in the backward pass too, where checkpoints compute again
+    ):
+        maps = model(img)
+        kept = counter.live_bytes(apart_from=maps)
+        trained = tuple(level for level in maps if level.requires_grad)  # frozen stages have none
+        gradients = tuple(torch.empty_like(level) for level in trained)
+        # torch.autograd.backward would disable the mode.
+        torch.autograd.Variable._execution_engine.run_backward(trained, gradients, False, False, (), True, True)
+    return kept
 
 
 def count_all() -> list[dict[str, Any]]:

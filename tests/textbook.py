@@ -44,6 +44,7 @@ def region_ids(height, width, window, shift):
 
 
 def window_attention(qkv, relative_bias, pad_kv, spec):
+    """Attend to the tokens of a map of any size; ``pad_kv`` are the keys and values of padding tokens, or None."""
     batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
     windows = partition(qkv, spec.window, spec.shift)
     if pad_kv is not None:
@@ -58,8 +59,7 @@ def window_attention(qkv, relative_bias, pad_kv, spec):
     ids = region_ids(height, width, spec.window, spec.shift).to(qkv.device)
     is_apart = ids[:, None, :, None] != ids[:, None, None, :]
     scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = F.dropout(scores.softmax(-1), spec.dropout)
-    return merge((weights @ v).transpose(2, 3).flatten(3), (height, width), spec.window, spec.shift)
+    return merge((scores.softmax(-1) @ v).transpose(2, 3).flatten(3), (height, width), spec.window, spec.shift)
 
 
 def neighbours(x, stride):

@@ -15,6 +15,7 @@ from swin_dense.utils.packages import FORKS
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'benchmarks'))
 
+import checkpointing  # noqa: E402
 from bench_host import PROCESSORS  # noqa: E402
 from benchmark import ratio  # noqa: E402
 
@@ -148,26 +149,19 @@ def alone_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def gpu_table(report: dict[str, Any]) -> str:
-    """Return a table of results of tools/gpu_check.sh: our time, and the times of others relative to ours.
+def checkpointing_table(report: dict[str, Any]) -> str:
+    """Return the table of results of benchmarks/checkpointing.py."""
+    return '\n'.join(checkpointing.table(report['runs'])) + '\n'
 
-    Raises:
-        ValueError: the results are from a rehearsal on a CPU.
-    """
-    if report['is_rehearsal']:
-        raise ValueError('benchmarks/gpu.json is from a rehearsal without a GPU: run tools/gpu_check.sh on one')
-    others = [name for name in (*PEERS, 'sdpa') if any(name in case['models'] for case in report['cases'])]
-    lines = [f'| {report["device"]}, bfloat16 | ours | ' + ' | '.join(GPU_NAMES.get(x, x) for x in others) + ' |']
-    lines.append('|' + ' --- |' * (len(others) + 2))
-    for case in report['cases']:
-        models = case['models']
-        if 'auto' not in models:
-            continue
-        ours = models['auto']['median_ms']
-        ratios = [f'{models[name]["median_ms"] / ours:.2f}' if name in models else '' for name in others]
-        options = {'mode': 'train' if case['train'] else 'infer', 'batch': case['batch'], 'size': case['size']}
-        title = f'Swin-{case["arch"].upper()}, {_case({"options": {**options, "compile": False}})}, {case["way"]}'
-        lines.append(f'| {title} | {ours:.2f} ms | ' + ' | '.join(ratios) + ' |')
+
+def revisions_table(report: dict[str, Any]) -> str:
+    """Return a table of results of benchmarks/revisions.py for two revisions: medians, and their ratio."""
+    before, after = report['runs'].values()
+    lines = ['| | 0.3.0 | now | ratio |', '| --- | --- | --- | --- |']
+    for name in before[0]:
+        old, new = (statistics.median(run[name] for run in runs) for runs in (before, after))
+        unit = 'MiB' if 'peak' in name else 'ms'
+        lines.append(f'| {name} | {old:.0f} {unit} | {new:.0f} {unit} | {new / old:.2f} |')
     return '\n'.join(lines) + '\n'
 
 
@@ -307,11 +301,11 @@ def _case(report: dict[str, Any]) -> str:
 PEERS = ('mmdet', 'mmseg', 'timm', 'transformers', 'torchvision')
 SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix products alone'}
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
-GPU_NAMES = {'sdpa': 'ours, `sdpa`'}
 PAGES = (
     'CONTRIBUTING.md',
     'README.md',
     'README_zh-CN.md',
+    'docs/decisions/one-block.md',
     'docs/deploy.md',
     'docs/explore.md',
     'docs/features.md',
@@ -350,7 +344,8 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed in short': (CPU_REPORTS, short_speed_table),
     'speed': (CPU_REPORTS, speed_table),
     'speed alone': (['amd_alone.json'], alone_table),
-    'gpu speed': (['gpu.json'], gpu_table),
+    'checkpointing': (['checkpointing.json'], checkpointing_table),
+    'revisions small core': (['revisions_small_core.json'], revisions_table),
     'memory': (['intel_train_512.json', 'amd_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),

@@ -137,8 +137,8 @@ def table(result: Count, height: int, width: int, depth: int) -> str:
     lines.append(f'\nFor one image of {height} x {width} pixels (height x width); a FLOP is one multiply-add.')
     if saved:
         lines.append(
-            f'Counted as in published figures, including {saved / 1e9:.2f} GFLOPs for output projections of padding tokens, '
-            f'which SwinDense skips:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
+            f'Counted as in published figures, including {saved / 1e9:.2f} GFLOPs for output projections of '
+            f'padding tokens, which SwinDense skips:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
         )
     return '\n'.join(lines)
 

@@ -36,12 +36,12 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
     def _warn_of_qconfig(self, qconfig: Any) -> None:
-        if qconfig is not None:
-            warnings.warn(
-                'torch.ao.quantization finds layers by their exact type and leaves this one as it is: use torchao, or '
-                'first set layer.__class__ = torch.nn.Linear for each layer of type swin_dense.models.layers.Linear',
-                stacklevel=2,
-            )
+        # torch assigns None to a layer that it will not quantise, because it does not know its type.
+        warnings.warn(
+            'torch.ao.quantization finds layers by their exact type and leaves this one as it is: use torchao, or first '
+            'set layer.__class__ = torch.nn.Linear for each layer of type swin_dense.models.layers.Linear',
+            stacklevel=2,
+        )
 
     qconfig = property(fset=_warn_of_qconfig)
 

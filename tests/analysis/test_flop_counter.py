@@ -100,7 +100,7 @@ def test_every_part_costs_the_same_as_with_the_frameworks_own_swin(ours, theirs,
     for name in parts:
         assert own.parameters[name] == other.parameters[name], name
         assert own.flops[name] == other.flops[name], name
-    # mmdet and mmseg project padding tokens, as the official code does.
+    # mmdet and mmseg project the outputs of padding tokens, as the official code does.
     assert other.flops == other.computed_flops
     for stage in range(4):
         assert own.flops[f'backbone.stages.{stage}'] == other.flops[f'backbone.stages.{stage}']

@@ -1,4 +1,4 @@
-"""The observable behaviour of a block is the same for whole maps, in chunks, and under activation checkpointing."""
+"""Changes to the modules of a block have the effect that they have on the reference, recomputed or not."""
 
 import contextlib
 import copy
@@ -15,21 +15,15 @@ from torch.nn.modules import module as torch_module
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone
-from swin_dense.models import attention
-from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
+from swin_dense.models.attention import WindowAttention
 from swin_dense.models.layers import DropPath
-from swin_dense.ops import chunks
 
 CHANNELS = 8
 OPTIONS = {'embed_dims': CHANNELS, 'depths': (2, 2), 'num_heads': (2, 2), 'strides': (4, 2), 'window_size': 4}
 
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch):
-    monkeypatch.setattr(chunks, 'CHUNK_TOKENS', 40)
+WITH_CP = [False, True, 'mlp']
 
 
 def make(backend, kind=SwinBackbone, **options):
@@ -37,7 +31,6 @@ def make(backend, kind=SwinBackbone, **options):
     model = kind(**{**OPTIONS, 'drop_path_rate': 0.0, **options}, attn_backend=backend).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    model.is_reference = backend == 'reference'
     return model
 
 
@@ -53,8 +46,8 @@ def block_input(**options):
 def run(model, img):
     """Return the maps without and with gradients, and the gradients of the image and of all trainable parameters."""
     torch.manual_seed(1)
-    with torch.set_grad_enabled(model.is_reference):  # gradients make a block process the whole map at once
-        alone = [out.detach() for out in model(img)]
+    with torch.no_grad():
+        alone = model(img)
     torch.manual_seed(1)
     outs = model(img)
     wanted = [tensor for tensor in (img, *model.parameters()) if tensor.requires_grad]
@@ -69,7 +62,7 @@ def assert_same(ours, expected):
             torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9)
 
 
-# --- changes after which a block must process the whole map, or that chunks must respect -----------------------------
+# --- changes to a model -----------------------------------------------------------------------------------------------
 
 
 def monte_carlo_dropout(model):
@@ -101,7 +94,7 @@ def subclass_a_block(model):
     block.__class__ = type(
         'Doubled',
         (original,),
-        {'forward_modules': lambda self, x, *windows: 2 * original.forward_modules(self, x, *windows)},
+        {'forward_modules': lambda self, x: 2 * original.forward_modules(self, x)},
     )
 
 
@@ -206,16 +199,6 @@ def replace_a_method_of_a_base_class(model):
     return undo
 
 
-def replace_a_method_by_one_that_takes_less(model):
-    original = ShiftedWindowAttention.forward
-    ShiftedWindowAttention.forward = lambda self, x: 3 * original(self, x)
-
-    def undo():
-        ShiftedWindowAttention.forward = original
-
-    return undo
-
-
 def replace_the_forward_of_torchs_layer_norm(model):
     original = nn.LayerNorm.forward
     nn.LayerNorm.forward = lambda self, x: 3 * original(self, x)
@@ -313,7 +296,6 @@ GLOBAL_CHANGES = [
     listen_to_all,
     replace_a_method_of_a_class,
     replace_a_method_of_a_base_class,
-    replace_a_method_by_one_that_takes_less,
     replace_the_forward_of_torchs_layer_norm,
     replace_the_forward_of_torchs_linear,
 ]
@@ -353,8 +335,8 @@ def changed(change, *models):
                 undo()
 
 
-# Two of the four combinations have each version and each way of training; test_any_combination draws from all.
-@pytest.mark.parametrize(('with_cp', 'version'), [(False, SwinBackbone), (True, SwinV2Backbone)])
+# These combinations have each version and each way of training; test_any_combination draws from all.
+@pytest.mark.parametrize(('with_cp', 'version'), [(False, SwinBackbone), (True, SwinV2Backbone), ('mlp', SwinBackbone)])
 @pytest.mark.parametrize('change', CHANGES, ids=lambda change: change.__name__)
 def test_changes_have_the_same_effect_as_on_the_reference(change, with_cp, version):
     options = {'kind': version, 'with_cp': with_cp, 'drop_rate': 0.3 if change is monte_carlo_dropout else 0.0}
@@ -415,7 +397,7 @@ def test_a_flop_counter_sees_every_product(is_training, version):
     assert sum(name.endswith(layers) for name in totals[0]) == 4 * 4 + 2
 
 
-@pytest.mark.parametrize('with_cp', [False, True])
+@pytest.mark.parametrize('with_cp', WITH_CP)
 def test_a_hook_is_called_once_per_pass_of_its_module(with_cp):
     """Each forward pass of a module calls it once; checkpointing runs a second forward pass."""
     model, calls = make('auto', with_cp=with_cp), {}
@@ -424,10 +406,12 @@ def test_a_hook_is_called_once_per_pass_of_its_module(with_cp):
             module.register_forward_hook(lambda *_, name=name: calls.update({name: calls.get(name, 0) + 1}))
     sum(out.sum() for out in model(make_image())).backward()
     for name, count in calls.items():
-        is_inside = '.blocks.' in name and name.count('.') > 3
+        is_recomputed = with_cp and '.blocks.' in name and name.count('.') > 3
+        if with_cp == 'mlp':
+            is_recomputed = '.ffn' in name
         times = 2 if name.endswith('drop_path') else 1
         # Recomputation stops early once all saved tensors are restored.
-        assert count == times if not (with_cp and is_inside) else times <= count <= 2 * times, name
+        assert times <= count <= 2 * times if is_recomputed else count == times, name
     assert 'stages.0.downsample.norm' in calls
     assert 'stages.1.blocks.1.ffn.layers.0.1' in calls
 
@@ -460,6 +444,7 @@ def test_without_gradients_a_hook_sees_the_whole_map_once():
         {'drop_rate': 0.5},
         {'drop_path_rate': 0.9},
         {'drop_path_rate': 0.9, 'with_cp': True},
+        {'drop_path_rate': 0.9, 'drop_rate': 0.5, 'with_cp': 'mlp'},
         {'qk_scale': 0.0},
         {'use_shift': False},
     ],
@@ -492,7 +477,7 @@ def test_autocast_around_forward_and_backward_passes(version):
 def test_torch_func():
     """Test grad, vjp, jacrev and per-sample gradients with each backend."""
     img = make_image().detach()[:, :, :20, :24]
-    for with_cp in (False, True):
+    for with_cp in WITH_CP:
         expected = None
         for backend in ('auto', 'sdpa', 'reference'):
             model = make(backend, with_cp=with_cp)
@@ -536,10 +521,9 @@ def test_a_different_default_device(backend):
 
 
 @pytest.mark.parametrize('version', VERSIONS)
-def test_copies_and_pickles_run_in_chunks_with_the_same_results(version):
+def test_copies_and_pickles_give_the_same_results(version):
     model = make('auto', version)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert runs_in_chunks(twin.eval().stages[0].blocks[1], block_input(dtype=torch.float64))
         assert_same(run(twin, make_image()), run(make('reference', version), make_image()))
 
 
@@ -556,88 +540,12 @@ def test_threads():
         assert list(pool.map(wrong_images, range(4))) == [[]] * 4
 
 
-@pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize('with_cp', [False, True])
-def test_images_with_a_dropped_branch_are_not_computed(version, with_cp, monkeypatch):
-    """With hooks on its modules, drop path processes all images, with the same results."""
-    sizes = []
-    original = attention.window_attention
-    monkeypatch.setattr(
-        attention, 'window_attention', lambda qkv, *rest: sizes.append(len(qkv)) or original(qkv, *rest)
-    )
-    model = make('auto', version, drop_path_rate=0.7, with_cp=with_cp).train()
-    images = torch.cat([make_image(), make_image().flip(2, 3)]).detach().requires_grad_()
-    left_out = run(model, images)
-    assert {1, 4} < set(sizes)
-    sizes.clear()
-    for module in model.modules():
-        if isinstance(module, DropPath):
-            module.register_forward_hook(lambda *_: None)
-    assert_same(run(model, images), left_out)
-    assert set(sizes) == {4}
-
-
 def test_parameters_of_a_fully_dropped_branch_get_zero_gradients():
     model = make('auto', drop_path_rate=1.0).train()
     sum(out.sum() for out in model(make_image())).backward()
     last = model.stages[-1].blocks[-1]
     assert not model.stages[0].blocks[0].norm1.weight.grad.eq(0).all()
     assert all(parameter.grad.eq(0).all() for parameter in last.parameters())
-
-
-def runs_in_chunks(block, x):
-    """Return whether a pass without gradients calls the modules of the block more than once."""
-    calls = []
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        original = type(block).forward_modules
-        patch.setattr(type(block), 'forward_modules', lambda *args: calls.append(1) or original(*args))
-        block(x)
-    return len(calls) > 1
-
-
-def test_when_a_block_runs_in_chunks():
-    def make_block(**options):
-        return make('auto', **options).eval().stages[0].blocks[1]
-
-    x = block_input(dtype=torch.float64)
-    assert runs_in_chunks(make_block(), x)
-    assert not runs_in_chunks(make_block(), x[:1, :4, :4])
-    for mode in ('train', 'monte-carlo'):
-        block = make_block(drop_rate=0.5)
-        (block if mode == 'train' else block.ffn.layers[2]).train()
-        assert not runs_in_chunks(block, x)
-    with FlopCounterMode(display=False):
-        assert not runs_in_chunks(make_block(), x)
-    block = make_block()
-    handle = block.ffn.layers[1].register_forward_hook(lambda *_: None)
-    assert not runs_in_chunks(block, x)
-    handle.remove()
-    assert runs_in_chunks(block, x)
-
-
-@pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize('act', ['GELU', 'ReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'LeakyReLU', 'Tanh', 'Sigmoid'])
-def test_chunks_with_every_activation_in_low_precision_and_under_autocast(act, version):
-    model = make('auto', version, act_cfg={'type': act}).eval().float()
-    block, x = model.stages[0].blocks[1], block_input(dtype=torch.float32)
-    expected = block.forward_modules(x)
-    with torch.no_grad():
-        torch.testing.assert_close(block(x), expected)
-        with torch.autocast('cpu', torch.bfloat16):
-            torch.testing.assert_close(block(x), block.forward_modules(x))
-        block.bfloat16()
-        assert block(x.bfloat16()).dtype == torch.bfloat16
-        torch.testing.assert_close(block(x.bfloat16()), block.forward_modules(x.bfloat16()))
-
-
-@pytest.mark.parametrize('version', VERSIONS)
-def test_chunks_use_the_clamped_window_of_the_whole_map(version):
-    model = make('auto', version, clamp_window=True, window_size=20).eval()
-    x = torch.randn(3, 12, 50, CHANNELS, dtype=torch.float64)
-    block = model.stages[0].blocks[1]
-    assert runs_in_chunks(block, x)
-    with torch.no_grad():
-        torch.testing.assert_close(block(x), block.forward_modules(x))
 
 
 def test_forward_mode_gradients():
@@ -652,9 +560,10 @@ def test_forward_mode_gradients():
     torch.testing.assert_close(forward.sum(), (backward * tangent).sum())
 
 
+@pytest.mark.parametrize('with_cp', WITH_CP)
 @pytest.mark.parametrize('version', VERSIONS)
-def test_batched_gradients(version):
-    model, img = make('auto', version), make_image()
+def test_batched_gradients(version, with_cp):
+    model, img = make('auto', version, with_cp=with_cp), make_image()
     out = model(img)[1]
     vectors = torch.randn(3, *out.shape, dtype=torch.float64)
     (batched,) = torch.autograd.grad(out, img, vectors, is_grads_batched=True, retain_graph=True)
@@ -676,7 +585,7 @@ def test_second_order_gradients_of_a_block(version):
 
 
 @pytest.mark.parametrize('wanted', ['attn.w_msa.proj.weight', 'norm1.bias', 'ffn.layers.0.0.bias', 'norm2.weight'])
-@pytest.mark.parametrize('with_cp', [False, True])
+@pytest.mark.parametrize('with_cp', WITH_CP)
 @pytest.mark.parametrize('version', VERSIONS)
 def test_a_partly_frozen_block(version, with_cp, wanted):
     gradients = []
@@ -695,7 +604,7 @@ def test_any_combination(data):
     """Combine random changes, modes of modules, frozen modules, checkpointing and sizes."""
     options = {
         'kind': data.draw(st.sampled_from(VERSIONS)),
-        'with_cp': data.draw(st.booleans()),
+        'with_cp': data.draw(st.sampled_from(WITH_CP)),
         'drop_path_rate': data.draw(st.sampled_from([0.0, 0.7])),
         'qkv_bias': data.draw(st.booleans()),
         'use_abs_pos_embed': data.draw(st.booleans()),

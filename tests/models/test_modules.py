@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.models.attention import WindowAttention
@@ -195,7 +196,7 @@ def test_the_window_size_is_fixed():
         model.window_size = 8
     assert model.window_size == (4, 4)
     model.stages[0].blocks[0].attn.w_msa.window_size = (8, 8)
-    with pytest.raises(ValueError, match=r'of 8 x 8 must have the shape \(225, heads\), got \(49, 1\)'):
+    with pytest.raises(RuntimeError, match=r"\[15, 15\] don't multiply up to the size of dim 0 \(49\)"):
         model(make_image())
 
 
@@ -204,8 +205,9 @@ def test_the_window_size_is_fixed():
 def test_dynamic_quantisation(kind):
     """It looks layers up by their exact type, and would leave all others as they are without a word."""
     model = make(kind).float()
-    with pytest.raises(TypeError, match=r'use torchao, or first set layer\.__class__ = torch\.nn\.Linear'):
-        torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    with pytest.warns(UserWarning, match=r'use torchao, or first set layer\.__class__ = torch\.nn\.Linear'):
+        untouched = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    assert any(type(layer) is Linear for layer in untouched.modules())
     for layer in model.modules():
         if type(layer) is Linear:
             layer.__class__ = nn.Linear
@@ -213,6 +215,18 @@ def test_dynamic_quantisation(kind):
     assert 'DynamicQuantizedLinear' in str(quantised)
     for out, exact in zip(quantised(make_image().float()), model(make_image().float()), strict=True):
         assert (out - exact).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.filterwarnings('ignore')  # that the backbone stays as it is, which is meant here
+@pytest.mark.parametrize('what', [{'head'}, {nn.GRU}], ids=str)
+def test_dynamic_quantisation_of_another_part(what):
+    """Torch assigns a ``qconfig`` to every layer, None to those that stay."""
+    backbone = make().float()
+    model = nn.ModuleDict({'backbone': backbone, 'head': nn.Linear(8, 4), 'memory': nn.GRU(8, 8)})
+    quantised = torch.ao.quantization.quantize_dynamic(model, what)
+    part = quantised['head'] if what == {'head'} else quantised['memory']
+    assert 'quantized' in type(part).__module__
+    assert_same(quantised['backbone'](make_image().float()), backbone(make_image().float()), rtol=0, atol=0)
 
 
 @needs('safetensors')
@@ -258,8 +272,58 @@ def test_a_stage_returns_its_map_and_the_input_of_the_next():
     seen = []
     for stage in model.stages:
         stage.register_forward_hook(lambda module, args, out: seen.append((args[0], *out)))
-    outs = model(make_image())
+    outs, stages = model(make_image(), return_stages=True)
     for (_, _, merged), (given, _, _) in itertools.pairwise(seen):
         assert merged is given
-    for index, (_, tokens, _) in enumerate(seen):
-        assert_same([getattr(model, f'norm{index}')(tokens).permute(0, 3, 1, 2)], [outs[index]])
+    for index, (_, *maps) in enumerate(seen):
+        assert all(ours is expected for ours, expected in zip(stages[index], maps, strict=True))
+        assert_same([getattr(model, f'norm{index}')(maps[0]).permute(0, 3, 1, 2)], [outs[index]])
+    assert_same(model(make_image()), outs, rtol=0, atol=0)
+
+
+def hide():
+    """Return which patches to hide, and what replaces them."""
+    hidden = torch.rand(1, 13, 18, generator=torch.Generator().manual_seed(1)) < 0.5
+    return hidden, torch.linspace(-1, 1, TINY['embed_dims'], dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize('kind', VERSIONS)
+def test_hidden_patches_are_replaced_before_the_position_is_added(kind):
+    model = make(kind, use_abs_pos_embed=True)
+    hidden, token = hide()
+    found = model(make_image(), hidden, token)
+    model.patch_embed.register_forward_hook(lambda module, args, out: out.masked_fill(hidden[..., None], 0.0))
+    rest = model.patch_embed.register_forward_hook(lambda module, args, out: out + hidden[..., None] * token)
+    assert_same(found, model(make_image()))
+    rest.remove()
+    assert not torch.allclose(found[0], model(make_image())[0])
+
+
+def test_hidden_patches_under_a_checkpoint():
+    model, results = make(), []
+    for run in (model, functools.partial(checkpoint, model, use_reentrant=False)):
+        hidden, token = hide()
+        maps, stages = run(make_image(), hidden, token, True)
+        loss = sum(out.square().mean() for out in (*maps, *itertools.chain(*stages)))
+        results.append([loss, *torch.autograd.grad(loss, [token, *model.parameters()], allow_unused=True)])
+    for ours, expected in zip(*results, strict=True):
+        assert (ours is None) == (expected is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    assert results[0][1].abs().sum() > 0
+
+
+def test_a_compiled_backbone_hides_patches_after_a_call_without():
+    model = make()
+    compiled, (hidden, token) = torch.compile(model, backend='eager'), hide()
+    with torch.no_grad():
+        assert_same(compiled(make_image()), model(make_image()))
+        for _ in range(2):
+            (maps, stages), (expected, of_stages) = (
+                run(make_image(), hidden=hidden, mask_token=token, return_stages=True) for run in (compiled, model)
+            )
+            assert_same(maps, expected)
+            for pair, wanted in zip(stages, of_stages, strict=True):
+                assert_same(pair, wanted)
+            assert_same(compiled(make_image()), model(make_image()))
+    assert not torch.allclose(maps[0], compiled(make_image())[0])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import nn
 
 from swin_dense import SimMIM, SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
 from tests.conftest import ROOT, TINY, needs, randomize
@@ -181,6 +182,24 @@ def test_half_precision_trains():
         losses = model(images())
     sum(losses.values()).backward()
     assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses.values())
+
+
+def test_patches_are_hidden_in_a_backbone_that_was_compiled_and_called_before():
+    results = []
+    for is_compiled in (True, False):
+        model, img = SimMIM(backbone()), images()
+        torch.manual_seed(0)
+        nn.init.normal_(model.mask_token)
+        randomize(model.decoder, 2)
+        if is_compiled:
+            model.backbone.compile(backend='eager')
+            model.backbone(img)
+        mask = model.draw_mask(img, torch.Generator().manual_seed(0))
+        loss = model.pixel_loss(img, model.reconstruct(img, mask), mask)
+        results.append([loss, *torch.autograd.grad(loss, [model.mask_token, *model.decoder.parameters()])])
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    assert results[0][1].abs().sum() > 0
 
 
 @pytest.mark.slow

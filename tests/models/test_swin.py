@@ -251,10 +251,13 @@ def test_absolute_position_is_interpolated_bicubically_to_the_grid():
     backbone = tiny(use_abs_pos_embed=True, pretrain_img_size=(32, 48), out_indices=(0,))
     assert backbone.absolute_pos_embed.shape == (1, 8 * 12, 16)
     assert backbone.position_grid == (8, 12)
-    tokens = torch.zeros(1, 10, 9, 16)
     maps = backbone.absolute_pos_embed.transpose(1, 2).view(1, 16, 8, 12)
     expected = torch.nn.functional.interpolate(maps, size=(10, 9), mode='bicubic')
-    assert torch.equal(backbone._add_position(tokens), expected.permute(0, 2, 3, 1))
+    img, seen = torch.randn(2, 3, 40, 36), []
+    tokens = backbone.patch_embed(img)
+    backbone.pos_drop.register_forward_hook(lambda module, args, out: seen.append(args[0]))
+    backbone(img)
+    assert torch.equal(seen[0], tokens + expected.permute(0, 2, 3, 1))
 
 
 def test_without_a_qk_term_attention_averages_the_values():
@@ -326,7 +329,9 @@ def test_create_backbone_returns_a_backbone_in_evaluation_mode():
         ({'frozen_stages': 5}, ValueError, ['frozen_stages', '5']),
         ({'frozen_stages': -2}, ValueError, ['frozen_stages', '-2']),
         ({'with_cp': (True, False)}, ValueError, ['with_cp', '4', '2']),
-        ({'with_cp': 'yes'}, TypeError, ['with_cp', 'yes']),
+        ({'with_cp': 'yes'}, ValueError, ['with_cp', "'mlp'", 'yes']),
+        ({'with_cp': 1}, TypeError, ['with_cp', "'mlp'", '1']),
+        ({'with_cp': (True, False, 'mlp', None)}, ValueError, ['with_cp', "'mlp'", 'None']),
         ({'drop_path_rate': 1.5}, ValueError, ['drop_path_rate', '1.5']),
         ({'drop_rate': 'a'}, TypeError, ['drop_rate', "'a'"]),
         ({'mlp_ratio': 0.001}, ValueError, ['mlp_ratio', '0.001', '96']),

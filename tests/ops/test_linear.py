@@ -1,6 +1,7 @@
 """Linear layers by oneDNN against torch's own in float64, and when they are used."""
 
 import copy
+import io
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone, SwinV2Backbone
-from swin_dense.models.layers import Linear
-from swin_dense.ops import cpu
+from swin_dense.models.layers import FFN, Linear
 from swin_dense.ops import linear as linear_module
 from swin_dense.ops.linear import is_supported, linear
 from tests.conftest import TINY, randomize
@@ -53,7 +54,7 @@ def calls(monkeypatch):
 
     original = linear_module.by_onednn
     monkeypatch.setattr(linear_module, 'by_onednn', count)
-    monkeypatch.setattr(linear_module, 'is_faster', lambda: True)
+    monkeypatch.setattr(linear_module, 'IS_FASTER_BY_ONEDNN', True)
     torch.manual_seed(0)
     return made
 
@@ -153,16 +154,80 @@ def test_function_transforms(calls):
 
 
 @pytest.mark.skipif(TorchVersion(torch.__version__) < '2.5', reason='older versions trace another name')
-def test_compilers_and_exporters_see_a_linear_layer(calls):
+def test_exporters_see_a_linear_layer(calls):
     layer, x = Linear(7, 5), torch.randn(3, 7)
     graph = torch.export.export(layer, (x,)).graph
     assert [str(node.target) for node in graph.nodes if node.op == 'call_function'] == ['aten.linear.default']
-    compiled = torch.compile(layer, backend='aot_eager', fullgraph=True)
-    torch.testing.assert_close(compiled(x), F.linear(x, layer.weight, layer.bias))
-    assert not calls
     traced = torch.jit.trace(layer, x, check_trace=False)
     assert not calls
     torch.testing.assert_close(traced(x), F.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.skipif(TorchVersion(torch.__version__) < '2.4', reason='older versions have no custom operators')
+@pytest.mark.parametrize('has_bias', [True, False])
+def test_compilers_see_one_operator(has_bias):
+    torch._dynamo.reset()
+    backend = AotEagerAndRecordGraphs()
+    compiled = torch.compile(linear, backend=backend, fullgraph=True)
+    tensors = [torch.randn(2, 3, 7), torch.randn(5, 7), *([torch.randn(5)] if has_bias else [])]
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    out = compiled(*leaves)
+    found = [out, *torch.autograd.grad(out.pow(3).sum(), leaves)]
+    for ours, want in zip(found, exact(F.linear, *tensors)[: len(found)], strict=True):
+        torch.testing.assert_close(ours.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
+    (graph,) = backend.fw_graphs
+    operators = [str(node.target) for node in graph.graph.nodes if node.op == 'call_function']
+    assert operators.count('swin_dense.linear.default') == 1
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*tensors), out.detach())
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(TorchVersion(torch.__version__) < '2.4', reason='older versions have no custom operators')
+@pytest.mark.parametrize('has_bias', [True, False])
+def test_the_operator_passes_the_checks_of_torch(has_bias):
+    bias = torch.randn(5, requires_grad=True) if has_bias else None
+    arguments = torch.randn(2, 3, 7, requires_grad=True), torch.randn(5, 7, requires_grad=True), bias
+    torch.library.opcheck(linear_module._operator, arguments)
+
+
+def test_a_bias_with_a_stride(calls):
+    """oneDNN would read the next numbers in memory, for a stride of zero beyond the end."""
+    layer, x = Linear(7, 5), torch.randn(3, 7)
+    for bias in (torch.randn(10)[::2], torch.randn(5, 4)[:, 1], torch.randn(1).expand(5)):
+        expected = x @ layer.weight.T + bias
+        torch.testing.assert_close(torch.func.functional_call(layer, {'bias': bias}, (x,)), expected)
+        layer.bias = nn.Parameter(bias)
+        torch.testing.assert_close(layer(x), expected)
+        layer.bias = nn.Parameter(torch.zeros(5))
+    assert not calls
+
+
+def test_a_backbone_whose_biases_are_columns_of_a_matrix():
+    model, img = randomize(SwinBackbone(**TINY)).eval(), torch.randn(1, 3, 40, 40)
+    expected = model(img)
+    columns = {
+        name: torch.stack([bias, bias + 1], 1)[:, 0] for name, bias in model.named_parameters() if bias.ndim == 1
+    }
+    for ours, want in zip(torch.func.functional_call(model, columns, (img,)), expected, strict=True):
+        torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('act', ['ReLU', 'SiLU', 'LeakyReLU'])
+def test_activations_and_dropout_in_place_after_the_layer(calls, act):
+    """Autograd would forbid it for a view that a function returns."""
+    models = [FFN(7, 11, {'type': act, 'inplace': inplace}, drop_rate=0.4) for inplace in (True, False)]
+    models[1].load_state_dict(models[0].state_dict())
+    models[0].layers[2].inplace = True
+    results = []
+    for model in models:
+        torch.manual_seed(1)
+        x = torch.linspace(-1, 1, 2 * 3 * 7).view(2, 3, 7).requires_grad_()
+        out = model.train()(x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])])
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
+    assert calls
 
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])
@@ -195,20 +260,18 @@ AMD, INTEL = 'vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC', 'vendor_id\t: 
     [(AMD, 'AVX512', True), (AMD, 'AVX2', False), (INTEL, 'AVX512', False), ('', 'AVX512', False)],
 )
 def test_the_processors_on_which_it_is_used(monkeypatch, processor, capability, faster):
-    monkeypatch.undo()
-    monkeypatch.setattr(Path, 'read_text', lambda *_, **__: processor)
+    monkeypatch.setattr(Path, 'open', lambda *_, **__: io.StringIO(processor))
     monkeypatch.setattr(torch.backends.cpu, 'get_cpu_capability', lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: True)
-    monkeypatch.setattr(cpu, 'is_amd', cpu.is_amd.__wrapped__)
-    assert linear_module.is_faster.__wrapped__() is faster
+    assert linear_module._is_faster_by_onednn() is faster
     monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: False)
-    assert not linear_module.is_faster.__wrapped__()
+    assert not linear_module._is_faster_by_onednn()
 
 
 def test_the_processor_without_the_files_of_linux(monkeypatch):
-    monkeypatch.setattr(Path, 'read_text', lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
+    monkeypatch.setattr(Path, 'open', lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
     monkeypatch.setattr(platform, 'processor', lambda: 'AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD')
-    assert 'AuthenticAMD' in cpu._processor()
+    assert 'AuthenticAMD' in linear_module._processor()
 
 
 def test_threads_and_forked_processes(calls):

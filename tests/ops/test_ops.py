@@ -1,22 +1,36 @@
 """Compare every backend with tests/textbook.py: outputs, gradients, precision, caches, threads and dispatch."""
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from swin_dense import SwinBackbone
-from swin_dense.ops import BACKENDS, cpu, dispatch, window_attention
+from swin_dense.ops import BACKENDS, sdpa, window_attention
 from swin_dense.ops.windows import WindowSpec
 from tests import textbook
 from tests.conftest import FLOAT16
 
 SIDES = st.integers(1, 30)
 HEADS = 2
-ON_A_CPU = pytest.mark.parametrize('backend', ['sdpa', 'bmm'])
+ON_A_CPU = pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+
+
+class Inputs(NamedTuple):
+    """A map of any size, the weight and bias of the layer that projects its tokens, and a relative bias."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    relative_bias: Tensor | None
+
+    def project(self, tokens):
+        return F.linear(tokens, self.weight, self.bias)
 
 
 @st.composite
@@ -27,24 +41,35 @@ def cases(draw):
 
 
 def make_inputs(case, dtype, head_dim=16):
-    batch, height, width, window, shift, with_bias, with_pad = case
+    batch, height, width, window, shift, with_relative_bias, with_bias = case
     channels, tokens = HEADS * head_dim, window[0] * window[1]
     generator = torch.Generator().manual_seed(0)
 
-    def draw(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
+    def draw(*shape, scale=1.0):
+        values = torch.randn(*shape, dtype=torch.float64, generator=generator)
+        return (scale * values).to(dtype).requires_grad_()
 
-    qkv = draw(batch, height, width, 3 * channels)
-    bias = draw(HEADS, tokens, tokens) if with_bias else None
-    pad = draw(2 * channels) if with_pad else None
-    return (qkv, bias, pad), WindowSpec(HEADS, window, shift, head_dim**-0.5)
+    inputs = Inputs(
+        draw(batch, height, width, channels),
+        draw(3 * channels, channels, scale=channels**-0.5),
+        draw(3 * channels) if with_bias else None,
+        draw(HEADS, tokens, tokens) if with_relative_bias else None,
+    )
+    return inputs, WindowSpec(HEADS, window, shift, head_dim**-0.5)
 
 
-def attend(inputs, spec, backend):
-    """Run window attention by a backend, or by tests/textbook.py."""
+def attend(inputs, spec, backend, attn_drop=None):
+    """Run window attention by a backend, with padding tokens of zero, or by tests/textbook.py."""
+    x = inputs.x
+    height, width, channels = x.shape[1:]
     if backend == 'textbook':
-        return textbook.window_attention(*inputs, spec)
-    return window_attention(*inputs, spec, backend)
+        # A padding token is zero, so its keys and values are the bias of the layer.
+        pad_kv = None if inputs.bias is None else inputs.bias[channels:]
+        return textbook.window_attention(inputs.project(x), inputs.relative_bias, pad_kv, spec)
+    x = F.pad(x, (0, 0, 0, -width % spec.window[1], 0, -height % spec.window[0]))
+    attn_drop = attn_drop or nn.Dropout(0.0)
+    out = window_attention(x, inputs.project, inputs.relative_bias, spec, attn_drop, backend)
+    return out[:, :height, :width]
 
 
 def run(inputs, spec, backend):
@@ -56,14 +81,16 @@ def run(inputs, spec, backend):
     return [out.detach(), *gradients]
 
 
+def assert_like_the_textbook(inputs, spec, backend):
+    for ours, expected in zip(run(inputs, spec, backend), run(inputs, spec, 'textbook'), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
 @ON_A_CPU
 @settings(max_examples=40, deadline=None)
 @given(case=cases())
 def test_outputs_and_gradients_equal_the_textbooks(backend, case):
-    inputs, spec = make_inputs(case, torch.float64, head_dim=4)
-    pairs = zip(run(inputs, spec, backend), run(inputs, spec, 'textbook'), strict=True)
-    for ours, expected in pairs:
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+    assert_like_the_textbook(*make_inputs(case, torch.float64, head_dim=4), backend)
 
 
 @ON_A_CPU
@@ -76,15 +103,33 @@ def test_outputs_without_gradients_equal_the_textbooks(backend, case):
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize('shift', [(0, 0), (2, 2)])
+def test_more_windows_than_a_kernel_takes(monkeypatch, shift):
+    """Of an unshifted map, all windows belong to one group; a shifted one has groups below and above the limit."""
+    sizes = []
+    original = F.scaled_dot_product_attention
+
+    def attend_and_record(q, *args, **options):
+        sizes.append(len(q))
+        return original(q, *args, **options)
+
+    monkeypatch.setattr(sdpa, 'MAX_WINDOWS', 5)
+    monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
+    inputs, spec = make_inputs((2, 12, 15, (4, 4), shift, True, True), torch.float64, head_dim=4)
+    assert_like_the_textbook(inputs, spec, 'sdpa')
+    assert sum(sizes) == 2 * 3 * 4
+    assert max(sizes) == 5
+
+
 @ON_A_CPU
-@pytest.mark.parametrize('case', [(1, 4, 3, (3, 2), (1, 1), True, True), (2, 2, 2, (2, 2), (0, 0), True, False)])
+@pytest.mark.parametrize('case', [(1, 4, 3, (3, 2), (1, 1), True, True), (2, 2, 2, (2, 2), (0, 0), False, True)])
 def test_gradcheck(backend, case):
     inputs, spec = make_inputs(case, torch.float64, head_dim=2)
+
+    def function(x, weight, bias, relative_bias=None):
+        return attend(Inputs(x, weight, bias, relative_bias), spec, backend)
+
     given = [tensor for tensor in inputs if tensor is not None]
-
-    def function(qkv, bias, pad=None):
-        return window_attention(qkv, bias, pad, spec, backend)
-
     assert torch.autograd.gradcheck(function, given, check_batched_grad=True)
 
 
@@ -93,35 +138,48 @@ def test_gradients_of_gradients(backend):
     inputs, spec = make_inputs((1, 4, 3, (3, 2), (1, 1), True, True), torch.float64, head_dim=2)
 
     def function(*inputs):
-        return window_attention(*inputs, spec, backend)
+        return attend(Inputs(*inputs), spec, backend)
 
-    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, tuple(inputs), fast_mode=True, check_batched_grad=True)
 
 
 @ON_A_CPU
-@pytest.mark.parametrize('wanted', [0, 1, 2])
+@pytest.mark.parametrize('wanted', range(4))
 def test_a_single_gradient(backend, wanted):
     inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float64)
     grads = []
     for name in (backend, 'textbook'):
-        alone = [t.detach().requires_grad_(index == wanted) for index, t in enumerate(inputs)]
+        alone = Inputs(*(tensor.detach().requires_grad_(index == wanted) for index, tensor in enumerate(inputs)))
         out = attend(alone, spec, name)
         grads.append(torch.autograd.grad(out.square().sum(), alone[wanted])[0])
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize('backend', ['auto', 'bmm', 'sdpa', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
 def test_meta_tensors_give_a_shape(backend):
     inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float32)
-    out = window_attention(*(t.to('meta') for t in inputs), spec, backend)
+    out = attend(Inputs(*(tensor.to('meta') for tensor in inputs)), spec, backend)
     assert out.shape == (2, 9, 8, HEADS * 16)
+
+
+@ON_A_CPU
+def test_another_default_device(backend):
+    """A tensor created there by mistake would lose its values."""
+    inputs, spec = make_inputs((2, 11, 13, (5, 4), (2, 1), True, True), torch.float64)
+    expected = run(inputs, spec, 'textbook')
+    sdpa.plan_windows.cache_clear()
+    with torch.device('meta'):
+        out = attend(inputs, spec, backend)
+    grads = torch.autograd.grad(out.square().sum(), list(inputs))
+    torch.testing.assert_close(out.detach(), expected[0])
+    assert all(grad.device.type == 'cpu' for grad in grads)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
 def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(dtype):
     case = (2, 20, 23, (7, 7), (3, 3), True, True)
     inputs, spec = make_inputs(case, dtype)
-    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    exact = Inputs(*(tensor.detach().double().requires_grad_() for tensor in inputs))
     expected = run(exact, spec, 'textbook')
     for ours, plain, truth in zip(run(inputs, spec, 'sdpa'), run(inputs, spec, 'textbook'), expected, strict=True):
         allowed = 2 * (plain.double() - truth).abs().max()
@@ -133,11 +191,12 @@ def test_threads_with_different_sizes_get_right_answers(backend):
     sizes = [(9 + i, 20 - i) for i in range(8)]
     cases_ = [make_inputs((1, *size, (4, 4), (2, 2), True, True), torch.float32) for size in sizes]
     expected = [attend(inputs, spec, 'textbook').detach() for inputs, spec in cases_]
+    sdpa.plan_windows.cache_clear()
 
     @torch.no_grad()
     def wrong_sizes(start):
         order = [(start + i) % len(sizes) for i in range(40)]
-        outs = ((index, window_attention(*cases_[index][0], cases_[index][1], backend)) for index in order)
+        outs = ((index, attend(*cases_[index], backend)) for index in order)
         return [sizes[index] for index, out in outs if not torch.allclose(out, expected[index], atol=1e-5)]
 
     with ThreadPoolExecutor(4) as pool:
@@ -147,9 +206,60 @@ def test_threads_with_different_sizes_get_right_answers(backend):
 @ON_A_CPU
 def test_inference_mode_first_and_training_later(backend):
     inputs, spec = make_inputs((1, 11, 13, (5, 5), (2, 2), True, True), torch.float64)
+    sdpa.plan_windows.cache_clear()
     with torch.inference_mode():
-        window_attention(*inputs, spec, backend)
+        attend(inputs, spec, backend)
     run(inputs, spec, backend)
+
+
+CASE = (2, 9, 8, (3, 4), (1, 2), True, True)
+
+
+@ON_A_CPU
+def test_dropout_keeps_the_mean_in_training_only(backend):
+    inputs, spec = make_inputs((1, 4, 4, (4, 4), (0, 0), True, True), torch.float64)
+    expected = attend(inputs, spec, 'textbook').detach()
+    dropout = nn.Dropout(0.3)
+    with torch.no_grad():
+        outs = torch.stack([attend(inputs, spec, backend, dropout) for _ in range(2000)])
+        torch.testing.assert_close(attend(inputs, spec, backend, dropout.eval()), expected)
+    assert not torch.equal(outs[0], outs[1])
+    torch.testing.assert_close(outs.mean(0), expected, rtol=0, atol=float(5 * outs.std(0).max() / 2000**0.5))
+
+
+@ON_A_CPU
+def test_a_hook_on_dropout_sees_the_weights_and_its_result_is_used(backend):
+    inputs, spec = make_inputs(CASE, torch.float64)
+    expected, seen = attend(inputs, spec, 'textbook'), []
+    dropout = nn.Dropout(0.0)
+    dropout.register_forward_hook(lambda module, args, out: seen.append(out) or 2 * out)
+    torch.testing.assert_close(attend(inputs, spec, backend, dropout), 2 * expected)
+    (weights,) = seen
+    assert weights.shape == (2 * 3 * 2, HEADS, 12, 12)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+class Half(nn.Module):
+    def forward(self, weights):
+        return weights / 2
+
+
+class HalfDropout(nn.Dropout):
+    def forward(self, weights):
+        return weights / 2
+
+
+@ON_A_CPU
+@pytest.mark.parametrize('kind', [Half, HalfDropout])
+def test_another_module_in_place_of_dropout_is_called(backend, kind):
+    inputs, spec = make_inputs(CASE, torch.float64)
+    torch.testing.assert_close(attend(inputs, spec, backend, kind()), attend(inputs, spec, 'textbook') / 2)
+
+
+def test_an_unknown_backend():
+    inputs, spec = make_inputs(CASE, torch.float64)
+    with pytest.raises(ValueError, match="backend must be one of auto, sdpa, reference, triton, got 'bmm'"):
+        attend(inputs, spec, 'bmm')
 
 
 @pytest.mark.parametrize('backend', [name for name in BACKENDS if name != 'triton'])
@@ -161,46 +271,3 @@ def test_backend_is_an_option_of_the_backbone(backend):
     expected.load_state_dict(backbone.state_dict())
     img = torch.randn(1, 3, 41, 33)
     torch.testing.assert_close(backbone(img)[0], expected(img)[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ('is_amd', 'dtype', 'side', 'autocast', 'grad', 'chosen'),
-    [
-        (True, torch.float32, 8, False, True, 'bmm'),
-        (False, torch.float32, 8, False, True, 'sdpa'),
-        (True, torch.float64, 8, False, True, 'sdpa'),
-        (True, torch.bfloat16, 8, False, True, 'sdpa'),
-        (True, torch.float32, 12, False, True, 'sdpa'),
-        (True, torch.float32, 8, True, True, 'sdpa'),
-        (True, torch.float32, 8, False, False, 'sdpa'),
-    ],
-)
-def test_the_automatic_choice_is_logged_once(monkeypatch, caplog, is_amd, dtype, side, autocast, grad, chosen):
-    monkeypatch.setattr(cpu, 'is_amd', lambda: is_amd)
-    dispatch._log_once.cache_clear()
-    inputs, spec = make_inputs((1, 4, 4, (side, side), (0, 0), True, True), dtype)
-    with (
-        caplog.at_level(logging.INFO, logger='swin_dense.ops'),
-        torch.autocast('cpu', enabled=autocast),
-        torch.set_grad_enabled(grad),
-    ):
-        for _ in range(3):
-            window_attention(*inputs, spec)
-    assert [record.levelname for record in caplog.records] == ['INFO']
-    assert f"backend '{chosen}'" in caplog.text
-
-
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-def test_batched_products_refuse_low_precision(dtype):
-    inputs, spec = make_inputs((1, 4, 4, (2, 2), (0, 0), True, True), dtype)
-    with pytest.raises(RuntimeError, match=f'bmm: the map is {dtype} on cpu, not float32 or float64 on a CPU'):
-        window_attention(*inputs, spec, 'bmm')
-
-
-def test_batched_products_with_dropout_keep_the_mean():
-    torch.manual_seed(0)
-    inputs, spec = make_inputs((1, 4, 4, (4, 4), (0, 0), True, True), torch.float64)
-    expected = attend(inputs, spec, 'textbook')
-    outs = torch.stack([window_attention(*inputs, spec._replace(dropout=0.3), 'bmm') for _ in range(2000)]).detach()
-    assert not torch.equal(outs[0], outs[1])
-    torch.testing.assert_close(outs.mean(0), expected.detach(), rtol=0, atol=float(5 * outs.std(0).max() / 2000**0.5))

@@ -1,16 +1,19 @@
-"""Compare the Triton kernels with the float64 reference, in triton's interpreter and, if available, on a GPU."""
+"""Compare the Triton kernels with tests/textbook.py in float64, in triton's interpreter and, if available, on a GPU."""
 
 from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from swin_dense import SwinBackbone, ops
 from swin_dense.ops.triton import attention, gpu
 from swin_dense.ops.windows import WindowSpec
+from tests import textbook
 from tests.conftest import TINY, randomize
 from tests.ops.devices import compile_for_h200, device, needs_interpreter, run_python
 
@@ -27,7 +30,10 @@ class Case(NamedTuple):
 
 
 def inputs(case, dtype=torch.float32, device='cpu', magnitude=1.0):
-    """Return qkv, bias and pad_kv of the given magnitude, and a gradient of the output."""
+    """Return qkv, bias and pad_kv of the given magnitude, and a gradient of the output.
+
+    The keys and values of padding tokens are pad_kv, and their queries are zero.
+    """
     generator = torch.Generator().manual_seed(0)
     channels, tokens = case.heads * case.head_dim, case.window[0] * case.window[1]
     shapes = (case.batch, *case.size, 3 * channels), (case.heads, tokens, tokens), (2 * channels,)
@@ -37,8 +43,20 @@ def inputs(case, dtype=torch.float32, device='cpu', magnitude=1.0):
 
 
 def attend(case, tensors, backend, scale=None, dropout=0.0):
-    spec = WindowSpec(case.heads, case.window, case.shift, case.head_dim**-0.5 if scale is None else scale, dropout)
-    return ops.window_attention(*tensors, spec, backend)
+    """Run the kernel, or tests/textbook.py as the reference."""
+    qkv, bias, pad_kv = tensors
+    spec = WindowSpec(case.heads, case.window, case.shift, case.head_dim**-0.5 if scale is None else scale)
+    if backend == 'reference':
+        return textbook.window_attention(qkv, bias, pad_kv, spec)
+    height, width, channels = *qkv.shape[1:3], qkv.shape[3] // 3
+    pads = 0, 0, 0, -width % case.window[1], 0, -height % case.window[0]
+    padded = F.pad(qkv, pads)
+    if pad_kv is not None:
+        is_padding = F.pad(torch.zeros_like(qkv[..., :1]), pads, value=1.0)
+        padded = padded + is_padding * F.pad(pad_kv, (channels, 0)).to(qkv.dtype)
+    # The kernel reads what the layer returns, and no other value of the map.
+    out = ops.window_attention(padded[..., :channels], lambda _: padded, bias, spec, nn.Dropout(dropout), backend)
+    return out[:, :height, :width]
 
 
 def output_and_gradients(case, tensors, grad, backend, dtype=None, **options):
@@ -199,27 +217,27 @@ def test_the_same_input_gives_the_same_bits(device):
 @device
 @pytest.mark.parametrize('window', [(7, 7), (9, 9)])
 def test_operators_pass_opcheck(window, device):
-    case = Case((8, 9), window, (3, 3))
-    tensors, grad = inputs(case, device=device)
+    case = Case((window[0], 2 * window[1]), window, (3, 3))
+    (qkv, bias, _), grad = inputs(case, device=device)
     settings = (case.heads, window, case.shift, 0.25)
-    torch.library.opcheck(attention._forward, (*[x.requires_grad_() for x in tensors], *settings))
+    torch.library.opcheck(attention._forward, (qkv.requires_grad_(), bias.requires_grad_(), *settings))
     with torch.no_grad():
-        out, lse = attention._forward(*tensors, *settings)
-        torch.library.opcheck(attention._backward, (grad, *tensors, out, lse, *settings))
+        out, lse = attention._forward(qkv, bias, *settings)
+        torch.library.opcheck(attention._backward, (grad, qkv, bias, out, lse, *settings))
 
 
 @device
 def test_compiles_without_graph_breaks_and_once_for_all_sizes(device):
-    def function(qkv, bias, pad_kv):
-        return 2 * attend(case, (qkv + 1, bias, pad_kv), 'triton')
+    def function(qkv, bias):
+        return 2 * attention._forward(qkv + 1, bias, case.heads, case.window, case.shift, 0.25)[0]
 
-    case = Case((8, 9), (7, 7), (3, 3))
+    case = Case((7, 14), (7, 7), (3, 3))
     torch._dynamo.reset()
     counter = CompileCounterWithBackend('aot_eager')
     compiled = torch.compile(function, backend=counter, fullgraph=True)
-    for size in ((8, 9), (10, 11), (13, 7), (20, 6)):
-        tensors, grad = inputs(case._replace(size=size), device=device)
-        leaves = [x.requires_grad_() for x in tensors]
+    for size in ((7, 14), (14, 21), (21, 7), (28, 35)):
+        (qkv, bias, _), grad = inputs(case._replace(size=size), device=device)
+        leaves = [qkv.requires_grad_(), bias.requires_grad_()]
         results = []
         for run in (compiled, function):
             out = run(*leaves)
@@ -261,13 +279,11 @@ def test_unsupported_inputs_are_named(case, dtype, dropout, message):
 
 
 @needs_interpreter
-@pytest.mark.parametrize('which', [1, 2])
-def test_tensors_of_a_wrong_shape_are_refused(which):
+def test_a_bias_of_a_wrong_shape_is_refused():
     case = Case((8, 8), (7, 7), (3, 3))
-    tensors, _ = inputs(case)
-    tensors[which] = tensors[which][..., :-1]
-    with pytest.raises(ValueError, match=r'must have the shapes \(1, 49, 49\) and \(32,\)'):
-        attend(case, tensors, 'triton')
+    (qkv, bias, pad_kv), _ = inputs(case)
+    with pytest.raises(ValueError, match=r'must have the shape \(1, 49, 49\), got \(1, 49, 48\)'):
+        attend(case, (qkv, bias[..., :-1], pad_kv), 'triton')
 
 
 def test_the_package_works_without_triton():
@@ -275,12 +291,14 @@ def test_the_package_works_without_triton():
         import sys
         sys.modules['triton'] = None
         import torch
+        from torch import nn
         from swin_dense import ops
         from swin_dense.ops.windows import WindowSpec
-        qkv, spec = torch.zeros(1, 7, 7, 48), WindowSpec(1, (7, 7), (0, 0), 1.0)
-        ops.window_attention(qkv, None, None, spec)
+        spec = WindowSpec(1, (7, 7), (0, 0), 1.0)
+        inputs = torch.zeros(1, 7, 7, 16), nn.Linear(16, 48), None, spec, nn.Dropout(0.0)
+        ops.window_attention(*inputs)
         try:
-            ops.window_attention(qkv, None, None, spec, backend='triton')
+            ops.window_attention(*inputs, backend='triton')
         except RuntimeError as error:
             assert 'triton cannot be imported' in str(error), error
         else:
@@ -296,12 +314,11 @@ def test_kernels_compile_for_an_h200():
     rows = compile_for_h200("""
         import itertools
         from swin_dense.ops.triton import attention, gpu
-        from swin_dense.ops.windows import WindowSpec
         for window, dtype in itertools.product(((7, 7), (12, 12)), gpu.DTYPES):
             tokens = window[0] * window[1]
-            leaves = [torch.zeros(1, 8, 9, 192, dtype=dtype), torch.zeros(2, tokens, tokens), torch.zeros(128)]
-            out = attention.window_attention(*[x.requires_grad_() for x in leaves], WindowSpec(2, window, (3, 3), 1.0))
-            out.sum().backward()
+            qkv = torch.zeros(1, *window, 192, dtype=dtype, requires_grad=True)
+            bias = torch.zeros(2, tokens, tokens, requires_grad=True)
+            attention._forward(qkv, bias, 2, window, (3, 3), 1.0)[0].sum().backward()
     """)
     assert [name for name, _ in rows] == [
         *['forward', 'backward_keys'] * 3,

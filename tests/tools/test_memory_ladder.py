@@ -11,7 +11,6 @@ from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
 
-import gpu_estimate
 import memory_ladder
 
 
@@ -30,7 +29,7 @@ class Squares(nn.Module):
 
 def test_the_peak_by_hand():
     counter = memory_ladder.PeakCounter()
-    gpu_estimate.count(Squares().to('meta'), (1, 3, 32, 8), True, torch.float32, counter=counter)
+    memory_ladder.train_once(Squares().to('meta'), torch.empty(1, 3, 32, 8, device='meta'), torch.float32, counter)
     map_, weight = 4 * 3 * 32 * 8, 4 * 8 * 8
     # At the second layer of the backward pass: the output of the first layer, the last output and its gradient, which
     # the caller holds, the gradients of the second and of the first output, and those of the last two weights.
