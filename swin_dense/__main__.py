@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
+from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.packages import how_to_install
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
@@ -26,7 +27,6 @@ EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
-_WITHOUT_TORCH = ('doctor', 'zoo')
 _FOLDER = Path(__file__).with_name('commands')
 _VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
 
@@ -47,8 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.description = command.__doc__
         command.add_arguments(parser)
         args = parser.parse_args(arguments[1:])
-        if name not in _WITHOUT_TORCH:
-            importlib.import_module('swin_dense._public')  # registers SwinDense
         status = command.run(args)
         sys.stdout.flush()
         return status
@@ -108,27 +106,29 @@ def _print_log() -> None:
 
 def _explained(error: Exception) -> str | None:
     """Return a one-line message for an error, or None if the error is a bug of this package."""
-    from swin_dense import _public  # imports torch
-
-    if _public.why_no_core is None:
-        from swin_dense.checkpoint import CheckpointError
-        from swin_dense.utils.memory import is_out_of_memory
-
-        if is_out_of_memory(error):
-            return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
-        if isinstance(error, CheckpointError):
-            return error.without_python
-    elif not isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError)):
-        # A broken torch can raise any other error. The errors above come from commands that do not need torch.
-        return f'{_public.why_no_core}; run `swin-dense doctor` for details'
+    if is_out_of_memory(error):
+        return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
+    if 'torch' not in sys.modules and not _is_our_own(error):  # a broken torch can raise any error
+        reason = swin_dense.why_no_core()
+        if reason is not None:
+            return reason
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
-        return str(error)
+        return getattr(error, 'without_python', str(error))
     if error.name == 'pkg_resources':
         return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
     return f'this command needs {package}, which is not installed: {how_to_install(package)}'
+
+
+def _is_our_own(error: Exception) -> bool:
+    """Return whether an error was raised by this package, or is about an argument or a file."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_ours = trace is not None and trace.tb_frame.f_globals.get('__name__', '').startswith('swin_dense.')
+    return is_ours or isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError))
 
 
 def command_names() -> list[str]:
