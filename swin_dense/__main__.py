@@ -7,13 +7,15 @@ import ast
 import importlib
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import swin_dense
+from swin_dense.commands._options import SPELLED
+from swin_dense.utils import checks
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.packages import how_to_install
 
@@ -28,7 +30,6 @@ EXIT_STATUS = (
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
 _FOLDER = Path(__file__).with_name('commands')
-_VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.description = command.__doc__
         command.add_arguments(parser)
         args = parser.parse_args(arguments[1:])
-        status = command.run(args)
+        with checks.command_line(spelling(parser)):
+            status = command.run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
@@ -64,33 +66,40 @@ def _print_error(error: Exception, parser: argparse.ArgumentParser) -> int:
     explanation = _explained(error)
     if explanation is None or os.environ.get(TRACEBACK):
         raise error
-    print(f'{parser.prog}: error: {in_options(explanation, parser)}', file=sys.stderr)
+    print(f'{parser.prog}: error: {explanation}', file=sys.stderr)
     return 2
 
 
-def in_options(text: str, parser: argparse.ArgumentParser) -> str:
-    """Replace Python arguments in a message by the command's options: arch='swin_t' becomes --arch swin_t."""
-    options = _options_of(parser)
-    names = '|'.join(options)
-    # A bare name is replaced only at the start of a message: the 'set' in 'a data set must ...' is not --set.
-    text = re.sub(rf'(?:^|(?<=every entry of ))({names})(?= must )', lambda match: options[match[1]], text)
-    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', lambda match: _option(options[match[1]], match[2]), text)
+def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
+    """Return the function that writes Python arguments as the options of a command; see ``checks.argument``."""
+    actions = _actions_of(parser)
+
+    def spell(name: str, *value: Any) -> str | None:
+        form = '='.join([name, *map(repr, value)])
+        if form in SPELLED:
+            return SPELLED[form]
+        action = actions.get(name)
+        if action is None or not action.option_strings:
+            return None
+        option = action.option_strings[0]
+        if not value or value[0] is True or value[0] is ...:
+            return option
+        if value[0] is False:
+            return f'--no-{option[2:]}'
+        values = value[0] if isinstance(value[0], (tuple, list)) else value
+        return ' '.join([option, *map(str, values)])
+
+    return spell
 
 
-def _option(name: str, value: str | None) -> str:
-    """Return an option with a value written in Python, if there is one: --arch swin_t for 'swin_t'."""
-    if value in ('True', 'False'):
-        return name if value == 'True' else f'--no-{name[2:]}'
-    return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
-
-
-def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return {Python name: option} for a parser and its subparsers."""
-    found = {action.dest: action.option_strings[0] for action in reversed(parser._actions) if action.option_strings}
+def _actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return the arguments of a parser and its subparsers by their names in Python."""
+    found: dict[str, argparse.Action] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                found = {**_options_of(inner), **found}
+                found = {**_actions_of(inner), **found}
+        found[action.dest] = action
     return found
 
 
@@ -115,7 +124,7 @@ def _explained(error: Exception) -> str | None:
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
-        return getattr(error, 'without_python', str(error))
+        return str(error)
     if error.name == 'pkg_resources':
         return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]

@@ -38,12 +38,12 @@ import swin_dense
 from swin_dense import SwinBackbone, SwinV2Backbone, export_state_dict
 from swin_dense.__main__ import TRACEBACK, command_names, main
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
-from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.doctor import Finding
 from swin_dense.export import formats
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.regions import open_large_image
+from swin_dense.utils.choices import FAMILIES
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY
@@ -221,7 +221,7 @@ def checkpoints() -> dict[str, bytes]:
             'optimizer': {'param_groups': [{'lr': 0.1}]},
         },
         'v2': v2,
-        **{family: export_state_dict(toy(), family=family) for family in EXPORTED},
+        **{family: export_state_dict(toy(), family=family) for family in FAMILIES},
     }
     files = {}
     for name, content in contents.items():
@@ -685,7 +685,7 @@ KINDS = {
     ),
     'state dicts with wrong entries': Kind(
         st.tuples(
-            st.sampled_from(['ours', *EXPORTED]), SEEDS, st.sampled_from(['v1', 'other']), some_of(LOADING_OPTIONS, ODD)
+            st.sampled_from(['ours', *FAMILIES]), SEEDS, st.sampled_from(['v1', 'other']), some_of(LOADING_OPTIONS, ODD)
         ),
         try_state_dict,
         10,

@@ -15,6 +15,7 @@ import argparse
 import os
 
 from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
+from swin_dense.commands._options import check_checkpoint
 
 # The environment variable with the local rank, by launcher.
 _LOCAL_RANKS = {'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK'}
@@ -36,8 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.resume not in (None, 'auto'):
+        check_checkpoint(args.resume)
     config = config_to_run(args)
-    from mmengine.dist import get_world_size  # not needed for --help
+    # These import the frameworks, which --help does not need.
+    from mmengine.dist import get_world_size
 
     from swin_dense.doctor import kernels
     from swin_dense.workbench import training

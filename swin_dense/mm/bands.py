@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 
 from swin_dense.features.images import Statistic, array_pixels, pixels_of
-from swin_dense.features.normalization import Normalization, band_count
+from swin_dense.features.normalization import AS_STORED, Normalization, band_count, chosen
 from swin_dense.features.regions import open_large_image
 from swin_dense.utils.pixels import LargeImage, Pixels, naming
 
@@ -19,7 +19,8 @@ from swin_dense.utils.pixels import LargeImage, Pixels, naming
 class LoadBands:
     """Load an image of any bands, such as a GeoTIFF, and normalise it; use it in place of ``LoadImageFromFile``.
 
-    The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default. The
+    The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default, or
+    ``normalization``, the name of a preset. The
     data preprocessor must not normalise again: ``data_preprocessor=dict(mean=None, std=None, bgr_to_rgb=False)``.
 
     Adds ``img`` (H, W, C) in float32, ``img_shape`` and ``ori_shape``; reads ``img_path``, or the stored values of an
@@ -33,8 +34,9 @@ class LoadBands:
         scale: Statistic = None,
         bands: Sequence[int] | None = None,
         clamp: bool = False,
+        normalization: str | None = None,
     ) -> None:
-        self.normalization = Normalization(mean, std, scale, bands, clamp)
+        self.normalization = chosen(normalization, Normalization(mean, std, scale, bands, clamp), AS_STORED)
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         """Return the results with the image."""
