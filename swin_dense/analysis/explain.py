@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.normalization import IMAGENET, Inference, Normalization
-from swin_dense.ops import window_attention
+from swin_dense.ops import plain
 from swin_dense.ops.windows import WindowSpec
 from swin_dense.utils import checks
 
@@ -86,14 +86,14 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
     head_dim = channels // w_msa.num_heads
     window, shift = attn.windows_on(x.shape[1], x.shape[2])
     spec = WindowSpec(w_msa.num_heads, window, shift, w_msa.scale)
-    qkv = w_msa.project(x).detach()
+    qkv = w_msa.project(plain.pad_to_windows(x, window)).detach()
     values = qkv[..., 2 * channels :].requires_grad_()
-    bias, pad_kv = w_msa.relative_bias(window), padding_key_and_value(w_msa, x)
     with torch.enable_grad():
-        out = window_attention(torch.cat([qkv[..., : 2 * channels], values], -1), bias, pad_kv, spec, 'reference')
+        qkv = torch.cat([qkv[..., : 2 * channels], values], -1)
+        out = plain.window_attention(qkv, nn.Identity(), w_msa.relative_bias(window), spec, nn.Identity())
         # Heads do not mix, so one gradient of the sum gives the weights of all heads.
         (gradient,) = torch.autograd.grad(out[0, cell[0], cell[1], ::head_dim].sum(), values)
-    return gradient[0, :, :, ::head_dim].permute(2, 0, 1)
+    return gradient[0, : x.shape[1], : x.shape[2], ::head_dim].permute(2, 0, 1)
 
 
 def padding_key_and_value(w_msa: Any, x: Tensor) -> Tensor:

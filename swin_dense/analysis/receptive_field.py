@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense.ops.windows import Pair, partition, region_ids, window_grid
+from swin_dense.ops.plain import partition
+from swin_dense.ops.windows import Pair, region_ids, window_grid
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from swin_dense.archs import arch_letter
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
 from swin_dense.features.sinks import level_size
-from swin_dense.ops.windows import Pair, merge, region_ids, window_grid
+from swin_dense.ops.plain import merge
+from swin_dense.ops.windows import Pair, region_ids, window_grid
 from swin_dense.utils import checks
 
 # Largest window side. A mask has one row and one column per token of a window.

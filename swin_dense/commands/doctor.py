@@ -1,8 +1,6 @@
-"""Check this environment: versions, extras, known problems, attention backends, frameworks, kernels on a GPU.
+"""Check this environment: versions, extras, known problems, attention backends, frameworks.
 
-The report suggests a fix for each problem. On a machine with a GPU, the first run also verifies and times the Triton
-kernels, which takes a few minutes per type of GPU. It stores the result; attn_backend='auto' then uses the kernels that
-are correct and faster.
+The report suggests a fix for each problem.
 
 The exit status is 1 if something is broken. A package that is not installed does not count as broken.
 """
@@ -21,18 +19,20 @@ TITLES = {
     'trap': 'Known problems',
     'backend': 'Backends',
     'check': 'Forward and backward',
-    'kernel': 'Triton kernels',
+    'time': 'Times',
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--again', action='store_true', help='verify and time the Triton kernels again')
+    parser.add_argument(
+        '--time', action='store_true', help='also time linear layers and, on a GPU, verify and time the Triton kernel'
+    )
     parser.add_argument('--json', action='store_true', help='print the findings as JSON')
 
 
 def run(args: argparse.Namespace) -> int:
     findings: list[Finding] = []
-    for finding in examine(args.again):
+    for finding in examine(args.time):
         if not args.json:
             if not findings or finding.topic != findings[-1].topic:
                 print('\n' * bool(findings) + TITLES[finding.topic])

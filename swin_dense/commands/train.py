@@ -5,20 +5,15 @@
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
 Before training, the command checks that the data of the config exist and, for a segmentor, that each image has a mask
-with valid class indices, or, for pretraining, that no image is smaller than a crop. On a GPU whose Triton kernels were
-never verified, it first verifies and times them, which takes a few minutes.
+with valid class indices, or, for pretraining, that no image is smaller than a crop.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 
 from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
 from swin_dense.commands._options import check_checkpoint
-
-# The environment variable with the local rank, by launcher.
-_LOCAL_RANKS = {'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,15 +38,10 @@ def run(args: argparse.Namespace) -> int:
     # These import the frameworks, which --help does not need.
     from mmengine.dist import get_world_size
 
-    from swin_dense.doctor import kernels
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_batch, check_data
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
-    # Local rank 0 verifies the kernels before any process uses a GPU; the other ranks wait in `join_processes`.
-    is_first = int(os.environ.get(_LOCAL_RANKS.get(args.launcher, ''), 0)) == 0
-    if is_first and 'SwinDense' in str(config.model):
-        kernels.ensure_verdict()
     training.join_processes(config)
     check_data(config, ('train', 'val'))
     check_batch(config, get_world_size())

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from swin_dense.doctor.probes import CHECKS, TRAPS
+from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TRAPS
 from swin_dense.utils.packages import FORKS, distribution_of, install_command, version_of
 
 TIMEOUT = 120  # seconds per check; imports from a slow disk take long
@@ -64,8 +64,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        topic: 'version', 'extra', 'trap', 'backend', 'kernel' or 'check'.
-        name: name of the package, extra, trap, backend, GPU, kernel or framework.
+        topic: 'version', 'extra', 'trap', 'backend', 'check' or 'time'.
+        name: name of the package, extra, trap, backend, framework or comparison.
         status: 'ok', 'broken', or 'note' for an unusual or unavailable item.
         text: the result of the check.
         cure: the suggested fix; '' if none is needed or known.
@@ -78,11 +78,11 @@ class Finding:
     cure: str = ''
 
 
-def examine(again: bool = False) -> Iterator[Finding]:
+def examine(times: bool = False) -> Iterator[Finding]:
     """Run all checks and yield each finding as soon as it is known, ordered by topic; raises nothing.
 
     Args:
-        again: check the Triton kernels even if a stored verdict exists.
+        times: also time linear layers on this CPU and, on a GPU, the Triton kernel, after comparing it with float64.
     """
     yield from versions()
     core, *frameworks = CHECKS
@@ -91,19 +91,16 @@ def examine(again: bool = False) -> Iterator[Finding]:
         yield core_finding
         return
     yield from extras()
-    linear_layers = probe('backend', 'linear layers')  # before the others, whose load would distort its times
     with ThreadPoolExecutor(4) as pool:
         traps = pool.map(lambda name: probe('trap', name), TRAPS)
-        backends = pool.submit(probe_backends)
+        backends = pool.map(lambda name: probe('backend', name), BACKENDS)
         checks = pool.map(lambda name: probe('check', name), frameworks)
         yield from traps
-        yield from backends.result()
-        yield linear_layers
+        yield from backends
         yield core_finding
         yield from checks
-    from swin_dense.doctor import kernels  # imports torch
-
-    yield from kernels.examine(again)  # last, because timing needs an idle GPU
+    if times:
+        yield from (probe('time', name) for name in TIMED)  # last and one by one, because timing needs an idle machine
 
 
 def versions() -> list[Finding]:
@@ -167,14 +164,6 @@ def probe(topic: str, name: str) -> Finding:
     if isinstance(found, Finding):
         return found
     return Finding(topic, name, 'note' if found.startswith('not ') else 'ok', found)
-
-
-def probe_backends() -> list[Finding]:
-    """Return one finding per attention implementation: whether it runs here, and if not, why."""
-    found = _ask('backend', 'backends')
-    if isinstance(found, Finding):
-        return [found]
-    return [Finding('backend', name, 'note' if why else 'ok', why or 'runs') for name, why in found.items()]
 
 
 def _ask(topic: str, name: str) -> Any:

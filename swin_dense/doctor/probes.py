@@ -96,29 +96,41 @@ def triton() -> str:
     return f'triton {triton.__version__} imports'
 
 
-def backends() -> dict[str, str | None]:
-    """Return for each attention implementation the reason why it does not run here, or None if it does."""
+def triton_kernel() -> str:
     import torch
 
-    from swin_dense.ops import dispatch
+    from swin_dense.ops.triton import attention
     from swin_dense.ops.windows import WindowSpec
 
-    qkv = torch.zeros(1, 7, 7, 3 * 32, device='cuda' if torch.cuda.is_available() else 'cpu')
-    spec = WindowSpec(1, (7, 7), (0, 0), 1.0)
-    return {
-        f'attention: {name}': module.unsupported_reason(qkv, spec) for name, module in dispatch.IMPLEMENTATIONS.items()
-    }
+    x = torch.zeros(1, 7, 7, 32, device='cuda' if torch.cuda.is_available() else 'cpu')
+    reason = attention.unsupported_reason(x, WindowSpec(1, (7, 7), (0, 0), 1.0))
+    return f'not here: {reason}' if reason else "attn_backend='triton' can run; swin-dense doctor --time compares it"
+
+
+def allocator() -> str:
+    from swin_dense.utils import memory
+
+    if memory.keep_freed():
+        return f'kept for the next pass, so that a process stays at its peak; {memory.KEEP_VARIABLE}=0 switches it off'
+    return f'not kept after a pass: it is not of glibc, or {memory.KEEP_VARIABLE}=0 is set'
 
 
 def linear_layers() -> str:
-    """Return which library computes linear layers in float32 on this CPU, and what the other would take."""
+    from swin_dense.ops import linear
+
+    library = 'oneDNN' if linear.IS_FASTER_BY_ONEDNN else "torch's own choice"
+    return f'{library}, in float32 on this CPU'
+
+
+def linear_layers_timed() -> str:
+    """Return what oneDNN takes for a linear layer in float32 on this CPU, compared with torch's own choice."""
     import torch
     import torch.nn.functional as F
 
     from swin_dense.ops import linear
 
     if not hasattr(torch.ops.mkldnn, '_linear_pointwise'):
-        return "torch's own choice, because this build has no oneDNN"
+        return 'not timed: this build of torch has no oneDNN'
     x, weight = torch.rand(4096, 192), torch.rand(768, 192)
     seconds: dict[Callable[..., object], list[float]] = {linear.by_onednn: [], F.linear: []}
     for _ in range(ROUNDS):
@@ -127,8 +139,13 @@ def linear_layers() -> str:
             function(x, weight, None)
             times.append(time.perf_counter() - start)
     onednn, own = (min(times) for times in seconds.values())
-    used = 'oneDNN' if linear.is_faster() else "torch's own choice"
-    return f'{used}; oneDNN takes {onednn / own:.2f} of the time of the other'
+    return f"oneDNN takes {onednn / own:.2f} of the time of torch's own choice"
+
+
+def kernel_timed() -> str:
+    from swin_dense.doctor import kernel
+
+    return kernel.examine()
 
 
 def core() -> str:
@@ -200,13 +217,15 @@ TRAPS = {
     'name in the registries': registry,
 }
 CHECKS = {'torch alone': core, 'mmdet': mmdet, 'mmsegmentation': mmseg}
+BACKENDS = {'Triton kernel': triton_kernel, 'linear layers': linear_layers, 'memory of a CPU': allocator}
+TIMED = {'linear layers, timed': linear_layers_timed, 'Triton kernel, timed': kernel_timed}
 
 
 def main(name: str) -> None:
     """Print the result of a probe as JSON, or its error and the package that raised it ('' if unknown)."""
     logging.disable()
     try:
-        answer = {'found': {**TRAPS, **CHECKS, 'backends': backends, 'linear layers': linear_layers}[name]()}
+        answer = {'found': {**TRAPS, **CHECKS, **BACKENDS, **TIMED}[name]()}
     except BaseException as error:  # packages can raise any error, even SystemExit
         answer = {'error': ' '.join(f'{type(error).__name__}: {error}'.split()), 'package': _raised_in(error)}
     print(json.dumps(answer))

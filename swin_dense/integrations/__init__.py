@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
-from torch import Tensor, nn
+from torch import nn
 
-from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import packages
 
 
@@ -36,33 +34,6 @@ def require(package: str, tested: str) -> ModuleType:
             stacklevel=3,
         )
     return module
-
-
-def run_stages(
-    backbone: SwinBackbone, img: Tensor, stages: Collection[int]
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Run a backbone and also return the outputs of some stages before the output norms.
-
-    Args:
-        backbone: the backbone.
-        img: (B, in_channels, H, W).
-        stages: indices of the stages to return.
-
-    Returns:
-        The outputs of the backbone, and one map (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per entry of
-        ``stages``.
-    """
-    found: list[Tensor] = []
-    hooks = [
-        stage.register_forward_hook(lambda module, args, out: found.append(out[0].permute(0, 3, 1, 2).contiguous()))
-        for index, stage in enumerate(backbone.stages)
-        if index in stages
-    ]
-    try:
-        return backbone(img), tuple(found)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def set_checkpointing(model: nn.Module, enable: bool) -> None:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from swin_dense.archs import resolve_arch
 from swin_dense.checkpoint import load_checkpoint
-from swin_dense.integrations import require, run_stages, set_checkpointing
+from swin_dense.integrations import require, set_checkpointing
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.ops import plain
 from swin_dense.utils import checks
 
 require('timm', '1.0.31')
@@ -203,8 +204,10 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         checks.one_of('output_fmt', output_fmt, ('NCHW',))
         stages = len(self.backbone.stages)
         wanted = _stage_indices('indices', stages if indices is None else indices, stages)
-        (features,), found = run_stages(self.backbone, x, wanted)
-        maps = [*found[:-1], features] if norm and stages - 1 in wanted else list(found)
+        (features,), outputs = self.backbone(x, return_stages=True)
+        maps = [plain.to_maps(outputs[stage][0]) for stage in wanted]
+        if norm and stages - 1 in wanted:
+            maps[-1] = features
         return maps if intermediates_only else (features, maps)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:

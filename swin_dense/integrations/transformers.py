@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from swin_dense.archs import split_name
 from swin_dense.checkpoint import load_checkpoint
-from swin_dense.integrations import require, run_stages, set_checkpointing
+from swin_dense.integrations import require, set_checkpointing
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.ops import plain
 from swin_dense.utils import checks
 
 require('transformers', '5.23.0')
@@ -260,9 +261,13 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
         """
         if output_attentions:
             raise ValueError('output_attentions cannot be True: attention weights are not materialised')
-        stages = range(len(self.backbone.stages)) if output_hidden_states else ()
-        maps, states = run_stages(self.backbone, pixel_values, stages)
-        output = BackboneOutput(feature_maps=maps, hidden_states=states or None, attentions=None)
+        states = None
+        if output_hidden_states:
+            maps, stages = self.backbone(pixel_values, return_stages=True)
+            states = tuple(plain.to_maps(out) for out, _ in stages)
+        else:
+            maps = self.backbone(pixel_values)
+        output = BackboneOutput(feature_maps=maps, hidden_states=states, attentions=None)
         return output.to_tuple() if return_dict is False else output
 
 

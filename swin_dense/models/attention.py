@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from swin_dense.models.layers import Linear, are_unmodified, known
-from swin_dense.ops import plain, relative_position_bias, window_attention
-from swin_dense.ops.windows import Pair, WindowSpec, central_offsets
+from swin_dense.models.layers import Linear
+from swin_dense.ops import window_attention
+from swin_dense.ops.windows import Pair, WindowSpec, central_offsets, relative_position_bias
 
 
-@known
 class WindowAttention(nn.Module):
     """Multi-head self-attention within the windows of a map of any size: (B, H, W, C) to (B, H, W, C).
 
@@ -55,39 +54,22 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:
         """Attend within windows of the given size and shift, both (height, width) in tokens."""
-        weights_are_seen = not (isinstance(self.attn_drop, nn.Dropout) and are_unmodified(self.attn_drop))
-        if weights_are_seen or not self._is_linear():  # then padding tokens pass through all layers, as in mmdet
-            padded = plain.pad_to_windows(x, window)
-            out = self._attend(padded, None, weights_are_seen, window, shift)[:, : x.shape[1], : x.shape[2]]
-        else:
-            out = self._attend(x, self.pad_kv(), weights_are_seen, window, shift)
-        return self.proj_drop(self.proj(out))
-
-    def _attend(self, x: Tensor, pad_kv: Tensor | None, weights_are_seen: bool, window: Pair, shift: Pair) -> Tensor:
-        qkv, bias = self.project(x), self.relative_bias(window)
         spec = WindowSpec(self.num_heads, window, shift, self.scale)
-        if weights_are_seen:
-            return plain.window_attention(qkv, bias, pad_kv, spec, self.attn_drop)
-        rate = self.attn_drop.p if self.attn_drop.training else 0.0
-        return window_attention(qkv, bias, pad_kv, spec._replace(dropout=rate), self.backend)
+        x = window_attention(x, self.project, self.relative_bias(window), spec, self.attn_drop, self.backend)
+        return self.proj_drop(self.proj(x))
 
     def project(self, x: Tensor) -> Tensor:
-        """Return queries, keys and values, (B, H, W, 3C), of x, (B, H, W, C)."""
+        """Return queries, keys and values, (..., 3C), of tokens, (..., C)."""
         return self.qkv(x)
-
-    def _is_linear(self) -> bool:
-        return isinstance(self.qkv, nn.Linear) and are_unmodified(self.qkv)
-
-    def pad_kv(self) -> Tensor | None:
-        """Return the key and value of a padding token, a zero before the projection: (2C,), or None for zeros."""
-        return None if self.qkv.bias is None else self.qkv.bias[self.qkv.out_features // 3 :]
 
     def relative_bias(self, window: Pair) -> Tensor | None:
         """Return the position bias that is added to the scores of a window of this size, (A, T, T), or None."""
         table: Tensor | None = self.relative_position_bias_table
-        if table is not None and window != self.window_size:
+        if table is None:
+            return None
+        if window != self.window_size:
             table = central_offsets(table, self.window_size, window)
-        return None if table is None else relative_position_bias(table, window, self.backend)
+        return relative_position_bias(table, window)
 
     def reset_position(self) -> None:
         """Initialise the parameters that do not belong to linear layers."""
@@ -98,7 +80,6 @@ class WindowAttention(nn.Module):
         return f'num_heads={self.num_heads}, window_size={self.window_size}'
 
 
-@known
 class ShiftedWindowAttention(nn.Module):
     """Window attention that chooses window and shift for each map: (B, H, W, C) to the same, any H and W.
 
@@ -115,9 +96,9 @@ class ShiftedWindowAttention(nn.Module):
         self.shift = shift
         self.clamp_window = clamp_window
 
-    def forward(self, x: Tensor, *windows: Pair) -> Tensor:
-        """Attend within windows of the given size and shift, by default those of :meth:`windows_on`."""
-        return self.w_msa(x, *(windows or self.windows_on(x.shape[1], x.shape[2])))
+    def forward(self, x: Tensor) -> Tensor:
+        window, shift = self.windows_on(x.shape[1], x.shape[2])
+        return self.w_msa(x, window, shift)
 
     def windows_on(self, height: int, width: int) -> tuple[Pair, Pair]:
         """Return window and shift, both (height, width) in tokens, on a map of height x width tokens.
@@ -125,11 +106,14 @@ class ShiftedWindowAttention(nn.Module):
         With ``clamp_window``, as in classifiers, if the map is not larger than the window on both sides, the window is
         at most the shorter side of the map, and the shift is 0.
         """
-        window, shift = self.w_msa.window_size, self.shift
+        window = self.w_msa.window_size
         if self.clamp_window and (height <= window[0] or width <= window[1]):
-            side = min(height, width)
-            return (min(window[0], side), min(window[1], side)), (0, 0)
-        return window, shift
+            return _at_most(window, min(height, width)), (0, 0)
+        return window, self.shift
 
     def extra_repr(self) -> str:
         return f'shift={self.shift}' + (', clamp_window=True' if self.clamp_window else '')
+
+
+def _at_most(window: Pair, side: int) -> Pair:
+    return min(window[0], side), min(window[1], side)

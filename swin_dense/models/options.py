@@ -47,15 +47,19 @@ def output_stages(out_indices: Sequence[int] | None, stages: int) -> tuple[int, 
     return tuple(sorted(checked))
 
 
-def flag_per_stage(name: str, value: bool | Sequence[bool], stages: int) -> tuple[bool, ...]:
-    """Return one flag per stage, given one flag for all stages or one for each."""
-    if isinstance(value, bool):
-        return (value,) * stages
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(f'{name} must be True, False or a list with one of them per stage, got {value!r}')
-    if len(value) != stages:
-        raise ValueError(f'{name} must have one entry for each of the {stages} stages, got {len(value)}: {value!r}')
-    return tuple(checks.boolean(f'every entry of {name}', flag) for flag in value)
+def checkpointing_per_stage(with_cp: bool | str | Sequence[bool | str], stages: int) -> tuple[bool | str, ...]:
+    """Return what each stage recomputes in the backward pass, given one value for all stages or one for each."""
+    values = [with_cp] * stages if isinstance(with_cp, (bool, str)) else with_cp
+    if not isinstance(values, Sequence):
+        raise TypeError(f"with_cp must be True, False, 'mlp' or a list with one of them per stage, got {with_cp!r}")
+    if len(values) != stages:
+        raise ValueError(f'with_cp must have one entry for each of the {stages} stages, got {len(values)}: {with_cp!r}')
+    for value in values:
+        if not isinstance(value, bool) and value != 'mlp':
+            raise ValueError(
+                f"with_cp must be True (recompute blocks), 'mlp' (their MLPs alone) or False, got {value!r}"
+            )
+    return tuple(values)
 
 
 def reject_unknown(unknown: Iterable[str], allowed: Sequence[str]) -> None:

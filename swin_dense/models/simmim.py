@@ -8,7 +8,7 @@ Swin V2. The frozen teacher is that of Mendieta et al., Towards Geospatial Found
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ class SimMIM(nn.Module):
         rows, columns = self._cells(img)
         hidden = math.ceil(rows * columns * self.mask_ratio)
         # Not torch.rand, which torch.compile cannot trace with a generator for sizes that vary.
-        order = torch.empty(len(img), rows * columns).uniform_(generator=generator).argsort(1)
+        order = torch.empty(len(img), rows * columns, device='cpu').uniform_(generator=generator).argsort(1)
         return (order < hidden).view(-1, rows, columns).to(img.device)
 
     def forward(self, img: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
@@ -132,16 +132,14 @@ class SimMIM(nn.Module):
         mask = self.draw_mask(img) if mask is None else mask
         if self.teacher is None or self.projection is None:
             return {'loss_pixels': self.pixel_loss(img, self.reconstruct(img, mask), mask)}
-        pooled: list[Tensor] = []
-        with _keep_pooled(self.backbone, pooled):
-            reconstruction = self.reconstruct(img, mask)
+        reconstruction, ours = self._reconstruct(img, mask)
         size = self.teacher_size
         whole = img if size is None else F.interpolate(img, (size, size), mode='bilinear', align_corners=True)
-        with torch.no_grad(), _keep_pooled(self.teacher, pooled):
-            self.teacher(whole)
+        with torch.no_grad():
+            _, stages = self.teacher(whole, return_stages=True)
+        theirs = _pooled(stages)
         # Autocast may have halved them.
-        ours, theirs = (features.to(img.dtype) for features in (self.projection(pooled[0]), pooled[1]))
-        similarity = F.cosine_similarity(ours, theirs, dim=1).mean()
+        similarity = F.cosine_similarity(self.projection(ours).to(img.dtype), theirs.to(img.dtype), dim=1).mean()
         return {
             'loss_pixels': self.pixel_loss(img, reconstruction, mask),
             'loss_teacher': -self.teacher_weight * similarity,
@@ -152,20 +150,21 @@ class SimMIM(nn.Module):
 
         With ``norm_target`` the prediction is that of the normalised target; see :meth:`local_statistics`.
         """
+        return self._reconstruct(img, mask)[0]
+
+    def _reconstruct(self, img: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all pixels, and the mean over the map that enters the last stage, (B, C)."""
         if mask.shape != (len(img), *self._cells(img)):
             raise ValueError(
                 f'mask must be {(len(img), *self._cells(img))}, one entry for each cell of {self.mask_patch} pixels of '
                 f'an image of {tuple(img.shape)}, got {tuple(mask.shape)}'
             )
-
-        def hide(_module: nn.Module, _args: Any, tokens: Tensor) -> Tensor:
-            hidden = _enlarge(mask, self.mask_patch // self.backbone.strides[0], tokens.shape[1:3])
-            return torch.where(hidden.unsqueeze(-1), self.mask_token.to(tokens.dtype), tokens)
-
-        with self.backbone.patch_embed.register_forward_hook(hide):
-            features = self.backbone(img)[-1]
+        patch = self.backbone.strides[0]
+        grid = (-(-img.shape[2] // patch), -(-img.shape[3] // patch))
+        hidden = _enlarge(mask, self.mask_patch // patch, grid)
+        (features,), stages = self.backbone(img, hidden, self.mask_token, return_stages=True)
         pixels = F.pixel_shuffle(self.decoder(features), self.backbone.out_strides[-1])
-        return pixels[:, :, : img.shape[2], : img.shape[3]]
+        return pixels[:, :, : img.shape[2], : img.shape[3]], _pooled(stages)
 
     def pixel_loss(self, img: Tensor, reconstruction: Tensor, mask: Tensor) -> Tensor:
         """Return the mean absolute difference between target and reconstruction over hidden pixels and channels."""
@@ -184,6 +183,7 @@ class SimMIM(nn.Module):
     def local_statistics(self, img: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the neighbourhood of each pixel, both (B, C, H, W)."""
         side = self.norm_target or 1
+        img = img.to(torch.promote_types(img.dtype, torch.float32))  # a difference of squares
 
         def average(x: Tensor, is_count: bool = False) -> Tensor:
             return F.avg_pool2d(x, side, stride=1, padding=side // 2, count_include_pad=is_count)
@@ -228,9 +228,9 @@ def _check_teacher(teacher: Any, backbone: SwinBackbone) -> None:
             )
 
 
-def _keep_pooled(backbone: SwinBackbone, pooled: list[Tensor]) -> Any:
-    """Append the mean over the map that enters the last stage, (B, C), in each pass within a ``with`` block."""
-    return backbone.stages[-1].register_forward_pre_hook(lambda _stage, args: pooled.append(args[0].mean((1, 2))))
+def _pooled(stages: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the mean over the map that enters the last stage, (B, C), or leaves the only one."""
+    return stages[-2:][0][1].mean((1, 2))
 
 
 def _enlarge(mask: Tensor, cell: int, size: Any) -> Tensor:

@@ -25,15 +25,14 @@ from swin_dense.models.layer_ids import UNDECAYED, layer_of
 from swin_dense.models.layers import (
     FFN,
     ActivationConfig,
-    LayerNorm,
     NormConfig,
     PatchEmbed,
     PatchMerging,
     build_norm,
 )
-from swin_dense.ops import BACKENDS, chunks, context, plain
+from swin_dense.ops import BACKENDS, plain
 from swin_dense.ops.windows import Pair
-from swin_dense.utils import checks, compat
+from swin_dense.utils import checks, compat, memory
 
 
 class SwinStage(nn.Module):
@@ -81,10 +80,10 @@ class SwinBackbone(HubMixin):
         act_cfg: activation of the MLPs, such as ``dict(type='GELU')``, or a function that builds one.
         norm_cfg: norm, such as ``dict(type='LN')``, or a function that takes the number of channels and builds a norm
             over the last axis.
-        with_cp: whether to recompute blocks in the backward pass to save memory; one flag, or one per stage.
+        with_cp: what to recompute in the backward pass to save memory: True for blocks, 'mlp' for their MLPs alone;
+            one value, or one per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
-        attn_backend: one of ``swin_dense.ops.BACKENDS``; 'triton' applies to norms too. 'auto' uses the fastest backend
-            that can run, and the Triton kernels only if `swin-dense doctor` found them correct and faster on this GPU.
+        attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is torch's own attention; 'triton' is experimental.
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.
@@ -142,7 +141,7 @@ class SwinBackbone(HubMixin):
         use_shift: bool = True,
         act_cfg: ActivationConfig = {'type': 'GELU'},
         norm_cfg: NormConfig = {'type': 'LN'},
-        with_cp: bool | Sequence[bool] = False,
+        with_cp: bool | str | Sequence[bool | str] = False,
         frozen_stages: int = -1,
         attn_backend: str = 'auto',
         clamp_window: bool = False,
@@ -186,7 +185,7 @@ class SwinBackbone(HubMixin):
         shift = (self.window_size[0] // 2, self.window_size[1] // 2)
         use_shift = checks.boolean('use_shift', use_shift)
         drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
-        with_cp = options.flag_per_stage('with_cp', with_cp, stages)
+        with_cp = options.checkpointing_per_stage(with_cp, stages)
         make_attention = functools.partial(
             self._attention(
                 None if qk_scale is None else checks.number('qk_scale', qk_scale),
@@ -217,9 +216,6 @@ class SwinBackbone(HubMixin):
         for stage, channels in zip(self.out_indices, self.out_channels, strict=True):
             self.add_module(f'norm{stage}', build_norm(norm_cfg, channels))
 
-        for module in self.modules():
-            if isinstance(module, LayerNorm):
-                module.backend = attn_backend
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
         self.reset_parameters()
         self._freeze()
@@ -286,35 +282,48 @@ class SwinBackbone(HubMixin):
         blocks = [*merging, (r'^stages\.(\d+)\.\w+\.(\d+)', None), (r'^norm', (99999,))]
         return {'stem': r'^patch_embed', 'blocks': blocks}
 
-    def forward(self, img: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self,
+        img: Tensor,
+        hidden: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        return_stages: bool = False,
+    ) -> Any:
         """Compute the feature pyramid.
 
         Args:
             img: (B, in_channels, H, W), any H and W of at least 1 pixel.
+            hidden: (B, ceil(H / patch_size), ceil(W / patch_size)) bool, the patches that ``mask_token`` replaces.
+            mask_token: (C,), needed with ``hidden``.
+            return_stages: whether to return also what each stage returns, see :class:`SwinStage`.
 
         Returns:
-            One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
+            One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage. With ``return_stages``, a pair of
+            these and of one pair of maps (B, H_i, W_i, C_i) per stage, without output norms.
         """
-        dtype = getattr(next(self.patch_embed.parameters(), img), 'dtype', None)
+        dtype = next(self.patch_embed.parameters(), img).dtype
         is_map = isinstance(img, Tensor) and img.is_floating_point() and img.ndim == 4 and 0 not in img.shape[2:]
         fits = is_map and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
         if not fits or img.shape[1] != self.in_channels:
             raise options.image_error(img, self.in_channels, dtype)
-        if img.device.type == 'cpu' and not context.is_tracing():
-            chunks.keep_freed_memory()
-        x = self._add_position(self.patch_embed(img))
-        outs = []
-        for index, stage in enumerate(self.stages):
-            out, x = stage(x)
-            if index in self.out_indices:
-                outs.append(plain.to_maps(getattr(self, f'norm{index}')(out)))
-        return tuple(outs)
-
-    def _add_position(self, x: Tensor) -> Tensor:
+        if img.device.type == 'cpu':
+            memory.keep_freed()
+        x = self.patch_embed(img)
+        if hidden is not None and mask_token is not None:
+            x = torch.where(hidden.unsqueeze(-1), mask_token.to(x.dtype), x)
         if self.absolute_pos_embed is not None:
             position = plain.resize_position(self.absolute_pos_embed, self.position_grid, (x.shape[1], x.shape[2]))
             x = x + position.to(x.dtype)
-        return self.pos_drop(x)
+        x = self.pos_drop(x)
+        maps, stages = [], []
+        for index, stage in enumerate(self.stages):
+            out, x = stage(x)
+            if index in self.out_indices:
+                norm = getattr(self, f'norm{index}')
+                maps.append(plain.to_maps(norm(out)))
+            if return_stages:
+                stages.append((out, x))
+        return (tuple(maps), tuple(stages)) if return_stages else tuple(maps)
 
     def _freeze(self) -> None:
         if self.frozen_stages >= 0:

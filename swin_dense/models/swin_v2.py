@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from swin_dense.archs import Arch
 from swin_dense.models.attention import WindowAttention
-from swin_dense.models.block import SwinBlock
-from swin_dense.models.layers import NormConfig, PatchMerging, build_norm, known
+from swin_dense.models.block import SwinBlock, run
+from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
 from swin_dense.models.swin import SwinBackbone, SwinStage
-from swin_dense.ops import plain, relative_position_bias
-from swin_dense.ops.windows import Pair, log_spaced_offsets
+from swin_dense.ops import plain
+from swin_dense.ops.windows import Pair, log_spaced_offsets, relative_position_bias
 from swin_dense.utils import checks
 
 LARGEST_LOGIT_SCALE = math.log(100)
@@ -29,7 +29,6 @@ LARGEST_BIAS = 16
 CPB_CHANNELS = 512
 
 
-@known
 class CosineWindowAttention(WindowAttention):
     """Window attention with cosine scores, (B, H, W, C) to (B, H, W, C).
 
@@ -82,30 +81,18 @@ class CosineWindowAttention(WindowAttention):
         heads = x.unflatten(-1, (self.num_heads, -1))
         return F.normalize(heads.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
 
-    def _is_linear(self) -> bool:
-        return super()._is_linear() and self.qkv.bias is None
-
-    def pad_kv(self) -> Tensor | None:
-        if self.v_bias is None:
-            return None
-        # A zero token has a zero key, which F.normalize leaves at zero.
-        return torch.cat([torch.zeros_like(self.v_bias), self.v_bias])
-
     def relative_bias(self, window: Pair) -> Tensor | None:
         offsets = log_spaced_offsets(window, self.pretrained_window_size or window, self.logit_scale.device)
         table = LARGEST_BIAS * self.cpb_mlp(offsets.to(self.logit_scale.dtype)).sigmoid()
-        return relative_position_bias(table, window, self.backend)
+        return relative_position_bias(table, window)
 
 
-@known
 class SwinBlockV2(SwinBlock):
     """Window attention and an MLP, each on a residual branch that ends with a LayerNorm: (B, H, W, C) to the same."""
 
-    post_norm = True
-
-    def forward_modules(self, x: Tensor, *windows: Pair) -> Tensor:
-        x = self.plus(x, lambda x: self.norm1(self.attn(x, *windows)))
-        return self.plus(x, lambda x: self.norm2(self.ffn(x)))
+    def forward_modules(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.norm1(self.attn(x)))
+        return x + self.drop_path(self.norm2(run(self.ffn, x, recompute=self.with_cp == 'mlp')))
 
 
 class PatchMergingV2(PatchMerging):

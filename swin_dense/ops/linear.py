@@ -2,55 +2,66 @@
 
 from __future__ import annotations
 
-import functools
+import platform
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.ops import context, cpu
+from swin_dense.ops import context
 from swin_dense.utils import compat
+
+
+def _is_faster_by_onednn() -> bool:
+    """Return whether torch would use MKL on an AMD processor with AVX-512, and can use oneDNN instead."""
+    has_both = torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
+    return has_both and torch.backends.cpu.get_cpu_capability() == 'AVX512' and 'AuthenticAMD' in _processor()
+
+
+def _processor() -> str:
+    try:
+        with Path('/proc/cpuinfo').open(encoding='utf-8', errors='replace') as file:
+            return file.read(1000)  # of the first core; the whole file takes long where there are many
+    except OSError:
+        return platform.processor()  # on Windows: family, model and vendor
+
+
+# A constant, which torch.compile need not trace.
+IS_FASTER_BY_ONEDNN = _is_faster_by_onednn()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Do the same as ``F.linear``: (..., K) by (N, K) to (..., N)."""
-    if not is_supported(x, weight, bias):
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        return _Linear.apply(x, weight, bias)
-    return by_onednn(x, weight, bias)
+    if IS_FASTER_BY_ONEDNN and not context.is_exporting() and is_supported(x, weight, bias):
+        return _linear_by_onednn(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether oneDNN is faster, and computes the same as ``F.linear`` in this context."""
-    return (
-        not context.is_tracing()  # first, because compilers cannot trace what follows
-        and is_faster()
-        and torch._C._get_mkldnn_enabled()
-        and all(tensor is None or _is_plain(tensor) for tensor in (x, weight, bias))
-        and x.ndim > 1
-        and x.shape[-1] == weight.shape[1]  # oneDNN would read beyond the end
-        and not compat.is_autocast_enabled('cpu')
-        and not context.plain_reason(x)
-    )
+    """Return whether oneDNN computes the same as ``F.linear`` in this context."""
+    for tensor in (x, weight) if bias is None else (x, weight, bias):
+        # Subclasses, such as quantised or distributed tensors, have operations of their own.
+        is_dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+        if not is_dense or tensor.dtype != torch.float32 or tensor.device.type != 'cpu':
+            return False
+    # oneDNN would read beyond the end of a row, and it ignores the stride of a bias.
+    fits = x.ndim > 1 and x.shape[-1] == weight.shape[1] and (bias is None or bias.is_contiguous())
+    if not fits or compat.is_autocast_enabled('cpu') or not torch._C._get_mkldnn_enabled():
+        return False
+    return compat.is_compiling() or not context.needs_plain_operations(x)
 
 
-def _is_plain(x: Tensor) -> bool:
-    # Subclasses, such as quantised or distributed tensors, have operations of their own.
-    is_tensor = type(x) in (Tensor, nn.Parameter)
-    return is_tensor and x.dtype == torch.float32 and x.device.type == 'cpu' and x.layout == torch.strided
-
-
-@functools.cache
-def is_faster() -> bool:
-    """Return whether torch would use MKL on an AMD processor with AVX-512, and can use oneDNN instead."""
-    has_both = torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == 'AVX512'
-    return has_both and has_avx512 and cpu.is_amd()
+def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if compat.is_compiling():
+        return _operator(x, weight, bias)
+    # Autograd forbids in-place operations on a view that a function returns, so the function takes and returns rows.
+    rows = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
+    return rows.view(*x.shape[:-1], weight.shape[0])
 
 
 def by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute the layer by oneDNN, through the operator that torch's compiler uses; it has no gradient."""
+    """Compute the layer through the operator that torch's compiler uses; it has no gradient."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
 
 
@@ -58,13 +69,17 @@ class _Linear(torch.autograd.Function):
     """The layer with gradients that have gradients themselves."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
+    def forward(x, weight, bias):
         return by_onednn(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
+        # Rows, because torch.compile calls the operator on maps.
         rows, tokens = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         return (
             linear(grad, weight.t()) if ctx.needs_input_grad[0] else None,
@@ -72,3 +87,17 @@ class _Linear(torch.autograd.Function):
             rows.t() @ tokens if ctx.needs_input_grad[1] else None,
             rows.sum(0) if ctx.needs_input_grad[2] else None,
         )
+
+
+# The same as an operator that torch.compile calls; a call of it takes longer than one of the function.
+_operator = compat.custom_op(
+    'swin_dense::linear', mutates_args=(), schema='(Tensor x, Tensor weight, Tensor? bias) -> Tensor'
+)(by_onednn)
+
+
+@_operator.register_fake
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+_operator.register_autograd(_Linear.backward, setup_context=_Linear.setup_context)

@@ -12,60 +12,80 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_dense.ops import context
-from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, merge, partition, region_ids, take, window_grid
+from swin_dense.ops.windows import (
+    REGION_PENALTY,
+    Pair,
+    WindowSpec,
+    outer,
+    region_ids,
+    slots,
+    sources,
+    window_grid,
+)
 
-
-def unsupported_reason(qkv: Tensor, spec: WindowSpec) -> str | None:
-    return None
+# Maps tokens, (..., C), to their queries, keys and values, (..., 3C).
+Projection = Callable[[Tensor], Tensor]
 
 
 def window_attention(
-    qkv: Tensor,
-    relative_bias: Tensor | None,
-    pad_kv: Tensor | None,
-    spec: WindowSpec,
-    on_weights: Callable[[Tensor], Tensor] | None = None,
+    x: Tensor, project: Projection, relative_bias: Tensor | None, spec: WindowSpec, attn_drop: nn.Module
 ) -> Tensor:
-    """See :func:`swin_dense.ops.window_attention`; ``on_weights`` takes and returns the weights, (B * N, A, T, T)."""
-    height, width, channels = qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
-    rows, columns = window_grid(height, width, spec.window)
-    padding_C = qkv.new_zeros(3 * channels) if pad_kv is None else F.pad(pad_kv, (channels, 0)).to(qkv.dtype)
-    windows = partition(qkv, spec.window, spec.shift, padding_C)
-    q_BNTAD, k_BNTAD, v_BNTAD = (
-        part.reshape(-1, rows * columns, spec.tokens, spec.num_heads, channels // spec.num_heads)
-        for part in windows.chunk(3, 3)
-    )
-    scores = (q_BNTAD * spec.scale).transpose(2, 3) @ k_BNTAD.permute(0, 1, 3, 4, 2)
+    """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
+    size = x.shape[1], x.shape[2]
+    qkv_BNTC = project(partition(x, spec.window, spec.shift))
+    q, k, v = qkv_BNTC.unflatten(3, (3, spec.num_heads, -1)).permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
+    scores = (q * spec.scale) @ k.transpose(3, 4)
     if relative_bias is not None:
         scores = scores + relative_bias.to(scores.dtype)
     if any(spec.shift):
-        ids_NT = region_ids(height, width, spec.window, spec.shift, qkv.device)
+        ids_NT = region_ids(*size, spec.window, spec.shift, x.device)
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
     weights = scores.softmax(-1)
-    if spec.dropout:  # dropout with rate 0 would still be a node of the graph, and some runtimes do not support it
-        weights = F.dropout(weights, spec.dropout)
-    if on_weights is not None:
-        weights = on_weights(weights.flatten(0, 1)).reshape(weights.shape)
-    out = (weights @ v_BNTAD.transpose(2, 3)).transpose(2, 3).flatten(3)
-    return merge(out, (height, width), spec.window, spec.shift)
+    weights = attn_drop(weights.flatten(0, 1)).reshape(weights.shape)
+    out_BNTC = (weights @ v).transpose(2, 3).flatten(3)
+    return merge(out_BNTC, size, spec.window, spec.shift)
+
+
+def partition(x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    """Pad a map, (B, H, W, C), with zeros, roll it by minus the shift and cut it into windows, (B, N, T, C)."""
+    row = sources(x.shape[1], window[0], shift[0], x.device)
+    column = sources(x.shape[2], window[1], shift[1], x.device)
+    return _take(pad_to_windows(x, window), row, column)
+
+
+def merge(x: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
+    """Undo :func:`partition` for a map of the given (height, width): (B, N, T, C) to (B, H, W, C)."""
+    tokens, columns = x.shape[2], window_grid(*size, window)[1]
+    row, y = slots(size[0], window[0], shift[0], x.device)
+    column, x_ = slots(size[1], window[1], shift[1], x.device)
+    slot_HW = (row * columns * tokens + y * window[1])[:, None] + column * tokens + x_
+    return x.flatten(1, 2).index_select(1, slot_HW.flatten()).unflatten(1, size)
+
+
+def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Gather the tokens of windows from a map.
+
+    Args:
+        x: (B, H, W, C).
+        row: (rows, h), the rows of the map in each row of windows.
+        column: (columns, w), likewise.
+
+    Returns:
+        (B, rows * columns, h * w, C).
+    """
+    raster = outer(row * x.shape[2], column)
+    return x.flatten(1, 2).index_select(1, raster.flatten()).unflatten(1, raster.shape)
 
 
 def pad_to_patches(img: Tensor, side: int) -> Tensor:
     """Pad an image, (B, c, h, w), with zeros at the right and bottom to a multiple of ``side``, the patch size."""
-    rows, columns = window_grid(img.shape[2], img.shape[3], (side, side))
-    pads = columns * side - img.shape[3], rows * side - img.shape[2]
-    return F.pad(img, (0, pads[0], 0, pads[1])) if context.is_tracing() or any(pads) else img
-
-
-def to_channels_last(img: Tensor) -> Tensor:
-    """Return an image whose convolution writes channels last, so that its permutation to (B, H, W, C) needs no copy."""
-    if context.is_exporting() or context.is_transformed():  # torch.func.vmap does not support memory formats
-        return img
-    return img.contiguous(memory_format=torch.channels_last)
+    height, width = img.shape[2], img.shape[3]
+    rows, columns = window_grid(height, width, (side, side))
+    return F.pad(img, (0, columns * side - width, 0, rows * side - height))
 
 
 def pad_to_windows(x: Tensor, window: Pair) -> Tensor:
@@ -85,9 +105,9 @@ def neighbours(x: Tensor, stride: int) -> Tensor:
         (B, ceil(H / stride), ceil(W / stride), 4C), ordered by channel and then row by row, as ``nn.Unfold`` does.
     """
     rows, columns = window_grid(x.shape[1], x.shape[2], (stride, stride))
+    x = _pad(x, (rows - 1) * stride + 2, (columns - 1) * stride + 2)
     if context.is_exporting():
         return _take_neighbours(x, stride, (rows, columns))
-    x = _pad(x, (rows - 1) * stride + 2, (columns - 1) * stride + 2)
     pairs = x.unfold(1, 2, stride).unfold(2, 2, stride).permute(0, 1, 2, 4, 5, 3)  # (B, H', W', row, column, C)
     # Copying first by neighbour, and then by channel, is two to four times as fast as one copy.
     return pairs.flatten(3, 4).transpose(3, 4).flatten(3)
@@ -96,9 +116,8 @@ def neighbours(x: Tensor, stride: int) -> Tensor:
 def _take_neighbours(x: Tensor, stride: int, grid: Pair) -> Tensor:
     """Do the same for an exporter."""
     step = torch.arange(2, device=x.device)
-    y_source, x_source = (torch.arange(side, device=x.device)[:, None] * stride + step for side in grid)
-    joined = take(x, y_source[:, None, :, None], x_source[None, :, None, :], x.new_zeros(x.shape[3]))
-    return joined.reshape(-1, *grid, 4, x.shape[3]).transpose(3, 4).flatten(3)
+    row, column = (torch.arange(side, device=x.device)[:, None] * stride + step for side in grid)
+    return _take(x, row, column).reshape(-1, *grid, 4, x.shape[3]).transpose(3, 4).flatten(3)
 
 
 def _pad(x: Tensor, height: int, width: int) -> Tensor:

@@ -33,19 +33,12 @@ class WindowSpec(NamedTuple):
         window: (height, width) in tokens.
         shift: (height, width) in tokens by which the windows are shifted, each less than the window.
         scale: factor on the query-key product.
-        dropout: probability to drop an attention weight.
     """
 
     num_heads: int
     window: Pair
     shift: Pair
     scale: float
-    dropout: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """T, the number of tokens per window."""
-        return self.window[0] * self.window[1]
 
 
 def window_grid(height: int, width: int, window: Pair) -> Pair:
@@ -54,46 +47,26 @@ def window_grid(height: int, width: int, window: Pair) -> Pair:
     return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
 
 
-def sources(count: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Return, along one axis, the row of the padded map for each slot of each window: (count, window)."""
-    source = torch.arange(count * window, device=device).reshape(count, window) + shift
-    return torch.where(source >= count * window, source - count * window, source)
+def sources(side: int, window: int, shift: int, device: torch.device | None = None) -> Tensor:
+    """Return, along one axis, the row of the padded map in each slot of each window: (windows, window)."""
+    padded = (side + window - 1) // window * window
+    row = torch.arange(padded, device=device) + shift
+    row = torch.where(row < padded, row, row - padded)  # exporters do not support the remainder by a size
+    return row.reshape(-1, window)
 
 
-def slots(side: int, count: int, window: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return, along one axis, the window index and the position within the window of each row: (side,) each."""
-    slot = torch.arange(side, device=device) - shift
-    slot = torch.where(slot < 0, slot + count * window, slot)
-    return slot // window, slot % window
+def slots(side: int, window: int, shift: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return, along one axis, the window of each row of the map and the row's slot in it: (side,) each."""
+    padded = (side + window - 1) // window * window
+    row = torch.arange(side, device=device) - shift
+    row = torch.where(row < 0, row + padded, row)
+    return row // window, row % window
 
 
-def partition(x_BHWC: Tensor, window: Pair, shift: Pair, padding_C: Tensor | None = None) -> Tensor:
-    """Cut a map into windows, with ``padding_C``, or zeros if None, in padding slots.
-
-    Returns:
-        (B, N, T, C), windows and tokens both in row-major order.
-    """
-    height, width, channels = x_BHWC.shape[1:]
-    rows, columns = window_grid(height, width, window)
-    y = sources(rows, window[0], shift[0], x_BHWC.device)[:, None, :, None]
-    x = sources(columns, window[1], shift[1], x_BHWC.device)[None, :, None, :]
-    if padding_C is None:
-        padding_C = x_BHWC.new_zeros(channels)
-    return take(x_BHWC, y, x, padding_C).reshape(x_BHWC.shape[0], rows * columns, window[0] * window[1], channels)
-
-
-def merge(x_BNTC: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
-    """Undo :func:`partition` for a map of the given (height, width), dropping the padding.
-
-    Returns:
-        (B, H, W, C).
-    """
-    rows, columns = window_grid(*size, window)
-    row, y = slots(size[0], rows, window[0], shift[0], x_BNTC.device)
-    column, x = slots(size[1], columns, window[1], shift[1], x_BNTC.device)
-    window_HW = row[:, None] * columns + column
-    slot_HW = window_HW * (window[0] * window[1]) + y[:, None] * window[1] + x
-    return x_BNTC.flatten(1, 2).index_select(1, slot_HW.flatten()).reshape(-1, *size, x_BNTC.shape[3])
+def outer(y: Tensor, x: Tensor) -> Tensor:
+    """Return y + x for all rows and columns of all windows: (rows, h) and (columns, w) to (rows * columns, h * w)."""
+    grid = y[:, None, :, None] + x[:, None, :]
+    return grid.flatten(2).flatten(0, 1)
 
 
 def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
@@ -103,26 +76,12 @@ def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch
     windows contain tokens from both edges. Only tokens of the same region may attend to each other.
 
     Returns:
-        (N, T) integers.
+        (N, T) integers from 0 to 3, of which all windows with the same largest one have the same.
     """
-
-    def along(count: int, window: int, shift: int) -> Tensor:
-        position = torch.arange(count * window, device=device).reshape(count, window)
-        return (position >= (count - 1) * window).long() + (position >= count * window - shift).long()
-
-    rows, columns = window_grid(height, width, window)
-    row = along(rows, window[0], shift[0])
-    column = along(columns, window[1], shift[1])
-    ids = 3 * row[:, None, :, None] + column[None, :, None, :]
-    return ids.reshape(rows * columns, window[0] * window[1])
-
-
-def take(x_BHWC: Tensor, y: Tensor, x: Tensor, padding_C: Tensor) -> Tensor:
-    """Return the tokens at (y, x), which are broadcast, with ``padding_C`` outside of the map: (B, tokens, C)."""
-    height, width = x_BHWC.shape[1:3]
-    is_token = (y < height) & (x < width)
-    raster = torch.where(is_token, y * width + x, 0)
-    return torch.where(is_token.reshape(-1, 1), x_BHWC.flatten(1, 2).index_select(1, raster.flatten()), padding_C)
+    row, column = sources(height, window[0], 0, device), sources(width, window[1], 0, device)
+    is_moved_row = row >= row.shape[0] * window[0] - shift[0]
+    is_moved_column = column >= column.shape[0] * window[1] - shift[1]
+    return outer(2 * is_moved_row.long(), is_moved_column.long())
 
 
 def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:
@@ -144,26 +103,11 @@ def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
 
     Returns:
         (A, T, T).
-
-    Raises:
-        ValueError: the shape of the table does not match the window.
     """
     height, width = window
-    tokens = height * width
-    if table.shape[0] != (2 * height - 1) * (2 * width - 1):
-        raise bias_table_error(table, window)
-    offsets = table.reshape(2 * height - 1, 2 * width - 1, -1)
+    offsets = table.unflatten(0, (2 * height - 1, 2 * width - 1))
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
-    return views.permute(2, 0, 1, 3, 4).flip(3, 4).reshape(-1, tokens, tokens)
-
-
-def bias_table_error(table: Tensor, window: Pair) -> ValueError:
-    """Return the error for a bias table that does not have one row per offset in a window."""
-    rows = (2 * window[0] - 1) * (2 * window[1] - 1)
-    return ValueError(
-        f'the bias table of a window of {window[0]} x {window[1]} must have the shape ({rows}, heads), '
-        f'got {tuple(table.shape)}; a backbone for other windows is built with window_size='
-    )
+    return views.permute(2, 0, 1, 3, 4).flip(3, 4).reshape(-1, height * width, height * width)
 
 
 def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None = None) -> Tensor:

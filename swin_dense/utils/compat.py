@@ -52,6 +52,12 @@ class _Operator:
         self._call = type('_OperatorFunction', (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
 
 
+def assume_constant_result(function: Callable[..., Any]) -> Any:
+    """See ``torch.compiler.assume_constant_result``, which would import the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 is_compiling = torch.compiler.is_compiling if _HAS_2_3 else torch._utils.is_compiling
 # Before 2.7, torch cannot distinguish an export from a compilation.
 is_exporting = torch.compiler.is_exporting if _HAS_2_7 else is_compiling

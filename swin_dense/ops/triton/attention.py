@@ -1,7 +1,7 @@
 """Window attention in Triton for CUDA: one kernel in the forward pass and one or two in the backward pass.
 
-The kernels read the output of the qkv layer and write the input of the projection layer without any rearrangement, and
-never write the scores to memory. The backward pass recomputes them from qkv and one number per query. All sums have a
+The kernels read the output of the qkv layer and write the input of the projection layer in raster order, and never
+write the scores to memory. The backward pass recomputes them from qkv and one number per query. All sums have a
 fixed order, so the results are deterministic. See ``docs/decisions/triton-kernel.md``.
 
 The kernels are in :mod:`swin_dense.ops.triton.attention_kernels`. They are registered as two torch operators, which
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_dense.ops import plain
+from swin_dense.ops.plain import Projection
 from swin_dense.ops.triton import gpu
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, window_grid
 from swin_dense.utils import compat
@@ -33,33 +35,41 @@ MAX_TOKENS = 256
 _PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
-def unsupported_reason(qkv: Tensor, spec: WindowSpec) -> str | None:
-    reason = gpu.unsupported_reason(qkv)
+def unsupported_reason(x: Tensor, spec: WindowSpec, dropout: float = 0.0) -> str | None:
+    """Return why the kernel cannot run on a map, (B, H, W, C), or None."""
+    reason = gpu.unsupported_reason(x)
     if reason is not None:
         return reason
-    head_dim = qkv.shape[-1] // 3 // spec.num_heads
+    head_dim = x.shape[-1] // spec.num_heads
     if head_dim not in HEAD_DIMS:
         return f'the head dimension is {head_dim}, not one of {HEAD_DIMS}'
-    if spec.tokens > MAX_TOKENS:
+    if spec.window[0] * spec.window[1] > MAX_TOKENS:
         return f'a window has {spec.window[0]} x {spec.window[1]} tokens, more than {MAX_TOKENS}'
-    if spec.dropout > 0:
+    if dropout > 0:
         return 'dropout of attention weights is not supported, because they are never stored'
     return None
 
 
-def window_attention(qkv: Tensor, relative_bias: Tensor | None, pad_kv: Tensor | None, spec: WindowSpec) -> Tensor:
-    """See :func:`swin_dense.ops.window_attention`."""
-    channels, bias_shape = qkv.shape[-1] // 3, (spec.num_heads, spec.tokens, spec.tokens)
+def window_attention(
+    x: Tensor, project: Projection, relative_bias: Tensor | None, spec: WindowSpec, dropout: float = 0.0
+) -> Tensor:
+    """See :func:`swin_dense.ops.window_attention`.
+
+    Raises:
+        RuntimeError: the kernel cannot run here.
+    """
+    reason = unsupported_reason(x, spec, dropout)
+    if reason is not None:
+        raise RuntimeError(f'attn_backend="triton" cannot run here: {reason}; use attn_backend="auto"')
+    qkv = project(plain.pad_to_windows(x, spec.window))
+    tokens = spec.window[0] * spec.window[1]
+    bias_shape = (spec.num_heads, tokens, tokens)
     if relative_bias is None:
         relative_bias = qkv.new_zeros(bias_shape)
-    if pad_kv is None:
-        pad_kv = qkv.new_zeros(2 * channels)
-    if relative_bias.shape != bias_shape or pad_kv.shape != (2 * channels,):
-        raise ValueError(  # otherwise a kernel would read out of bounds
-            f'relative_bias and pad_kv must have the shapes {bias_shape} and {(2 * channels,)}, '
-            f'got {tuple(relative_bias.shape)} and {tuple(pad_kv.shape)}'
-        )
-    return _forward(qkv, relative_bias, pad_kv, spec.num_heads, spec.window, spec.shift, spec.scale)[0]
+    if relative_bias.shape != bias_shape:  # the kernel would read out of bounds
+        raise ValueError(f'relative_bias must have the shape {bias_shape}, got {tuple(relative_bias.shape)}')
+    out, _ = _forward(qkv, relative_bias, spec.num_heads, spec.window, spec.shift, spec.scale)
+    return out[:, : x.shape[1], : x.shape[2]]
 
 
 _GEOMETRY = 'int num_heads, int[] window_size, int[] shift, float scale'
@@ -68,12 +78,11 @@ _GEOMETRY = 'int num_heads, int[] window_size, int[] shift, float scale'
 @compat.custom_op(
     'swin_dense::triton_window_attention',
     mutates_args=(),
-    schema=f'(Tensor qkv, Tensor relative_bias, Tensor pad_kv, {_GEOMETRY}) -> (Tensor, Tensor)',
+    schema=f'(Tensor qkv, Tensor relative_bias, {_GEOMETRY}) -> (Tensor, Tensor)',
 )
 def _forward(
     qkv: Tensor,
     relative_bias: Tensor,
-    pad_kv: Tensor,
     num_heads: int,
     window_size: Sequence[int],
     shift: Sequence[int],
@@ -81,9 +90,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output and, for the backward pass, the log-sum-exp of the scores of each query."""
     launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
-    qkv, pad_kv, relative_bias = qkv.contiguous(), pad_kv.contiguous(), launch.prepare(relative_bias)
-    out, lse = _forward_fake(qkv, relative_bias, pad_kv, num_heads, window_size, shift, scale)
-    launch(kernels.forward, qkv, relative_bias, pad_kv, out, lse, bias=relative_bias)
+    qkv, relative_bias = qkv.contiguous(), launch.prepare(relative_bias)
+    out, lse = _forward_fake(qkv, relative_bias, num_heads, window_size, shift, scale)
+    launch(kernels.forward, qkv, relative_bias, out, lse, bias=relative_bias)
     return out, lse
 
 
@@ -91,7 +100,6 @@ def _forward(
 def _forward_fake(
     qkv: Tensor,
     relative_bias: Tensor,
-    pad_kv: Tensor,
     num_heads: int,
     window_size: Sequence[int],
     shift: Sequence[int],
@@ -107,14 +115,13 @@ def _forward_fake(
 @compat.custom_op(
     'swin_dense::triton_window_attention_backward',
     mutates_args=(),
-    schema='(Tensor grad_out, Tensor qkv, Tensor relative_bias, Tensor pad_kv, Tensor out, Tensor lse, '
+    schema='(Tensor grad_out, Tensor qkv, Tensor relative_bias, Tensor out, Tensor lse, '
     f'{_GEOMETRY}) -> (Tensor, Tensor)',
 )
 def _backward(
     grad_out: Tensor,
     qkv: Tensor,
     relative_bias: Tensor,
-    pad_kv: Tensor,
     out: Tensor,
     lse: Tensor,
     num_heads: int,
@@ -122,19 +129,16 @@ def _backward(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of qkv, and one float32 vector: the gradients of relative_bias and, per tile, of pad_kv."""
+    """Return the gradients of qkv and, in float32, of relative_bias."""
     launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
-    grad_qkv, grads = _backward_fake(
-        grad_out, qkv, relative_bias, pad_kv, out, lse, num_heads, window_size, shift, scale
-    )
-    grad_out, qkv, pad_kv = grad_out.contiguous(), qkv.contiguous(), pad_kv.contiguous()
-    bias = launch.prepare(relative_bias)
+    grad_out, qkv, bias = grad_out.contiguous(), qkv.contiguous(), launch.prepare(relative_bias)
+    grad_qkv = torch.empty_like(qkv)
     new = qkv.new_empty if launch.tiles == 1 else qkv.new_zeros  # with several tiles, the kernel accumulates into it
-    partials = new(launch.strips, len(grads), dtype=torch.float32)
+    partials = new(launch.strips, *relative_bias.shape, dtype=torch.float32)
     delta = torch.empty_like(lse)
     if launch.tiles > 1:
-        launch(kernels.backward_queries, grad_out, qkv, bias, pad_kv, out, lse, delta, grad_qkv, bias=bias)
-    launch(kernels.backward_keys, grad_out, qkv, bias, pad_kv, lse, delta, grad_qkv, partials, bias=bias)
+        launch(kernels.backward_queries, grad_out, qkv, bias, out, lse, delta, grad_qkv, bias=bias)
+    launch(kernels.backward_keys, grad_out, qkv, bias, lse, delta, grad_qkv, partials, bias=bias)
     return grad_qkv, partials.sum(0)
 
 
@@ -143,7 +147,6 @@ def _backward_fake(
     grad_out: Tensor,
     qkv: Tensor,
     relative_bias: Tensor,
-    pad_kv: Tensor,
     out: Tensor,
     lse: Tensor,
     num_heads: int,
@@ -151,25 +154,20 @@ def _backward_fake(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    tokens, head_dim = relative_bias.shape[-1], qkv.shape[-1] // 3 // num_heads
-    numbers = num_heads * tokens**2 + tiles(tokens, head_dim, qkv.dtype) * len(pad_kv)
-    return qkv.new_empty(qkv.shape), qkv.new_empty(numbers, dtype=torch.float32)
+    return qkv.new_empty(qkv.shape), relative_bias.new_empty(relative_bias.shape, dtype=torch.float32)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, relative_bias, pad_kv, *ctx.geometry = inputs
-    ctx.save_for_backward(qkv, relative_bias, pad_kv, *output)
+    qkv, relative_bias, *ctx.geometry = inputs
+    ctx.save_for_backward(qkv, relative_bias, *output)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    qkv, relative_bias, pad_kv, *outputs = ctx.saved_tensors
-    grad_qkv, grads = _backward(grad_out, qkv, relative_bias, pad_kv, *outputs, *ctx.geometry)
-    grad_bias, grad_pad = grads.split([relative_bias.numel(), len(grads) - relative_bias.numel()])
-    grad_pad = grad_pad if len(grad_pad) == len(pad_kv) else grad_pad.view(-1, len(pad_kv)).sum(0)
-    grad_bias = grad_bias.view_as(relative_bias).to(relative_bias.dtype)
-    return grad_qkv, grad_bias, grad_pad.to(pad_kv.dtype), None, None, None, None
+    saved = ctx.saved_tensors
+    grad_qkv, grad_bias = _backward(grad_out, *saved, *ctx.geometry)
+    return grad_qkv, grad_bias.to(saved[1].dtype), None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save_for_backward)

@@ -2,12 +2,12 @@
 
 Each program handles one head, one tile of queries or keys, and every ``strips``-th window. If a window fits into one
 tile (64 tokens, or 32 for float32 with a head dimension of 64), the program reads the bias once and keeps it in
-registers. Padding, roll and partition are index arithmetic.
+registers. Roll and partition are index arithmetic.
 
-Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, pad_kv (2C,). The bias (A, T, T) may
-have any strides if a window is one tile. The log-sum-exp of the scores of each query and ``delta`` are (windows, A, T)
-in float32. Scores are in units of log 2, because the hardware has an instruction for ``exp2``. Offsets into maps are
-64-bit.
+Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, whose sides are multiples of the window.
+The bias (A, T, T) may have any strides if a window is one tile. The log-sum-exp of the scores of each query and
+``delta`` are (windows, A, T) in float32. Scores are in units of log 2, because the hardware has an instruction for
+``exp2``. Offsets into maps are 64-bit.
 """
 
 from __future__ import annotations
@@ -30,32 +30,20 @@ def _place(window, canvas, WINDOW: tl.constexpr):
 
     ``canvas`` is (height, width, vertical shift, horizontal shift) of the map in tokens.
     """
-    rows, columns = tl.cdiv(canvas[0], WINDOW[0]), tl.cdiv(canvas[1], WINDOW[1])
+    rows, columns = canvas[0] // WINDOW[0], canvas[1] // WINDOW[1]
     return window // (rows * columns), window // columns % rows, window % columns, rows, columns
 
 
 @triton.jit
 def _locate(window, slot, canvas, WINDOW: tl.constexpr):
-    """Return the raster index of the token at each slot of a window, and whether the slot holds a token.
-
-    A slot without a token is padding, or is outside of the window if ``slot >= T``.
-    """
-    image, row, column, rows, columns = _place(window, canvas, WINDOW)
+    """Return the raster index of the token at each slot of a window, and whether the slot is inside of the window."""
+    image, row, column, _, _ = _place(window, canvas, WINDOW)
     height, width, shift_y, shift_x = canvas
     y = row * WINDOW[0] + shift_y + slot // WINDOW[1]
     x = column * WINDOW[1] + shift_x + slot % WINDOW[1]
-    y = tl.where(y >= rows * WINDOW[0], y - rows * WINDOW[0], y)
-    x = tl.where(x >= columns * WINDOW[1], x - columns * WINDOW[1], x)
-    is_real = (slot < WINDOW[0] * WINDOW[1]) & (y < height) & (x < width)
-    return (image.to(tl.int64) * height + y) * width + x, is_real
-
-
-@triton.jit
-def _has_padding(window, canvas, WINDOW: tl.constexpr):
-    _, row, column, rows, columns = _place(window, canvas, WINDOW)
-    height, width, shift_y, shift_x = canvas
-    bottom, right = (row + 1) * WINDOW[0] + shift_y, (column + 1) * WINDOW[1] + shift_x
-    return ((bottom > height) & (rows * WINDOW[0] > height)) | ((right > width) & (columns * WINDOW[1] > width))
+    y = tl.where(y >= height, y - height, y)
+    x = tl.where(x >= width, x - width, x)
+    return (image.to(tl.int64) * height + y) * width + x, slot < WINDOW[0] * WINDOW[1]
 
 
 @triton.jit
@@ -72,27 +60,23 @@ def _region(slot, wrapped_y, wrapped_x, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _load(pointer, token, is_real, stride, channel):
-    """Load the rows of the tokens, with zeros for slots without a token."""
-    return tl.load(pointer + token[:, None] * stride + channel[None, :], mask=is_real[:, None], other=0.0)
+def _load(pointer, token, is_inside, stride, channel):
+    """Load the rows of the tokens, with zeros outside of the window."""
+    return tl.load(pointer + token[:, None] * stride + channel[None, :], mask=is_inside[:, None], other=0.0)
 
 
 @triton.jit
-def _store(pointer, token, is_real, stride, channel, value):
+def _store(pointer, token, is_inside, stride, channel, value):
     address = pointer + token[:, None] * stride + channel[None, :]
-    tl.store(address, cast(value, pointer.dtype.element_ty), mask=is_real[:, None])
+    tl.store(address, cast(value, pointer.dtype.element_ty), mask=is_inside[:, None])
 
 
 @triton.jit
-def _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW: tl.constexpr):
+def _load_keys(qkv, window, key, canvas, channels, channel, WINDOW: tl.constexpr):
     """Load k and v of a tile of keys, with zeros outside of the window."""
-    token, is_real = _locate(window, key, canvas, WINDOW)
-    k = _load(qkv + channels, token, is_real, 3 * channels, channel)
-    v = _load(qkv + 2 * channels, token, is_real, 3 * channels, channel)
-    if _has_padding(window, canvas, WINDOW):
-        is_pad = (key < WINDOW[0] * WINDOW[1]) & ~is_real
-        k = tl.where(is_pad[:, None], cast(tl.load(pad_kv + channel).to(tl.float32), k.dtype)[None, :], k)
-        v = tl.where(is_pad[:, None], cast(tl.load(pad_kv + channels + channel).to(tl.float32), v.dtype)[None, :], v)
+    token, is_inside = _locate(window, key, canvas, WINDOW)
+    k = _load(qkv + channels, token, is_inside, 3 * channels, channel)
+    v = _load(qkv + 2 * channels, token, is_inside, 3 * channels, channel)
     return k, v
 
 
@@ -140,7 +124,6 @@ def _scores(q, k, bias, scale, window, query, key, canvas, WINDOW: tl.constexpr,
 def forward(
     qkv,
     bias,
-    pad_kv,
     out,
     lse,
     scale,
@@ -175,8 +158,8 @@ def forward(
         bias_tile = _load_bias(bias, strides, head, 0, 0, TOKENS, BLOCK)
 
     for window in range(part // TILES, windows, strips):
-        token, is_real = _locate(window, query, canvas, WINDOW)
-        q = _load(qkv, token, is_real, 3 * channels, channel)
+        token, is_inside = _locate(window, query, canvas, WINDOW)
+        q = _load(qkv, token, is_inside, 3 * channels, channel)
         top = tl.full((BLOCK,), float('-inf'), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         result = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
@@ -184,7 +167,7 @@ def forward(
             if TILES > 1:
                 bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             key = k_start + tl.arange(0, BLOCK)
-            k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
+            k, v = _load_keys(qkv, window, key, canvas, channels, channel, WINDOW)
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             new_top = tl.maximum(top, tl.max(scores, 1))
             weights = tl.exp2(scores - new_top[:, None])
@@ -192,7 +175,7 @@ def forward(
             total = total * fade + tl.sum(weights, 1)
             result = result * fade[:, None] + dot(cast(weights, v.dtype), v)
             top = new_top
-        _store(out, token, is_real, channels, channel, result / total[:, None])
+        _store(out, token, is_inside, channels, channel, result / total[:, None])
         first = (window * heads + head).to(tl.int64) * TOKENS
         tl.store(lse + first + query, top + tl.log2(total), mask=query < TOKENS)
 
@@ -202,7 +185,6 @@ def backward_queries(
     grad_out,
     qkv,
     bias,
-    pad_kv,
     out,
     lse,
     delta,
@@ -240,25 +222,25 @@ def backward_queries(
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
 
     for window in range(part // TILES, windows, strips):
-        token, is_real = _locate(window, query, canvas, WINDOW)
+        token, is_inside = _locate(window, query, canvas, WINDOW)
         first = (window * heads + head).to(tl.int64) * TOKENS
-        q = _load(qkv, token, is_real, 3 * channels, channel)
-        d_out = _load(grad_out, token, is_real, channels, channel)
-        q_out = _load(out, token, is_real, channels, channel)
-        q_lse = tl.load(lse + first + query, mask=is_real, other=float('inf'))
+        q = _load(qkv, token, is_inside, 3 * channels, channel)
+        d_out = _load(grad_out, token, is_inside, channels, channel)
+        q_out = _load(out, token, is_inside, channels, channel)
+        q_lse = tl.load(lse + first + query, mask=is_inside, other=float('inf'))
         q_delta = tl.sum(d_out.to(tl.float32) * q_out.to(tl.float32), 1)
-        tl.store(delta + first + query, q_delta, mask=is_real)
+        tl.store(delta + first + query, q_delta, mask=is_inside)
         d_q = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
         for k_start in range(0, TOKENS, BLOCK):
             bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             key = k_start + tl.arange(0, BLOCK)
-            k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
+            k, v = _load_keys(qkv, window, key, canvas, channels, channel, WINDOW)
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             weights = tl.exp2(scores - q_lse[:, None])
             d_weights = dot(d_out, tl.trans(v))
             d_scores = weights * (d_weights - q_delta[:, None])
             d_q += dot(cast(d_scores, k.dtype), k)
-        _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
+        _store(grad_qkv, token, is_inside, 3 * channels, channel, d_q * scale)
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -266,7 +248,6 @@ def backward_keys(
     grad_out,
     qkv,
     bias,
-    pad_kv,
     lse,
     delta,
     grad_qkv,
@@ -287,12 +268,11 @@ def backward_keys(
     PENALTY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the gradients of k and v for one tile of keys, and partial gradients of bias and padding.
+    """Write the gradients of k and v for one tile of keys, and a partial gradient of the bias.
 
-    If the window is one tile, also write the gradient of q. ``partials`` is float32 with one row per strip, which must
-    be zero initially if there are several tiles. A row contains (A, T, T) for the bias, followed by (tiles, 2C) for the
-    padding; the sums over the rows are the gradients. No two programs write to the same element.
-    Grid: strips * tiles * heads.
+    If the window is one tile, also write the gradient of q. ``partials`` is (strips, A, T, T) in float32, which must be
+    zero initially if there are several tiles; its sum over the strips is the gradient of the bias. No two programs
+    write to the same element. Grid: strips * tiles * heads.
     """
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
@@ -305,36 +285,33 @@ def backward_keys(
     k_start = part % TILES * BLOCK
     key = k_start + tl.arange(0, BLOCK)
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
-    partials += (part // TILES).to(tl.int64) * (heads * TOKENS * TOKENS + TILES * 2 * channels)
+    partials += (part // TILES).to(tl.int64) * heads * TOKENS * TOKENS
     grad_bias = partials + head * TOKENS * TOKENS
-    grad_pad = partials + heads * TOKENS * TOKENS + part % TILES * 2 * channels + channel
-    d_pad_k = tl.zeros((HEAD_DIM,), tl.float32)
-    d_pad_v = tl.zeros((HEAD_DIM,), tl.float32)
     if TILES == 1:
         bias_tile = _load_bias(bias, strides, head, 0, 0, TOKENS, BLOCK)
         d_bias = tl.zeros((BLOCK, BLOCK), tl.float32)
 
     for window in range(part // TILES, windows, strips):
         first = (window * heads + head).to(tl.int64) * TOKENS
-        k, v = _load_keys(qkv, pad_kv, window, key, canvas, channels, channel, WINDOW)
+        k, v = _load_keys(qkv, window, key, canvas, channels, channel, WINDOW)
         d_k = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
         d_v = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
         for q_start in range(0, TOKENS, BLOCK):
             if TILES > 1:
                 bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             query = q_start + tl.arange(0, BLOCK)
-            token, is_real = _locate(window, query, canvas, WINDOW)
-            q = _load(qkv, token, is_real, 3 * channels, channel)
-            d_out = _load(grad_out, token, is_real, channels, channel)
-            # Infinity gives zero weights to padding queries, because their output is discarded.
-            q_lse = tl.load(lse + first + query, mask=is_real, other=float('inf'))
+            token, is_inside = _locate(window, query, canvas, WINDOW)
+            q = _load(qkv, token, is_inside, 3 * channels, channel)
+            d_out = _load(grad_out, token, is_inside, channels, channel)
+            # Infinity gives zero weights to queries outside of the window.
+            q_lse = tl.load(lse + first + query, mask=is_inside, other=float('inf'))
             scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
             weights = tl.exp2(scores - q_lse[:, None])
             d_weights = dot(d_out, tl.trans(v))
             if TILES == 1:
                 q_delta = tl.sum(weights * d_weights, 1)
             else:
-                q_delta = tl.load(delta + first + query, mask=is_real, other=0.0)
+                q_delta = tl.load(delta + first + query, mask=is_inside, other=0.0)
             d_scores = weights * (d_weights - q_delta[:, None])
             if TILES == 1:
                 d_bias += d_scores
@@ -345,17 +322,11 @@ def backward_keys(
             d_k += dot(tl.trans(d_scores), q)
             if TILES == 1:
                 d_q = dot(d_scores, k)
-                _store(grad_qkv, token, is_real, 3 * channels, channel, d_q * scale)
+                _store(grad_qkv, token, is_inside, 3 * channels, channel, d_q * scale)
         d_k *= scale
-        token, is_real = _locate(window, key, canvas, WINDOW)
-        _store(grad_qkv + channels, token, is_real, 3 * channels, channel, d_k)
-        _store(grad_qkv + 2 * channels, token, is_real, 3 * channels, channel, d_v)
-        if _has_padding(window, canvas, WINDOW):
-            is_pad = (key < TOKENS) & ~is_real
-            d_pad_k += tl.sum(tl.where(is_pad[:, None], d_k, 0.0), 0)
-            d_pad_v += tl.sum(tl.where(is_pad[:, None], d_v, 0.0), 0)
+        token, is_inside = _locate(window, key, canvas, WINDOW)
+        _store(grad_qkv + channels, token, is_inside, 3 * channels, channel, d_k)
+        _store(grad_qkv + 2 * channels, token, is_inside, 3 * channels, channel, d_v)
 
     if TILES == 1:
         _put_tile(grad_bias, d_bias, 0, 0, False, TOKENS, BLOCK)
-    tl.store(grad_pad, d_pad_k)
-    tl.store(grad_pad + channels, d_pad_v)

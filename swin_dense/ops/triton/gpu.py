@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from swin_dense.utils import compat
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _unusable: str | None = None
@@ -51,18 +49,6 @@ def unsupported_device_reason(device: torch.device) -> str | None:
     return None
 
 
-def is_gpu(x: Tensor) -> bool:
-    """Return whether kernels may be used by default for ``x``, which excludes triton's interpreter (for tests only)."""
-    return x.is_cuda
-
-
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of the device, or 1 for triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == 'cuda' else 1
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype of matrix products of ``x`` under autocast on a GPU, or None without autocast."""
-    if not x.is_cuda or not compat.is_autocast_enabled('cuda'):
-        return None
-    return compat.get_autocast_dtype('cuda')
