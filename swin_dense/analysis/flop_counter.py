@@ -30,8 +30,8 @@ class Count:
 
     Attributes:
         parameters: trainable and frozen parameters.
-        flops: FLOPs as in published figures, including the qkv and output projections of padding tokens, which the
-            official code computes.
+        flops: FLOPs as in published figures, including the output projections of padding tokens, which the official
+            code computes.
         computed_flops: FLOPs without these projections, which this package skips.
     """
 
@@ -87,7 +87,7 @@ class _Meter:
 
     Attributes:
         flops: multiply-adds by module name, without submodules.
-        padding: multiply-adds of the skipped projections of padding tokens, by module name.
+        padding: multiply-adds of the skipped output projections of padding tokens, by module name.
     """
 
     def __init__(self) -> None:
@@ -128,9 +128,6 @@ class _Meter:
                 window, _ = module.windows_on(height, width)
                 rows, columns = window_grid(height, width, window)
                 tokens = batch * (rows * window[0] * columns * window[1] - height * width)
-                self.padding[f'{name}.w_msa.qkv'] += 3 * tokens * channels**2
-                # The hooks make the layer project padding tokens, which it skips without them.
-                self.flops[f'{name}.w_msa.qkv'] -= 3 * tokens * channels**2
                 self.padding[f'{name}.w_msa.proj'] += tokens * channels**2
 
         return hook

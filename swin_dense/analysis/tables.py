@@ -34,8 +34,8 @@ def model_table(result: Count, height: int, width: int, depth: int) -> str:
     lines.append(f'\nFor one image of {height} x {width} pixels (height x width); a FLOP is one multiply-add.')
     if saved:
         lines.append(
-            f'Counted as in published figures, including {saved / 1e9:.2f} GFLOPs for projections of padding tokens, '
-            f'which SwinDense skips:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
+            f'Counted as in published figures, including {saved / 1e9:.2f} GFLOPs for output projections of padding '
+            f'tokens, which SwinDense skips:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
         )
     return '\n'.join(lines)
 
