@@ -1,8 +1,8 @@
 """Kinds of fuzzed inputs: each has a strategy, and a function that tries one example and returns the outcome.
 
-``test_fuzz.py`` tries a few examples of each kind. An attempt returns 'taken' or 'refused'; any exception is a defect. An
-input is refused if a ``raise`` statement of this package rejects it, or memory runs out. An error of the same type from
-Python or a library means that a check is missing.
+``test_fuzz.py`` tries a few examples of each kind. An attempt returns 'taken' or 'refused'; an exception is a defect.
+An input is refused if a ``raise`` statement of this package rejects it, or memory runs out. An error of the same type
+from Python or a library means that a check is missing.
 """
 
 from __future__ import annotations

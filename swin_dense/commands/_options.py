@@ -118,8 +118,9 @@ def add_force(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     help = (
-        'change entries of the config: model.backbone.with_cp=True; write lists as key="[a,b]" or key=a,b; address a '
-        'list entry by its index: pipeline.2.scale=(640,400)'
+        'change entries of the config: model.backbone.with_cp=True; write lists as key="[a,b]" or key=a,b, '
+        'and a dict, which replaces the entry, as in Python; address a list entry by its index: '
+        'pipeline.2.scale=(640,400)'
     )
     options: dict[str, Any] = {'dest': 'set', 'nargs': '+', 'action': 'extend', 'metavar': 'KEY=VALUE'}
     parser.add_argument('--set', default=[], help=help, **options)
