@@ -125,8 +125,7 @@ class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.drop_prob == 0.0:
             return x
-        kept = x.new_ones(x.shape[0], 1, 1, 1)
-        return x * F.dropout(kept, self.drop_prob)
+        return x * F.dropout(x.new_ones(x.shape[0], 1, 1, 1), self.drop_prob)
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'

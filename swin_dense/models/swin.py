@@ -301,7 +301,7 @@ class SwinBackbone(HubMixin):
             One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage. With ``return_stages``, a pair of
             these and of one pair of maps (B, H_i, W_i, C_i) per stage, without output norms.
         """
-        dtype = next(self.patch_embed.parameters(), img).dtype
+        dtype = getattr(next(self.patch_embed.parameters(), img), 'dtype', None)
         is_map = isinstance(img, Tensor) and img.is_floating_point() and img.ndim == 4 and 0 not in img.shape[2:]
         fits = is_map and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
         if not fits or img.shape[1] != self.in_channels:

@@ -51,8 +51,10 @@ def window_attention(
     """
     if backend not in BACKENDS:
         raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
-    needs_plain = backend == 'reference' or context.needs_plain_operations(x)
-    if needs_plain or type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop):
+    # The kernel is an operator of its own, which torch.compile records.
+    needs_plain = context.is_exporting() if backend == 'triton' else context.needs_plain_operations(x)
+    sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
+    if backend == 'reference' or needs_plain or sees_weights:
         return plain.window_attention(x, project, relative_bias, spec, attn_drop)
     dropout = attn_drop.p if attn_drop.training else 0.0
     implementation = triton if backend == 'triton' else sdpa

@@ -47,9 +47,10 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
             return False
     # oneDNN would read beyond the end of a row, and it ignores the stride of a bias.
     fits = x.ndim > 1 and x.shape[-1] == weight.shape[1] and (bias is None or bias.is_contiguous())
-    if not fits or compat.is_autocast_enabled('cpu') or not torch._C._get_mkldnn_enabled():
+    if not fits or compat.is_autocast_enabled('cpu'):
         return False
-    return compat.is_compiling() or not context.needs_plain_operations(x)
+    # torch.compile cannot trace the rest.
+    return compat.is_compiling() or (torch._C._get_mkldnn_enabled() and not context.needs_plain_operations(x))
 
 
 def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -44,8 +44,7 @@ def window_attention(
         ids_NT = region_ids(*size, spec.window, spec.shift, x.device)
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = scores.softmax(-1)
-    weights = attn_drop(weights.flatten(0, 1)).reshape(weights.shape)
+    weights = attn_drop(scores.softmax(-1).flatten(0, 1)).unflatten(0, scores.shape[:2])
     out_BNTC = (weights @ v).transpose(2, 3).flatten(3)
     return merge(out_BNTC, size, spec.window, spec.shift)
 
@@ -83,7 +82,7 @@ def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
 
 def pad_to_patches(img: Tensor, side: int) -> Tensor:
     """Pad an image, (B, c, h, w), with zeros at the right and bottom to a multiple of ``side``, the patch size."""
-    height, width = img.shape[2], img.shape[3]
+    _, _, height, width = img.shape
     rows, columns = window_grid(height, width, (side, side))
     return F.pad(img, (0, columns * side - width, 0, rows * side - height))
 
