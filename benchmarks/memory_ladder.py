@@ -2,10 +2,11 @@
 
     python benchmarks/memory_ladder.py --json benchmarks/memory_ladder.json
 
-The backbone runs forward and backward on torch's meta device under the casting rules of CUDA autocast, with attention as
-a GPU computes it: one operation that saves its inputs and its output, and one for its gradients. The peak is that of all
-live memory allocated by operations: tensors saved for backward, temporaries of the backward pass, and gradients. Weights and the two states of AdamW, all in float32, are added. This is not a measurement: overheads of
-the caching allocator, workspaces of libraries and the CUDA context are not included.
+The backbone runs forward and backward on torch's meta device under the casting rules of CUDA autocast, with attention
+as a GPU computes it: one operation that saves its inputs and its output, and one for its gradients. The peak is that of
+all live memory allocated by operations: tensors saved for backward, temporaries of the backward pass, and gradients.
+Weights and the two states of AdamW, all in float32, are added. This is not a measurement: overheads of the caching
+allocator, workspaces of libraries and the CUDA context are not included.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def train_once(model: nn.Module, img: Tensor, dtype: torch.dtype, counter: PeakC
 
     with (
         mock.patch.object(F, 'scaled_dot_product_attention', attend),
-        mock.patch.object(context, 'needs_plain_operations', lambda x: False),
+        mock.patch.object(context, 'needs_plain_operations', return_value=False),
         counter,
         autocast,  # in the backward pass too, where checkpoints compute again
     ):

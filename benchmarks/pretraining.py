@@ -25,7 +25,8 @@ from bench_host import processor
 from torch import nn
 
 from swin_dense import SimMIM, SwinBackbone, load_checkpoint
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
+from swin_dense.features.images import normalize, read_image
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
 CLASSES, VOID = 11, 11
 SIZE = (180, 240)  # half of CamVid's frames

@@ -2,8 +2,23 @@
 
 import sys
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from swin_dense import _registration
+
+if TYPE_CHECKING:
+    from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
+    from swin_dense.export import export_model
+    from swin_dense.features import extract_pyramid
+    from swin_dense.mm import SwinDense as SwinDense
+    from swin_dense.mm import SwinDenseV2 as SwinDenseV2
+    from swin_dense.models.classifier import SwinClassifier
+    from swin_dense.models.create import create_backbone
+    from swin_dense.models.simmim import SimMIM
+    from swin_dense.models.swin import SwinBackbone
+    from swin_dense.models.swin_v2 import SwinV2Backbone
+    from swin_dense.workbench.export import export_detector, export_segmentor
 
 __version__ = '0.3.0'
 __all__ = [
@@ -22,38 +37,78 @@ __all__ = [
     'load_checkpoint',
 ]
 
+# The module of each public name. It is imported when the name is asked for, so that `swin-dense --help` and
+# `swin_dense.runtime` need no torch, and a backbone needs no exporter.
+_HOMES = {
+    'CheckpointError': 'checkpoint',
+    'SimMIM': 'models.simmim',
+    'SwinBackbone': 'models.swin',
+    'SwinClassifier': 'models.classifier',
+    'SwinDense': 'mm',
+    'SwinDenseV2': 'mm',
+    'SwinV2Backbone': 'models.swin_v2',
+    'allow_partial_loading': 'checkpoint',
+    'create_backbone': 'models.create',
+    'export_detector': 'workbench.export',
+    'export_model': 'export',
+    'export_segmentor': 'workbench.export',
+    'export_state_dict': 'checkpoint',
+    'extract_pyramid': 'features',
+    'load_checkpoint': 'checkpoint',
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import a public name lazily.
+    """Import a public name, or a package of this one such as ``swin_dense.features``.
 
     Raises:
         AttributeError: there is no such name.
         ImportError: a dependency is missing or broken; the message contains the reason and a fix.
     """
-    if name not in (*__all__, 'SwinDense', 'SwinDenseV2'):
+    if name in _HOMES:
+        if (reason := why_no_core()) is not None:
+            raise ImportError(reason)
+        if _HOMES[name] == 'mm':
+            _check_mmengine(name)
+        globals()[name] = getattr(import_module(f'swin_dense.{_HOMES[name]}'), name)
+        return globals()[name]
+    if name.startswith('_') or find_spec(f'swin_dense.{name}') is None:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    public: Any = import_module('swin_dense._public')
-    if hasattr(public, name):
-        return getattr(public, name)
-    if public.why_no_core is not None:
-        raise ImportError(f'{public.why_no_core}; run `swin-dense doctor` for details')
+    return import_module(f'swin_dense.{name}')
+
+
+def __dir__() -> list[str]:
+    loaded = [name for name in globals() if f'swin_dense.{name}' in sys.modules and not name.startswith('_')]
+    with_mmengine = ['SwinDense', 'SwinDenseV2'] if find_spec('mmengine') else []
+    return sorted({*__all__, *with_mmengine, *loaded, '__version__'})
+
+
+def why_no_core() -> str | None:
+    """Return why nothing but the runtime works here, or None if the packages that all else needs can be imported."""
+    for module in ('numpy', 'PIL.Image', 'torch'):
+        try:
+            import_module(module)
+        except Exception as error:  # a broken package can raise any error
+            reason = f'{type(error).__name__}: {error}'
+            package = module.partition('.')[0]
+            return (
+                f'swin_dense needs {package}, which cannot be imported ({reason}); run `swin-dense doctor` for details'
+            )
+    return None
+
+
+def _check_mmengine(name: str) -> None:
     core = 'SwinV2Backbone' if name.endswith('V2') else 'SwinBackbone'
-    if public.why_no_mm is None:
+    if find_spec('mmengine') is None:
         raise ImportError(f'{name} needs mmengine: pip install mmengine; {core} is the same model without mmengine')
-    raise ImportError(
-        f'{name} needs mmengine, which is installed but cannot be imported ({type(public.why_no_mm).__name__}: '
-        f'{public.why_no_mm}); run `swin-dense doctor` for a fix, for example pip install "setuptools<81" if '
-        f'pkg_resources is missing. {core} is the same model without mmengine'
-    ) from public.why_no_mm
+    try:
+        import_module('swin_dense.mm')
+    except Exception as error:  # a broken mmengine can raise any error
+        raise ImportError(
+            f'{name} needs mmengine, which is installed but cannot be imported ({type(error).__name__}: {error}); run '
+            '`swin-dense doctor` for a fix, for example pip install "setuptools<81" if pkg_resources is missing. '
+            f'{core} is the same model without mmengine'
+        ) from error
 
 
-def _is_command_line() -> bool:
-    """Return whether this process is the `swin-dense` command, whose help and `zoo` do not import torch."""
-    as_module = ('-m', __name__) in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
-    return as_module or Path(sys.argv[0] if sys.argv else '').stem == 'swin-dense'
-
-
-if TYPE_CHECKING:
-    from swin_dense._public import *  # noqa: F403
-elif not _is_command_line() and hasattr(import_module('swin_dense._public'), 'SwinDense'):
-    __all__ += ['SwinDense', 'SwinDenseV2']
+_registration.register_with_mmengine()

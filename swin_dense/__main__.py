@@ -7,13 +7,16 @@ import ast
 import importlib
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import swin_dense
+from swin_dense.commands._options import SPELLED
+from swin_dense.utils import checks
+from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.packages import how_to_install
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
@@ -26,9 +29,7 @@ EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
-_WITHOUT_TORCH = ('doctor', 'zoo')
 _FOLDER = Path(__file__).with_name('commands')
-_VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.description = command.__doc__
         command.add_arguments(parser)
         args = parser.parse_args(arguments[1:])
-        if name not in _WITHOUT_TORCH:
-            importlib.import_module('swin_dense._public')  # registers SwinDense
-        status = command.run(args)
+        with checks.command_line(spelling(parser)):
+            status = command.run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
@@ -66,33 +66,40 @@ def _print_error(error: Exception, parser: argparse.ArgumentParser) -> int:
     explanation = _explained(error)
     if explanation is None or os.environ.get(TRACEBACK):
         raise error
-    print(f'{parser.prog}: error: {in_options(explanation, parser)}', file=sys.stderr)
+    print(f'{parser.prog}: error: {explanation}', file=sys.stderr)
     return 2
 
 
-def in_options(text: str, parser: argparse.ArgumentParser) -> str:
-    """Replace Python arguments in a message by the command's options: arch='swin_t' becomes --arch swin_t."""
-    options = _options_of(parser)
-    names = '|'.join(options)
-    # A bare name is replaced only at the start of a message: the 'set' in 'a data set must ...' is not --set.
-    text = re.sub(rf'(?:^|(?<=every entry of ))({names})(?= must )', lambda match: options[match[1]], text)
-    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', lambda match: _option(options[match[1]], match[2]), text)
+def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
+    """Return the function that writes Python arguments as the options of a command; see ``checks.argument``."""
+    actions = _actions_of(parser)
+
+    def spell(name: str, *value: Any) -> str | None:
+        form = '='.join([name, *map(repr, value)])
+        if form in SPELLED:
+            return SPELLED[form]
+        action = actions.get(name)
+        if action is None or not action.option_strings:
+            return None
+        option = action.option_strings[0]
+        if not value or value[0] is True or value[0] is ...:
+            return option
+        if value[0] is False:
+            return f'--no-{option[2:]}'
+        values = value[0] if isinstance(value[0], (tuple, list)) else value
+        return ' '.join([option, *map(str, values)])
+
+    return spell
 
 
-def _option(name: str, value: str | None) -> str:
-    """Return an option with a value written in Python, if there is one: --arch swin_t for 'swin_t'."""
-    if value in ('True', 'False'):
-        return name if value == 'True' else f'--no-{name[2:]}'
-    return f'{name} {re.sub("[^ .A-Za-z0-9_/-]", "", value)}' if value else name
-
-
-def _options_of(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return {Python name: option} for a parser and its subparsers."""
-    found = {action.dest: action.option_strings[0] for action in reversed(parser._actions) if action.option_strings}
+def _actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return the arguments of a parser and its subparsers by their names in Python."""
+    found: dict[str, argparse.Action] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                found = {**_options_of(inner), **found}
+                found = {**_actions_of(inner), **found}
+        found[action.dest] = action
     return found
 
 
@@ -108,19 +115,12 @@ def _print_log() -> None:
 
 def _explained(error: Exception) -> str | None:
     """Return a one-line message for an error, or None if the error is a bug of this package."""
-    from swin_dense import _public  # imports torch
-
-    if _public.why_no_core is None:
-        from swin_dense.checkpoint import CheckpointError
-        from swin_dense.utils.memory import is_out_of_memory
-
-        if is_out_of_memory(error):
-            return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
-        if isinstance(error, CheckpointError):
-            return error.without_python
-    elif not isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError)):
-        # A broken torch can raise any other error. The errors above come from commands that do not need torch.
-        return f'{_public.why_no_core}; run `swin-dense doctor` for details'
+    if is_out_of_memory(error):
+        return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
+    if 'torch' not in sys.modules and not _is_our_own(error):  # a broken torch can raise any error
+        reason = swin_dense.why_no_core()
+        if reason is not None:
+            return reason
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
@@ -129,6 +129,15 @@ def _explained(error: Exception) -> str | None:
         return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
     return f'this command needs {package}, which is not installed: {how_to_install(package)}'
+
+
+def _is_our_own(error: Exception) -> bool:
+    """Return whether an error was raised by this package, or is about an argument or a file."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_ours = trace is not None and trace.tb_frame.f_globals.get('__name__', '').startswith('swin_dense.')
+    return is_ours or isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError))
 
 
 def command_names() -> list[str]:

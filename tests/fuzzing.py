@@ -1,9 +1,8 @@
 """Kinds of fuzzed inputs: each has a strategy, and a function that tries one example and returns the outcome.
 
-Shared by ``test_fuzz.py``, which tries a few examples of each kind, and ``benchmarks/fuzz.py``, which tries many and
-counts the outcomes. An attempt returns 'taken' or 'refused'; any exception is a defect. An input is refused if a
-``raise`` statement of this package rejects it, or memory runs out. An error of the same type from Python or a library
-means that a check is missing.
+``test_fuzz.py`` tries a few examples of each kind. An attempt returns 'taken' or 'refused'; an exception is a defect.
+An input is refused if a ``raise`` statement of this package rejects it, or memory runs out. An error of the same type
+from Python or a library means that a check is missing.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ import swin_dense
 from swin_dense import SwinBackbone, SwinV2Backbone, export_state_dict
 from swin_dense.__main__ import TRACEBACK, command_names, main
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
-from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.doctor import Finding
 from swin_dense.export import formats
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.regions import open_large_image
+from swin_dense.utils.choices import FAMILIES
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY
@@ -221,7 +220,7 @@ def checkpoints() -> dict[str, bytes]:
             'optimizer': {'param_groups': [{'lr': 0.1}]},
         },
         'v2': v2,
-        **{family: export_state_dict(toy(), family=family) for family in EXPORTED},
+        **{family: export_state_dict(toy(), family=family) for family in FAMILIES},
     }
     files = {}
     for name, content in contents.items():
@@ -685,7 +684,7 @@ KINDS = {
     ),
     'state dicts with wrong entries': Kind(
         st.tuples(
-            st.sampled_from(['ours', *EXPORTED]), SEEDS, st.sampled_from(['v1', 'other']), some_of(LOADING_OPTIONS, ODD)
+            st.sampled_from(['ours', *FAMILIES]), SEEDS, st.sampled_from(['v1', 'other']), some_of(LOADING_OPTIONS, ODD)
         ),
         try_state_dict,
         10,

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from swin_dense import SwinBackbone
 from tests.fuzzing import KINDS, refused
 
-# Total over all kinds, divided by their shares and the same in each run; benchmarks/fuzz.py tries more and others.
+# Total over all kinds, divided by their shares and the same in each run.
 EXAMPLES = 1000
 
 

@@ -1,12 +1,15 @@
-"""Import of the core without mmengine, with a broken mmengine, and with a broken triton."""
+"""What importing the package imports and registers, without mmengine, with a broken one, and with a broken triton."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import OPTIONAL_PACKAGES, ROOT, some
+import swin_dense
+from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs, some
 
 CORE = """
 import torch, swin_dense
@@ -36,6 +39,80 @@ def run(code, path=()):
 def test_without_mmengine():
     absent = "import sys; sys.modules.update(dict.fromkeys(['mmengine', 'mmcv', 'mmdet', 'mmseg']))\n"
     assert run(absent + CORE).count('pip install mmengine') == 2
+
+
+def test_importing_the_package_imports_little():
+    """A backbone needs no exporter, no runtime and no mmengine, and `swin-dense --help` no torch."""
+    code = """
+import sys, swin_dense
+assert not {'torch', 'numpy', 'mmengine'} & sys.modules.keys()
+swin_dense.SwinBackbone
+rooms = {name.split('.')[1] for name in sys.modules if name.startswith('swin_dense.')}
+assert rooms == {'_registration', 'archs', 'checkpoint', 'models', 'ops', 'utils'}, rooms
+assert 'mmengine' not in sys.modules
+"""
+    run(code)
+
+
+def test_public_names_are_listed_found_and_typed():
+    assert {*swin_dense.__all__, '__version__'} <= set(dir(swin_dense))
+    assert not {'sys', 'Any', 'import_module'} & set(dir(swin_dense))
+    tree = ast.parse(Path(swin_dense.__file__).read_text())
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING')
+    homes = {alias.name: node.module.partition('.')[2] for node in typed.body for alias in node.names}
+    assert homes == swin_dense._HOMES
+    assert homes.keys() == {*swin_dense.__all__, 'SwinDense', 'SwinDenseV2'}
+
+
+def test_packages_are_attributes():
+    run('import swin_dense; swin_dense.features.Extractor, swin_dense.ops.window_attention, swin_dense.runtime.load')
+    with pytest.raises(AttributeError, match="'swin_dense' has no attribute 'no_such_name'"):
+        _ = swin_dense.no_such_name
+
+
+BUILD = 'print(type(MODELS.build(dict(type={!r}, embed_dims=16, num_heads=(1, 2, 4, 8)))).__name__)'
+
+
+@needs('mmengine')
+@pytest.mark.parametrize(
+    'imports',
+    [
+        'import swin_dense; from mmengine.registry import MODELS',
+        'from mmengine.registry import MODELS; import swin_dense',
+        'from swin_dense import SwinBackbone; import mmengine.registry; from mmengine import MODELS',
+        'import swin_dense.features; from mmengine.registry import MODELS',
+        'from swin_dense import SwinDense; from mmengine.registry import MODELS',
+    ],
+)
+def test_swin_dense_is_registered_in_any_order(imports):
+    assert run(f'{imports}\n{BUILD.format("SwinDense")}').split()[-1] == 'SwinDense'
+
+
+@needs('mmengine')
+def test_a_type_with_its_package_needs_no_import():
+    code = f'from mmengine.registry import MODELS\n{BUILD.format("swin_dense.SwinDenseV2")}'
+    assert run(code).split()[-1] == 'SwinDenseV2'
+
+
+def test_mmengine_may_be_installed_after_the_import(tmp_path):
+    """As in a notebook."""
+    code = f"""
+import sys, swin_dense
+import swin_dense._registration as registration
+registered = []
+registration.import_module = registered.append
+path, sys.path[:] = sys.path[:], []
+for _ in range(2):
+    try:
+        import mmengine
+    except ModuleNotFoundError:
+        print('absent')
+sys.path[:] = [{str(tmp_path)!r}, *path]
+import mmengine
+print(mmengine.state, *registered)
+"""
+    (tmp_path / 'mmengine.py').write_text("state = 'installed'")
+    assert run(code).split() == ['absent', 'absent', 'installed', 'swin_dense.mm']
 
 
 @pytest.mark.slow

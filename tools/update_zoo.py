@@ -10,6 +10,7 @@ import argparse
 import importlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mmengine.config import Config
 from swin_dense.analysis.flop_counter import count
 from swin_dense.archs import published_letter
 from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, framework_configs, markdown, read_zoo
+from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, Recipe, framework_configs, read_zoo
 from swin_dense.workbench.building import build_on_meta, needed_packages, published_shape, run_on_shapes
 from swin_dense.workbench.configs.parts import datasets, dicts
 
@@ -226,6 +227,53 @@ def _pretraining(config: Config) -> str:
         if size
         else Path(weights).name or 'none named'
     )
+
+
+def markdown(recipes: list[Recipe]) -> str:
+    """Return the table for the README of a folder."""
+    columns = _framework_columns() if recipes and '::' in str(recipes[0].config) else _columns(recipes)
+    lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
+    lines += ('| ' + ' | '.join(cell(recipe) for cell in columns.values()) + ' |' for recipe in recipes)
+    return '\n'.join(lines) + '\n'
+
+
+_Columns = dict[str, Callable[[Recipe], str]]
+
+
+def _columns(recipes: list[Recipe]) -> _Columns:
+    def metric(name: str) -> Callable[[Recipe], str]:
+        return lambda recipe: str(recipe.metrics.get(name, '' if recipe.metrics else 'none published'))
+
+    return {
+        **_TRAINING,
+        'Recipe': lambda recipe: recipe.origin,
+        **{name: metric(name) for recipe in recipes for name in recipe.metrics},
+        'Published': lambda recipe: recipe.published,
+        **_COST_AND_FILES,
+    }
+
+
+def _framework_columns() -> _Columns:
+    return {
+        'Model': lambda recipe: recipe.head,
+        'Task': lambda recipe: recipe.task,
+        'Data': lambda recipe: recipe.data,
+        **_TRAINING,
+        'Accuracy': lambda recipe: recipe.accuracy,
+        **_COST_AND_FILES,
+    }
+
+
+_TRAINING: _Columns = {
+    'Backbone': lambda recipe: recipe.backbone,
+    'Window': lambda recipe: str(recipe.window),
+    'Pretraining': lambda recipe: recipe.pretraining,
+    'Schedule': lambda recipe: recipe.schedule,
+}
+_COST_AND_FILES: _Columns = {
+    'Counted': lambda recipe: recipe.cost,
+    'Files': lambda recipe: f'[config]({recipe.link})' + (f', [weights]({recipe.weights})' if recipe.weights else ''),
+}
 
 
 def replace_table(text: str, table: str) -> str:

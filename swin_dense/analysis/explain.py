@@ -181,4 +181,4 @@ def _recording_map(stage: nn.Module) -> Iterator[list[Tensor]]:
 
 def _check_index(name: str, value: int, length: int) -> None:
     if checks.integer(name, value, minimum=0) >= length:
-        raise ValueError(f'{name} must lie between 0 and {length - 1}, got {value}')
+        raise ValueError(f'{checks.argument(name)} must lie between 0 and {length - 1}, got {value}')

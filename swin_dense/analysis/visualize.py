@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from swin_dense.analysis.colours import pca_rgb
-from swin_dense.analysis.complexity import backbone_costs, total
+from swin_dense.analysis.complexity import backbone_costs
 from swin_dense.analysis.explain import TokenAttention
 from swin_dense.archs import arch_letter
 from swin_dense.features.images import read_image
@@ -30,7 +30,7 @@ from swin_dense.utils import checks
 
 # Largest window side. A mask has one row and one column per token of a window.
 _LARGEST_MASK = 64
-_COST_SIDES, _COST_TICKS = range(112, 1793, 28), (112, 224, 448, 896, 1792)
+_COST_SIDES, _COST_TICKS = range(112, 1793, 112), (112, 224, 448, 896, 1792)
 
 
 def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
@@ -61,7 +61,7 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
     """
     count = len(attention.weights)
     for head in heads:
-        checks.one_of('every entry of heads', head, range(count))
+        checks.one_of(f'every entry of {checks.argument("heads")}', head, range(count))
     panels = [(f'mean of {count} heads', attention.weights.mean(0), float(attention.padding.mean()))]
     panels += [(f'head {head}', attention.weights[head], float(attention.padding[head])) for head in heads]
     figure, axes = _panels(1 + len(panels), attention.image_size)
@@ -130,13 +130,13 @@ def draw_costs(arch: str, window_size: Pair) -> Figure:
     letter = arch_letter(arch)
     figure = Figure(figsize=(7, 4.5), layout='constrained')
     axes = figure.add_subplot()
+    costs = [backbone_costs(letter, side, side, window_size) for side in _COST_SIDES]
     curves = (
-        ('global attention', None, 'tab:red'),
-        (f'windows of {window_size[0]} x {window_size[1]}', window_size, 'tab:blue'),
+        ('global attention', [cost.global_flops for cost in costs], 'tab:red'),
+        (f'windows of {window_size[0]} x {window_size[1]}', [cost.count.flops[''] for cost in costs], 'tab:blue'),
     )
-    for label, window, color in curves:
-        costs = [total(backbone_costs(letter, side, side, window)).flops / 1e9 for side in _COST_SIDES]
-        axes.plot(_COST_SIDES, costs, color=color, linewidth=2, label=label)
+    for label, flops, color in curves:
+        axes.plot(_COST_SIDES, [value / 1e9 for value in flops], color=color, linewidth=2, label=label)
     axes.set(
         title=f'Cost of Swin-{letter.upper()}, and of the same blocks with global attention',
         xlabel='side of a square image, pixels',
@@ -161,7 +161,8 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
     """
     grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
     if max(window_size) > _LARGEST_MASK:
-        raise ValueError(f'window_size must be at most {_LARGEST_MASK} to draw its masks, got {window_size}')
+        name = checks.argument('window_size')
+        raise ValueError(f'{name} must be at most {_LARGEST_MASK} to draw its masks, got {window_size}')
     shift = (window_size[0] // 2, window_size[1] // 2)
     # Two rows and columns of windows are enough: further windows have the same masks.
     counts = window_grid(*grid, window_size)

@@ -97,19 +97,21 @@ def arch_letter(name: str, family: str = 'swin') -> str:
     if named not in (None, family):
         other = {'swin': 'SwinBackbone, SwinDense in a config', 'swinv2': 'SwinV2Backbone, SwinDenseV2 in a config'}
         raise ValueError(
-            f'arch={name!r} belongs to {other[str(named)]}; build that class, or remove {named!r} from the name'
+            f'{checks.argument("arch", name)} belongs to {other[str(named)]}; build that class, or remove {named!r} '
+            'from the name'
         )
     letter = ALIASES.get(short, short)
     if match := _CHECKPOINT_NAME.match(short):
         arch = f'{named or family}_{match[1][0]}'
         raise ValueError(
             f'{name!r} is a checkpoint name of timm or the authors; the architecture is {arch!r} with '
-            f'window_size={match[2]}, and checkpoint=... loads the weights'
+            f'{checks.argument("window_size", int(match[2]))}, and {checks.argument("checkpoint", ...)} loads the '
+            'weights'
         )
     if letter not in ARCHS:
         names = [*ARCHS, *ALIASES]
         raise ValueError(
-            f"arch must be one of {names}, with or without '{family}_' in front, got {name!r}"
+            f"{checks.argument('arch')} must be one of {names}, with or without '{family}_' in front, got {name!r}"
             f'{checks.closest(short, names)}'
         )
     return letter
@@ -136,4 +138,4 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> 
         if sorted(arch) != sorted(expected):
             raise ValueError(f'arch as a dict must have exactly the keys {expected}, got {sorted(arch)}')
         return Arch(**arch)
-    raise TypeError(f'arch must be one of {list(ARCHS)} or a dict, got {type(arch).__name__}')
+    raise TypeError(f'{checks.argument("arch")} must be one of {list(ARCHS)} or a dict, got {type(arch).__name__}')

@@ -15,6 +15,7 @@ from swin_dense.checkpoint.read import file_digest, safetensors_torch
 from swin_dense.ops.windows import Pair, log_spaced_offsets
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination, written_whole
+from swin_dense.utils.choices import FAMILIES
 
 # For each family, the key of the state dict in its checkpoint files and the prefix of the backbone's parameter names.
 _LOCATIONS = {
@@ -64,7 +65,7 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
     Raises:
         ValueError: the family is unknown or has no Swin V2, or a name is not a parameter of a Swin.
     """
-    checks.one_of('family', family, EXPORTED)
+    checks.one_of('family', family, FAMILIES)
     layout = EXPORTED[family]
     if target.version == 2:
         if family not in EXPORTED_V2:

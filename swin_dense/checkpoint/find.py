@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from swin_dense.checkpoint.families import (
     COORDINATES,
-    EXPORTED,
     Candidate,
     Family,
     Name,
@@ -27,6 +26,8 @@ from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.resize import trained_window, window_of_coordinates, window_of_index
 from swin_dense.checkpoint.unpickler import StandIn
 from swin_dense.ops.windows import Pair
+from swin_dense.utils import checks
+from swin_dense.utils.choices import FAMILIES
 
 Value = Tensor | StandIn
 
@@ -233,7 +234,7 @@ def _none_found(values: Mapping[str, Value], described: str) -> CheckpointError:
     ignored = f' and objects of {kinds}, which are not read' if objects else ''
     return CheckpointError(
         f'{described}: no parameters of a Swin Transformer were found; the checkpoint contains '
-        f'{listed(tensors) or "no tensors"}{ignored}. Supported families: {", ".join(EXPORTED)}'
+        f'{listed(tensors) or "no tensors"}{ignored}. Supported families: {", ".join(FAMILIES)}'
     )
 
 
@@ -263,14 +264,15 @@ def _named(candidates: Iterable[Candidate], prefix: str) -> list[Candidate]:
 def _why_no_choice(candidates: Iterable[Candidate], chosen: list[Candidate], prefix: str | None, ema: bool) -> str:
     if chosen:
         return (
-            f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with prefix=... of '
-            'load_checkpoint or create_backbone, or with --prefix'
+            f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with '
+            f'{checks.argument("prefix", ...)}'
         )
     if prefix is not None:
-        return f'no backbone under prefix={prefix!r}, only under {_prefixes(candidates)}'
+        return f'no backbone under {checks.argument("prefix", prefix)}, only under {_prefixes(candidates)}'
+    average = checks.argument('ema', True)
     if ema:
-        return 'the checkpoint contains no running average of the weights; omit ema=True'
-    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with ema=True'
+        return f'the checkpoint contains no running average of the weights; omit {average}'
+    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with {average}'
 
 
 def _prefixes(choices: Iterable[Candidate]) -> str:

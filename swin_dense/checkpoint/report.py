@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swin_dense.archs import published_letter
+from swin_dense.utils import checks
 
 # A stem of several convolutions, as in CTransPath.
 _CONVOLUTIONAL_STEM = re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight$')
@@ -29,8 +30,7 @@ class CheckpointError(ValueError, RuntimeError):
     """
 
     def __init__(self, message: str = '', in_python: str = '') -> None:
-        super().__init__(message + in_python)
-        self.without_python = message
+        super().__init__(message if checks.on_command_line() else message + in_python)
 
 
 @dataclass
@@ -157,10 +157,10 @@ def other_version(described: str, version: int, given: Mapping[str, Any]) -> Che
     letter = published_letter(given)
     kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[version]
     name = f'{"swin_" if version == 1 else "swinv2_"}{letter}'
+    arch = f', {checks.argument("arch", name)}' if letter else ''
     return CheckpointError(
         f'{described} does not fit the model, which keeps its weights.\n'
-        f'  It is a Swin V{version}{f", arch={name!r}" if letter else ""}; the model is a Swin '
-        f'V{3 - version}.',
+        f'  It is a Swin V{version}{arch}; the model is a Swin V{3 - version}.',
         f' Build {kind}{f", or create_backbone({name!r})" if letter else ""}.',
     )
 
@@ -177,7 +177,8 @@ def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     different = {key for key in common if comparable[key] != wanted[key]}
     if different:
         letter = published_letter(given)
-        advice = f'arch={letter!r}' if letter else ', '.join(f'{key}={given[key]}' for key in given if key in different)
+        options = {'arch': letter} if letter else {key: given[key] for key in given if key in different}
+        advice = ', '.join(checks.argument(key, value) for key, value in options.items())
         shown = ['depths', 'embed_dims'] + ['num_heads'] * ('num_heads' in different)
         lines.append(
             f'The checkpoint is {_architecture(given, shown)}, the model is {_architecture(wanted, shown)}: '

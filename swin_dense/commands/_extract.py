@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 
-from swin_dense.commands._options import build_backbone, normalization_of
+from swin_dense.commands._backbone import build_backbone
+from swin_dense.commands._options import normalization_of
 from swin_dense.commands._progress import Progress, say, stop_signals
 from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.inference import Runner, check_levels, whole_image

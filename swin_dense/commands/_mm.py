@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import swin_dense
 from swin_dense.commands._options import add_settings
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
@@ -65,15 +66,12 @@ def config_to_run(args: argparse.Namespace) -> Config:
 
 def run_to_its_end(start: Callable[[], object], work_dir: str) -> int:
     """Call a long-running function and return the exit status: 1 with a traceback on error, not 2 for wrong usage."""
-    from swin_dense.checkpoint import CheckpointError  # imports torch, which --help must not
-
     try:
         start()
-    except CheckpointError as error:
-        print(f'{error.without_python}\n{_OTHER_WEIGHTS}', file=sys.stderr)
-        return 1
     except (ValueError, TypeError, OSError, ImportError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, swin_dense.CheckpointError):
+            print(f'{error}\n{_OTHER_WEIGHTS}', file=sys.stderr)
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(
                 f'{error.strerror} in {work_dir}. The checkpoints are complete: make room, then continue with --resume',
                 file=sys.stderr,

@@ -1,25 +1,21 @@
-"""Options shared by several commands, and the backbone that they describe: one definition, meaning and check for each.
+"""Options shared by several commands: one definition, meaning and check for each.
 
-This module does not import torch, so that `--help` is fast; functions that need it do.
+This module does not import torch, so that `--help` and errors about arguments are fast.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swin_dense.archs import resolve_arch, split_name
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination
+from swin_dense.utils.choices import PRESETS
 
-if TYPE_CHECKING:
-    import torch
-
-    from swin_dense import SwinBackbone
-
-PRESETS = ('imagenet', 'satlas-rgb', 'satlas-sentinel1', 'satlas-sentinel2-ms', 'satlas-landsat')
+# Arguments of Python whose options have other names.
+SPELLED = {'dynamic=False': '--static', **{f'normalization={name!r}': f'--preset {name}' for name in PRESETS}}
 
 
 class Pair(argparse.Action):
@@ -55,7 +51,9 @@ def add_normalization(parser: argparse._ActionsContainer) -> None:
         '--scale', help='divides stored values, such as 10000 (default: the largest value of their type)', **per_channel
     )
     group.add_argument('--clamp', action='store_true', help='clamp the result to 0 to 1')
-    group.add_argument('--preset', choices=PRESETS, help='--mean, --std, --scale and --clamp of published weights')
+    group.add_argument(
+        '--preset', choices=list(PRESETS), help='--mean, --std, --scale and --clamp of published weights'
+    )
     group.add_argument('--bands', type=int, nargs='+', metavar='N', help='bands to use, in this order, from 0')
 
 
@@ -77,9 +75,7 @@ def normalization_of(args: argparse.Namespace) -> dict[str, Any]:
 def _preset(name: str, others: dict[str, Any]) -> dict[str, Any]:
     if others:
         raise ValueError(f'--preset gives --{", --".join(others)}; leave one of them out')
-    from swin_dense.features import preset
-
-    return preset(name)
+    return dict(PRESETS[name])
 
 
 def add_prefix(parser: argparse._ActionsContainer) -> None:
@@ -122,8 +118,9 @@ def add_force(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     help = (
-        'change entries of the config: model.backbone.with_cp=True; write lists as key="[a,b]" or key=a,b; address a '
-        'list entry by its index: pipeline.2.scale=(640,400)'
+        'change entries of the config: model.backbone.with_cp=True; write lists as key="[a,b]" or key=a,b, '
+        'and a dict, which replaces the entry, as in Python; address a list entry by its index: '
+        'pipeline.2.scale=(640,400)'
     )
     options: dict[str, Any] = {'dest': 'set', 'nargs': '+', 'action': 'extend', 'metavar': 'KEY=VALUE'}
     parser.add_argument('--set', default=[], help=help, **options)
@@ -158,48 +155,27 @@ def check_file(path: str) -> None:
         raise FileNotFoundError(f'there is no file {path}')
 
 
-def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
-    """Build the backbone of :func:`add_backbone`; options that the user does not give are those of the checkpoint."""
-    from swin_dense.features.inference import on_device
-    from swin_dense.models.create import create_backbone
-
-    device, given = device_of(args), backbone_options(args)
-    name = _random_backbone(args) if args.checkpoint is None else args.arch
-    return on_device(create_backbone(name, args.checkpoint, prefix=args.prefix, **given, **options), device)
-
-
-def _random_backbone(args: argparse.Namespace) -> str:
-    """Return the architecture of a backbone without a checkpoint, and warn that its weights are random."""
-    import torch
-
-    if args.prefix is not None:
-        raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
-    torch.manual_seed(0)
-    if os.environ.get('RANK', '0') == '0':
-        print('WARNING: no --checkpoint given, so the weights and all results are RANDOM', file=sys.stderr)
-    return args.arch or 'swin_t'
-
-
-def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Check ``--arch`` before weights are loaded, and return the other backbone options that the user gave."""
+def check_backbone(args: argparse.Namespace) -> None:
+    """Check the options of :func:`add_backbone` that need no torch."""
     if args.arch is not None:
         check_arch(args.arch)
-    given = {'window_size': args.window_size, 'clamp_window': args.clamp_window}
-    return {option: value for option, value in given.items() if value is not None}
+    if args.checkpoint is None and args.prefix is not None:
+        raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
+    if args.checkpoint is not None:
+        check_checkpoint(args.checkpoint)
+
+
+def check_checkpoint(place: str) -> None:
+    """Check that a checkpoint exists, unless it is an address; a folder may be one."""
+    if '://' not in place and not Path(place).exists():
+        raise FileNotFoundError(f'there is no checkpoint file {place!r}')
 
 
 def check_arch(name: str) -> None:
-    from swin_dense.archs import resolve_arch
-    from swin_dense.models.create import network_of
-
-    resolve_arch(name, network_of(name) or 'swin')
+    resolve_arch(name, split_name(name)[0] or 'swin')
 
 
-def device_of(args: argparse.Namespace) -> torch.device:
-    """Return the device to compute on, if it is available: ``--device``, else the GPU of LOCAL_RANK, else the CPU."""
-    import torch
-
-    from swin_dense.features.inference import on_device
-
-    cuda = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
-    return on_device(torch.empty(0), args.device or (cuda if torch.cuda.is_available() else 'cpu')).device
+def backbone_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a backbone that the user gave, besides its architecture and weights."""
+    given = {'window_size': args.window_size, 'clamp_window': args.clamp_window}
+    return {option: value for option, value in given.items() if value is not None}

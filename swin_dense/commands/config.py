@@ -22,6 +22,7 @@ from swin_dense.commands._options import add_out, add_settings, check_out
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import written_whole
+from swin_dense.workbench.configs.own_data import PLACES, check_annotations, find_endings, missing_data, own_data
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
 
@@ -48,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_out(args, '.py')  # mmengine reads configs by their suffix
     packages.require('this command', 'mmengine')
-    # Help does without these.
-    from swin_dense.workbench.checkpoints import use_whole_checkpoints
-    from swin_dense.workbench.configs.own_data import PLACES, check_annotations, find_endings, missing_data, own_data
+    from swin_dense.workbench.checkpoints import use_whole_checkpoints  # imports torch, which --help does not need
 
     config = load_recipe(args.config)
     classes = None if args.classes is None else args.classes.split(',')

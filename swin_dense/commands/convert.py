@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
 
 from swin_dense.commands._options import (
     add_out,
     add_prefix,
     add_window_size,
     check_arch,
+    check_checkpoint,
     check_out,
 )
 from swin_dense.utils import checks, packages
-
-if TYPE_CHECKING:
-    from swin_dense import SwinBackbone
-    from swin_dense.checkpoint.find import Found
-
-FAMILIES = ('mmdet', 'mmseg', 'official', 'mmpretrain', 'timm', 'torchvision', 'transformers')
+from swin_dense.utils.choices import CHANNEL_POLICIES, FAMILIES, TABLE_METHODS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--table-resize',
-        choices=('bicubic', 'geometric'),
+        choices=TABLE_METHODS,
         default='bicubic',
         help='how to resize relative position tables (default: %(default)s)',
     )
     parser.add_argument('--in-channels', type=int, metavar='N', help='adapt the patch embedding to N image channels')
     parser.add_argument(
         '--channel-policy',
-        choices=('repeat', 'mean', 'zero'),
+        choices=CHANNEL_POLICIES,
         default='repeat',
         help='how to fill the channels of --in-channels (default: %(default)s)',
     )
@@ -70,55 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
 
 
-def source_window(args: argparse.Namespace) -> tuple[int, int] | None:
-    given = args.source_window_size
-    return None if given is None else checks.pair('--source-window-size', given)
-
-
-def build_for(found: Found, args: argparse.Namespace) -> SwinBackbone:
-    """Build the backbone of the checkpoint on the meta device, without memory for weights."""
-    import torch
-
-    from swin_dense.models.create import BACKBONES, infer_options
-
-    trained = args.source_window_size if found.version == 2 else None
-    given = {
-        'arch': args.arch,
-        'in_channels': args.in_channels,
-        'pretrained_window_size': trained and (trained if len(trained) > 1 else trained[0]),
-        'window_size': max(trained) if trained else source_window(args),
-    }
-    given = {option: value for option, value in given.items() if value is not None}
-    options = infer_options(found, given, any_heads=True)
-    if args.window_size is not None:
-        options['window_size'] = args.window_size
-    with torch.device('meta'):
-        return BACKBONES[found.network](**options)
-
-
-def convert(args: argparse.Namespace) -> dict[str, Any]:
-    """Convert the checkpoint, write it, and return the report, which contains the path of the file."""
-    from swin_dense.checkpoint.export import as_checkpoint, export_parameters, write_file
-    from swin_dense.checkpoint.fit import Options, Target, fit
-    from swin_dense.checkpoint.load import find_backbone
-
-    found = find_backbone(args.source, args.prefix, args.ema, args.trust)
-    target = Target.of(build_for(found, args))
-    options = Options(
-        final_norm=args.final_norm,
-        table_resize=args.table_resize,
-        in_channels=args.channel_policy,
-        window_size=source_window(args) if found.version == 1 else None,
-    )
-    parameters, report = fit(found, target, options)
-    exported = export_parameters(parameters, args.to, target)
-    checkpoint = as_checkpoint(exported, args.to, flat=args.out.suffix == '.safetensors')
-    path = write_file(args.out, checkpoint, args.force, args.hash)
-    return {'out': str(path), 'to': args.to, 'text': str(report), **report.as_dict()}
-
-
 def run(args: argparse.Namespace) -> int:
     check_out(args)
+    check_checkpoint(args.source)
     if args.in_channels is not None:
         checks.integer('--in-channels', args.in_channels)
     if args.arch is not None:
@@ -127,7 +76,25 @@ def run(args: argparse.Namespace) -> int:
         packages.require('this command', 'safetensors')
     if args.table_resize == 'geometric':
         packages.require('this command', 'scipy')
-    report = convert(args)
-    text = report.pop('text')
-    print(json.dumps(report, indent=2) if args.json else f'{text}\nWrote {report["out"]} ({args.to})')
+    from swin_dense.models.convert import convert  # imports torch, which --help does not need
+
+    path, report = convert(
+        args.source,
+        args.out,
+        args.to,
+        options={'arch': args.arch, 'in_channels': args.in_channels, 'window_size': args.window_size},
+        source_window_size=args.source_window_size,
+        table_resize=args.table_resize,
+        channel_policy=args.channel_policy,
+        prefix=args.prefix,
+        ema=args.ema,
+        final_norm=args.final_norm,
+        trust=args.trust,
+        force=args.force,
+        add_hash=args.hash,
+    )
+    if args.json:
+        print(json.dumps({'out': str(path), 'to': args.to, **report.as_dict()}, indent=2))
+    else:
+        print(f'{report}\nWrote {path} ({args.to})')
     return 0

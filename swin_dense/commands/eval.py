@@ -19,8 +19,8 @@ from swin_dense.commands._options import (
     add_normalization,
     add_size,
     backbone_options,
+    check_backbone,
     check_integers,
-    device_of,
     normalization_of,
 )
 from swin_dense.utils import packages
@@ -52,9 +52,11 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f'there is no folder {args.folder}')
     classes = args.classes.read_text(encoding='utf-8').split() if args.classes else None
     options_of_images = normalization_of(args)
+    check_backbone(args)
     packages.require('this command', 'tqdm')
     # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
+    from swin_dense.commands._backbone import device_of
     from swin_dense.commands._progress import Progress, say, stop_signals
     from swin_dense.features import Normalization
     from swin_dense.features.inference import on_device

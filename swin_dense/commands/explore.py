@@ -16,13 +16,14 @@ from swin_dense.commands._options import (
     add_backbone,
     add_normalization,
     add_out,
-    build_backbone,
+    check_backbone,
     check_file,
     check_out,
     normalization_of,
 )
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.choices import LANGUAGES, LARGEST_PAGE
 
 # The command prints a note if the displayed attention weights have a larger error.
 COARSE = 0.05
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_normalization(parser)
     add_out(parser, '.html file to write')
     parser.add_argument(
-        '--lang', choices=('en', 'zh'), default='en', help='language of the page when it opens (default: %(default)s)'
+        '--lang', choices=LANGUAGES, default='en', help='language of the page when it opens (default: %(default)s)'
     )
     parser.add_argument(
         '--max-side',
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--max-size',
         type=float,
-        default=12.0,
+        default=LARGEST_PAGE / 1e6,
         metavar='MB',
         help='maximum size of the page; attention is rounded until it fits (default: %(default)g)',
     )
@@ -55,9 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_out(args, '.html', '.htm')
     check_file(args.image)
+    check_backbone(args)
     checks.integer('--max-side', args.max_side)
     if not 0 < args.max_size < float('inf'):
         raise ValueError(f'--max-size must be above 0, got {args.max_size:g}')
+    # These import torch, which --help does not need.
+    from swin_dense.commands._backbone import build_backbone
     from swin_dense.explore.page import make_page
     from swin_dense.explore.record import make_record
     from swin_dense.features import Normalization

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import swin_dense
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import (
     add_backbone,
@@ -23,11 +24,14 @@ from swin_dense.commands._options import (
     add_out,
     add_settings,
     add_size,
-    build_backbone,
+    check_backbone,
+    check_checkpoint,
+    check_file,
     check_out,
     normalization_of,
 )
 from swin_dense.utils import checks, packages
+from swin_dense.utils.choices import EXPORT_SUFFIXES
 
 if TYPE_CHECKING:
     from swin_dense.export import Exported
@@ -73,16 +77,17 @@ def run(args: argparse.Namespace) -> int:
         args.out = Path(args.model.pop())
     if args.out is None or len(args.model) not in (0, 2):
         raise ValueError('give CONFIG CHECKPOINT FILE.onnx for a whole model, or --checkpoint and --out for a backbone')
-    check_out(args, *(['.onnx'] if args.model else ['.onnx', '.pt2', '.ts']))
+    check_out(args, *(['.onnx'] if args.model else EXPORT_SUFFIXES))
+    check_together(args)
     write = _write_whole if args.model else _write_backbone
     if args.out.suffix == '.onnx':
         packages.require('this command', 'onnx', 'onnxscript', *([] if args.no_check else ['onnxruntime']))
-    from swin_dense.export import ExportError
+    from swin_dense.export import ExportError  # imports torch, which --help does not need
 
     try:
         exported = write(args)
     except ExportError as error:
-        print(f'swin-dense export: {str(error).replace("dynamic=False", "--static")}', file=sys.stderr)
+        print(f'swin-dense export: {error}', file=sys.stderr)
         return 1
     print(f'{exported.path}: {exported.nodes} nodes')
     for shape, off in exported.errors.items():
@@ -91,27 +96,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_whole(args: argparse.Namespace) -> Exported:
-    given = (
-        args.checkpoint,
-        args.prefix,
-        args.arch,
-        args.window_size,
-        args.out_indices,
-        args.static,
-        args.half,
-        args.no_check,
-        normalization_of(args),
-    )
-    if any(given) or tuple(args.size) != (224, 224) or args.batch != 1:
-        raise ValueError('with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed')
-    from swin_dense.workbench.export.whole import export_whole
-
-    args.config, checkpoint = args.model
-    return export_whole(read_config(args), checkpoint, args.out, image=args.image, opset=args.opset)
-
-
-def _write_backbone(args: argparse.Namespace) -> Exported:
+def check_together(args: argparse.Namespace) -> None:
+    """Check that only options of the chosen kind of export are given, and the files that it reads."""
+    normalization = normalization_of(args)
+    if args.model:
+        others = (args.checkpoint, args.prefix, args.arch, args.window_size, args.out_indices, args.static, args.half)
+        if any((*others, args.no_check, normalization)) or tuple(args.size) != (224, 224) or args.batch != 1:
+            raise ValueError(
+                'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed'
+            )
+        check_checkpoint(args.model[1])
+        if args.image is not None:
+            check_file(args.image)
+        return
     if args.image or args.set:
         raise ValueError('--image and --set are for a whole model: CONFIG CHECKPOINT FILE.onnx')
     if args.out_indices is not None:
@@ -120,10 +117,20 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         raise ValueError(
             '--clamp-window lets a map choose its windows, so one graph cannot serve all sizes: add --static'
         )
-    normalization = normalization_of(args)
-    from swin_dense import export_model
+    check_backbone(args)
 
-    return export_model(
+
+def _write_whole(args: argparse.Namespace) -> Exported:
+    from swin_dense.workbench.export.whole import export_whole
+
+    args.config, checkpoint = args.model
+    return export_whole(read_config(args), checkpoint, args.out, image=args.image, opset=args.opset)
+
+
+def _write_backbone(args: argparse.Namespace) -> Exported:
+    from swin_dense.commands._backbone import build_backbone
+
+    return swin_dense.export_model(
         build_backbone(args, **({} if args.out_indices is None else {'out_indices': args.out_indices})),
         args.out,
         dynamic=not args.static,
@@ -132,5 +139,5 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         opset=args.opset,
         half=args.half,
         check=not args.no_check,
-        **normalization,
+        **normalization_of(args),
     )

@@ -22,12 +22,13 @@ from swin_dense.commands._options import (
     add_backbone,
     add_loading,
     add_normalization,
+    check_backbone,
     check_integers,
     normalization_of,
 )
 from swin_dense.utils import checks, packages
+from swin_dense.utils.choices import MAP_FORMATS, POOLINGS, ROWS_PER_PART
 
-FORMATS = ('safetensors', 'zarr')
 # Suffixes that --out, a folder, must not have: its user expects a file. Tools do read a folder .parquet.
 _FILES = ('.csv', '.h5', '.hdf5', '.json', '.npy', '.npz', '.pkl', '.pt', '.pth', '.safetensors', '.tar', '.zarr')
 DTYPES = ('float32', 'float16', 'bfloat16')
@@ -47,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--pool',
-        choices=('none', 'avg', 'gem'),
+        choices=('none', *POOLINGS),
         default='none',
         help='pool each level to a vector (default: %(default)s)',
     )
-    parser.add_argument('--format', choices=FORMATS, help='file format of maps (default: safetensors)')
+    parser.add_argument('--format', choices=MAP_FORMATS, help='file format of maps (default: safetensors)')
     parser.add_argument(
         '--dtype', choices=DTYPES, default='float32', help='type of the features (default: %(default)s)'
     )
@@ -66,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--shard', metavar='I/N', help='shard I, from 0, of N (default: from the environment of torchrun or Slurm)'
     )
-    parser.add_argument('--part-rows', type=int, default=4096, help='images per Parquet file (default: %(default)s)')
+    parser.add_argument(
+        '--part-rows', type=int, default=ROWS_PER_PART, help='images per Parquet file (default: %(default)s)'
+    )
     parser.add_argument('--prune', action='store_true', help='remove the features of images that are not in SRC')
 
 
@@ -87,6 +90,7 @@ def check_together(args: argparse.Namespace) -> None:
     checks.integers('--levels', args.levels or (1,))
     check_integers(args, batch_size=1, workers=0, tile=1, overlap=0, max_side=1, page=0, part_rows=1)
     args.format = args.format or 'safetensors'
+    check_backbone(args)
     needed = ['tqdm', 'pyarrow', *([] if pools else [args.format])]
     packages.require('this command', *needed)
 

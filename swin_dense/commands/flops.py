@@ -16,16 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
 from swin_dense.commands import _options
 from swin_dense.commands._mm import read_config
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import written_whole
-
-if TYPE_CHECKING:
-    from swin_dense.analysis.complexity import Cost
-    from swin_dense.analysis.flop_counter import Count
 
 # The three modes, and the options of each.
 OPTIONS_OF = {
@@ -58,23 +53,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_together(args)
+    window = args.window_size or (7, 7)
     if args.config is not None:
         print(of_config(args))
-    elif args.grid is not None:
-        height, width = checks.integers('--grid', args.grid)
-        channels = checks.integer('--channels', 128 if args.channels is None else args.channels)
-        print(attention_table(height, width, channels, args.window_size or (7, 7)))
-    elif args.out is None:
-        print(backbone_table(args.arch, args.size or (224, 224), args.window_size or (7, 7)))
-    else:
+        return 0
+    if args.arch is not None:
+        _options.check_arch(args.arch)
+    if args.out is not None:
         _options.check_out(args, '.png', '.pdf')
         packages.require('this command', 'matplotlib')
-        from swin_dense.analysis.visualize import draw_costs
+        draw(args, window)
+        return 0
+    if args.grid is not None:
+        height, width = checks.integers('--grid', args.grid)
+        channels = checks.integer('--channels', 128 if args.channels is None else args.channels)
+    from swin_dense.analysis import tables  # imports torch, which --help does not need
 
-        figure = draw_costs(args.arch, args.window_size or (7, 7))
-        with written_whole(args.out) as unfinished:
-            figure.savefig(unfinished.path, dpi=150)
-        print(f'wrote {args.out}')
+    if args.grid is not None:
+        print(tables.attention_table(height, width, channels, window))
+    else:
+        print(tables.backbone_table(args.arch, args.size or (224, 224), window))
     return 0
 
 
@@ -101,100 +99,23 @@ def of_config(args: argparse.Namespace) -> str:
             f'{args.config} has no default_scope, so the framework of the model is unknown; '
             'add --set default_scope=mmdet or --set default_scope=mmseg'
         )
-    from swin_dense.analysis.flop_counter import count
+    # These import torch, which --help does not need.
+    from swin_dense.analysis import flop_counter, tables
     from swin_dense.workbench.building import build_on_meta, published_shape, run_on_shapes
 
     height, width = args.size or published_shape(config)
-    result = count(build_on_meta(config), height, width, run_on_shapes)
+    counted = flop_counter.count(build_on_meta(config), height, width, run_on_shapes)
     depth = 1 if args.depth is None else args.depth
-    return (
-        json.dumps(summary(result, height, width, depth), indent=2)
-        if args.json
-        else table(result, height, width, depth)
-    )
+    if args.json:
+        return json.dumps(tables.model_summary(counted, height, width, depth), indent=2)
+    return tables.model_table(counted, height, width, depth)
 
 
-def summary(result: Count, height: int, width: int, depth: int) -> dict:
-    return {
-        'shape': [height, width],
-        'parameters': result.parameters[''],
-        'flops': result.flops[''],
-        'computed_flops': result.computed_flops[''],
-        'modules': {
-            name: {'parameters': result.parameters[name], 'flops': result.flops[name]}
-            for name in modules(result, depth)
-        },
-    }
+def draw(args: argparse.Namespace, window: tuple[int, int]) -> None:
+    """Write the plot of FLOPs against image size."""
+    from swin_dense.analysis.visualize import draw_costs  # imports matplotlib
 
-
-def table(result: Count, height: int, width: int, depth: int) -> str:
-    """Return parameters and FLOPs by module, down to ``depth``, for an image of height x width pixels."""
-    lines = [f'{"module":48} {"parameters":>14} {"GFLOPs":>10}']
-    for name in ['', *modules(result, depth)]:
-        label = '  ' * (name.count('.') + 1) + name.rpartition('.')[2] if name else 'model'
-        lines.append(f'{label:48} {result.parameters[name]:14,} {result.flops[name] / 1e9:10,.2f}')
-    saved = result.flops[''] - result.computed_flops['']
-    lines.append(f'\nFor one image of {height} x {width} pixels (height x width); a FLOP is one multiply-add.')
-    if saved:
-        lines.append(
-            f'Counted as in published figures, including {saved / 1e9:.2f} GFLOPs for output projections of '
-            f'padding tokens, which SwinDense skips:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
-        )
-    return '\n'.join(lines)
-
-
-def modules(result: Count, depth: int) -> list[str]:
-    """Return the names of the modules down to ``depth``, in the order of the model."""
-    return [name for name in result.parameters if name and name.count('.') < depth]
-
-
-def attention_table(height: int, width: int, channels: int, window: tuple[int, int]) -> str:
-    """Return a table that compares global and window attention on a map of height x width tokens."""
-    from swin_dense.analysis.complexity import msa_flops, window_msa_flops
-    from swin_dense.ops.windows import window_grid
-
-    everywhere = msa_flops(height, width, channels)
-    rows, columns = window_grid(height, width, window)
-    padded = (rows * window[0], columns * window[1])
-    windowed = window_msa_flops(padded[0], padded[1], channels, window)
-    less = everywhere / windowed
-    lines = [
-        f'attention on a map of {height} x {width} tokens with {channels} channels',
-        f'  global:                 {everywhere:20,} FLOPs',
-        f'  in windows of {window[0]:2} x {window[1]:2}:   {windowed:20,} FLOPs, {less:.1f} times less',
-        f'  saved by the windows:   {everywhere - windowed:20,} FLOPs',
-    ]
-    if padded != (height, width):
-        lines.append(f'  The windows do not divide the map, so it is padded to {padded[0]} x {padded[1]} tokens.')
-    return '\n'.join(lines)
-
-
-def backbone_table(arch: str, size: tuple[int, int], window: tuple[int, int]) -> str:
-    """Return the FLOPs of a backbone by stage and part, for an image of ``size``, (height, width) in pixels."""
-    from swin_dense.analysis.complexity import PARTS, backbone_costs, total
-    from swin_dense.archs import arch_letter
-
-    letter = arch_letter(arch)
-    stages = backbone_costs(letter, *size, window)
-    lines = [
-        f'Swin-{letter.upper()} with windows of {window[0]} x {window[1]} on an image of {size[0]} x {size[1]} pixels, '
-        'GFLOPs',
-        '',
-        f'{"":16}' + ''.join(f'{name:>10}' for name in [*(f'stage {index}' for index in range(len(stages))), 'all']),
-        *(_row(part, [stage[part] for stage in stages]) for part in PARTS),
-        _row('all', [total([stage]) for stage in stages]),
-    ]
-    everywhere = total(backbone_costs(letter, *size, window_size=None)).flops
-    return '\n'.join(
-        [
-            *lines,
-            '',
-            f'{total(stages).parameters:,} parameters',
-            f'{everywhere / 1e9:,.2f} GFLOPs if every token attended to all others',
-        ]
-    )
-
-
-def _row(name: str, costs: list[Cost]) -> str:
-    flops = [cost.flops for cost in costs]
-    return f'{name:16}' + ''.join(f'{value / 1e9:10.2f}' for value in [*flops, sum(flops)])
+    figure = draw_costs(args.arch, window)
+    with written_whole(args.out) as unfinished:
+        figure.savefig(unfinished.path, dpi=150)
+    print(f'wrote {args.out}')

@@ -27,10 +27,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import swin_dense
 from swin_dense.commands._mm import read_config
-from swin_dense.commands._options import add_device, add_force, add_settings, check_file, device_of
+from swin_dense.commands._options import add_device, add_force, add_settings, check_file
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_free, written_whole
+from swin_dense.utils.choices import IMAGE_SUFFIXES, RUNTIMES
 
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime import Prediction
@@ -55,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--score', type=float, default=0.3, help='omit instances with a lower score (default: %(default)s)'
     )
     add_device(parser)
-    parser.add_argument(
-        '--runtime', choices=['onnxruntime', 'openvino'], help='library that runs an .onnx file (default: onnxruntime)'
-    )
+    parser.add_argument('--runtime', choices=RUNTIMES, help='library that runs an .onnx file (default: onnxruntime)')
     parser.add_argument('--tile', type=int, metavar='PIXELS', help='predict large images in tiles of this size')
     parser.add_argument(
         '--overlap',
@@ -79,10 +79,9 @@ def run(args: argparse.Namespace) -> int:
     model, images = _files(args)
     known = _check_outputs(args, images)
     predictor = _predictor(model, args)
-    from swin_dense.utils.pixels import ImageError
-    from swin_dense.workbench.runtime import Coco  # not needed for --help
+    from swin_dense.utils.pixels import ImageError  # imports numpy, which --help does not need
 
-    coco = Coco(predictor.classes, known) if args.format else None
+    coco = swin_dense.runtime.Coco(predictor.classes, known) if args.format else None
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for path in images:
@@ -112,8 +111,6 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
     if args.runtime is not None and not is_exported:
         raise ValueError('--runtime needs an .onnx file')
-    from swin_dense.utils.pixels import IMAGE_SUFFIXES  # imports numpy, which --help does not need
-
     images: list[str] = []
     for place in places:
         if Path(place).is_dir():
@@ -153,11 +150,10 @@ def _check_outputs(args: argparse.Namespace, images: list[str]) -> Any:
 def _predictor(model: list[str], args: argparse.Namespace) -> Any:
     """Return a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods."""
     if len(model) == 1:
-        from swin_dense import runtime
-
-        return runtime.load(model[0], runtime=args.runtime or 'onnxruntime', score=args.score)
+        return swin_dense.runtime.load(model[0], runtime=args.runtime or 'onnxruntime', score=args.score)
     args.config = model[0]
     config = read_config(args)
+    from swin_dense.commands._backbone import device_of
     from swin_dense.workbench.predict import Predictor
 
     return Predictor(config, model[1], str(device_of(args)), args.score)

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
-from swin_dense.commands._options import add_force
+from swin_dense.commands._options import add_force, check_checkpoint
 from swin_dense.recipes.published import recipe_with_weights, side_by_side
 from swin_dense.utils.atomic import check_free
 
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     if args.published:
         recipe = recipe_with_weights(args.config)
         args.checkpoint = recipe.weights
-    elif '://' not in args.checkpoint and not Path(args.checkpoint).is_file():
-        raise FileNotFoundError(f'there is no checkpoint file {args.checkpoint!r}')
+    else:
+        check_checkpoint(args.checkpoint)
     if args.out is not None:
         check_free(args.out, args.force)
     config = config_to_run(args)

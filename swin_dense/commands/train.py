@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
+from swin_dense.commands._options import check_checkpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.resume not in (None, 'auto'):
+        check_checkpoint(args.resume)
     config = config_to_run(args)
-    from mmengine.dist import get_world_size  # not needed for --help
+    # These import the frameworks, which --help does not need.
+    from mmengine.dist import get_world_size
 
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_batch, check_data

@@ -15,12 +15,13 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import swin_dense
 from swin_dense.commands._options import (
     add_backbone,
     add_normalization,
     add_out,
     add_window_size,
-    build_backbone,
+    check_backbone,
     check_file,
     check_out,
     normalization_of,
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     checks.integer('--dpi', args.dpi, minimum=SMALLEST_DPI)
     if args.kind != 'masks':
         check_file(args.image)
+    if args.kind not in ('masks', 'windows'):
+        check_backbone(args)
     packages.require('this command', 'matplotlib')
     figure = draw(args)
     with written_whole(args.out) as unfinished:
@@ -82,30 +85,30 @@ def run(args: argparse.Namespace) -> int:
 
 def draw(args: argparse.Namespace) -> Figure:
     """Return the requested figure."""
-    from swin_dense.analysis import visualize  # imports torch and matplotlib, which --help does not need
+    # These import torch and matplotlib, which --help does not need.
+    from swin_dense.analysis import explain, visualize
+    from swin_dense.commands._backbone import build_backbone
+    from swin_dense.features.normalization import Normalization, read_picture
 
     if args.kind == 'masks':
         return visualize.draw_shift_masks(tuple(args.grid), args.window_size)
     if args.kind == 'windows':
         return visualize.draw_windows(args.image, 4 * 2**args.stage, args.window_size)
-    from swin_dense import extract_pyramid
-    from swin_dense.analysis.explain import grad_cam, token_attention
-    from swin_dense.features.normalization import Normalization, read_picture
-
     options = normalization_of(args)
     how = Normalization(**options)
     backbone = build_backbone(args)
     shown = read_picture(args.image, how)
     if args.kind == 'pyramid':
-        return visualize.draw_pyramid(extract_pyramid(backbone, args.image, **options), shown)
+        return visualize.draw_pyramid(swin_dense.extract_pyramid(backbone, args.image, **options), shown)
     how.check_for(backbone)
     if args.kind == 'attention':
-        attention = token_attention(backbone, args.image, args.stage, args.block, tuple(args.pixel), normalization=how)
+        pixel = tuple(args.pixel)
+        attention = explain.token_attention(backbone, args.image, args.stage, args.block, pixel, normalization=how)
         return visualize.draw_attention(attention, shown, args.heads)
     target = None if args.channel is None else partial(channel_mean, channel=args.channel)
     stages = range(len(backbone.stages)) if args.stages is None else args.stages
     cams = {
-        backbone.out_strides[stage]: grad_cam(backbone, args.image, stage, target, normalization=how)
+        backbone.out_strides[stage]: explain.grad_cam(backbone, args.image, stage, target, normalization=how)
         for stage in stages
     }
     return visualize.draw_grad_cam(cams, shown)

@@ -3,15 +3,16 @@
 swin-dense zoo
 swin-dense zoo upernet swin-b 22k     # only recipes that match all words
 swin-dense zoo --task panoptic --data coco --arch t
-swin-dense zoo --markdown
+swin-dense zoo --weights              # with the addresses of the published weights
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
 
 from swin_dense.recipes.files import recipe_root
-from swin_dense.recipes.zoo import FOLDERS, chosen, markdown, plain, read_zoo
+from swin_dense.recipes.zoo import FOLDERS, chosen, plain, read_zoo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--arch', default='', choices=('t', 's', 'b', 'l'), help='list only recipes with a Swin of this size'
     )
-    parser.add_argument('--markdown', action='store_true', help='print Markdown, with the URLs of the weights')
+    parser.add_argument('--weights', action='store_true', help='also list the addresses of the published weights')
+    parser.add_argument('--markdown', action='store_true', help='former name of --weights')
 
 
 def run(args: argparse.Namespace) -> int:
     root = recipe_root()
-    found = {folder: chosen(read_zoo(root, folder), args.words, args.task, args.data, args.arch) for folder in FOLDERS}
-    recipes = [recipe for folder in FOLDERS for recipe in found[folder]]
+    all_recipes = [recipe for folder in FOLDERS for recipe in read_zoo(root, folder)]
+    recipes = chosen(all_recipes, args.words, args.task, args.data, args.arch)
     if not recipes:
         asked = [
             *map(repr, args.words),
@@ -35,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
         ]
         raise ValueError(f'no recipe matches {" and ".join(asked)}; run `swin-dense zoo` to list all recipes')
     if args.markdown:
-        print('\n'.join(markdown(found[folder]) for folder in FOLDERS if found[folder]), end='')
-    else:
-        print(plain(recipes))
+        warnings.warn('--markdown will be removed; use --weights', FutureWarning, stacklevel=1)
+    print(plain(recipes, args.weights or args.markdown))
     return 0

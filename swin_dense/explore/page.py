@@ -19,9 +19,8 @@ from torch import Tensor
 from swin_dense.explore.packing import BINS, Packed, pack
 from swin_dense.explore.record import PageData, Stage
 from swin_dense.utils import checks
+from swin_dense.utils.choices import LANGUAGES, LARGEST_PAGE
 
-LARGEST_PAGE = 12_000_000
-LANGUAGES = ('en', 'zh')
 # The order matters: page.js uses the functions of the other two.
 SCRIPTS = ('core.js', 'draw.js', 'page.js')
 

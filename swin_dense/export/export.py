@@ -16,7 +16,7 @@ from swin_dense.export import formats
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.features.images import Statistic, per_channel
-from swin_dense.features.normalization import Normalization
+from swin_dense.features.normalization import AS_STORED, Normalization, chosen
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, packages
 
@@ -34,6 +34,7 @@ def export_model(
     opset: int | None = None,
     half: bool = False,
     check: bool = True,
+    normalization: Normalization | str | None = None,
     mean: Statistic = None,
     std: Statistic = None,
     scale: Statistic = None,
@@ -56,9 +57,10 @@ def export_model(
         half: write the file in float16.
         check: compare the file with the model. Dynamic dimensions are checked at three sizes or batch sizes other than
             those of the trace.
-        mean: with any of these five arguments, the file takes float images with stored values instead of normalised
-            ones, and normalises them itself, as :class:`swin_dense.features.Normalization` does. ``mean`` and ``std``
-            are not ImageNet's by default here.
+        normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset, with which the file takes
+            float images of stored values instead of normalised ones, and normalises them itself. None takes the next
+            five arguments, its short form; without them the file does not normalise.
+        mean: see :class:`swin_dense.features.Normalization`; not ImageNet's by default here.
         std: likewise.
         scale: likewise; None leaves the values as they are.
         bands: likewise; the file takes images with the bands 0 to the largest of these.
@@ -89,14 +91,16 @@ def export_model(
     if checks.boolean('check', check) and path.suffix == '.onnx':
         packages.require('the check of an .onnx file', 'onnxruntime')
 
-    normalization = Normalization(mean, std, scale, bands, clamp)
+    how = chosen(normalization, Normalization(mean, std, scale, bands, clamp), AS_STORED)
     channels = backbone.in_channels
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    if clamp or any(given is not None for given in (mean, std, scale, bands)):
-        if half and scale is not None:
-            raise ValueError('scale= divides counts, which float16 cannot represent; give half=False')
-        model = Normalized(model, normalization, backbone)
-        channels = channels if bands is None else max(bands) + 1
+    if how != AS_STORED:
+        if half and how.scale is not None:
+            raise ValueError(
+                f'{checks.argument("scale")} divides counts, which float16 cannot represent; write float32'
+            )
+        model = Normalized(model, how, backbone)
+        channels = channels if how.bands is None else max(how.bands) + 1
     recorded = copy.deepcopy(model)
     replace_adaptive_pools(recorded)
     if checks.boolean('half', half):
@@ -115,7 +119,7 @@ def export_model(
         device=weight.device,
     )
     write = partial(formats.FORMATS[path.suffix], recorded, interface, opset)
-    hint = '; if it branches on sizes, dynamic=False may work' if dynamic else ''
+    hint = f'; if it branches on sizes, {checks.argument("dynamic", False)} may work' if dynamic else ''
     return write_verified(path, write, comparison if check else None, hint)
 
 
@@ -162,7 +166,7 @@ def check_opset(opset: int | None, suffix: str) -> None:
     if opset is None:
         return
     if suffix != '.onnx':
-        raise ValueError(f'opset={opset} is only for .onnx files; omit it for {suffix}')
+        raise ValueError(f'{checks.argument("opset", opset)} is only for .onnx files; omit it for {suffix}')
     checks.integer('opset', opset, minimum=formats.OLDEST_OPSET)
 
 
@@ -174,14 +178,15 @@ def _backbone_in(model: nn.Module, dynamic: bool) -> SwinBackbone:
         raise ValueError(f'the model must contain a SwinBackbone, got a {type(model).__name__} without one')
     if dynamic and backbone.clamp_window:
         raise ValueError(
-            'clamp_window=True makes windows depend on the image size, which a graph for all sizes cannot express; '
-            'export with dynamic=False, or build the backbone with clamp_window=False'
+            f'{checks.argument("clamp_window", True)} makes windows depend on the image size, which a graph for all '
+            f'sizes cannot express; export with {checks.argument("dynamic", False)}, or build the backbone with '
+            f'{checks.argument("clamp_window", False)}'
         )
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(
                 f'the model must be in float32, but {name} is {parameter.dtype}; call .float() first, '
-                'and pass half=True for a file in float16'
+                f'and pass {checks.argument("half", True)} for a file in float16'
             )
     return backbone
 

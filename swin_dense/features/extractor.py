@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic
+from swin_dense.features.images import Statistic
 from swin_dense.features.inference import (
-    POOLINGS,
     PooledSink,
     Runner,
     check_dtype,
@@ -22,9 +21,10 @@ from swin_dense.features.inference import (
     whole_image,
 )
 from swin_dense.features.listing import Item
-from swin_dense.features.normalization import Inference
+from swin_dense.features.normalization import Inference, Normalization, chosen
 from swin_dense.models.create import create_backbone
 from swin_dense.utils import checks
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, POOLINGS
 
 # Columns that may hold the images, in order of precedence. Only 'path' is also returned.
 COLUMNS = ('bytes', 'image', 'path')
@@ -44,8 +44,7 @@ class Extractor:
         max_side: downscale images with a longer side until it has this many pixels.
         dtype: dtype of the vectors, 'float32' or 'float16'.
         autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None disables it.
-        mean: one number or one per channel, after division by ``scale``; see
-            :class:`swin_dense.features.Normalization`.
+        mean: one number or one per channel, after division by ``scale``.
         std: likewise.
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
@@ -54,6 +53,8 @@ class Extractor:
         scale: what to divide stored values by, one number or one per channel; None for the largest value of their type.
         bands: which bands to use, in this order, counted from 0; None for all.
         clamp: clamp the normalised values to [0, 1].
+        normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset; None takes ``mean``,
+            ``std``, ``scale``, ``bands`` and ``clamp``, its short form.
 
     Raises:
         ValueError: an option has an invalid value.
@@ -82,6 +83,7 @@ class Extractor:
     scale: Statistic = None
     bands: Sequence[int] | None = None
     clamp: bool = False
+    normalization: Normalization | str | None = None
 
     def __post_init__(self) -> None:
         checks.one_of('pool', self.pool, POOLINGS)
@@ -92,8 +94,9 @@ class Extractor:
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
         self._backbone = on_device(create_backbone(None, self.checkpoint, prefix=self.prefix), device)
         strides = check_levels(self._backbone, self.levels)
+        short = Normalization(self.mean, self.std, self.scale, self.bands, self.clamp)
         self._inference = Inference(
-            *(self.mean, self.std, self.scale, self.bands, self.clamp),
+            **vars(chosen(self.normalization, short)),
             levels=strides,
             autocast=autocast,
             page=self.page,

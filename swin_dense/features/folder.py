@@ -21,12 +21,12 @@ import torch
 from swin_dense.features.inference import PooledSink
 from swin_dense.features.listing import Item, tar_of
 from swin_dense.features.shards import ALL, FORMAT, Shard, hash_of_name
-from swin_dense.features.sinks import FORMATS, MapSink, map_sink, read_attributes
+from swin_dense.features.sinks import MapSink, map_sink, read_attributes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, written_whole
+from swin_dense.utils.choices import MAP_FORMATS, ROWS_PER_PART
 
-ROWS_PER_PART = 4096
 _SECONDS = 300.0  # after this time the buffered rows are written as a part, even if it is not full
 _SIZE_KEY, _VERSION_KEY = 'image_size', 'version'  # in the attributes of maps
 _PACKAGE_KEY = 'swin_dense'  # in the metadata of parts, with JSON
@@ -59,7 +59,7 @@ class FeatureFolder:
     def __post_init__(self) -> None:
         import pyarrow
 
-        checks.one_of('file_format', self.file_format, FORMATS)
+        checks.one_of('file_format', self.file_format, MAP_FORMATS)
         checks.integer('rows_per_part', self.rows_per_part)
         self._partial = self.root / f'.partial-{self.shard}'
         shutil.rmtree(self._partial, ignore_errors=True)  # temporary files of a killed run

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from swin_dense.utils import compat, tiff
+from swin_dense.utils import checks, compat, tiff
 from swin_dense.utils.addresses import is_address, read_bytes
 from swin_dense.utils.pixels import (
     ImageError,
@@ -28,10 +28,6 @@ from swin_dense.utils.pixels import (
     upright,
     within_16_bits,
 )
-
-# ImageNet statistics in RGB, on the scale 0 to 1. All published Swin models were trained with them.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Resampling lets float images slightly exceed [0, 1]; images on the scale 0 to 255 are far outside.
 _OVERSHOOT = 0.5
@@ -200,7 +196,10 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
         values = _fit_channels(values[:, :, :-1] if pixels.has_alpha else values, channels, values.shape[2])
     dtype = np.float32 if values.dtype.kind == 'f' else _STORED_AS.get(values.dtype.str[1:])
     if dtype is None:
-        raise ImageError(f'pixels must be uint8, uint16 or floating, got {values.dtype}; give scale= to divide them')
+        raise ImageError(
+            f'pixels must be uint8, uint16 or floating, got {values.dtype}; give {checks.argument("scale", ...)} to '
+            'divide them'
+        )
     # Always copy: torch does not accept the negative strides of a flipped view, and the caller may own the memory.
     image = torch.from_numpy(np.array(values.transpose(2, 0, 1), dtype, order='C'))
     if image.is_floating_point():
@@ -232,7 +231,7 @@ def scale(image: Tensor, by: Statistic = None) -> Tensor:
 def _divided(image: Tensor, by: Statistic) -> Tensor:
     divisors = per_channel('scale', by, image.shape[-3])
     if not all(0 < value < math.inf for value in divisors):
-        raise ValueError(f'scale must be above 0 and finite, got {by!r}')
+        raise ValueError(f'{checks.argument("scale")} must be above 0 and finite, got {by!r}')
     return image.to(torch.float32) / torch.tensor(divisors, device=image.device)[:, None, None]
 
 
@@ -244,8 +243,9 @@ def check_floats(image: Tensor, check_range: bool) -> None:
         raise ImageError(f'{bad} of its values are NaN or infinite; replace them first')
     if check_range and not -_OVERSHOOT <= low <= high <= 1 + _OVERSHOOT:
         raise ImageError(
-            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; give scale= to divide them by, and '
-            'scale=1, mean=0, std=1 if the image is already normalised'
+            f'floats must lie between 0 and 1, got {low:.3g} to {high:.3g}; give {checks.argument("scale", ...)} to '
+            f'divide them by, or {checks.argument("scale", 1)} with {checks.argument("mean", 0)} and '
+            f'{checks.argument("std", 1)} if the image is already normalised'
         )
 
 
@@ -264,7 +264,7 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic, any_range: bool = 
     if not (all(value <= most for value in means) and all(_LEAST_STD <= value <= most for value in stds)):
         raise ValueError(
             f'mean and std must be on the scale 0 to 1, and std at least {_LEAST_STD}, got mean={means} and '
-            f'std={stds}; divide values on the scale 0 to 255 by 255, or give scale='
+            f'std={stds}; divide values on the scale 0 to 255 by 255, or give {checks.argument("scale", ...)}'
         )
     return (image - image.new_tensor(means)[:, None, None]) / image.new_tensor(stds)[:, None, None]
 
@@ -272,11 +272,13 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic, any_range: bool = 
 def per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
     """Return one number per channel, from these or from one number for all."""
     if isinstance(values, str):
-        raise TypeError(f'{name} must be one number per channel, got {values!r}')
+        raise TypeError(f'{checks.argument(name)} must be one number per channel, got {values!r}')
     try:
         numbers = tuple(map(float, values)) if hasattr(values, '__len__') else (float(values),) * channels
     except (TypeError, ValueError):
-        raise TypeError(f'{name} must be one number per channel, or one for all, got {values!r}') from None
+        raise TypeError(
+            f'{checks.argument(name)} must be one number per channel, or one for all, got {values!r}'
+        ) from None
     if len(numbers) != channels:
-        raise ValueError(f'{name} must be one value per channel, that is {channels}, got {values!r}')
+        raise ValueError(f'{checks.argument(name)} must be one value per channel, that is {channels}, got {values!r}')
     return numbers

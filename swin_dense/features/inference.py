@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from swin_dense.features.listing import Item
 from swin_dense.features.normalization import Inference
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
+from swin_dense.utils.choices import POOLINGS
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.pixels import ImageError, name_of
 
@@ -29,9 +29,6 @@ _WAITING_BATCHES = 8
 _WAITING_BYTES = 1 << 28
 # Limit on the memory of all prefetched images. A single image may exceed it.
 _AHEAD_BYTES = 1 << 30
-# Power of the generalised mean over the cells of a level; gem's, of the positive part, lies between the average and the
-# maximum.
-POOLINGS = {'avg': 1.0, 'gem': 3.0}
 _GEM_FLOOR = 1e-6
 # Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
@@ -62,9 +59,11 @@ def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
         return module.to(device=device)  # by keyword, because `to` would accept a dtype in its place
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         reason = str(error).partition('\n')[0]
-        raise ValueError(f'device={str(device)!r} cannot be used: {reason}') from error
+        raise ValueError(f'{checks.argument("device", str(device))} cannot be used: {reason}') from error
     except (TypeError, ValueError) as error:
-        raise TypeError(f"device must be a torch.device or a name such as 'cuda:0', got {device!r}") from error
+        raise TypeError(
+            f"{checks.argument('device')} must be a torch.device or a name such as 'cuda:0', got {device!r}"
+        ) from error
 
 
 def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]:
@@ -74,7 +73,7 @@ def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]
     if len(set(strides)) < len(strides):
         raise _ambiguous(strides)
     for stride in chosen:
-        checks.one_of('every entry of levels', stride, strides)
+        checks.one_of(f'every entry of {checks.argument("levels")}', stride, strides)
     return tuple(stride for stride in strides if stride in chosen)
 
 
@@ -232,7 +231,8 @@ class Runner:
             torch.cuda.empty_cache()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'
         if len(images) == 1:
-            return [f'{device} has too little memory for {size}; use tile= (--tile) or max_side= (--max-side)']
+            smaller = f'{checks.argument("tile", ...)} or {checks.argument("max_side", ...)}'
+            return [f'{device} has too little memory for {size}; use {smaller}']
         half = (len(images) + 1) // 2
         self.pixels = half * images[0, 0].numel()
         found = f'{device} has too little memory for {len(images)} images of {size} at once'
@@ -268,28 +268,16 @@ class PooledSink:
         return {s: ((total / self._cells[s]) ** (1 / self._power)).cpu() for s, total in self._totals.items()}
 
 
-_modes_lock = threading.Lock()
-_modes: dict[int, tuple[int, list[nn.Module]]] = {}
-
-
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside the block and restore each submodule's mode after it.
+    """Set evaluation mode inside the block, and restore each submodule's mode after it.
 
-    Several threads may use one module at once: the first to enter sets the mode, the last to leave restores it.
+    Threads may share a module that is in evaluation mode already, as those of ``create_backbone`` are.
     """
-    with _modes_lock:
-        users, trained = _modes.get(id(module)) or (0, [part for part in module.modules() if part.training])
-        _modes[id(module)] = (users + 1, trained)
-        for part in trained:
-            part.training = False
+    trained = [part for part in module.modules() if part.training]
+    module.eval()
     try:
         yield
     finally:
-        with _modes_lock:
-            users, trained = _modes.pop(id(module))
-            if users > 1:
-                _modes[id(module)] = (users - 1, trained)
-            else:
-                for part in trained:
-                    part.training = True
+        for part in trained:
+            part.training = True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address, read_bytes
-from swin_dense.utils.pixels import IMAGE_SUFFIXES
+from swin_dense.utils.choices import IMAGE_SUFFIXES
 
 _TAR = '.tar'
 Skipped = dict[str, str | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.features.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Statistic,
     normalize,
     pixels_of,
@@ -23,20 +21,10 @@ from swin_dense.features.images import (
 )
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, PRESETS
 from swin_dense.utils.pixels import ImageError, Pixels, naming
 
 _logger = logging.getLogger(__package__)
-_AS_STORED = {'mean': None, 'std': None, 'clamp': True}  # scaled to 0 to 1, without a mean
-
-# The arguments of ``Normalization`` for published weights. Sources: https://github.com/allenai/satlas Normalization.md,
-# https://github.com/allenai/satlaspretrain_models README.md, torchgeo/models/swin.py of torchgeo 0.8.
-PRESETS: dict[str, dict[str, Any]] = {
-    'imagenet': {'mean': IMAGENET_MEAN, 'std': IMAGENET_STD},
-    'satlas-rgb': {'scale': 255.0, **_AS_STORED},
-    'satlas-sentinel1': {'scale': 255.0, **_AS_STORED},
-    'satlas-sentinel2-ms': {'scale': (255.0,) * 3 + (8160.0,) * 6, **_AS_STORED},
-    'satlas-landsat': {'scale': 16320.0, 'mean': 4000 / 16320, 'std': 1.0, 'clamp': True},
-}
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -99,7 +87,8 @@ class Normalization:
         if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
             _not_imagenet(channels, known)
         if self.bands is not None and len(self.bands) != channels:
-            raise ValueError(f'bands must be one per input channel of the backbone, {channels}, got {self.bands}')
+            name = checks.argument('bands')
+            raise ValueError(f'{name} must be one per input channel of the backbone, {channels}, got {self.bands}')
         self.prepare(torch.zeros(channels, 1, 1))
 
     def stored(self, pixels: Pixels, channels: int) -> Tensor:
@@ -124,11 +113,44 @@ class Normalization:
 
 
 IMAGENET = Normalization()
+AS_STORED = Normalization(mean=None, std=None)
+
+
+def chosen(
+    normalization: Normalization | str | None, short: Normalization, default: Normalization = IMAGENET
+) -> Normalization:
+    """Return the normalisation that the arguments of a function ask for.
+
+    Args:
+        normalization: the argument ``normalization``: an object, or the name of a preset, with which ``bands`` may be
+            given; None for the short form.
+        short: its short form, the five arguments ``mean``, ``std``, ``scale``, ``bands`` and ``clamp``.
+        default: the five arguments that are not given.
+
+    Raises:
+        ValueError: both are given, or there is no such preset.
+        TypeError: ``normalization`` has another type.
+    """
+    if normalization is None:
+        return short
+    if not isinstance(normalization, (Normalization, str)):
+        kind = type(normalization).__name__
+        raise TypeError(f'normalization must be a Normalization or the name of a preset, got {kind}')
+    if isinstance(normalization, str):
+        default = replace(default, bands=short.bands)
+        normalization = Normalization(**preset(normalization), bands=short.bands)
+    if short != default:
+        raise ValueError('normalization= contains mean, std, scale, clamp and bands; leave them out')
+    return normalization
 
 
 def _not_imagenet(channels: int, known: str | None) -> None:
     """Raise ValueError if ImageNet's statistics do not fit the channels, else warn that the weights expect others."""
-    advice = f"give **preset('{known}') (--preset {known})" if known else 'give mean=, std= and scale=, or a preset'
+    if known:
+        advice = f'give {checks.argument("normalization", known)}'
+    else:
+        names = [checks.argument(name, ...) for name in ('mean', 'std', 'scale')]
+        advice = f'give {", ".join(names)}, or a preset'
     if channels != len(IMAGENET_MEAN):
         raise ValueError(
             f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
@@ -183,7 +205,8 @@ class Inference(Normalization):
         if self.max_side is not None:
             checks.integer('max_side', self.max_side)
             if self.tiling is not None:
-                raise ValueError('max_side= cannot be used with tile=; leave tile= out')
+                tile = checks.argument('tile', ...)
+                raise ValueError(f'{checks.argument("max_side", ...)} cannot be used with {tile}; leave {tile} out')
 
     def read(self, source: Any, channels: int) -> Tensor:
         """Read an image from any source of :func:`read_image`, (channels, H, W), of which batches are made.

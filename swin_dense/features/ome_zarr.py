@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from swin_dense.utils import checks
 from swin_dense.utils.pixels import ImageError
 
 AXES = ('c', 'y', 'x')
@@ -70,9 +71,10 @@ class Plane:
         planes = [array.shape[axis] for axis in others]
         count = math.prod(planes)
         if page is None and count > 1:
-            raise ImageError(f'it has {count} pages; give page= (--page), counted from 0, to read one of them')
+            given = checks.argument('page', ...)
+            raise ImageError(f'it has {count} pages; give {given}, counted from 0, to read one of them')
         if page is not None and page >= count:
-            raise ImageError(f'it has {count} pages, counted from 0, got page={page}')
+            raise ImageError(f'it has {count} pages, counted from 0, got {checks.argument("page", page)}')
         self._index: list[Any] = [slice(None)] * (len(axes) - 2)
         for axis, position in zip(others, np.unravel_index(page or 0, planes) if planes else (), strict=True):
             self._index[axis] = int(position)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, check_floats
+from swin_dense.features.images import Statistic, check_floats
 from swin_dense.features.inference import (
     batches,
     check_dtype,
@@ -22,11 +22,12 @@ from swin_dense.features.inference import (
     on_device,
     run_batch,
 )
-from swin_dense.features.normalization import Inference
+from swin_dense.features.normalization import Inference, Normalization, chosen
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
 from swin_dense.utils import checks
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError, naming
 
 
@@ -83,6 +84,7 @@ def extract_pyramid(
     images: Any,
     *,
     levels: Sequence[int] | None = None,
+    normalization: Normalization | str | None = None,
     mean: Statistic = IMAGENET_MEAN,
     std: Statistic = IMAGENET_STD,
     scale: Statistic = None,
@@ -111,8 +113,10 @@ def extract_pyramid(
         images: one image or a list of images, each any source of :func:`swin_dense.features.images.read_image`;
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays and paths of zarr folders.
         levels: strides of the maps to return; None for all of the backbone.
+        normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset. None takes the next five
+            arguments, its short form.
         mean: one number or one per channel, after division by ``scale``; None, with ``std=None``, if images are
-            normalised. The default is ImageNet's. See :class:`swin_dense.features.Normalization`.
+            normalised. The default is ImageNet's.
         std: likewise.
         scale: what to divide stored values by, one number or one per channel; None for the largest value of their type.
         bands: which bands to use, in this order, counted from 0; None for all.
@@ -154,7 +158,10 @@ def extract_pyramid(
     autocast = check_dtype('autocast', autocast, ('float16', 'bfloat16'))
     backbone = bare_backbone(backbone)
     strides = check_levels(backbone, levels)
-    inference = Inference(mean, std, scale, bands, clamp, strides, bgr, dtype, autocast, page=page, max_side=max_side)
+    how = chosen(normalization, Normalization(mean, std, scale, bands, clamp))
+    inference = Inference(
+        **vars(how), levels=strides, bgr=bgr, dtype=dtype, autocast=autocast, page=page, max_side=max_side
+    )
     inference.check_for(backbone)
     sources, is_single = _as_list(images)
     if tile is None and not (overlap is None and out is None):

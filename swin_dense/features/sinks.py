@@ -19,7 +19,6 @@ from swin_dense.features.inference import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import reserve, written_whole
 
-FORMATS = ('safetensors', 'zarr')
 _SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
 Shape = tuple[int, int, int]
 Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]

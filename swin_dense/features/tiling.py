@@ -48,7 +48,10 @@ def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) 
         ValueError: a size is not a multiple of :func:`tile_alignment`, or the backbone does not support tiling.
     """
     if backbone.absolute_pos_embed is not None:
-        raise ValueError('tile= cannot be used with use_abs_pos_embed=True, which is resized to the whole image')
+        raise ValueError(
+            f'{checks.argument("tile", ...)} cannot be used with use_abs_pos_embed=True, which is resized to the whole '
+            'image'
+        )
     alignment = tile_alignment(backbone)
     sides = checks.pair('tile', tile)
     margins = exact_overlap(backbone, levels) if overlap is None else checks.pair('overlap', overlap, minimum=0)
@@ -58,8 +61,8 @@ def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) 
                 below = value // period * period
                 near = f'{below} or {below + period}' if below else period
                 raise ValueError(
-                    f'{name} must be a multiple of {period} pixels, so that the windows of all stages are aligned, '
-                    f'got {value}; use {near}'
+                    f'{checks.argument(name)} must be a multiple of {period} pixels, so that the windows of all stages '
+                    f'are aligned, got {value}; use {near}'
                 )
     return Tiling(sides, margins)
 

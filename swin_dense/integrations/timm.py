@@ -210,66 +210,6 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
             maps[-1] = features
         return maps if intermediates_only else (features, maps)
 
-    def prune_intermediate_layers(
-        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove the stages after the last of ``indices`` with the final norm, and optionally the head, in place.
-
-        Args:
-            indices: see :meth:`forward_intermediates`.
-            prune_norm: remove the final norm also if the last stage stays.
-            prune_head: remove the head and the pooling. A head that stays fits only the last stage.
-
-        Returns:
-            The indices as a sorted list without negative ones.
-        """
-        backbone = self.backbone
-        stages = len(backbone.stages)
-        wanted = _stage_indices('indices', indices, stages)
-        last = wanted[-1]
-        if prune_norm or last < stages - 1:
-            delattr(backbone, f'norm{stages - 1}')
-            backbone.add_module(f'norm{last}', nn.Identity())
-        backbone.stages = backbone.stages[: last + 1]
-        backbone.stages[last].downsample = None
-        backbone.out_indices = (last,)
-        backbone.out_channels = (backbone.arch.channels[last],)
-        backbone.out_strides = (self.feature_info[last]['reduction'],)
-        if prune_head:
-            self.reset_classifier(0, '')
-        return wanted
-
-    def set_input_size(
-        self,
-        img_size: int | Sequence[int] | None = None,
-        patch_size: int | None = None,
-        window_size: int | Sequence[int] | None = None,
-    ) -> None:
-        """Change the window in tokens, and resize the relative positions to it as ``load_checkpoint`` does.
-
-        Args:
-            img_size: (height, width) or side of the images in pixels. Any size works without this call, and it does
-                not change the window, unlike in timm.
-            patch_size: None or that of the model, because it cannot be changed.
-            window_size: side or (height, width); None keeps the window.
-        """
-        if img_size is not None:
-            checks.pair('img_size', img_size)
-        if patch_size not in (None, self.backbone.strides[0]):
-            raise ValueError(f'patch_size cannot change from {self.backbone.strides[0]}, got {patch_size!r}')
-        if window_size is None:
-            return
-        window = checks.pair('window_size', window_size)
-        old = self.backbone
-        weight = next(old.parameters())
-        with torch.device(weight.device):
-            new = type(old)(**{**old._given, 'window_size': window}).to(weight.dtype)
-        new.load_state_dict(old.state_dict())
-        for parameter, previous in zip(new.parameters(), old.parameters(), strict=True):
-            parameter.requires_grad_(previous.requires_grad)
-        self.backbone = new.train(old.training)
-        self._change_given(window_size=window)
-
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits of a map, (B, num_classes), or with ``pre_logits`` the pooled features, (B, C)."""
         pooled = x.mean((2, 3)) if self.global_pool else x

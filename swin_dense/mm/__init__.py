@@ -3,12 +3,10 @@
 Only this package and the workbench import mmengine at import time.
 """
 
-import sys
 from typing import Any
 
 from mmengine.config.utils import MODULE2PACKAGE
 
-from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
@@ -30,9 +28,6 @@ __all__ = [
     'SwinLayerDecayConstructor',
     'swin_auto_wrap_policy',
 ]
-
-# Whole models that version 0.1 pickled refer to the class by this module name.
-sys.modules['swin_dense.backbone'] = backbone
 
 # Lets mmengine.hub.get_config('swin_dense::mask_rcnn/...') find the recipes of the wheel after `import swin_dense`.
 MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')

@@ -10,17 +10,22 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 
 from swin_dense.features.images import Statistic, array_pixels, pixels_of
-from swin_dense.features.normalization import Normalization, band_count
+from swin_dense.features.normalization import AS_STORED, Normalization, band_count, chosen
 from swin_dense.features.regions import open_large_image
-from swin_dense.utils.pixels import LargeImage, Pixels, naming
+from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, naming
 
 
 @TRANSFORMS.register_module()
 class LoadBands:
     """Load an image of any bands, such as a GeoTIFF, and normalise it; use it in place of ``LoadImageFromFile``.
 
-    The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default. The
-    data preprocessor must not normalise again: ``data_preprocessor=dict(mean=None, std=None, bgr_to_rgb=False)``.
+    The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default, or
+    ``normalization``, the name of a preset. The data preprocessor must not normalise again:
+    ``data_preprocessor=dict(mean=None, std=None, bgr_to_rgb=False)``.
+
+    Without ``bands``, all bands are read: as many as ``mean``, ``std`` or ``scale`` has numbers. Without such a list,
+    the number is unknown, and an image whose last band is declared as opacity is an error, because programs such as
+    GDAL declare the fourth band of any image so.
 
     Adds ``img`` (H, W, C) in float32, ``img_shape`` and ``ori_shape``; reads ``img_path``, or the stored values of an
     image (H, W, C) in ``img``.
@@ -33,8 +38,9 @@ class LoadBands:
         scale: Statistic = None,
         bands: Sequence[int] | None = None,
         clamp: bool = False,
+        normalization: str | None = None,
     ) -> None:
-        self.normalization = Normalization(mean, std, scale, bands, clamp)
+        self.normalization = chosen(normalization, Normalization(mean, std, scale, bands, clamp), AS_STORED)
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         """Return the results with the image."""
@@ -45,10 +51,28 @@ class LoadBands:
         return {**results, 'img': img, 'img_shape': img.shape[:2], 'ori_shape': img.shape[:2]}
 
     def read(self, pixels: Pixels) -> np.ndarray:
-        """Return the normalised channels of decoded pixels, (H, W, C), float32."""
+        """Return the normalised channels of decoded pixels, (H, W, C), float32.
+
+        Raises:
+            ImageError: the pixels have other channels than the options, or the last may be opacity or a band.
+        """
         how = self.normalization
-        img = how.prepare(how.stored(pixels, band_count(pixels, how.bands)))
+        img = how.prepare(how.stored(pixels, self._count(pixels)))
         return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
+
+    def _count(self, pixels: Pixels) -> int:
+        how = self.normalization
+        lists = [numbers for numbers in (how.mean, how.std, how.scale) if isinstance(numbers, Sequence)]
+        if how.bands is None and lists:
+            return len(lists[0])
+        if how.bands is None and pixels.has_alpha:
+            count = pixels.values.shape[2]
+            raise ImageError(
+                f'the last of its {count} bands is declared as opacity (alpha), as GDAL does for near infrared too; '
+                f'give LoadBands bands={tuple(range(count - 1))} to leave it out, or bands={tuple(range(count))} to '
+                'read it'
+            )
+        return band_count(pixels, how.bands)
 
     def open_large(self, path: str) -> AbstractContextManager[LargeImage]:
         """Open an image whose regions are read one by one; :meth:`read` normalises their pixels."""

@@ -13,9 +13,10 @@ from mmengine.model import BaseDataPreprocessor, BaseModel
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 from torch import Tensor
 
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, Statistic, normalize
+from swin_dense.features.images import Statistic, normalize
 from swin_dense.features.unlabelled import UnlabelledImages
 from swin_dense.models.simmim import SimMIM
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
 DATASETS.register_module(module=UnlabelledImages)
 

@@ -13,6 +13,7 @@ from swin_dense.checkpoint.fit import OUT_NORM, Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
+from swin_dense.utils import checks
 
 BACKBONES: dict[str, type[SwinBackbone]] = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
 Name = str | Mapping[str, Any] | Arch
@@ -53,7 +54,8 @@ def create_backbone(
         if name is None:
             raise TypeError("create_backbone needs a name, as in create_backbone('swin_t'), or a checkpoint")
         if prefix is not None:
-            raise TypeError(f'prefix={prefix!r} chooses a backbone in a checkpoint; give the checkpoint too')
+            given = checks.argument('prefix', prefix)
+            raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
         return BACKBONES[network_of(name) or 'swin'](name, **backbone_options).eval()
     found = find_backbone(checkpoint, prefix)
     network, options = options_for(found, name, backbone_options)

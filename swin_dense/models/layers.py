@@ -38,8 +38,8 @@ class Linear(nn.Linear):
     def _warn_of_qconfig(self, qconfig: Any) -> None:
         # torch assigns None to a layer that it will not quantise, because it does not know its type.
         warnings.warn(
-            'torch.ao.quantization finds layers by their exact type and leaves this one as it is: use torchao, or first '
-            'set layer.__class__ = torch.nn.Linear for each layer of type swin_dense.models.layers.Linear',
+            'torch.ao.quantization finds layers by their exact type and leaves this one as it is: use torchao, or '
+            'first set layer.__class__ = torch.nn.Linear for each layer of type swin_dense.models.layers.Linear',
             stacklevel=2,
         )
 

@@ -42,7 +42,8 @@ def output_stages(out_indices: Sequence[int] | None, stages: int) -> tuple[int, 
         return tuple(range(stages))
     checked = checks.integers('out_indices', out_indices, minimum=0)
     if len(set(checked)) < len(checked) or max(checked) >= stages:
-        raise ValueError(f'out_indices must be different stages from 0 to {stages - 1}, got {out_indices!r}')
+        name = checks.argument('out_indices')
+        raise ValueError(f'{name} must be different stages from 0 to {stages - 1}, got {out_indices!r}')
     return tuple(sorted(checked))
 
 

@@ -25,7 +25,7 @@ def recipe_with_weights(name: str) -> Recipe:
         raise ValueError(f'--published needs the name of a recipe, got {name!r} (`swin-dense zoo` lists the recipes)')
     if not found[0].weights or not found[0].metrics:
         raise ValueError(
-            f'no {"accuracy" if found[0].weights else "weights"} of {stem} were published; `swin-dense zoo --markdown` '
+            f'no {"accuracy" if found[0].weights else "weights"} of {stem} were published; `swin-dense zoo --weights` '
             'lists the recipes with weights'
         )
     return found[0]

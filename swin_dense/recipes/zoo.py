@@ -7,7 +7,7 @@ complexity.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,8 @@ def _recipe(model: dict[str, Any], counted: dict[str, Any] | None) -> Recipe:
     )
 
 
-def plain(recipes: list[Recipe]) -> str:
-    """Return the recipes as a plain text table for a terminal."""
+def plain(recipes: list[Recipe], weights: bool = False) -> str:
+    """Return the recipes as a plain text table for a terminal, optionally with the addresses of their weights."""
     header = (
         'task',
         'data',
@@ -128,7 +128,10 @@ def plain(recipes: list[Recipe]) -> str:
         'name',
     )
     rows = [header, *(_row(recipe) for recipe in recipes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    if weights:
+        addresses = ['weights', *(recipe.weights or 'none published' for recipe in recipes)]
+        rows = [(*row, address) for row, address in zip(rows, addresses, strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return '\n'.join(line.rstrip() for line in lines)
 
@@ -167,50 +170,3 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
         recipe.cost,
         recipe.config.stem,
     )
-
-
-def markdown(recipes: list[Recipe]) -> str:
-    """Return the table for the README of a folder."""
-    columns = _framework_columns() if recipes and '::' in str(recipes[0].config) else _columns(recipes)
-    lines = ['| ' + ' | '.join(columns) + ' |', '|' + ' --- |' * len(columns)]
-    lines += ('| ' + ' | '.join(cell(recipe) for cell in columns.values()) + ' |' for recipe in recipes)
-    return '\n'.join(lines) + '\n'
-
-
-_Columns = dict[str, Callable[[Recipe], str]]
-
-
-def _columns(recipes: list[Recipe]) -> _Columns:
-    def metric(name: str) -> Callable[[Recipe], str]:
-        return lambda recipe: str(recipe.metrics.get(name, '' if recipe.metrics else 'none published'))
-
-    return {
-        **_TRAINING,
-        'Recipe': lambda recipe: recipe.origin,
-        **{name: metric(name) for recipe in recipes for name in recipe.metrics},
-        'Published': lambda recipe: recipe.published,
-        **_COST_AND_FILES,
-    }
-
-
-def _framework_columns() -> _Columns:
-    return {
-        'Model': lambda recipe: recipe.head,
-        'Task': lambda recipe: recipe.task,
-        'Data': lambda recipe: recipe.data,
-        **_TRAINING,
-        'Accuracy': lambda recipe: recipe.accuracy,
-        **_COST_AND_FILES,
-    }
-
-
-_TRAINING: _Columns = {
-    'Backbone': lambda recipe: recipe.backbone,
-    'Window': lambda recipe: str(recipe.window),
-    'Pretraining': lambda recipe: recipe.pretraining,
-    'Schedule': lambda recipe: recipe.schedule,
-}
-_COST_AND_FILES: _Columns = {
-    'Counted': lambda recipe: recipe.cost,
-    'Files': lambda recipe: f'[config]({recipe.link})' + (f', [weights]({recipe.weights})' if recipe.weights else ''),
-}

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swin_dense.utils import checks
+
 
 def check_destination(path: Path, force: bool) -> None:
     """Check that a file can be written to a path, and that no existing file is replaced unless ``force`` is given.
@@ -35,7 +37,7 @@ def check_free(path: Path, force: bool) -> None:
         FileExistsError: the path exists, and ``force`` is not given.
     """
     if not force and (any(path.iterdir()) if path.is_dir() else path.exists()):
-        raise FileExistsError(f'{path} exists already; force=True replaces it')
+        raise FileExistsError(f'{path} exists already; {checks.argument("force", True)} replaces it')
 
 
 @dataclass

@@ -10,18 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from swin_dense.utils import checks
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.tiles import Box
 
-# Suffixes of files, or of folders with .zarr, that are images.
-IMAGE_SUFFIXES = frozenset(
-    f'.{suffix}'
-    for suffixes in (
-        'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx',
-        'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp zarr',
-    )
-    for suffix in suffixes.split()
-)
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 
@@ -146,11 +138,13 @@ def _named(name: str, error: Exception) -> Exception:
     if isinstance(error, IsADirectoryError):
         return ImageError(
             f"{name} is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
-            'features FOLDER --out DIR`; to read a zarr folder, give tile= (--tile)'
+            f'features FOLDER --out DIR`; to read a zarr folder, give {checks.argument("tile", ...)}'
         )
     if isinstance(error, OSError):
         return ImageError(f'{name} cannot be read: {error.strerror or error}')
-    return ImageError(f'{name}: there is too little memory to read it; use tile= (--tile), or smaller tiles')
+    return ImageError(
+        f'{name}: there is too little memory to read it; use {checks.argument("tile", ...)}, or smaller tiles'
+    )
 
 
 @contextlib.contextmanager
@@ -172,6 +166,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return (
             f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and use '
-            'tile= (--tile)'
+            f'{checks.argument("tile", ...)}'
         )
     return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'

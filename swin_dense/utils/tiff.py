@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from swin_dense.utils import checks
 from swin_dense.utils.pixels import ImageError, Pixels, upright, within_16_bits
 
 MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
@@ -19,7 +20,6 @@ _CONVERTED_BY_PIL = ('SEPARATED', 'YCBCR', 'CIELAB', 'ICCLAB', 'ITULAB', 'LOGL',
 _ALPHA = (1, 2)  # values of the tag ExtraSamples
 _BITS, _PHOTOMETRIC, _BANDS, _SAMPLE_FORMAT, _DEPTH = 258, 262, 277, 339, 32997
 _SLICES = 'not an image; pass its slices as arrays'
-_SEVERAL = 'pages of equal size; give page= (--page), counted from 0, to read one of them'
 _logger = logging.getLogger(__package__)
 
 
@@ -106,7 +106,7 @@ def is_rgb(page: Any) -> bool:
 def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
     """Raise ImageError for a TIFF of which PIL would lose pages, bands or bits, or wrap or invert values."""
     if number is None and getattr(image, 'n_frames', 1) > 1:
-        raise ImageError(f'it has several {_SEVERAL}, or install tifffile')
+        raise ImageError(f'it has several {_choose_page()}, or install tifffile')
     tags: Any = image.tag_v2  # type: ignore[attr-defined]
     if tags.get(_DEPTH, 1) > 1:
         raise ImageError(f'it is a volume, {_SLICES}')
@@ -143,7 +143,7 @@ def _page(file: Any, number: int | None) -> Any:
         if math.prod(series.shape) > math.prod(page.shape):
             raise ImageError(f'it is a stack with axes {series.axes} and shape {series.shape}, {_SLICES}')
     elif number is None and any(other.hash == page.hash for other in file.pages[1:]):
-        raise ImageError(f'it has {count} {_SEVERAL}')
+        raise ImageError(f'it has {count} {_choose_page()}')
     if page.dataoffsets and np.add(page.dataoffsets, page.databytecounts).max() > file.filehandle.size:
         raise ImageError('the file is truncated')  # some decoders do not report it
     return page
@@ -207,3 +207,7 @@ def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
             inverted[..., -1] = values[..., -1]
         values = inverted
     return values
+
+
+def _choose_page() -> str:
+    return f'pages of equal size; give {checks.argument("page", ...)}, counted from 0, to read one of them'

@@ -1,4 +1,4 @@
-"""The closed forms against independent counters: torch's on SwinBackbone, mmengine's on mmdet's Swin."""
+"""The counts of a backbone against independent counters: torch's on SwinBackbone, mmengine's on mmdet's Swin."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone
-from swin_dense.analysis.complexity import PARTS, Cost, backbone_costs, msa_flops, total, window_msa_flops
+from swin_dense.analysis.complexity import PARTS, backbone_costs, msa_flops, window_msa_flops
+from swin_dense.analysis.flop_counter import count
 from tests.conftest import TINY
 
 
@@ -50,26 +51,27 @@ def test_worked_example():
     ],
 )
 def test_parameters_of_the_published_architectures(arch, window, parameters):
-    assert total(backbone_costs(arch, 512, 512, window)).parameters == parameters
+    assert backbone_costs(arch, 512, 512, window).count.parameters[''] == parameters
 
 
 @settings(max_examples=6)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 9), st.integers(1, 5))
-def test_flops_without_padding_equal_the_counts_of_torch(height, width, window, in_channels):
+def test_computed_flops_equal_the_counts_of_torch(height, width, window, in_channels):
     with torch.device('meta'):
         backbone = SwinBackbone(**TINY, window_size=window, in_channels=in_channels, attn_backend='reference').eval()
     image = torch.zeros(1, in_channels, height, width, device='meta')
-    costs = backbone_costs(TINY, height, width, window, in_channels, project_padding=False)
-    assert total(costs) == Cost(
-        counted_multiply_adds(backbone, image), sum(parameter.numel() for parameter in backbone.parameters())
-    )
+    counted = count(backbone, height, width)
+    assert counted.computed_flops[''] == counted_multiply_adds(backbone, image)
+    assert counted.parameters[''] == sum(parameter.numel() for parameter in backbone.parameters())
 
 
 def test_global_attention_is_one_window_over_the_whole_map():
     one_stage = {'embed_dims': 16, 'depths': (3,), 'num_heads': (2,)}
-    (parts,) = backbone_costs(one_stage, 40, 56, window_size=None)
-    attention = parts['qkv'] + parts['attention'] + parts['projection']
-    assert attention.flops == 3 * msa_flops(10, 14, 16)
+    assert backbone_costs(one_stage, 40, 56, window_size=(10, 14)).stages[0].keys() == set(PARTS)
+    whole_map, windows = (backbone_costs(one_stage, 40, 56, window) for window in ((10, 14), 7))
+    assert whole_map.global_flops == windows.global_flops == whole_map.count.flops[''] > windows.count.flops['']
+    attention = sum(whole_map.stages[0][part] for part in ('qkv', 'attention', 'projection'))
+    assert attention == 3 * msa_flops(10, 14, 16)
 
 
 @pytest.mark.parametrize(('height', 'width'), [(64, 64), (75, 101)])
@@ -85,7 +87,7 @@ def test_every_part_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
     flops = analyzer.by_module()
 
     costs = backbone_costs(TINY, height, width, window_size=7)
-    for stage, parts in enumerate(costs):
+    for stage, parts in enumerate(costs.stages):
         block = f'stages.{stage}.blocks.{{}}'
         modules = {
             'qkv': 'attn.w_msa.qkv',
@@ -98,14 +100,11 @@ def test_every_part_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
         expected['attention'] = whole - expected['qkv'] - expected['projection']
         expected['merging'] = flops.get(f'stages.{stage}.downsample', 0)
         expected['patch embedding'] = flops['patch_embed'] if stage == 0 else 0
-        assert {part: cost.flops for part, cost in parts.items()} == expected
+        assert parts == expected
         assert set(parts) == set(PARTS)
-        own_norm = getattr(theirs, f'norm{stage}')
-        parameters = sum(p.numel() for p in [*theirs.stages[stage].parameters(), *own_norm.parameters()])
-        if stage == 0:
-            parameters += sum(p.numel() for p in theirs.patch_embed.parameters())
-        assert total([parts]).parameters == parameters
-    assert total(costs).flops == flops['']
+        parameters = sum(parameter.numel() for parameter in theirs.stages[stage].parameters())
+        assert costs.count.parameters[f'stages.{stage}'] == parameters
+    assert costs.count.flops[''] == sum(sum(parts.values()) for parts in costs.stages) == flops['']
 
 
 @pytest.mark.parametrize(

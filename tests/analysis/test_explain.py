@@ -6,7 +6,8 @@ import torch
 
 from swin_dense import SwinBackbone
 from swin_dense.analysis.explain import grad_cam, strongest_channel, token_attention
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
+from swin_dense.features.images import normalize, read_image
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from tests.conftest import TINY, photograph, randomize
 
 PHOTOGRAPH = photograph(75, 106)

@@ -1,25 +1,17 @@
-"""Reading, fetching and writing checkpoint files: no code in a file runs, and errors name its defect."""
+"""Reading checkpoint files: no code in a file runs, and errors name its defect."""
 
 import argparse
-import base64
 import collections
 import concurrent.futures
 import contextlib
 import datetime
 import functools
-import hashlib
-import http.server
-import json
-import multiprocessing
 import operator
 import os
 import pathlib
 import pickle
 import re
-import shutil
-import socket
 import sys
-import threading
 import types
 from typing import Any
 
@@ -28,34 +20,15 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, create_backbone
-from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint, read
+from swin_dense.checkpoint import CheckpointError, export_state_dict
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.find import flatten
-from swin_dense.checkpoint.read import file_digest, local_file, read_file
-from tests.conftest import IfInstalled, needs, small_disk
+from tests.checkpoint.helpers import SAFETENSORS, SMALL, edit_index, equal_weights, load, write_shards
+from tests.conftest import IfInstalled, needs
 
 mmengine_config, mmengine_logging = IfInstalled('mmengine.config'), IfInstalled('mmengine.logging')
 
-ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
 needs_safe_globals = pytest.mark.skipif(torch.__version__ < '2.6', reason='needs torch 2.6')
-
-
-@pytest.fixture
-def source():
-    return SwinBackbone(**ARCH)
-
-
-@pytest.fixture
-def backbone():
-    return SwinBackbone(**ARCH)
-
-
-def equal_weights(backbone, source):
-    return all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in backbone.state_dict().items())
-
-
-def load(backbone, source, **options):
-    return load_checkpoint(backbone, source, log=None, **options)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +209,7 @@ def test_concurrent_loads_do_not_change_torch(tmp_path, source):
 
     def load_here():
         for _ in range(8):
-            load(SwinBackbone(**ARCH), tmp_path / 'a.pth')
+            load(SwinBackbone(**SMALL), tmp_path / 'a.pth')
 
     def load_by_torch():
         for _ in range(40):
@@ -378,25 +351,11 @@ def test_a_value_that_overflows_in_the_dtype_of_the_model(source, backbone):
         load(backbone, state)
 
 
-SAFETENSORS = pytest.param('model.safetensors', marks=needs('safetensors'))
-
-
 @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
 def test_a_folder_of_save_pretrained(tmp_path, source, backbone, name):
     write_file(tmp_path / name, source.state_dict())
     load(backbone, tmp_path)
     assert equal_weights(backbone, source)
-
-
-def write_shards(folder, state, name='model.safetensors', shards=3):
-    """Write a state dict into shards and an index, as save_pretrained does; return the path of the index."""
-    stem, _, suffix = name.rpartition('.')
-    names = [f'{stem}-{number + 1:05}-of-{shards:05}.{suffix}' for number in range(shards)]
-    for number, shard in enumerate(names):
-        write_file(folder / shard, {key: state[key] for key in list(state)[number::shards]})
-    weight_map = {key: names[number % shards] for number, key in enumerate(state)}
-    (folder / f'{name}.index.json').write_text(json.dumps({'metadata': {'total_size': 1}, 'weight_map': weight_map}))
-    return folder / f'{name}.index.json'
 
 
 @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
@@ -406,13 +365,6 @@ def test_a_sharded_checkpoint(tmp_path, source, backbone, name, by_index):
     report = load(backbone, index if by_index else tmp_path)
     assert equal_weights(backbone, source)
     assert not report.missing
-
-
-def edit_index(index, change):
-    content = json.loads(index.read_text())
-    first, *_ = content['weight_map']
-    content['weight_map'][first] = change(content['weight_map'][first])
-    index.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
@@ -462,459 +414,3 @@ def test_contents_and_paths_without_a_checkpoint(tmp_path, backbone):
         load(backbone, tmp_path)
     with pytest.raises(FileNotFoundError, match='no checkpoint file at'):
         load(backbone, tmp_path / 'b.pth')
-
-
-class TestHash:
-    def test_the_suffix_is_written_and_verified(self, tmp_path, source, backbone):
-        path = write_file(tmp_path / 'swin.pth', source.state_dict(), add_hash=True)
-        assert re.fullmatch(r'swin-(\w{8,})\.pth', path.name)
-        assert hash_of(path).startswith(path.stem.removeprefix('swin-'))
-        load(backbone, path)
-        wrong = path.rename(tmp_path / 'swin-0123abcd.pth')
-        with pytest.raises(CheckpointError, match=f'begins with 0123abcd, but it begins with {hash_of(wrong)[:8]}'):
-            load(backbone, wrong)
-
-    @pytest.mark.parametrize(('digest', 'part'), [('1234567a8b', '1234567a'), ('123456789a8b', '123456789a')])
-    def test_the_suffix_has_a_letter(self, tmp_path, source, monkeypatch, digest, part):
-        monkeypatch.setattr('swin_dense.checkpoint.export.file_digest', lambda *_: digest)
-        path = write_file(tmp_path / 'swin.pth', source.state_dict(), add_hash=True)
-        assert path.name == f'swin-{part}.pth'
-
-    @pytest.mark.parametrize(
-        'name',
-        [
-            'run-20240131.pth',
-            'step-00012345.pth',
-            'swin-tiny.pth',
-            'swin_12345678.pth',
-            'a-b1234567-x.pth',
-            f'git-{"0a" * 20}.pth',
-        ],
-    )
-    def test_other_names_are_not_taken_for_a_hash(self, tmp_path, source, backbone, name):
-        load(backbone, write_file(tmp_path / name, source.state_dict()))
-
-
-def hash_of(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-class TestWriting:
-    def test_a_file_is_replaced_only_by_force(self, tmp_path, source):
-        path = tmp_path / 'a.pth'
-        path.write_text('precious')
-        with pytest.raises(FileExistsError, match='force=True replaces it'):
-            write_file(path, source.state_dict())
-        assert path.read_text() == 'precious'
-        write_file(path, source.state_dict(), force=True)
-        assert read_file(path).keys() == source.state_dict().keys()
-
-    def test_a_failed_write_leaves_no_file(self, tmp_path, monkeypatch):
-        def fail(checkpoint, file):
-            file.write(b'half')
-            raise OSError('disk full')
-
-        monkeypatch.setattr(torch, 'save', fail)
-        with pytest.raises(OSError, match='disk full'):
-            write_file(tmp_path / 'a.pth', {})
-        assert not list(tmp_path.iterdir())
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves a folder, and cuts off a given number of responses.
-
-    Attributes:
-        folder: the served folder.
-        hang_ups: number of responses still to cut off after half of their content.
-        silences: number of responses still to stall after half of their content, with the connection open.
-        announces_length: whether responses have a Content-Length.
-        requests: the number of requests for existing files.
-        authorization: the Authorization header of the last request.
-    """
-
-    def __init__(self, folder):
-        super().__init__(('127.0.0.1', 0), Handler)
-        self.folder = folder
-        self.hang_ups = 0
-        self.silences = 0
-        self.announces_length = True
-        self.requests = 0
-        self.authorization = None
-        self.address = f'http://127.0.0.1:{self.server_port}'
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        path = self.server.folder / self.path.partition('?')[0].lstrip('/')
-        if not path.exists():
-            return self.send_error(404)
-        content = path.read_bytes()
-        self.server.authorization = self.headers['Authorization']
-        self.server.requests += 1
-        self.send_response(200)
-        if self.server.announces_length:
-            self.send_header('Content-Length', len(content))
-        self.end_headers()
-        if self.server.hang_ups:
-            self.server.hang_ups -= 1
-            content = content[: len(content) // 2]
-        if self.server.silences:
-            self.server.silences -= 1
-            self.wfile.write(content[: len(content) // 2])
-            self.connection.recv(1)  # until the client closes the connection
-            return None
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A server with an empty folder, and an empty download cache."""
-    (tmp_path / 'served').mkdir()
-    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
-    monkeypatch.setenv('no_proxy', '127.0.0.1')
-    with Server(tmp_path / 'served') as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield httpd
-        httpd.shutdown()
-
-
-def cached(tmp_path):
-    """Return all files in the download cache except locks."""
-    return sorted(path for path in (tmp_path / 'cache').rglob('*') if path.is_file() and path.suffix != '.lock')
-
-
-class TestDownloads:
-    def test_an_incomplete_download_is_not_kept(self, server, tmp_path, source, backbone):
-        server.hang_ups = 1
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        with pytest.raises(CheckpointError, match=r'ended after \d+ of \d+ bytes; nothing was kept'):
-            load(backbone, f'{server.address}/swin.pth')
-        assert cached(tmp_path) == []
-        load(backbone, f'{server.address}/swin.pth')
-        assert equal_weights(backbone, source)
-
-    def test_without_tqdm(self, server, source, backbone, monkeypatch):
-        class Bar:
-            """What the stand-in of torch.hub, for environments without tqdm, has."""
-
-            done = 0
-
-            def __init__(self, total=None, disable=False, unit=None, *args, **kwargs):
-                self.total = total
-
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *error):
-                ended.append((self.done, self.total))
-
-            def update(self, n):
-                self.done += n
-
-        ended = []
-        monkeypatch.setattr(read, 'tqdm', Bar)
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        load(backbone, f'{server.address}/swin.pth')
-        size = (server.folder / 'swin.pth').stat().st_size
-        assert ended == [(size, size)]
-        assert equal_weights(backbone, source)
-
-    def test_a_server_that_does_not_respond(self, server, tmp_path, backbone, monkeypatch):
-        monkeypatch.setattr(read, '_TIMEOUT', 0.2)
-        with socket.create_server(('127.0.0.1', 0)) as silent:
-            address = f'http://127.0.0.1:{silent.getsockname()[1]}/swin.pth'
-            with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):
-                load(backbone, address)
-        assert cached(tmp_path) == []
-
-    def test_a_response_that_stalls(self, server, tmp_path, source, backbone, monkeypatch):
-        monkeypatch.setattr(read, '_TIMEOUT', 0.5)
-        server.silences = 1
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):
-            load(backbone, f'{server.address}/swin.pth')
-        assert cached(tmp_path) == []
-
-    @pytest.mark.parametrize(
-        'address', ['http://[1/a.pth', 'http://a b/x.pth', 'http://127.0.0.1:x/a.pth', 'http:///a']
-    )
-    def test_odd_addresses(self, server, backbone, address):
-        with pytest.raises(CheckpointError):
-            load(backbone, address)
-
-    def test_a_file_of_another_origin_is_not_taken(self, server, tmp_path, source, backbone):
-        """Another library may have left a file of the same name in the folder of torch.hub."""
-        folder = tmp_path / 'cache/hub/checkpoints'
-        folder.mkdir(parents=True)
-        other = SwinBackbone(**ARCH)
-        write_file(folder / 'best.pth', other.state_dict())
-        write_file(server.folder / 'best.pth', source.state_dict())
-        load(backbone, f'{server.address}/best.pth')
-        assert equal_weights(backbone, source)
-        (server.folder / 'second').mkdir()
-        write_file(server.folder / 'second/best.pth', other.state_dict())
-        load(backbone, f'{server.address}/second/best.pth')
-        assert equal_weights(backbone, other)
-        load(backbone, f'{server.address}/best.pth')
-        assert equal_weights(backbone, source)
-        assert server.requests == 2
-
-    def test_a_cached_file_is_verified(self, server, tmp_path, source, backbone):
-        path = write_file(server.folder / 'swin.pth', source.state_dict())
-        address = f'{server.address}/swin.pth#sha256={hash_of(path)}'
-        load(backbone, address)
-        load(backbone, address)
-        assert server.requests == 1
-        (held,) = cached(tmp_path)
-        write_file(held, SwinBackbone(**ARCH).state_dict(), force=True)
-        with pytest.raises(CheckpointError, match=rf'must have the sha256 digest {hash_of(path)}.*\n.*delete the file'):
-            load(backbone, address)
-
-    def test_a_hash_detects_truncation_without_a_content_length(self, server, tmp_path, source, backbone):
-        server.announces_length = False
-        server.hang_ups = 2
-        path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
-        digest = hashlib.sha384(path.read_bytes()).hexdigest()
-        shutil.copy(path, server.folder / 'plain.pth')
-        for address in (f'{server.address}/{path.name}', f'{server.address}/plain.pth#sha384={digest}'):
-            with pytest.raises(CheckpointError, match='sent a file with an unexpected digest'):
-                load(backbone, address)
-            assert cached(tmp_path) == []
-        load(backbone, f'{server.address}/{path.name}#sha384={digest}')
-        assert equal_weights(backbone, source)
-        with pytest.raises(CheckpointError, match=f'must have the sha256 digest {"0" * 64}, but has'):
-            load(backbone, f'{server.address}/{path.name}#sha256={"0" * 64}')
-        with pytest.raises(CheckpointError, match='the part after # must be sha256=DIGEST'):
-            load(backbone, f'{server.address}/{path.name}#md5=0')
-
-    def test_a_damaged_file_in_the_cache_is_reported(self, server, tmp_path, source, backbone):
-        content = write_file(server.folder / 'swin.pth', source.state_dict()).read_bytes()
-        load(backbone, f'{server.address}/swin.pth')
-        (damaged,) = cached(tmp_path)
-        damaged.write_bytes(content[:1000])
-        with pytest.raises(CheckpointError, match=r'cut short.*\n.*delete the file to fetch it again'):
-            load(backbone, f'{server.address}/swin.pth')
-        damaged.unlink()
-        load(backbone, f'{server.address}/swin.pth')
-
-    def test_a_download_removes_the_leftover_of_a_killed_one(self, server, tmp_path, source, backbone):
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        load(backbone, f'{server.address}/swin.pth')
-        (held,) = cached(tmp_path)
-        held.rename(held.with_name('.0123abcd-swin.pth'))
-        load(backbone, f'{server.address}/swin.pth')
-        assert cached(tmp_path) == [held]
-
-    def test_several_processes_download_once(self, server, source):
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        processes = [
-            multiprocessing.get_context('fork').Process(target=_fetch_or_fail, args=(f'{server.address}/swin.pth',))
-            for _ in range(3)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(60)
-        assert [process.exitcode for process in processes] == [0, 0, 0]
-        assert server.requests == 1
-
-    def test_secrets_stay_out_of_files_and_messages(self, server, tmp_path, source, backbone, capsys):
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        report = load(backbone, f'{server.address}/swin.pth?download=true&X-Amz-Signature=SECRET')
-        load(backbone, f'{server.address}/swin.pth?token=SECRET')  # the same file by another address
-        load(backbone, f'{server.address}/swin.pth')
-        assert server.requests == 1
-        shutil.copy(server.folder / 'swin.pth', server.folder / 'private.pth')
-        private = server.address.replace('//', '//me:SECRET@')
-        report = f'{report}{load(backbone, f"{private}/private.pth")}'
-        assert server.authorization == f'Basic {base64.b64encode(b"me:SECRET").decode()}'
-        with pytest.raises(CheckpointError, match='cannot be fetched') as raised:
-            load(backbone, f'{private}/other.pth?token=SECRET')
-        messages = f'{report}{raised.value}{capsys.readouterr()}'
-        names = ''.join(str(path) for path in (tmp_path / 'cache').rglob('*'))
-        assert 'SECRET' not in messages + names
-
-    def test_other_query_parameters_mean_another_file(self, server, source, backbone):
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        load(backbone, f'{server.address}/swin.pth?version=1')
-        load(backbone, f'{server.address}/swin.pth?version=1&download=1')
-        assert server.requests == 1
-        load(backbone, f'{server.address}/swin.pth?version=2')
-        assert server.requests == 2
-
-    def test_a_full_disk_is_reported(self, server, tmp_path, source, backbone):
-        disk = tmp_path / 'cache/hub/checkpoints'
-        disk.mkdir(parents=True)
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        with small_disk(disk, '16k'):
-            with pytest.raises(CheckpointError, match=r'cannot be fetched: .*No space left.*nothing was kept'):
-                load(backbone, f'{server.address}/swin.pth')
-            assert cached(tmp_path) == []
-
-
-def _fetch_or_fail(address):
-    with local_file(address) as path:
-        sys.exit(path.stat().st_size == 0)
-
-
-class Hub(types.ModuleType):
-    """Stand-in for huggingface_hub, with a folder for each repository.
-
-    Attributes:
-        requests: (repository, file, revision) of each request.
-        is_reachable: whether the hub can be reached, so that a missing file is known not to exist.
-        attempts: number of requests to the unreachable hub, each of which is slow.
-        later: folder of the files once the PyTorch index was requested, as if the repository had changed; or None.
-    """
-
-    def __init__(self, folder):
-        super().__init__('huggingface_hub')
-        self.folder = folder
-        self.requests = []
-        self.is_reachable = True
-        self.attempts = 0
-        self.later = None
-        self.errors = types.ModuleType('huggingface_hub.errors')
-        self.errors.EntryNotFoundError = type('EntryNotFoundError', (Exception,), {})
-        self.errors.LocalEntryNotFoundError = type('LocalEntryNotFoundError', (self.errors.EntryNotFoundError,), {})
-
-    def hf_hub_download(self, repository, file, revision=None, local_files_only=False):
-        self.attempts += not (self.is_reachable or local_files_only)
-        has_changed = self.later is not None and any(name.endswith('.json') for _, name, _ in self.requests[2:])
-        self.requests.append((repository, file, revision))
-        path = (self.later if has_changed else self.folder / repository) / file
-        if path.exists():
-            return str(path)
-        if self.is_reachable:
-            raise self.errors.EntryNotFoundError(f'404: {file}')
-        raise self.errors.LocalEntryNotFoundError('check your connection')
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub with the empty repository me/swin."""
-    (tmp_path / 'me/swin').mkdir(parents=True)
-    hub = Hub(tmp_path)
-    monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
-    monkeypatch.setitem(sys.modules, 'huggingface_hub.errors', hub.errors)
-    return hub
-
-
-class TestAddresses:
-    def test_http_downloads_once_to_the_cache_of_torch_hub(self, server, tmp_path, source, backbone):
-        path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
-        load(backbone, f'{server.address}/{path.name}?download=true')
-        assert equal_weights(backbone, source)
-        assert [held.name for held in cached(tmp_path)] == [path.name]
-        path.unlink()
-        backbone.reset_parameters()
-        load(backbone, f'{server.address}/{path.name}?download=true')
-        assert equal_weights(backbone, source)
-        with pytest.raises(CheckpointError, match=r'cannot be fetched: .*404'):
-            load(backbone, f'{server.address}/elsewhere/{path.name}')
-
-    def test_http_failure(self, server, tmp_path, backbone):
-        with pytest.raises(
-            CheckpointError,
-            match=r'cannot be fetched: .*404.*Without a network connection, download .* and give its path',
-        ):
-            load(backbone, f'{server.address}/none.pth')
-        assert not cached(tmp_path)
-        with pytest.raises(CheckpointError, match='cannot be fetched'):
-            load(backbone, 'http://127.0.0.1:9/none.pth')
-
-    def test_file(self, tmp_path, source, backbone):
-        path = write_file(tmp_path / 'a b.pth', source.state_dict())
-        load(backbone, path.as_uri())
-        assert equal_weights(backbone, source)
-
-    @needs('safetensors')
-    def test_hugging_face(self, tmp_path, source, backbone, hub, monkeypatch):
-        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
-        load(backbone, 'hf://me/swin')
-        assert equal_weights(backbone, source)
-        assert hub.requests == [
-            ('me/swin', name, None)
-            for name in ('model.safetensors', 'model.safetensors.index.json', 'pytorch_model.bin')
-        ]
-        (tmp_path / 'me/swin/sub').mkdir()
-        write_file(tmp_path / 'me/swin/sub/a.safetensors', source.state_dict())
-        load(backbone, 'hf://me/swin@v2/sub/a.safetensors')
-        assert hub.requests[-1] == ('me/swin', 'sub/a.safetensors', 'v2')
-        (tmp_path / 'me/swin/pytorch_model.bin').unlink()
-        with pytest.raises(CheckpointError, match=r'hf://me/swin: .* no file .*model\.safetensors or .*pytorch_model'):
-            load(backbone, 'hf://me/swin')
-        with pytest.raises(CheckpointError, match='must be of the form hf://'):
-            load(backbone, 'hf://swin')
-        monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
-        with pytest.raises(ImportError, match='pip install huggingface_hub'):
-            load(backbone, 'hf://me/swin')
-
-    @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
-    @pytest.mark.parametrize('by_index', [False, True])
-    def test_a_sharded_checkpoint_of_hugging_face(self, tmp_path, source, backbone, hub, name, by_index):
-        index = write_shards(tmp_path / 'me/swin', source.state_dict(), name)
-        load(backbone, f'hf://me/swin@v2/{index.name}' if by_index else 'hf://me/swin@v2')
-        assert equal_weights(backbone, source)
-        shards = sorted(path.name for path in index.parent.glob('*-of-*'))
-        assert hub.requests[-3:] == [('me/swin', shard, 'v2') for shard in shards]
-
-    def test_a_sharded_checkpoint_in_a_folder_of_hugging_face(self, tmp_path, source, backbone, hub):
-        (tmp_path / 'me/swin/sub').mkdir()
-        index = write_shards(tmp_path / 'me/swin/sub', source.state_dict(), 'pytorch_model.bin')
-        load(backbone, f'hf://me/swin/sub/{index.name}')
-        assert equal_weights(backbone, source)
-
-    @pytest.mark.parametrize(
-        ('damage', 'message'),
-        [
-            (lambda index: min(index.parent.glob('*-00002-*')).unlink(), 'cannot be fetched: .*-00002-of-00003.bin'),
-            (lambda index: edit_index(index, lambda shard: '../' + shard), 'which is not a shard in the same folder'),
-            (lambda index: index.write_text('{}'), 'is not an index'),
-        ],
-    )
-    def test_an_incomplete_sharded_checkpoint_of_hugging_face(self, tmp_path, source, backbone, hub, damage, message):
-        damage(write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin'))
-        with pytest.raises(CheckpointError, match=message):
-            load(backbone, 'hf://me/swin')
-        assert not any('..' in name for _, name, _ in hub.requests)
-
-    def test_hugging_face_without_a_connection(self, tmp_path, source, backbone, hub):
-        """Cached files load. The error for other files does not claim that they are missing in the repository."""
-        hub.is_reachable = False
-        with pytest.raises(CheckpointError, match=r'hf://me/swin cannot be fetched: check your connection'):
-            load(backbone, 'hf://me/swin')
-        assert hub.attempts == 1
-        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
-        load(backbone, 'hf://me/swin')
-        assert equal_weights(backbone, source)
-
-    def test_a_repository_that_changes_during_the_download(self, tmp_path, source, backbone, hub):
-        write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
-        shutil.copytree(tmp_path / 'me/swin', tmp_path / 'later')
-        hub.later = tmp_path / 'later'
-        with pytest.raises(CheckpointError, match='hf://me/swin changed during the download; load it again'):
-            load(backbone, 'hf://me/swin')
-
-    @needs('fsspec')
-    def test_other_addresses_go_through_fsspec(self, tmp_path, source, backbone, monkeypatch):
-        import fsspec
-
-        path = write_file(tmp_path / 'a.pth', source.state_dict())
-        fsspec.filesystem('memory').pipe_file('/bucket/swin.pth', path.read_bytes())
-        load(backbone, f'memory://bucket/swin.pth#sha256={file_digest(path, "sha256")}')
-        assert equal_weights(backbone, source)
-        for address, message in (
-            ('memory://bucket/swin.pth#sha256=00', 'must have the sha256 digest 00'),
-            ('memory://user:secret@bucket/none.pth', 'memory://bucket/none.pth cannot be fetched'),
-            ('gopher://swin.pth', 'gopher://swin.pth cannot be fetched: .*The address must begin with http'),
-        ):
-            with pytest.raises(CheckpointError, match=message) as raised:
-                load(backbone, address)
-            assert 'secret' not in str(raised.value)
-        monkeypatch.setitem(sys.modules, 'fsspec', None)
-        with pytest.raises(ImportError, match='fsspec'):
-            load(backbone, 'gopher://swin.pth')

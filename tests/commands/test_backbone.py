@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
+from swin_dense.__main__ import spelling
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.commands._options import add_backbone, build_backbone
+from swin_dense.commands._backbone import build_backbone
+from swin_dense.commands._options import add_backbone, check_backbone
+from swin_dense.utils import checks
 from tests.conftest import TINY, randomize
 
 OPTIONS = {
@@ -25,7 +28,10 @@ OPTIONS = {
 def build(*arguments):
     parser = argparse.ArgumentParser()
     add_backbone(parser)
-    return build_backbone(parser.parse_args([str(argument) for argument in arguments]))
+    args = parser.parse_args([str(argument) for argument in arguments])
+    with checks.command_line(spelling(parser)):
+        check_backbone(args)
+        return build_backbone(args)
 
 
 def saved(path, **options):

@@ -10,10 +10,10 @@ import torch
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.__main__ import main
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
-from swin_dense.checkpoint.families import EXPORTED
 from swin_dense.checkpoint.load import find_backbone
 from swin_dense.checkpoint.read import read_file
 from swin_dense.models.create import infer_options
+from swin_dense.utils.choices import FAMILIES
 from tests.conftest import randomize
 
 ARCH = {'embed_dims': 8, 'depths': (2, 1, 1, 1), 'num_heads': (1, 2, 2, 2)}
@@ -35,7 +35,7 @@ def run(source, out, *arguments):
 
 
 @pytest.mark.parametrize('ending', ['.pth', '.safetensors'])
-@pytest.mark.parametrize('family', EXPORTED)
+@pytest.mark.parametrize('family', FAMILIES)
 def test_a_round_trip_is_the_identity(tmp_path, source, file, family, ending):
     assert run(file, tmp_path / f'a{ending}', '--to', family) == 0
     assert run(tmp_path / f'a{ending}', tmp_path / 'b.pth') == 0

@@ -136,7 +136,7 @@ def test_as_a_program():
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f'set -o pipefail; {shlex.quote(sys.executable)} -m swin_dense zoo --markdown | head -c 10'
+    command = f'set -o pipefail; {shlex.quote(sys.executable)} -m swin_dense zoo --weights | head -c 10'
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
     assert (done.returncode, len(done.stdout)) == (0, 10), done.stderr
     assert not done.stderr

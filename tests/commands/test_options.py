@@ -2,19 +2,19 @@
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 
 import pytest
 from PIL import Image
 
-from swin_dense.__main__ import command_names, in_options, main
-from swin_dense.commands import convert, explore, features
-from tests.conftest import ROOT, needs
+from swin_dense.__main__ import command_names, main, spelling
+from swin_dense.utils import checks
+from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
 
 HELP_OF_ALL = """
 import sys
-sys.argv[0] = 'swin-dense'
 from swin_dense.__main__ import command_names, main
 for arguments in [['--help'], ['zoo'], *([name, '--help'] for name in command_names())]:
     try:
@@ -67,29 +67,6 @@ def test_commands_with_a_checkpoint_of_a_backbone_have_prefix():
         for parser in parsers(name):
             options = {option for action in parser._actions for option in action.option_strings}
             assert ('--prefix' in options) == ('--checkpoint' in options or name == 'convert'), name
-
-
-def test_choices_equal_the_constants_of_the_packages():
-    from swin_dense.checkpoint.families import EXPORTED
-    from swin_dense.checkpoint.fit import CHANNEL_POLICIES, TABLE_METHODS
-    from swin_dense.explore.page import LANGUAGES, LARGEST_PAGE
-    from swin_dense.features.folder import ROWS_PER_PART
-    from swin_dense.features.inference import POOLINGS
-    from swin_dense.features.sinks import FORMATS
-
-    def actions(command):
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)
-        return {action.dest: action for action in parser._actions}
-
-    assert sorted(actions(convert)['to'].choices) == sorted(EXPORTED)
-    assert actions(convert)['table_resize'].choices == TABLE_METHODS
-    assert actions(convert)['channel_policy'].choices == CHANNEL_POLICIES
-    assert actions(explore)['lang'].choices == LANGUAGES
-    assert actions(explore)['max_size'].default * 1e6 == LARGEST_PAGE
-    assert actions(features)['pool'].choices == ('none', *POOLINGS)
-    assert actions(features)['format'].choices == FORMATS
-    assert actions(features)['part_rows'].default == ROWS_PER_PART
 
 
 @pytest.fixture
@@ -167,23 +144,76 @@ def test_options_are_refused_before_weights_are_read(place, capsys, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ('text', 'expected'),
+    ('argument', 'in_python', 'on_command_line'),
     [
-        ("build the model with arch='t'.", 'build the model with --arch t.'),
-        ('made with window_size=(7, 7), not', 'made with --window-size 7 7, not'),
-        ('with clamp_window=True; or clamp_window=False', 'with --clamp-window; or --no-clamp-window'),
-        ('choose one with prefix=...', 'choose one with --prefix ...'),
-        ('give tile=', 'give --tile'),
-        ('every entry of tile must be', 'every entry of --tile must be'),
-        ('of a small tile must be', 'of a small tile must be'),
-        ('arch must be one of', '--arch must be one of'),
-        ('every arch_must --arch must be', 'every arch_must --arch must be'),
-        ('model.prefix=1, any_prefix=2, depths=(2, 2)', 'model.prefix=1, any_prefix=2, depths=(2, 2)'),
+        (('arch', 'swin_t'), "arch='swin_t'", '--arch swin_t'),
+        (('window_size', (7, 7)), 'window_size=(7, 7)', '--window-size 7 7'),
+        (('clamp_window', True), 'clamp_window=True', '--clamp-window'),
+        (('clamp_window', False), 'clamp_window=False', '--no-clamp-window'),
+        (('prefix',), 'prefix', '--prefix'),
+        (('prefix', ...), 'prefix=', '--prefix'),
+        (('prefix', 1), 'prefix=1', '--prefix 1'),
+        (('depths', (2, 2)), 'depths=(2, 2)', 'depths=(2, 2)'),  # no option of this command
+        (('file', 'a b'), "file='a b'", "file='a b'"),  # a positional argument
+        (('dynamic', False), 'dynamic=False', '--static'),
     ],
 )
-def test_messages_name_command_line_options(text, expected):
+def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_command_line):
     parser = argparse.ArgumentParser()
-    for option in ('--arch', '--window-size', '--prefix', '--tile'):
-        parser.add_argument(option)
-    parser.add_argument('--clamp-window', action=argparse.BooleanOptionalAction)
-    assert in_options(text, parser) == expected
+    parser.add_argument('file')
+    inner = parser.add_subparsers().add_parser('inner')
+    for option in ('--arch', '--window-size', '--prefix'):
+        inner.add_argument(option)
+    inner.add_argument('--clamp-window', action=argparse.BooleanOptionalAction)
+    assert checks.argument(*argument) == in_python
+    with checks.command_line(spelling(parser)):
+        assert checks.on_command_line()
+        assert checks.argument(*argument) == on_command_line
+    assert not checks.on_command_line()
+    assert checks.argument(*argument) == in_python
+
+
+def test_texts_of_users_are_not_rewritten(place, capsys):
+    """As a path in an error was, by a version that replaced names in sentences."""
+    assert main(['explore', 'arch=swin_t prefix=a.png', '--out', 'a.html']) == 2
+    assert 'there is no file arch=swin_t prefix=a.png' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ('convert none.pth --out a.pth', "there is no checkpoint file 'none.pth'"),
+        ('explore image.png --checkpoint none.pth --out a.html', "there is no checkpoint file 'none.pth'"),
+        ('explore none.png --out a.html', 'there is no file none.png'),
+        ('export --checkpoint none.pth --out a.ts', "there is no checkpoint file 'none.pth'"),
+        ('export mine.py none.pth a.ts', '--out must end in .onnx'),
+        ('export mine.py none.pth --image none.png --out a.onnx', "there is no checkpoint file 'none.pth'"),
+        ('export --checkpoint image.png --out a.onnx', 'needs onnx, onnxscript, onnxruntime, which are not installed'),
+        ('features image.png --checkpoint none.pth --out a', "there is no checkpoint file 'none.pth'"),
+        ('features image.png --out a', 'this command needs tqdm, pyarrow, safetensors, which are not installed'),
+        ('visualize pyramid image.png --checkpoint none.pth --out a.png', "there is no checkpoint file 'none.pth'"),
+        ('visualize masks --grid 20 26 --out a.png', 'this command needs matplotlib, which is not installed'),
+        ('flops --arch swin_x', '--arch must be one of'),
+        ('flops --arch t --out a.png', 'this command needs matplotlib, which is not installed'),
+        ('flops mine.py', 'this command needs mmengine, mmcv, which are not installed'),
+        ('train mine.py --resume none.pth', "there is no checkpoint file 'none.pth'"),
+        ('train mine.py', 'this command needs mmengine, mmcv, which are not installed'),
+        ('test mine.py none.pth', "there is no checkpoint file 'none.pth'"),
+        ('predict mine.py none.pth image.png', 'there is no file none.pth'),
+        ('eval none --checkpoint image.png', 'there is no folder none'),
+        ('eval . --checkpoint none.pth', "there is no checkpoint file 'none.pth'"),
+        ('config none --out a.py', 'this command needs mmengine, which is not installed'),
+    ],
+)
+def test_what_is_missing_is_found_before_torch_is_imported(place, arguments, message):
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(['torch', *{OPTIONAL_PACKAGES}]))
+from swin_dense.__main__ import main
+sys.exit(main({arguments.split()}))
+"""
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert 'torch' not in done.stderr

@@ -15,9 +15,10 @@ from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
 from swin_dense.analysis.explain import token_attention
 from swin_dense.analysis.receptive_field import token_receptive_fields
-from swin_dense.explore.page import LANGUAGES, make_page
+from swin_dense.explore.page import make_page
 from swin_dense.explore.record import make_record
 from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.utils.choices import LANGUAGES
 from tests.conftest import ROOT, TINY, photograph, randomize
 from tests.explore.decoding import Decoded, block_bytes, facts_of
 

@@ -12,12 +12,11 @@ from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_back
 from swin_dense.__main__ import main
 from swin_dense.analysis.accuracy import read_square
 from swin_dense.analysis.explain import grad_cam, token_attention
-from swin_dense.commands import _options
 from swin_dense.explore.record import make_record
 from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.features.normalization import PRESETS, read_picture
+from swin_dense.features.normalization import read_picture
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY, IfInstalled, needs, photograph, randomize
 
@@ -270,7 +269,6 @@ def test_presets(name):
 
 
 def test_the_command_line_offers_the_presets():
-    assert tuple(PRESETS) == _options.PRESETS
     with pytest.raises(ValueError, match=r"preset must be one of .* did you mean 'satlas-landsat'"):
         preset('satlas-landsats')
 
@@ -297,11 +295,51 @@ def test_published_weights_say_what_they_expect(tmp_path, caplog, name, channels
     values = np.full((32, 32, channels), 200, np.uint8)
     if channels == 3:
         extract_pyramid(backbone, values)
-        assert "which these weights do not expect: give **preset('satlas-rgb') (--preset satlas-rgb)" in caplog.text
+        assert "which these weights do not expect: give normalization='satlas-rgb'" in caplog.text
     else:
-        with pytest.raises(ValueError, match=f'--preset {expected}' if expected else 'or a preset'):
+        with pytest.raises(ValueError, match=f"normalization='{expected}'" if expected else 'or a preset'):
             extract_pyramid(backbone, values)
     caplog.clear()
     if expected:
-        extract_pyramid(backbone, values, **preset(expected))
+        short = extract_pyramid(backbone, values, **preset(expected))
+        for normalization in (expected, Normalization(**preset(expected))):
+            assert torch.equal(extract_pyramid(backbone, values, normalization=normalization)[4], short[4])
         assert not caplog.records
+
+
+def same(pyramid, other):
+    assert pyramid.keys() == other.keys()
+    assert all(torch.equal(level, other[stride]) for stride, level in pyramid.items())
+
+
+def test_a_normalisation_is_one_argument_or_its_short_form(backbone, tmp_path):
+    values, how = counts(), Normalization(**OPTIONS)
+    expected = extract_pyramid(backbone, values, **OPTIONS)
+    same(extract_pyramid(backbone, values, normalization=how), expected)
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    long, short = (
+        Extractor(tmp_path / 'weights.pth', **options)({'image': [values]})
+        for options in ({'normalization': how}, OPTIONS)
+    )
+    np.testing.assert_array_equal(long['level_4'], short['level_4'])
+    bands = {'normalization': 'satlas-rgb', 'bands': OPTIONS['bands']}
+    same(extract_pyramid(backbone, values, **bands), extract_pyramid(backbone, values, scale=255.0, clamp=True,
+          mean=None, std=None, bands=OPTIONS['bands']))  # fmt: skip
+    with pytest.raises(ValueError, match='normalization= contains mean'):
+        extract_pyramid(backbone, values, normalization=how, scale=1)
+    with pytest.raises(ValueError, match='leave them out'):
+        extract_pyramid(backbone, values, normalization=how, bands=(0,))
+    with pytest.raises(ValueError, match=r"preset must be one of .*'landsat'"):
+        extract_pyramid(backbone, values, normalization='landsat')
+    with pytest.raises(TypeError, match='normalization must be a Normalization or the name of a preset, got dict'):
+        extract_pyramid(backbone, values, normalization=OPTIONS)
+
+
+def test_an_exported_file_normalises_itself_by_either_form(backbone, tmp_path):
+    files = [
+        export_model(backbone, tmp_path / f'{number}.ts', size=64, **options).path
+        for number, options in enumerate(({'normalization': Normalization(**OPTIONS)}, OPTIONS))
+    ]
+    img = torch.from_numpy(counts().astype(np.float32)).permute(2, 0, 1)[None]
+    for long, short in zip(*(torch.jit.load(path)(img) for path in files), strict=True):
+        torch.testing.assert_close(long, short, rtol=0, atol=0)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD, normalize, read_image
+from swin_dense.features.images import normalize, read_image
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import IfInstalled, photograph
 from tests.features.helpers import counted

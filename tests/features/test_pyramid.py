@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from swin_dense.features.images import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.pyramid import Pyramid, extract_pyramid
+from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from tests.conftest import TINY, photograph, randomize
 
 PHOTOGRAPH = photograph(97, 131)
@@ -244,17 +243,8 @@ def test_training_mode_is_disabled_and_restored():
     assert [module.training for module in backbone.modules()] == modes
 
 
-def test_evaluation_mode_lasts_until_the_last_thread_leaves():
-    module = torch.nn.Dropout().train()
-    with evaluation_mode(module):
-        with evaluation_mode(module):
-            assert not module.training
-        assert not module.training
-    assert module.training
-
-
 def test_threads():
-    backbone = randomize(SwinBackbone(**TINY, drop_path_rate=0.9)).train()
+    backbone = randomize(SwinBackbone(**TINY, drop_path_rate=0.9)).eval()
     images = [PHOTOGRAPH[i : i + 30 + i, i : i + 45] for i in range(12)]
     expected = [extract_pyramid(backbone, image) for image in images]
     found = {}
@@ -268,7 +258,6 @@ def test_threads():
         thread.start()
     for thread in threads:
         thread.join()
-    assert backbone.training
     for index, pyramid in enumerate(expected):
         assert_same(found[index], dict(pyramid))
 

@@ -249,7 +249,7 @@ def test_a_stack_needs_a_page(form, tmp_path):
     path.write_bytes(encode(STACK, photometric='minisblack', **STACKS[form]))
     backbone = SwinBackbone(**TINY)
     for options in ({}, {'tile': 224}):
-        with pytest.raises(ImageError, match=r'x\.tif.* 3 pages .*give page= \(--page\)'):
+        with pytest.raises(ImageError, match=r'x\.tif.* 3 pages .*give page=,'):
             extract_pyramid(backbone, path, **options)
     with pytest.raises(ImageError, match='no page 3; it has 3'):
         read_image(path, 1, page=3)

@@ -14,6 +14,7 @@ from PIL import Image
 from swin_dense.__main__ import main
 from swin_dense.features.tiling import exact_overlap
 from swin_dense.mm import LoadBands
+from swin_dense.utils.pixels import ImageError
 from tests.conftest import randomize
 from tests.mm.demo import demo_config
 
@@ -54,6 +55,20 @@ def test_bands_are_read_as_stored(tmp_path):
         assert results['img'].dtype == np.float32
         assert results['img_shape'] == results['ori_shape'] == (20, 30)
         assert results['img_id'] == 3
+
+
+def test_a_fourth_band_that_gdal_declares_as_opacity_is_read_or_named(tmp_path):
+    values = np.random.default_rng(0).integers(0, 255, (20, 30, 4), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / 'rgbn.tif', values, photometric='rgb', extrasamples=['unassalpha'])
+    given = {'img_path': str(tmp_path / 'rgbn.tif')}
+    for options in ({'mean': (0.0,) * 4, 'std': 1.0}, {'scale': (255.0,) * 4}, {'bands': (0, 1, 2, 3)}):
+        np.testing.assert_allclose(LoadBands(**options)(given)['img'], values / 255, rtol=1e-6)
+    three = LoadBands(mean=(0.0,) * 3, std=(1.0,) * 3)(given)['img']
+    np.testing.assert_allclose(three, values[..., :3] / 255, rtol=1e-6)
+    with pytest.raises(ImageError, match=r'rgbn\.tif.*opacity.*bands=\(0, 1, 2\) .*\(0, 1, 2, 3\)'):
+        LoadBands()(given)
+    with pytest.raises(ImageError, match='4 channels but the backbone takes 5'):
+        LoadBands(scale=(255.0,) * 5)(given)
 
 
 @pytest.mark.slow

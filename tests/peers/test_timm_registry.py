@@ -166,60 +166,6 @@ def test_intermediates_equal_those_of_timm(name):
         assert largest_difference(model.forward_intermediates(image, **options, intermediates_only=True), maps) == 0
 
 
-@torch.no_grad()
-@pytest.mark.parametrize('name', ['swin_dense_t', 'swinv2_dense_t'])
-@pytest.mark.parametrize('prune_norm', [False, True])
-@pytest.mark.parametrize(('indices', 'kept'), [(1, [3]), (2, [2, 3]), ([0, 2], [0, 2]), ([-4], [0])], ids=str)
-def test_pruned_layers_equal_those_of_timm(name, prune_norm, indices, kept):
-    twin = {'swin_dense_t': 'swin_tiny_patch4_window7_224', 'swinv2_dense_t': 'swinv2_tiny_window8_256'}[name]
-    size = 224 if name == 'swin_dense_t' else 256
-    peer, model = create(twin, seed=1).double(), create(name, seed=2).double()
-    model.load_state_dict(peer.state_dict())
-    image = torch.rand(1, 3, size, size, dtype=torch.float64)
-    assert model.prune_intermediate_layers(indices, prune_norm) == kept
-    assert peer.prune_intermediate_layers(indices, prune_norm) == kept
-    maps = model.forward_intermediates(image, indices=kept, intermediates_only=True)
-    theirs = peer.forward_intermediates(image, indices=kept, intermediates_only=True)
-    assert largest_difference(maps, theirs) < 1e-9
-    assert sum(p.numel() for p in model.backbone.stages.parameters()) == sum(
-        p.numel() for p in peer.layers.parameters()
-    )
-    assert model(image).shape == maps[-1].shape
-    if kept == [3]:  # otherwise timm keeps a norm that does not fit
-        assert largest_difference([model(image)], [peer(image).permute(0, 3, 1, 2)]) < 1e-9
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('name', ['swin_dense_t', 'swinv2_dense_t'])
-def test_windows_of_another_size_equal_those_of_timm(name, tmp_path):
-    pytest.importorskip('safetensors')
-    twin = {'swin_dense_t': 'swin_tiny_patch4_window7_224', 'swinv2_dense_t': 'swinv2_tiny_window8_256'}[name]
-    peer, model = create(twin, seed=1), create(name, seed=2)
-    model.load_state_dict(peer.state_dict())
-    peer.set_input_size((192, 192), window_size=6)
-    model.set_input_size((192, 192), window_size=6)
-    image = torch.rand(1, 3, 192, 192)
-    assert model.backbone.window_size == (6, 6)
-    assert (model(image) - peer(image)).abs().max() < 1e-4 * peer(image).abs().max()
-    model.save_pretrained(tmp_path)
-    assert torch.equal(ours.SwinDenseClassifier.from_pretrained(tmp_path)(image), model(image))
-    model.set_input_size(img_size=100)
-    assert model.backbone.window_size == (6, 6)
-    for wrong in ({'patch_size': 8}, {'window_size': 0}, {'img_size': (1, 2, 3)}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            model.set_input_size(**wrong)
-
-
-def test_what_windows_of_another_size_keep():
-    model = create(seed=1).bfloat16().eval()
-    model.backbone.patch_embed.requires_grad_(False)
-    model.set_input_size(window_size=(5, 4))
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert not model.backbone.training
-    frozen = {name.split('.')[1] for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == {'patch_embed'}
-
-
 @pytest.mark.parametrize('options', [{}, {'features_only': True}])
 def test_scriptable_models_are_refused(options):
     with pytest.raises(ValueError, match=r'scriptable=True is not supported, .*export_model'):

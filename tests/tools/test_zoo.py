@@ -14,7 +14,7 @@ from mmengine.config import Config
 from swin_dense.__main__ import main
 from swin_dense.archs import resolve_arch
 from swin_dense.recipes.files import recipe_names
-from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, markdown, read_zoo
+from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, read_zoo
 from tests.conftest import some
 
 REPOSITORY = Path(__file__).parents[2]
@@ -232,7 +232,7 @@ def test_configs_that_are_not_counted_need_other_packages():
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_readme_tables_are_current(folder):
     text = (CONFIGS / folder / 'README.md').read_text()
-    table = markdown(read_zoo(REPOSITORY, folder))
+    table = update_zoo.markdown(read_zoo(REPOSITORY, folder))
     assert update_zoo.replace_table(text, table) == text, 'run python tools/update_zoo.py'
 
 
@@ -248,6 +248,15 @@ def test_plain_table_has_a_line_per_recipe(capsys):
     assert len(lines) == 1 + len(RECIPES)
     assert all(line.endswith(f'  {Path(config).stem}') for line, config in zip(lines[1:], RECIPES, strict=True))
     assert '43.7 box AP, 39.8 mask AP' in lines[6]
+
+
+@pytest.mark.parametrize('option', ['--weights', '--markdown'])
+@pytest.mark.filterwarnings('ignore:--markdown will be removed')
+def test_addresses_of_weights(capsys, option):
+    assert main(['zoo', 'upernet', 'swin-t', 'mmseg', option]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[-1] == 'weights'
+    assert any(line.split()[-1].startswith('https://') for line in lines)
 
 
 def test_words_filter_the_list(capsys):

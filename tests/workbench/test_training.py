@@ -160,7 +160,7 @@ def test_killed_at_chosen_moments_a_training_ends_as_if_undisturbed(undisturbed,
 @pytest.mark.long
 @pytest.mark.parametrize('case', CASES)
 def test_killed_at_random_moments_a_training_ends_as_if_undisturbed(case, tmp_path):
-    """Drop path, augmentations and validations are random. benchmarks/killed_trainings.py kills from outside."""
+    """Drop path, augmentations and validations are random."""
     moments = [random.randrange(30) for _ in range(3)]
     print('killed at', moments)  # pytest shows it if the test fails
     config = write_config(tmp_path, CASES[case] + KILLED)

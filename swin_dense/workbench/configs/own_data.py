@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swin_dense.utils.pixels import IMAGE_SUFFIXES
+from swin_dense.utils.choices import IMAGE_SUFFIXES
 from swin_dense.workbench.configs.classes import ignore_values, set_classes
 from swin_dense.workbench.configs.parts import SPLITS, class_count, datasets, dicts, is_pretraining
 from swin_dense.workbench.configs.standalone import check_form

@@ -262,7 +262,9 @@ def _classes_of(outputs: Outputs) -> np.ndarray:
 def _instances_of(outputs: Outputs) -> queries.Found:
     _, found, panoptic = outputs
     if found is None or panoptic is not None:
-        raise ValueError('segments of a panoptic model cannot be merged across tiles; leave tile= (--tile) out')
+        raise ValueError(
+            f'segments of a panoptic model cannot be merged across tiles; leave {checks.argument("tile", ...)} out'
+        )
     return found
 
 

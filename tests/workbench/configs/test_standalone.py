@@ -15,6 +15,7 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from swin_dense.__main__ import main
 from swin_dense.recipes.files import load_recipe, recipe_names
+from swin_dense.workbench.configs.settings import parse_settings
 from tests.conftest import ROOT
 from tests.workbench.configs.data import CLASSES, make_coco, make_masks
 
@@ -198,6 +199,31 @@ def test_settings(tmp_path):
     assert config.val_dataloader.dataset.ann_file == 'other.json'
 
 
+@pytest.mark.parametrize(
+    ('text', 'value'),
+    [
+        ('apple,traffic light', ['apple', 'traffic light']),
+        ('[ apple , traffic light ]', ['apple', 'traffic light']),
+        ('( 640, 400 )', (640, 400)),
+        ('[(1, 2), [a b, c]]', [(1, 2), ['a b', 'c']]),
+        ('my photos (1)/a b.json', 'my photos (1)/a b.json'),
+        ("{'type': 'Pretrained', 'checkpoint': 'a b.pth'}", {'type': 'Pretrained', 'checkpoint': 'a b.pth'}),
+        (' None ', None),
+    ],
+)
+def test_settings_keep_the_spaces_inside_names_and_paths(text, value):
+    assert parse_settings([f'key={text}']) == {'key': value}
+
+
+def test_random_weights_can_be_undone(tmp_path):
+    """A dict replaces the None that an earlier setting wrote."""
+    write(tmp_path, '--set', 'model.backbone.init_cfg=None')
+    (tmp_path / 'mine.py').rename(tmp_path / 'first.py')
+    weights = {'type': 'Pretrained', 'checkpoint': 'my weights/swin.pth'}
+    config = write(tmp_path, '--set', f'model.backbone.init_cfg={weights}', name=str(tmp_path / 'first.py'))
+    assert config.model.backbone.init_cfg == weights
+
+
 def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
     root = make_coco(tmp_path / 'fruit')
     (root / 'annotations' / 'instances_val2017.json').unlink()
@@ -215,6 +241,7 @@ def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
         ([SEGMENTOR, '--classes', 'road'], 'at least two classes'),
         ([DETECTOR, '--set', 'modle.backbone.with_cp=True'], "did you mean 'model'?"),
         ([DETECTOR, '--set', 'model'], 'must be KEY=VALUE'),
+        ([DETECTOR, '--set', 'model.backbone={{with_cp'], 'is no dict of Python, such as'),
         (
             [DETECTOR, '--data-root', '{fruit}', '--classes', 'apple,cherry'],
             'has the classes apple,ripe pear, but the config has',

@@ -1,0 +1,41 @@
+"""Register SwinDense in mmengine, without being the first to import mmengine."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+
+def register_with_mmengine() -> None:
+    """Import ``swin_dense.mm``, which registers its classes, if mmengine is imported, or else as soon as it is."""
+    if sys.modules.get('mmengine') is None:
+        sys.meta_path.insert(0, _AfterMmengine())
+        return
+    with suppress(Exception):  # a broken mmengine can raise any error; asking for SwinDense reports it
+        import_module('swin_dense.mm')
+
+
+class _AfterMmengine(MetaPathFinder):
+    """Detects the import of mmengine, and imports ``swin_dense.mm`` right after it."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != 'mmengine':
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = find_spec(name)  # by the other finders
+        if spec is None or spec.loader is None:
+            sys.meta_path.insert(0, self)  # mmengine may be installed later, in a notebook
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            register_with_mmengine()
+
+        spec.loader.exec_module = exec_module
+        return spec

@@ -1,0 +1,164 @@
+"""Building backbones and classifiers from checkpoints, whose options are inferred."""
+
+import re
+
+import pytest
+import torch
+
+from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, create_backbone
+from swin_dense.checkpoint import CheckpointError, export_state_dict, read, unpickler
+from swin_dense.checkpoint.export import write_file
+from tests.checkpoint.helpers import (
+    ARCH,
+    IMAGE,
+    build,
+    load,
+    official_classifier,
+    raises_and_keeps,
+    same_outputs,
+    same_weights,
+)
+from tests.conftest import randomize
+
+
+class TestCreateBackbone:
+    @pytest.fixture
+    def source(self):
+        # Unusual head dimensions, and a window that only the index buffers determine.
+        options = {'mlp_ratio': 2.0, 'qkv_bias': False, 'use_abs_pos_embed': True, 'pretrain_img_size': 32}
+        shape = {'window_size': (5, 3), 'in_channels': 2, 'patch_size': 2, 'out_indices': (1, 2, 3)}
+        return build(1, **options, **shape, num_heads=(1, 1, 4, 8))
+
+    @pytest.mark.parametrize('arguments', [(), (None,)])
+    def test_options_are_inferred_from_the_file(self, tmp_path, source, arguments):
+        torch.save({'state_dict': export_state_dict(source, 'mmseg')}, tmp_path / 'swin.pth')
+        made = create_backbone(*arguments, checkpoint=tmp_path / 'swin.pth').double()
+        assert not made.training
+        assert (made.arch, made.window_size, made.out_indices) == (source.arch, (5, 3), (1, 2, 3))
+        image = IMAGE[:, :2]
+        for a, b in zip(made(image), source(image), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+    def test_given_options_override_inferred_ones(self, caplog):
+        state = build(1, window_size=5).state_dict()
+        made = create_backbone('swin_t', state, **{key: ARCH[key] for key in ('embed_dims', 'depths', 'num_heads')})
+        assert made.window_size == (5, 5)
+        made = create_backbone(checkpoint=state, window_size=7, out_indices=(0,))
+        assert (made.window_size, made.out_indices) == ((7, 7), (0,))
+        assert 'window 5x5 to 7x7, bicubic' in caplog.text
+        with pytest.raises(CheckpointError, match='a Swin with depths'):
+            create_backbone('swin_t', state)
+
+    def test_a_published_file_of_window_12_keeps_its_window(self):
+        with torch.device('meta'):
+            shapes = SwinBackbone('b', window_size=12).state_dict()
+        state = {name: torch.zeros(tensor.shape) for name, tensor in shapes.items()}
+        assert create_backbone('swin_b', state).window_size == (12, 12)
+
+    def test_v2_gets_its_pretrained_window_sizes(self):
+        source = randomize(SwinV2Backbone(**{**ARCH, 'window_size': 8}, pretrained_window_size=(4, 4, 4, 2)), 1)
+        made = create_backbone(checkpoint=export_state_dict(source, 'official'))
+        assert (type(made), made.window_size, made.pretrained_window_size) == (SwinV2Backbone, (8, 8), (4, 4, 4, 2))
+        same_weights(made, source)
+        for options in ({}, {'window_size': 12}):  # the given window is not that of the training
+            with pytest.raises(CheckpointError, match=r'does not record the windows.*give pretrained_window_size'):
+                create_backbone(checkpoint=export_state_dict(source, 'timm'), **options)
+        assert create_backbone(checkpoint=source.state_dict(), pretrained_window_size=4).window_size == (8, 8)
+        with pytest.raises(CheckpointError, match='It is a Swin V2'):
+            create_backbone('swin_t', source.state_dict())
+
+    def test_v2_windows_that_shrink_to_small_maps(self):
+        """Only with clamp_window=True, and if the windows of the first stage are those of the training."""
+        source = randomize(SwinV2Backbone(**{**ARCH, 'window_size': 4}, pretrained_window_size=(4, 4, 4, 2)), 1)
+        state = export_state_dict(source, 'official')
+        options = {**ARCH, 'window_size': 4}
+        clamped = SwinV2Backbone(**options, clamp_window=True)
+        load(clamped, state)
+        same_weights(clamped, source)
+        advice = re.escape('of 4x4, 4x4, 4x4, 2x2 tokens per stage') + '.*' + re.escape('size=(4, 4, 4, 2)')
+        raises_and_keeps(SwinV2Backbone(**options), state, advice)
+        raises_and_keeps(SwinV2Backbone(**options, clamp_window=True, pretrained_window_size=3), state, advice)
+
+    def test_flat_positions_of_a_non_square_grid_need_pretrain_img_size(self):
+        source = build(1, use_abs_pos_embed=True, pretrain_img_size=(32, 48))
+        with pytest.raises(CheckpointError, match='height and width of its 96 absolute positions'):
+            create_backbone(checkpoint=source.state_dict())
+        made = create_backbone(checkpoint=source.state_dict(), pretrain_img_size=(32, 48)).double()
+        same_outputs(made, source.float().double())
+        assert create_backbone(checkpoint=export_state_dict(source, 'official')).position_grid == (8, 12)
+
+    def test_an_architecture_or_a_checkpoint_is_required(self):
+        with pytest.raises(TypeError, match=r"create_backbone\('swin_t'\), or a checkpoint"):
+            create_backbone()
+
+    @pytest.mark.parametrize(
+        ('name', 'advice'),
+        [
+            ('swin_tiny_patch4_window7_224', r"'swin_t' with window_size=7"),
+            ('swin_large_patch4_window12_384.ms_in22k', r"'swin_l' with window_size=12"),
+            ('swinv2_base_window16_256', r"'swinv2_b' with window_size=16"),
+        ],
+    )
+    def test_names_of_timm_and_the_authors_are_explained(self, name, advice):
+        with pytest.raises(ValueError, match=advice):
+            create_backbone(name)
+
+    def test_the_file_is_read_and_hashed_once(self, tmp_path, monkeypatch):
+        path = write_file(tmp_path / 'swin.pth', {'model': build(1).state_dict()}, add_hash=True)
+        opened, hashed = [], []
+        monkeypatch.setattr(read, 'read_pickle', lambda *a: opened.append(a) or unpickler.read_pickle(*a))
+        file_digest = read.file_digest
+        monkeypatch.setattr(read, 'file_digest', lambda *a: hashed.append(a) or file_digest(*a))
+        create_backbone(checkpoint=path)
+        assert (len(opened), len(hashed)) == (1, 1)
+
+
+class TestClassifier:
+    @pytest.fixture
+    def state(self):
+        """A checkpoint as the authors' code saves it."""
+        return official_classifier(build(1))
+
+    @pytest.fixture
+    def classifier(self):
+        return randomize(SwinClassifier(num_classes=10, **ARCH).double().eval(), 2)
+
+    def test_backbone_final_norm_and_head_load(self, state, classifier):
+        report = load(classifier, state)
+        assert (report.missing, report.unexpected, report.resized) == ([], [], {})
+        assert {'head.weight', 'norm3.bias', 'stages.0.blocks.0.norm1.weight'} <= set(report.loaded)
+        assert not any('head' in key for key in report.left_out)
+        assert torch.equal(classifier.head.weight, state['model']['head.weight'].double())
+        assert torch.equal(classifier.backbone.norm3.bias, state['model']['norm.bias'].double())
+
+    def test_its_load_state_dict_converts(self, state, classifier):
+        classifier.load_state_dict(state)
+        assert torch.equal(classifier.head.bias, state['model']['head.bias'].double())
+        again = SwinClassifier(num_classes=10, **ARCH)
+        again.load_state_dict(classifier.state_dict())
+        assert torch.equal(again.head.bias, state['model']['head.bias'])
+
+    def test_another_number_of_classes(self, state, classifier):
+        other = official_classifier(build(1), classes=7)
+        raises_and_keeps(classifier, other, 'build the model with num_classes=7')
+        head = classifier.head.weight.clone()
+        report = load(classifier, other, allow_partial=True)
+        assert set(report.mismatched) == {'head.weight', 'head.bias'}
+        assert torch.equal(classifier.head.weight, head)
+        assert torch.equal(classifier.backbone.norm3.bias, other['model']['norm.bias'].double())
+
+    @pytest.mark.parametrize('absent', ['head', 'norm.'])
+    def test_an_incomplete_classifier(self, state, classifier, absent):
+        part = {key: x for key, x in state['model'].items() if not key.startswith(absent)}
+        raises_and_keeps(classifier, part, 'no linear head' if absent == 'head' else r'norm3\.weight')
+        report = load(classifier, part, allow_partial=True)
+        assert {name.partition('.')[0] for name in report.missing} == {'head' if absent == 'head' else 'norm3'}
+
+
+def test_create_backbone_takes_a_checkpoint(tmp_path):
+    source = build(1)
+    torch.save({'state_dict': export_state_dict(source, 'mmseg')}, tmp_path / 'swin.pth')
+    made = create_backbone('swin_t', tmp_path / 'swin.pth', **ARCH)
+    assert torch.equal(
+        made.stages[3].blocks[0].ffn.layers[1].weight, source.stages[3].blocks[0].ffn.layers[1].weight.float()
+    )

@@ -1,0 +1,348 @@
+"""Checkpoints that do not fit: the reason is named, the model keeps its weights, and parts load on request."""
+
+import copy
+import logging
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swin_dense import SwinBackbone, create_backbone
+from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
+from swin_dense.checkpoint.unpickler import StandIn
+from swin_dense.utils.choices import FAMILIES
+from tests.checkpoint.helpers import (
+    ARCH,
+    build,
+    load,
+    official_classifier,
+    raises_and_keeps,
+    same_weights,
+)
+
+
+def timm_s3(**options):
+    """Return weights with the windows of timm's swin_s3_tiny_224: 7, 7, 14 and 7."""
+    state = export_state_dict(build(1, window_size=7, **options), 'timm')
+    for name in [name for name in state if name.startswith('layers.2') and name.endswith('bias_table')]:
+        state[name] = torch.randn(27 * 27, state[name].shape[1])
+    return state
+
+
+def test_windows_that_differ_per_stage_are_an_error():
+    message = r'its windows differ per stage \(7x7, 7x7, 14x14, 7x7 tokens\).*allow_partial=True'
+    for window in (7, 14):
+        raises_and_keeps(build(2, window_size=window), timm_s3(), message)
+    with pytest.raises(CheckpointError, match=message):
+        create_backbone(checkpoint=timm_s3())
+    with pytest.raises(CheckpointError, match=message):
+        build(2, window_size=7).load_state_dict(timm_s3())
+    report = load(build(2, window_size=7), timm_s3(), allow_partial=True)
+    assert set(report.resized.values()) == {'window 14x14 to 7x7, bicubic'}
+    load(build(2, window_size=7, out_indices=(0, 1)), timm_s3())  # does not have the stage of another window
+
+
+PART = 'stages.1.blocks.0.attn.w_msa.qkv.weight'
+
+
+def on_meta(tensor):
+    return tensor.to('meta')
+
+
+def quantised(tensor):
+    return torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
+
+
+class Sharded(torch.Tensor):
+    device_mesh = None  # as a DTensor has
+
+
+def sharded(tensor):
+    return tensor.as_subclass(Sharded)
+
+
+@pytest.mark.parametrize(
+    ('change', 'reason'),
+    [
+        (torch.Tensor.to_sparse, r'not a dense tensor; store it with to_dense\(\)'),
+        (torch.Tensor.to_sparse_csr, 'not a dense tensor'),
+        (
+            lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+            r'quantised; store it with dequantize\(\)',
+        ),
+        (lambda x: torch.nested.nested_tensor([x]), 'not a dense tensor'),
+        (lambda x: x[:0], 'empty, as in a shard of DeepSpeed ZeRO-3 or FSDP'),
+        (on_meta, r'without values in the checkpoint \(device meta\)|in parts of different'),
+        (sharded, 'a DTensor, which is sharded over devices'),
+    ],
+)
+@pytest.mark.parametrize('family', ['mmdet', 'transformers', 'timm'])
+@pytest.mark.filterwarnings('ignore')
+def test_nothing_is_copied_if_one_tensor_cannot_be(change, reason, family):
+    source, backbone = build(1), build(2)
+    state = export_state_dict(source, family)
+    place = next(index for index, key in enumerate(state) if re.search(r'1\.blocks\.0\..*(qkv|q_proj)\.weight', key))
+    key = list(state)[place]
+    state[key] = change(state[key])
+    raises_and_keeps(backbone, state, rf'Wrong shape or kind: stages\.1\..*({reason})')
+    before = copy.deepcopy(backbone.state_dict())
+    with pytest.raises(CheckpointError, match=reason):
+        backbone.load_state_dict(state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    report = load(backbone, state, allow_partial=True)
+    assert list(report.mismatched) == [PART]
+    assert torch.equal(backbone.state_dict()[PART], before[PART])
+
+
+@pytest.mark.parametrize(
+    'change',
+    [torch.Tensor.to_sparse, quantised, on_meta],
+)
+@pytest.mark.filterwarnings('ignore')
+def test_other_kinds_of_tensors_in_a_file_are_named(tmp_path, change):
+    state = build(1).state_dict()
+    state[PART] = change(state[PART])
+    torch.save(state, tmp_path / 'a.pth')
+    kind = r'stored as torch\._utils\._rebuild_\w+tensor\w*, not as a dense tensor'
+    raises_and_keeps(build(2), tmp_path / 'a.pth', rf'{re.escape(PART)} is {kind}')
+
+
+def test_a_shard_of_zero_3_advises_no_option():
+    state = {name: tensor[:0] for name, tensor in build(1).state_dict().items()}
+    with pytest.raises(CheckpointError, match='zero_to_fp32') as raised:
+        load(build(2), state)
+    assert 'build the model' not in str(raised.value)
+    with pytest.raises(CheckpointError, match='zero_to_fp32'):
+        create_backbone(checkpoint=state)
+
+
+def test_only_a_head_beside_the_backbone_is_that_of_mmpretrain():
+    state = {f'backbone.{name}': tensor for name, tensor in build(1).state_dict().items()}
+    assert load(build(2), {**state, 'head.fc.weight': torch.zeros(3, 64)}).family == 'mmpretrain'
+    for key in ('roi_head.mask_head.fc.weight', 'aux_head.fc.weight', 'bbox_head.fc.weight'):
+        assert load(build(2), {**state, key: torch.zeros(3, 64)}).family == 'mmdet'
+
+
+@pytest.mark.parametrize('digits', [4, 12, 5000])
+@pytest.mark.parametrize('name', ['stages.{}.blocks.0.norm1.weight', 'stages.0.blocks.{}.x', 'norm{}.weight'])
+def test_numbers_in_names_are_bounded(digits, name):
+    """Neither a list of that many stages nor Python's limit for the digits of an integer is reached."""
+    state = {**build(1).state_dict(), name.format('9' * digits): torch.zeros(3)}
+    with pytest.raises(CheckpointError, match='but not in the model'):
+        load(build(2), state)
+    create_backbone(checkpoint=build(1).state_dict())
+    with pytest.raises(CheckpointError):
+        create_backbone(checkpoint=state)
+
+
+@pytest.mark.parametrize('name', ['absolute_pos_embed', PART.replace('qkv.weight', 'relative_position_bias_table')])
+def test_a_model_is_not_built_for_parameters_of_another_rank(name):
+    state = build(1, use_abs_pos_embed=True, pretrain_img_size=32).state_dict()
+    state[name] = torch.tensor(1.0)
+    with pytest.raises(CheckpointError):
+        create_backbone(checkpoint=state)
+
+
+def test_keys_that_are_neither_text_nor_numbers_are_skipped():
+    """The text of an object can be far longer than its pickle."""
+    key = StandIn('a.Key')
+    nested = []
+    for _ in range(64):
+        nested = [nested, nested]
+    key['x'] = nested
+    state = build(1).state_dict()
+    load(build(2), {**state, key: torch.ones(3), (1, 2): torch.ones(3), 5: torch.ones(3)})
+
+
+def test_a_small_file_cannot_contain_a_dict_any_number_of_times():
+    inner = build(1).state_dict()
+    checkpoint = {'model': inner}
+    for _ in range(30):
+        checkpoint = {'a': checkpoint, 'b': checkpoint}
+    with pytest.raises(CheckpointError, match='several backbones'):
+        load(build(2), checkpoint)
+
+
+def test_a_backbone_beside_many_modules_is_found():
+    """Their state dicts are temporary, so that Python gives several of them the same identity."""
+    source, backbone = build(1), build(2)
+    load(backbone, {**{f'module{number}': torch.nn.Linear(1, 1) for number in range(40)}, 'backbone': source})
+    same_weights(backbone, source)
+
+
+class TestCauses:
+    def test_another_published_architecture(self):
+        with torch.device('meta'):
+            small = SwinBackbone('s').state_dict()
+        raises_and_keeps(
+            SwinBackbone('t'), small, r"a Swin-S with depths \(2, 2, 18, 2\).*build the model with arch='s'"
+        )
+
+    @pytest.mark.parametrize('option', ['use_rel_pos_bias', 'patch_norm'])
+    def test_only_the_wrong_option_is_advised(self, option):
+        backbone = build(**{option: False})
+        with pytest.raises(CheckpointError) as raised:
+            load(backbone, build().state_dict())
+        advice = [line for line in str(raised.value).splitlines() if 'build the model with' in line]
+        assert len(advice) == 1
+        assert f'build the model with {option}=True' in advice[0]
+
+    def test_no_option_is_advised_for_a_replaced_module(self):
+        backbone = build()
+        for stage in backbone.stages:
+            for block in stage.blocks:
+                block.attn.w_msa.qkv = torch.nn.Identity()
+        with pytest.raises(CheckpointError, match=r'but not in the model: .*qkv\.weight') as raised:
+            load(backbone, build().state_dict())
+        assert 'build the model' not in str(raised.value)
+
+    def test_another_architecture(self):
+        raises_and_keeps(
+            build(), build(depths=(2, 1, 3, 1)).state_dict(), r'build the model with depths=\(2, 1, 3, 1\)'
+        )
+        raises_and_keeps(build(), build(num_heads=(1, 2, 4, 8)).state_dict(), r'num_heads=\(1, 2, 4, 8\)')
+
+    @pytest.mark.parametrize(
+        ('option', 'value'),
+        [
+            ('mlp_ratio', 2.0),
+            ('qkv_bias', False),
+            ('patch_norm', False),
+            ('use_abs_pos_embed', True),
+            ('use_rel_pos_bias', False),
+            ('patch_size', 2),
+        ],
+    )
+    def test_another_option(self, option, value):
+        source = build(**{option: value}).state_dict()
+        raises_and_keeps(
+            build(), source, rf'build the model with {option}={value}'.replace('(', r'\(').replace(')', r'\)')
+        )
+
+    @pytest.mark.parametrize(
+        'source', [{}, {'weight': torch.zeros(3)}, {'model': {}}, {'state_dict': {'fc.weight': 3}}]
+    )
+    def test_no_swin(self, source):
+        raises_and_keeps(build(), source, 'no parameters of a Swin Transformer were found')
+
+    def test_another_network_with_the_same_patch_embedding(self):
+        vit = {'patch_embed.proj.weight': torch.zeros(16, 3, 4, 4), 'blocks.0.attn.qkv.weight': torch.zeros(48, 16)}
+        raises_and_keeps(build(), vit, 'no parameters of a Swin Transformer were found')
+
+    def test_wrong_types(self):
+        with pytest.raises(TypeError, match='a path, an address or a dict, got int'):
+            load(build(), 3)
+        with pytest.raises(TypeError, match=r'got ModuleDict; pass its \.backbone'):
+            load(torch.nn.ModuleDict({'backbone': build()}), {})
+        integers = {name: tensor.long() for name, tensor in build().state_dict().items()}
+        raises_and_keeps(build(), integers, 'torch.int64 in the checkpoint')
+        with torch.device('meta'):
+            on_meta = SwinBackbone(**ARCH)
+        with pytest.raises(CheckpointError, match='meta device'):
+            load(on_meta, build().state_dict())
+
+
+def test_partial_loading_keeps_parameters_that_do_not_load():
+    source, backbone = build(1), build(2)
+    kept = backbone.stages[3].blocks[0].norm1.weight.clone()
+    state = source.state_dict()
+    del state['stages.3.blocks.0.norm1.weight']
+    state['stages.0.blocks.0.ffn.layers.0.0.weight'] = torch.zeros(5, 5)
+    state['stages.0.blocks.7.norm1.weight'] = torch.zeros(8)
+    report = load(backbone, state, allow_partial=True)
+    assert set(report.missing) == {'stages.3.blocks.0.norm1.weight', 'stages.0.blocks.0.ffn.layers.0.0.weight'}
+    assert set(report.mismatched) == {'stages.0.blocks.0.ffn.layers.0.0.weight'}
+    assert report.unexpected == ['stages.0.blocks.7.norm1.weight']
+    assert torch.equal(backbone.stages[3].blocks[0].norm1.weight, kept)
+    assert torch.equal(backbone.norm2.bias, source.norm2.bias)
+    assert all(word in str(report) for word in ('missing', 'wrong shape', 'unexpected'))
+    raises_and_keeps(
+        backbone,
+        build(embed_dims=16, num_heads=(4,) * 4).state_dict(),
+        'none of its parameters fits',
+        allow_partial=True,
+    )
+
+
+def test_the_report_is_logged(capsys, caplog):
+    with caplog.at_level(logging.INFO, 'swin_dense'):
+        load_checkpoint(build(), build(1).state_dict())
+        assert 'family: mmdet' in caplog.text
+        caplog.clear()
+        lines = []
+        load_checkpoint(build(), build(1).state_dict(), log=lines.append)
+        load_checkpoint(build(), build(1).state_dict(), log=None)
+    assert [str(line).splitlines()[1] for line in lines] == ['  family: mmdet, Swin V1']
+    assert not caplog.records
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize('change', [{'window_size': 5}, {'in_channels': 1}])
+def test_resizing_is_logged_as_a_warning(caplog, change):
+    with caplog.at_level(logging.INFO, 'swin_dense'):
+        load_checkpoint(build(), build(1).state_dict())
+        load_checkpoint(build(**change), build(1).state_dict())
+        build(**change).load_state_dict(build(1).state_dict())
+    assert [record.levelname for record in caplog.records] == ['INFO', 'WARNING', 'WARNING']
+    assert 'resized' in caplog.text
+
+
+def test_the_report_of_a_classifier_suggests_clamp_window():
+    checkpoint = official_classifier(build(1))
+    assert 'clamp_window=True' in str(load(build(), checkpoint))
+    assert 'clamp_window' not in str(load(build(clamp_window=True), checkpoint))
+    assert 'clamp_window' not in str(load(build(), build(1).state_dict()))
+
+
+@given(data=st.data())
+@settings(max_examples=80)
+def test_a_damaged_checkpoint_loads_correctly_or_not_at_all(data):
+    options = {'depths': (1, 1), 'num_heads': (1, 1), 'embed_dims': 4}
+    source, backbone = build(1, **options), build(2, **options)
+    family = data.draw(st.sampled_from(list(FAMILIES)))
+    items = list(export_state_dict(source, family).items())
+    items = data.draw(st.permutations(items))
+    for _ in range(data.draw(st.integers(0, 3))):
+        index = data.draw(st.integers(0, len(items) - 1))
+        key, tensor = items[index]
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        match data.draw(st.sampled_from(['drop', 'rename', 'flatten', 'wrap', 'grow', 'type', 'copy'])):
+            case 'drop':
+                del items[index]
+            case 'rename':
+                items[index] = (data.draw(st.sampled_from([key + 'x', 'x.' + key, key.replace('.0.', '.1.')])), tensor)
+            case 'flatten':
+                items[index] = (key, tensor.flatten())
+            case 'wrap':
+                items[index] = (key, tensor[None])
+            case 'grow':
+                items[index] = (key, torch.cat([tensor, tensor]))
+            case 'type':
+                items[index] = (key, data.draw(st.sampled_from([None, 'text', 3, tensor.long()])))
+            case 'copy':
+                items.append(('module.' + key, tensor))
+    before = copy.deepcopy(backbone.state_dict())
+    expected = source.state_dict()
+    try:
+        report = load(backbone, dict(items))
+    except CheckpointError:
+        expected = before
+    else:
+        # Only output norms without an entry in the checkpoint may be new.
+        kept = [key for key, value in dict(items).items() if isinstance(value, torch.Tensor)]
+        for stage in {int(name.partition('.')[0].removeprefix('norm')) for name in report.new}:
+            stems = (f'norm{stage}', f'hidden_states_norms.stage{stage + 1}')
+            assert not any(key.startswith(stems) for key in kept)
+        expected = {**expected, **{name: before[name] for name in report.new}}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in backbone.state_dict().items())
+
+
+def test_an_integer_part_of_a_parameter_is_refused():
+    """Concatenated with the other parts, which are floats, it would become a float tensor."""
+    state = export_state_dict(build(1), 'transformers')
+    key = next(key for key in state if 'query.weight' in key or 'q_proj.weight' in key)
+    with pytest.raises(CheckpointError):
+        load(build(2), {**state, key: state[key].long()})
