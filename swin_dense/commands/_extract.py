@@ -25,7 +25,7 @@ from swin_dense.features.normalization import Inference, Tiling
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.shards import Record, Shard, hash_of_name, parse_shard, shard_of_environment
 from swin_dense.features.tiling import check_tiling, run_tiles
-from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.pixels import ImageError, name_of
 from swin_dense.utils.tiles import plan_tiles
 
