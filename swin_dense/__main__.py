@@ -16,7 +16,7 @@ from typing import Any
 import swin_dense
 from swin_dense.commands._options import SPELLED
 from swin_dense.utils import checks
-from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.packages import how_to_install
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable

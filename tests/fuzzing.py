@@ -43,7 +43,7 @@ from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.regions import open_large_image
 from swin_dense.utils.choices import FAMILIES
-from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY
 from tests.features.mutations import ORIGINALS, mutate

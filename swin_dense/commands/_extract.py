@@ -1,16 +1,14 @@
-"""The implementation of `swin-dense features`: list images, extract missing features, print a summary."""
+"""What `swin-dense features` does with its arguments: list images, extract missing features, print a summary."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
-import hashlib
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -18,30 +16,13 @@ from PIL import Image
 from swin_dense.commands._backbone import build_backbone
 from swin_dense.commands._options import normalization_of
 from swin_dense.commands._progress import Progress, say, stop_signals
+from swin_dense.features.extraction import extract, weights_digest
 from swin_dense.features.folder import FeatureFolder, check_zarr
-from swin_dense.features.inference import Runner, check_levels, whole_image
-from swin_dense.features.listing import Item, iterate, list_images
+from swin_dense.features.inference import check_levels
+from swin_dense.features.listing import iterate, list_images
 from swin_dense.features.normalization import Inference, Tiling
-from swin_dense.features.regions import open_large_image
 from swin_dense.features.shards import Record, Shard, hash_of_name, parse_shard, shard_of_environment
-from swin_dense.features.tiling import check_tiling, run_tiles
-from swin_dense.utils.memory import is_out_of_memory
-from swin_dense.utils.pixels import ImageError, name_of
-from swin_dense.utils.tiles import plan_tiles
-
-
-class Step(NamedTuple):
-    """One step of an extraction: a finished image, or a tile of an unfinished one.
-
-    Attributes:
-        item: the image.
-        error: the reason why a finished image has no features.
-        tile: the number of the finished tile and of all tiles, while the image is unfinished.
-    """
-
-    item: Item
-    error: str | None = None
-    tile: tuple[int, int] | None = None
+from swin_dense.features.tiling import check_tiling
 
 
 def extract_all(args: argparse.Namespace) -> int:
@@ -141,15 +122,6 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
     }
 
 
-def weights_digest(module: torch.nn.Module) -> str:
-    """Return a short hash of all weights, to check that two runs use the same weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
-
-
 def _extract_missing(
     args: argparse.Namespace, shard: Shard, images: dict[str, str | None], backbone: Any, inference: Inference
 ) -> tuple[int, list[int]]:
@@ -181,59 +153,3 @@ def _extract_missing(
     of_all = f' of {total or done.total()}' if total or not received else ''
     say(f'{done["finished"]}{of_all} images{share} are in {args.out}, {done["failed"]} failed{removed}')
     return done['failed'], received
-
-
-def extract(
-    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
-) -> Generator[Step, None, None]:
-    """Extract the features of images into a folder, and yield each step; closing the generator ends the extraction.
-
-    Raises:
-        OSError: the folder cannot be written. Features that are already written are kept.
-    """
-    if inference.tiling is not None:
-        yield from _in_tiles(backbone, items, folder, inference)
-        return
-    with contextlib.closing(Runner(backbone, inference).run(items, batch_size, workers)) as results:
-        for item, image_size, maps in results:
-            if isinstance(maps, dict):
-                with folder.receive(item, image_size) as sink:
-                    sink.write(whole_image(maps))
-                yield Step(item)
-            else:
-                yield _without_maps(item, folder, maps)
-
-
-def _without_maps(item: Item, folder: FeatureFolder, error: str | None) -> Step:
-    """Note an image in the folder that failed with an error, or was finished before."""
-    if error is None:
-        folder.confirm(item)
-    else:
-        folder.fail(item, error)
-    return Step(item, error)
-
-
-def _in_tiles(
-    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference
-) -> Generator[Step, None, None]:
-    tiling: Any = inference.tiling
-    for item in items:
-        error = item.error
-        if item.source is not None:
-            try:
-                with (
-                    open_large_image(item.source, page=inference.page) as image,
-                    folder.receive(item, image.size, tiling.tile) as sink,
-                ):
-                    count = len(plan_tiles(image.size, *tiling))
-                    for number, blocks in enumerate(run_tiles(backbone, image, inference), 1):
-                        sink.write(blocks)
-                        if number < count:
-                            yield Step(item, tile=(number, count))
-            except (ImageError, FileNotFoundError) as reason:
-                error = str(reason)
-            except (RuntimeError, MemoryError) as reason:
-                if not is_out_of_memory(reason):
-                    raise
-                error = f'{name_of(item.source)}: too little memory for one tile; use smaller tiles: {reason}'
-        yield Step(item) if item.source is not None and error is None else _without_maps(item, folder, error)

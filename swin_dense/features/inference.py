@@ -19,7 +19,7 @@ from swin_dense.features.normalization import Inference
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.choices import POOLINGS
-from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.pixels import ImageError, name_of
 
 # Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.

@@ -1,4 +1,4 @@
-"""The memory of a process: keep what is freed for the next pass, and recognise out-of-memory errors of any device."""
+"""The memory of a process: keep what is freed for the next pass."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ KEEP_VARIABLE = 'SWIN_DENSE_KEEP_MEMORY'
 
 # Constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-# Torch raises a RuntimeError: the first message is of accelerators, the second of a CPU, the third for sizes that
-# overflow an integer, and the last one of oneDNN.
-_MESSAGES = (
-    'out of memory',
-    "can't allocate memory",
-    'Storage size calculation overflowed',
-    'could not create a primitive',
-)
 
 
 @compat.assume_constant_result  # a compiled pass calls it while it is traced
@@ -42,8 +33,3 @@ def keep_freed() -> bool:
     # glibc before 2.35 refuses more than 32 MiB.
     is_set = mallopt(_M_MMAP_THRESHOLD, 1 << 30) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     return bool(is_set and mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that the device or the host is out of memory."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in _MESSAGES)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swin_dense.utils import checks
-from swin_dense.utils.memory import is_out_of_memory
+from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.tiles import Box
 
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.

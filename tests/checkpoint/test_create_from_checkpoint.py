@@ -61,7 +61,7 @@ class TestCreateBackbone:
         assert (type(made), made.window_size, made.pretrained_window_size) == (SwinV2Backbone, (8, 8), (4, 4, 4, 2))
         same_weights(made, source)
         for options in ({}, {'window_size': 12}):  # the given window is not that of the training
-            with pytest.raises(CheckpointError, match=r'does not record the windows.*give pretrained_window_size'):
+            with pytest.raises(CheckpointError, match=r'give pretrained_window_size'):
                 create_backbone(checkpoint=export_state_dict(source, 'timm'), **options)
         assert create_backbone(checkpoint=source.state_dict(), pretrained_window_size=4).window_size == (8, 8)
         with pytest.raises(CheckpointError, match='It is a Swin V2'):
@@ -81,7 +81,7 @@ class TestCreateBackbone:
 
     def test_flat_positions_of_a_non_square_grid_need_pretrain_img_size(self):
         source = build(1, use_abs_pos_embed=True, pretrain_img_size=(32, 48))
-        with pytest.raises(CheckpointError, match='height and width of its 96 absolute positions'):
+        with pytest.raises(CheckpointError, match=r'96 absolute .* give pretrain_img_size'):
             create_backbone(checkpoint=source.state_dict())
         made = create_backbone(checkpoint=source.state_dict(), pretrain_img_size=(32, 48)).double()
         same_outputs(made, source.float().double())

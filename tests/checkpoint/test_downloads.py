@@ -29,7 +29,7 @@ class TestHash:
         assert hash_of(path).startswith(path.stem.removeprefix('swin-'))
         load(backbone, path)
         wrong = path.rename(tmp_path / 'swin-0123abcd.pth')
-        with pytest.raises(CheckpointError, match=f'begins with 0123abcd, but it begins with {hash_of(wrong)[:8]}'):
+        with pytest.raises(CheckpointError, match=f'it begins with {hash_of(wrong)[:8]}'):
             load(backbone, wrong)
 
     @pytest.mark.parametrize(('digest', 'part'), [('1234567a8b', '1234567a'), ('123456789a8b', '123456789a')])
@@ -148,7 +148,7 @@ class TestDownloads:
     def test_an_incomplete_download_is_not_kept(self, server, tmp_path, source, backbone):
         server.hang_ups = 1
         write_file(server.folder / 'swin.pth', source.state_dict())
-        with pytest.raises(CheckpointError, match=r'ended after \d+ of \d+ bytes; nothing was kept'):
+        with pytest.raises(CheckpointError, match=r'after \d+ of \d+ bytes; nothing was kept'):
             load(backbone, f'{server.address}/swin.pth')
         assert cached(tmp_path) == []
         load(backbone, f'{server.address}/swin.pth')
@@ -184,7 +184,7 @@ class TestDownloads:
         monkeypatch.setattr(read, '_TIMEOUT', 0.2)
         with socket.create_server(('127.0.0.1', 0)) as silent:
             address = f'http://127.0.0.1:{silent.getsockname()[1]}/swin.pth'
-            with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):
+            with pytest.raises(CheckpointError, match=r'timed out; nothing was kept'):
                 load(backbone, address)
         assert cached(tmp_path) == []
 
@@ -192,7 +192,7 @@ class TestDownloads:
         monkeypatch.setattr(read, '_TIMEOUT', 0.5)
         server.silences = 1
         write_file(server.folder / 'swin.pth', source.state_dict())
-        with pytest.raises(CheckpointError, match=r'cannot be fetched: .*timed out; nothing was kept'):
+        with pytest.raises(CheckpointError, match=r'timed out; nothing was kept'):
             load(backbone, f'{server.address}/swin.pth')
         assert cached(tmp_path) == []
 
@@ -228,7 +228,7 @@ class TestDownloads:
         assert server.requests == 1
         (held,) = cached(tmp_path)
         write_file(held, SwinBackbone(**SMALL).state_dict(), force=True)
-        with pytest.raises(CheckpointError, match=rf'must have the sha256 digest {hash_of(path)}.*\n.*delete the file'):
+        with pytest.raises(CheckpointError, match=rf'{hash_of(path)}.*\n.*delete the file'):
             load(backbone, address)
 
     def test_a_hash_detects_truncation_without_a_content_length(self, server, tmp_path, source, backbone):
@@ -253,7 +253,7 @@ class TestDownloads:
         load(backbone, f'{server.address}/swin.pth')
         (damaged,) = cached(tmp_path)
         damaged.write_bytes(content[:1000])
-        with pytest.raises(CheckpointError, match=r'cut short.*\n.*delete the file to fetch it again'):
+        with pytest.raises(CheckpointError, match=r'cut short.*\n.*delete the file'):
             load(backbone, f'{server.address}/swin.pth')
         damaged.unlink()
         load(backbone, f'{server.address}/swin.pth')
@@ -308,7 +308,7 @@ class TestDownloads:
         disk.mkdir(parents=True)
         write_file(server.folder / 'swin.pth', source.state_dict())
         with small_disk(disk, '16k'):
-            with pytest.raises(CheckpointError, match=r'cannot be fetched: .*No space left.*nothing was kept'):
+            with pytest.raises(CheckpointError, match=r'No space left.*nothing was kept'):
                 load(backbone, f'{server.address}/swin.pth')
             assert cached(tmp_path) == []
 
@@ -403,7 +403,7 @@ class TestAddresses:
         load(backbone, 'hf://me/swin@v2/sub/a.safetensors')
         assert hub.requests[-1] == ('me/swin', 'sub/a.safetensors', 'v2')
         (tmp_path / 'me/swin/pytorch_model.bin').unlink()
-        with pytest.raises(CheckpointError, match=r'hf://me/swin: .* no file .*model\.safetensors or .*pytorch_model'):
+        with pytest.raises(CheckpointError, match=r'no file .*safetensors or .*pytorch_model'):
             load(backbone, 'hf://me/swin')
         with pytest.raises(CheckpointError, match='must be of the form hf://'):
             load(backbone, 'hf://swin')
@@ -443,7 +443,7 @@ class TestAddresses:
     def test_hugging_face_without_a_connection(self, tmp_path, source, backbone, hub):
         """Cached files load. The error for other files does not claim that they are missing in the repository."""
         hub.is_reachable = False
-        with pytest.raises(CheckpointError, match=r'hf://me/swin cannot be fetched: check your connection'):
+        with pytest.raises(CheckpointError, match=r'hf://me/swin .* check your connection'):
             load(backbone, 'hf://me/swin')
         assert hub.attempts == 1
         write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
@@ -454,7 +454,7 @@ class TestAddresses:
         write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
         shutil.copytree(tmp_path / 'me/swin', tmp_path / 'later')
         hub.later = tmp_path / 'later'
-        with pytest.raises(CheckpointError, match='hf://me/swin changed during the download; load it again'):
+        with pytest.raises(CheckpointError, match=r'hf://me/swin changed .*load it again'):
             load(backbone, 'hf://me/swin')
 
     @needs('fsspec')

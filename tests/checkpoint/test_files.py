@@ -152,7 +152,7 @@ def test_weights_in_a_dict_of_another_class_load(tmp_path, source, backbone, imp
 def test_objects_that_are_not_read_are_named(tmp_path, source, backbone, importable):
     """Weights in the attributes of an object are not found, because attributes are not read."""
     (tmp_path / 'a.pkl').write_bytes(pickle._dumps({'state': made('a_library.State', w=source.state_dict())}, 2))
-    with pytest.raises(CheckpointError, match=r'no tensors and objects of a_library\.State, which are not read'):
+    with pytest.raises(CheckpointError, match=r'objects of a_library\.State, which are'):
         load(backbone, tmp_path / 'a.pkl')
 
 
@@ -192,7 +192,7 @@ def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, zippe
 def test_a_pickle_with_an_operation_of_no_training_program_is_refused(tmp_path, backbone):
     path = tmp_path / 'evil.pkl'
     path.write_bytes(b'\x80\x02ccollections\nOrderedDict\n)R)R.')
-    with pytest.raises(CheckpointError, match=r'asks for .*; nothing was run\. .*load_checkpoint.*trust=True'):
+    with pytest.raises(CheckpointError, match=r'nothing was run\. .*trust=True'):
         load(backbone, path)
 
 
@@ -243,15 +243,13 @@ def test_a_whole_model_needs_trust(tmp_path, source, backbone, zipped, nested):
 
 def test_a_whole_graph_is_named(tmp_path, backbone):
     torch.save(torch.fx.symbolic_trace(torch.nn.Linear(1, 1)), tmp_path / 'model.pth')
-    with pytest.raises(CheckpointError, match=r'holds a whole model, pickled as a torch\.fx\.'):
+    with pytest.raises(CheckpointError, match=r'a whole model, pickled as a torch\.fx\.'):
         load(backbone, tmp_path / 'model.pth')
 
 
 def test_a_model_beside_other_weights_is_not_blamed(tmp_path, backbone):
     torch.save({'state_dict': {'fc.weight': torch.ones(1)}, 'loss': torch.nn.GELU()}, tmp_path / 'resnet.ckpt')
-    with pytest.raises(
-        CheckpointError, match=r'no parameters of a Swin.* contains state_dict\.fc\.weight and objects of'
-    ):
+    with pytest.raises(CheckpointError, match=r'contains state_dict\.fc\.weight and objects'):
         load(backbone, tmp_path / 'resnet.ckpt')
 
 
@@ -335,7 +333,7 @@ def test_values_that_are_not_finite(source, backbone):
     state['stages.0.blocks.0.ffn.layers.0.0.weight'][3, 2] = float('nan')
     state['norm0.bias'][:2] = float('inf')
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r'Damaged: .*layers\.0\.0\.weight: 1 of its 256 values are NaN'):
+    with pytest.raises(CheckpointError, match=r'weight: 1 of its 256 values are NaN'):
         load(backbone, state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
     report = load(backbone, state, allow_partial=True)

@@ -210,7 +210,7 @@ class TestBackboneWithAdditions:
         state = {k: v for k, v in frameworks_checkpoint(Detector(1)).items() if 'stages.1.blocks.0.norm2' not in k}
         model = add(Detector(2))
         before = copy.deepcopy(model.state_dict())
-        with pytest.raises(CheckpointError, match=r'Missing in the checkpoint: stages\.1\.blocks\.0\.norm2') as raised:
+        with pytest.raises(CheckpointError, match=r'Missing .*: stages\.1\.blocks\.0\.norm2') as raised:
             model.load_state_dict(state, strict=False)
         assert 'build the model' not in str(raised.value)
         assert 'allow_partial=True as an option of the backbone' in str(raised.value)
@@ -229,7 +229,7 @@ def test_an_ambiguous_wrapper_raises():
     model.backbone.norm1 = nn.ModuleDict(
         {'original': model.backbone.norm1, 'copy': copy.deepcopy(model.backbone.norm1)}
     )
-    with pytest.raises(CheckpointError, match=r'but not in the model: backbone\.norm1|: norm1\.weight'):
+    with pytest.raises(CheckpointError, match=r'model: backbone\.norm1|: norm1\.weight'):
         model.load_state_dict(frameworks_checkpoint(Detector(1)), strict=False)
 
 

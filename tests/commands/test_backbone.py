@@ -65,7 +65,7 @@ def test_prefix_chooses_one_of_several_backbones(tmp_path):
         build('--checkpoint', tmp_path / 'a.pth')
     assert build('--checkpoint', tmp_path / 'a.pth', '--prefix', 'teacher').window_size == (5, 5)
     assert build('--checkpoint', tmp_path / 'a.pth', '--prefix', 'state_dict.student').window_size == (7, 7)
-    with pytest.raises(ValueError, match='--prefix chooses a backbone in a checkpoint; give --checkpoint too'):
+    with pytest.raises(ValueError, match=r'--prefix .*; give --checkpoint too'):
         build('--prefix', 'teacher')
 
 

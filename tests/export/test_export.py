@@ -174,7 +174,7 @@ class TestStatic:
     def test_clamped_windows(self, tmp_path):
         model = build(depths=(2, 1), clamp_window=True)
         export_model(model, tmp_path / 'x.ts', dynamic=False, size=(20, 64))
-        with pytest.raises(ValueError, match='clamp_window=True makes windows depend on the image size'):
+        with pytest.raises(ValueError, match=r'clamp_window=True .*dynamic=False'):
             export_model(model, tmp_path / 'y.ts')
 
 
@@ -273,7 +273,7 @@ def test_an_output_of_zeros_passes_the_check(tmp_path):
 
 
 def test_a_model_that_cannot_be_recorded_raises(tmp_path):
-    with pytest.raises(ExportError, match='the model could not be exported; if it branches on sizes'):
+    with pytest.raises(ExportError, match='if it branches on sizes, dynamic=False'):
         export_model(Batched(), tmp_path / 'x.pt2', size=32)
     assert not list(tmp_path.iterdir())
 
@@ -332,7 +332,7 @@ def test_missing_packages_are_named_in_one_line(tmp_path, monkeypatch):
     found = packages.find_spec
     monkeypatch.setattr(packages, 'find_spec', lambda name: None if name in ('onnx', 'onnxruntime') else found(name))
     for check, missing in ((True, 'onnxruntime'), (False, 'onnx')):
-        with pytest.raises(ImportError, match=rf'needs {missing}, .*: pip install {missing}') as raised:
+        with pytest.raises(ImportError, match=f'pip install {missing}$') as raised:
             export_model(build(), tmp_path / 'x.onnx', check=check)
         assert '\n' not in str(raised.value)
 

@@ -331,7 +331,7 @@ def test_a_normalisation_is_one_argument_or_its_short_form(backbone, tmp_path):
         extract_pyramid(backbone, values, normalization=how, bands=(0,))
     with pytest.raises(ValueError, match=r"preset must be one of .*'landsat'"):
         extract_pyramid(backbone, values, normalization='landsat')
-    with pytest.raises(TypeError, match='normalization must be a Normalization or the name of a preset, got dict'):
+    with pytest.raises(TypeError, match=r'normalization must be a .*, got dict'):
         extract_pyramid(backbone, values, normalization=OPTIONS)
 
 

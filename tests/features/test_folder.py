@@ -168,7 +168,7 @@ def test_maps_of_a_later_format_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr('swin_dense.features.folder.FORMAT', FORMAT + 1)
     save(folder_of(tmp_path), 'a.jpg')
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r'a-.*\.safetensors has the format 2 of a later version of swin_dense'):
+    with pytest.raises(ValueError, match=r'safetensors has the format 2 of a later'):
         folder_of(tmp_path).is_finished('a.jpg', '1-1')
 
 
@@ -265,7 +265,7 @@ class TestParts:
         assert folder_of(tmp_path, pool='avg').is_finished('b.jpg', '1-1')
         later = json.dumps({'format': FORMAT + 1})
         parquet.write_table(table.replace_schema_metadata({'swin_dense': later}), part)
-        with pytest.raises(ValueError, match=rf'{part.name} has the format 2 of a later version of swin_dense'):
+        with pytest.raises(ValueError, match=rf'{part.name} has the format 2 '):
             folder_of(tmp_path, pool='avg')
 
     def test_shards_write_and_read_only_their_own_parts(self, tmp_path):

@@ -198,11 +198,11 @@ def test_pages(form):
         image = read_image(content, channels, page=page)
         torch.testing.assert_close(image, torch.full((channels, 9, 12), frame.max() / 255), rtol=0, atol=0.01)
     if 'tiff' in form:
-        with pytest.raises(ImageError, match=f'{counted(3)} pages of equal size; give page='):
+        with pytest.raises(ImageError, match=f'{counted(3)} pages .*give page='):
             read_image(content, channels)
     else:
         assert torch.equal(read_image(content, channels), read_image(content, channels, page=0))
-    with pytest.raises(ImageError, match='there is no page 3; it has 3, counted from 0'):
+    with pytest.raises(ImageError, match='no page 3; it has 3, counted from 0'):
         read_image(content, channels, page=3)
 
 
@@ -234,7 +234,7 @@ def test_invalid_images_are_refused(source, message):
 def test_wrong_types_and_paths(tmp_path):
     with pytest.raises(FileNotFoundError, match=r'missing\.jpg'):
         read_image(tmp_path / 'missing.jpg')
-    with pytest.raises(ImageError, match=r"is a folder: pass a list of its files, sorted\(Path\(FOLDER\)\.glob\('\*"):
+    with pytest.raises(ImageError, match=r'is a folder: pass a list of its files'):
         read_image(tmp_path)
     with pytest.raises(TypeError, match='a path, an address, bytes'):
         read_image(3)
@@ -250,7 +250,7 @@ def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch
 
     monkeypatch.setattr(Image, 'open', fail)
     (tmp_path / 'x.png').write_bytes(b'x')
-    with pytest.raises(ImageError, match=r'x\.png.*damaged or truncated: .*as a decoder does'):
+    with pytest.raises(ImageError, match=r'x\.png.*truncated: .*as a decoder does'):
         read_image(tmp_path / 'x.png')
 
 
@@ -262,7 +262,7 @@ def test_too_little_memory_names_the_image(tmp_path, monkeypatch, error, step):
 
     monkeypatch.setattr(f'swin_dense.features.images.{step}', fail)
     (tmp_path / 'x.png').write_bytes(encode(RGB, 'png'))
-    with pytest.raises(ImageError, match=r'x\.png.*too little memory to read it; use tile='):
+    with pytest.raises(ImageError, match=r'x\.png.*too little memory .*use tile='):
         read_image(tmp_path / 'x.png')
 
 
@@ -276,7 +276,7 @@ def test_the_limit_also_applies_to_tiffs_that_pil_cannot_read(monkeypatch):
     content = encode_tiff(np.zeros((40, 50, 5), np.uint8), photometric='minisblack', planarconfig='contig')
     assert read_image(content, channels=5).shape == (5, 40, 50)
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
-    with pytest.raises(ImageError, match=r'40 pixels of 5 channels.*MAX_IMAGE_PIXELS'):
+    with pytest.raises(ImageError, match=r'5 channels.*MAX_IMAGE_PIXELS'):
         read_image(content, channels=5)
 
 

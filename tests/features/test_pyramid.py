@@ -97,7 +97,7 @@ def test_levels_mean_and_bgr(backbone):
     assert_same(extract_pyramid(backbone, PHOTOGRAPH[:, :, ::-1], bgr=True), alone(backbone, PHOTOGRAPH))
     normalised = (PHOTOGRAPH / 255 - IMAGENET_MEAN) / IMAGENET_STD
     assert_same(extract_pyramid(backbone, normalised, mean=None, std=None), alone(backbone, PHOTOGRAPH))
-    with pytest.raises(ValueError, match=r'every entry of levels must be one of \[4, 8, 16, 32\], got 5'):
+    with pytest.raises(ValueError, match=r'levels must be one of .*, got 5'):
         extract_pyramid(backbone, PHOTOGRAPH, levels=[5])
 
 
@@ -181,7 +181,7 @@ def test_wrapped_for_data_parallelism(backbone, tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     assert_same(tiled, expected)
-    with pytest.raises(TypeError, match='backbone must be a SwinBackbone, or wrap one, got Linear'):
+    with pytest.raises(TypeError, match=r'backbone must be .*, got Linear'):
         extract_pyramid(torch.nn.Linear(1, 1), PHOTOGRAPH)
 
 

@@ -87,7 +87,7 @@ def test_settings_and_number_of_shards_must_match_other_shards(tmp_path):
     begin(tmp_path, Shard(1, 2))
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
         begin(tmp_path, Shard(1, 2), {'arch': 'swin_s', 'levels': (4, 8)})
-    with pytest.raises(ValueError, match=r'another number of shards \(see _shard-00000-of-00002\.json'):
+    with pytest.raises(ValueError, match=r'see _shard-00000-of-00002\.json'):
         begin(tmp_path)
 
 
@@ -110,13 +110,13 @@ def test_different_lists_of_other_shards_are_reported(tmp_path):
 @pytest.mark.parametrize('content', ['', '{"arch": ', '[]x', '["arch"]', '3', '{}', '{"settings": 3}'])
 def test_a_damaged_record(tmp_path, content):
     (tmp_path / '_shard-00001-of-00002.json').write_text(content)
-    with pytest.raises(ValueError, match=r'_shard-00001-of-00002\.json is damaged .*choose another folder'):
+    with pytest.raises(ValueError, match=r'00002\.json is damaged .*another folder'):
         begin(tmp_path, Shard(0, 2))
 
 
 def test_a_folder_of_an_older_version(tmp_path):
     (tmp_path / 'settings.json').write_text(json.dumps({'arch': 'swin_t'}))
-    with pytest.raises(ValueError, match=r'of an older version.*choose another folder'):
+    with pytest.raises(ValueError, match=r'older version.*choose another folder'):
         begin(tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_bands_are_not_dropped(form, tmp_path):
     path.write_bytes(encode(pixels, **how))
     backbone = randomize(SwinBackbone(**TINY)).eval()
     for options in ({}, {'tile': 224}):
-        with pytest.raises(ImageError, match=rf'x\.tif.*{count} channels .*in_channels={count}'):
+        with pytest.raises(ImageError, match=rf'x\.tif.*in_channels={count}'):
             extract_pyramid(backbone, path, **options)
     several = randomize(SwinBackbone(**TINY, in_channels=count)).eval()
     whole, tiled = (
@@ -213,7 +213,7 @@ def test_an_array_of_two_channels_has_no_opacity():
 def test_signed_integers_need_a_scale(dtype, tmp_path):
     path = tmp_path / 'x.tif'
     path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
-    with pytest.raises(ImageError, match=rf'x\.tif.*got {dtype}; give scale= to divide them'):
+    with pytest.raises(ImageError, match=rf'x\.tif.*got {dtype}; give scale='):
         read_image(path)
 
 
@@ -221,7 +221,7 @@ def test_signed_integers_need_a_scale(dtype, tmp_path):
 def test_unknown_scales_are_refused(dtype, tmp_path):
     path = tmp_path / 'x.tif'
     path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
-    with pytest.raises(ImageError, match=rf'x\.tif.*its pixels are {dtype}; convert them'):
+    with pytest.raises(ImageError, match=rf'x\.tif.*{dtype}; convert them'):
         read_image(path)
     with pytest.raises(ImageError, match=f'its pixels are {dtype}'), open_large_image(path):
         pass
@@ -264,7 +264,7 @@ def test_a_stack_in_one_page_is_refused(tmp_path):
     path = tmp_path / 'x.tif'
     path.write_bytes(encode(STACK, photometric='minisblack', metadata={'axes': 'TYX'}, truncate=True))
     for page in (None, 0):
-        with pytest.raises(ImageError, match=r'a stack with axes TYX .*pass its slices as arrays'):
+        with pytest.raises(ImageError, match=r'axes TYX .*pass its slices as arrays'):
             read_image(path, page=page)
 
 
@@ -346,7 +346,7 @@ def test_what_pil_would_change_is_refused_without_tifffile(form, monkeypatch):
     pixels, how, values = FILES[form]
     content = encode(pixels, **how)
     monkeypatch.setitem(sys.modules, 'tifffile', None)
-    with pytest.raises(ImageError, match=r'install tifffile|not an image of a supported format'):
+    with pytest.raises(ImageError, match=r'install tifffile|supported format'):
         read_image(content, expected_of(values).shape[0])
 
 

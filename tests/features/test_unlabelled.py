@@ -111,9 +111,7 @@ def test_bands_and_sixteen_bits(tmp_path):
 
 def test_images_smaller_than_a_crop_are_refused_by_name(photos):
     Image.new('RGB', (200, 31)).save(photos / 'narrow.png')
-    with pytest.raises(
-        ValueError, match=r"1 of 21 images are smaller than the crops of 32 pixels: '.*narrow.png' \(31\)"
-    ):
+    with pytest.raises(ValueError, match=r"crops of 32 pixels: '.*narrow.png' \(31\)"):
         UnlabelledImages(str(photos), 32, held_out=0.0).check()
     shares = [UnlabelledImages(str(photos), 32, held_out=0.0) for _ in range(2)]
     refused = 0

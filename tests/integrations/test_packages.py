@@ -34,7 +34,7 @@ def test_every_integration_has_a_tested_package():
 def test_a_missing_package_is_named_with_a_pip_command(name, monkeypatch):
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
     monkeypatch.delitem(sys.modules, f'swin_dense.integrations.{name}', raising=False)
-    with pytest.raises(ImportError, match=f'^swin_dense.integrations.{name} needs {PACKAGES[name]}, .*: pip install '):
+    with pytest.raises(ImportError, match=f'{name} needs {PACKAGES[name]}, .*pip install '):
         importlib.import_module(f'swin_dense.integrations.{name}')
 
 

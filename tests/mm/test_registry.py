@@ -74,7 +74,7 @@ def test_windows_per_stage_of_mmpretrain_equal_clamping():
         assert (backbone.window_size, backbone.pretrained_window_size) == ((16, 16), (12, 12, 12, 6))
         assert backbone.stages[3].blocks[1].attn.windows_on(8, 8) == ((8, 8), (0, 0))
         assert SwinDenseV2(img_size=256, window_size=(8, 16)).window_size == (8, 16)  # (height, width) in all stages
-        with pytest.raises(ValueError, match=r'16 shrinks to \[16, 16, 16, 8\] at img_size=256'):
+        with pytest.raises(ValueError, match=r'shrinks to .* at img_size=256'):
             SwinDenseV2(img_size=256, window_size=[16, 16, 8, 8])
         with pytest.raises(ValueError, match='one integer or a'):
             SwinDenseV2(window_size=[16, 16, 16, 8])

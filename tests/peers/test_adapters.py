@@ -94,9 +94,9 @@ def test_fx_tracing_is_refused_with_an_alternative():
         'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
     )
     for model in models_with_backbones():
-        with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*out_indices'):
+        with pytest.raises(TypeError, match=r'torch\.fx cannot trace .*out_indices'):
             torch.fx.symbolic_trace(model)
-        with pytest.raises(TypeError, match=r'torch\.fx cannot trace this backbone.*forward hooks'):
+        with pytest.raises(TypeError, match=r'torch\.fx cannot trace .*forward hooks'):
             extraction.create_feature_extractor(model, ['stages.1'])
 
 

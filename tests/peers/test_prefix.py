@@ -97,5 +97,5 @@ def test_a_prefix_is_refused_where_transformers_loads_its_own_files(tmp_path):
     from swin_dense.integrations.transformers import SwinDenseBackbone, SwinDenseConfig
 
     SwinDenseBackbone(SwinDenseConfig('swin_t', **TINY)).save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match='prefix chooses a backbone in weights of a Swin of transformers only'):
+    with pytest.raises(TypeError, match=r'prefix .* of transformers only'):
         SwinDenseBackbone.from_pretrained(tmp_path, prefix='teacher')

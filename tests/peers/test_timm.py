@@ -78,5 +78,5 @@ def test_repeated_channels_equal_those_of_timm(channels):
 
 def test_windows_that_differ_per_stage_are_refused():
     peer = timm.create_model('swin_s3_tiny_224', embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))
-    with pytest.raises(CheckpointError, match=r'windows differ per stage \(7x7, 7x7, 14x14, 7x7 tokens\)'):
+    with pytest.raises(CheckpointError, match=r'per stage \(7x7, 7x7, 14x14, 7x7 '):
         create_backbone(checkpoint=peer.state_dict())

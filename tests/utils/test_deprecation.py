@@ -24,9 +24,7 @@ def module(monkeypatch):
 
 
 def test_a_former_name_warns_and_works(module):
-    with pytest.warns(
-        FutureWarning, match=r'^renamed_parts.build will be removed; use swin_dense.create_backbone$'
-    ) as seen:
+    with pytest.warns(FutureWarning, match=r'build will .*use swin_dense.create_back') as seen:
         assert module.build is swin_dense.create_backbone
     assert seen[0].filename == __file__
     with pytest.warns(FutureWarning, match=r'use swin_dense\.SwinBackbone'):

@@ -60,7 +60,7 @@ def test_settings_of_test_time_augmentation_are_used():
     assert config.test_dataloader.dataset.pipeline == recipe.tta_pipeline
     recipe.pop('tta_model')
     recipe.update({'work_dir': 'work', 'launcher': 'none'})
-    with pytest.raises(ValueError, match='--tta needs tta_model and tta_pipeline in the config'):
+    with pytest.raises(ValueError, match='--tta needs tta_model and tta_pipeline'):
         prepare_test(recipe, 'a.pth', tta=True)
 
 

@@ -225,7 +225,7 @@ def test_invalid_data_is_one_error(tmp_path, damage):
 
 def test_a_package_that_the_model_lacks_is_named_before_the_data(monkeypatch):
     monkeypatch.setattr('swin_dense.utils.packages.find_spec', lambda name: None)
-    with pytest.raises(ImportError, match=r'needs transformers, .*pip install transformers'):
+    with pytest.raises(ImportError, match=r'pip install transformers'):
         check_data(Config({'model': {'language_model': {'type': 'BertModel'}}}), ('train',))
 
 
@@ -256,7 +256,7 @@ def test_a_batch_of_one(name, norm, batch_size, processes, is_refused):
         norm_cfg = {'type': norm, **({'num_groups': 4} if norm == 'GN' else {})}
         config.merge_from_dict({f'model.{head}.norm_cfg': norm_cfg for head in ('decode_head', 'auxiliary_head')})
     if is_refused:
-        with pytest.raises(ValueError, match=r'decode_head\.psp_modules\.0 .* train_dataloader\.batch_size=2'):
+        with pytest.raises(ValueError, match=r'psp_modules\.0 .* train_dataloader\.batch'):
             check_batch(config, processes)
     else:
         check_batch(config, processes)

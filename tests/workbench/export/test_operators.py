@@ -66,6 +66,6 @@ def test_operators_equal_mmcvs_and_torchs(path, each):
 def test_too_many_weights_for_a_file_are_refused(tmp_path, monkeypatch):
     example = torch.zeros(2, 30)
     monkeypatch.setattr(formats, 'LARGEST_ONNX', 4 * 40 * 31 - 1)
-    with pytest.raises(ValueError, match=r'weights of 4,960 bytes do not fit in one \.onnx file'):
+    with pytest.raises(ValueError, match=r'weights of 4,960 bytes .*write a .pt2'):
         formats.write_onnx(nn.Linear(30, 40), formats.Interface((example,), ({},)), None, tmp_path / 'x.onnx')
     assert not list(tmp_path.iterdir())

@@ -172,12 +172,12 @@ def test_inputs_that_a_file_does_not_support(exported, each):
     message = rf'input 56x48 is too small for this model: it selects the best {QUERIES} of .* and these have 59'
     with pytest.raises(ValueError, match=message):
         model.run(np.zeros((1, 3, 56, 48), np.float32))
-    with pytest.raises(TypeError, match='img must be an array of float32, got uint8'):
+    with pytest.raises(TypeError, match=r'img must be .* float32, got uint8'):
         model.run(np.zeros((1, 3, 64, 64), np.uint8))
-    with pytest.raises(ValueError, match=r'img must have the shape \(1, 3, H, W\), got \(2, 3, 64, 64\)'):
+    with pytest.raises(ValueError, match=r'img must have .*, got \(2, 3, 64, 64\)'):
         model.run(np.zeros((2, 3, 64, 64), np.float32))
     *_, path = exported('rtmdet')
-    with pytest.raises(ValueError, match=r'must be multiples of 32 for this model, got 64x70'):
+    with pytest.raises(ValueError, match=r'must be multiples of 32 .*, got 64x70'):
         runtime.load(path, runtime=each).run(np.zeros((1, 3, 64, 70), np.float32))
 
 
@@ -209,13 +209,13 @@ def test_invalid_inputs(exported, each):
     """Of an input of another type or shape, OpenVINO would convert some, and ONNX Runtime raise an error of its own."""
     model = runtime.load(exported(CASES[0])[-1], runtime=each)
     for dtype in (np.uint8, np.float16, np.float64):
-        with pytest.raises(TypeError, match=f'img must be an array of float32, got {np.dtype(dtype)}'):
+        with pytest.raises(TypeError, match=f'img must be .*got {np.dtype(dtype)}'):
             model.run(np.zeros((1, 3, 64, 64), dtype))
     for shape in ((3, 64, 64), (1, 64, 64, 3), (2, 3, 64, 64), (1, 3, 0, 64)):
-        with pytest.raises(ValueError, match=r'img must have the shape \(1, 3, H, W\), got \(') as raised:
+        with pytest.raises(ValueError, match=r'img must have the shape \(1, 3, H, W\)') as raised:
             model.run(np.zeros(shape, np.float32))
         assert str(shape) in str(raised.value)
-    with pytest.raises(ValueError, match=r'size is an input of segmentors, and this model is a detector; got \(9, 9\)'):
+    with pytest.raises(ValueError, match=r'size is an input of segmentors.*\(9, 9\)'):
         model.run(np.zeros((1, 3, 64, 64), np.float32), (9, 9))
 
 

@@ -277,7 +277,7 @@ def test_an_image_without_detections_cannot_verify_a_file(demo_data, tmp_path):
     config = config_of('retinanet', demo_data)
     init_default_scope('mmdet')
     torch.save({'state_dict': MODELS.build(config.model).state_dict(), 'meta': {}}, tmp_path / 'w.pth')
-    with pytest.raises(ExportError, match=r'finds nothing in the built-in image.*--image'):
+    with pytest.raises(ExportError, match=r'finds nothing .*--image'):
         export_detector(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
     assert [path.name for path in tmp_path.iterdir()] == ['w.pth']
 
@@ -298,7 +298,7 @@ def other_file(tmp_path):
 def test_files_without_a_whole_model(other_file):
     path = other_file
     for each in RUNTIMES:
-        with pytest.raises(ValueError, match='contains no whole model; write one with `swin-dense export CONFIG'):
+        with pytest.raises(ValueError, match='write one with `swin-dense export CONFIG'):
             runtime.load(path, runtime=each)
     with pytest.raises(FileNotFoundError, match=r'there is no file nowhere.onnx'):
         runtime.load('nowhere.onnx')
@@ -319,7 +319,7 @@ def test_damaged_files_and_files_of_later_versions(other_file, tmp_path, each):
     model = onnx.load(other_file)
     model.metadata_props.add(key=KEY, value=json.dumps({'format': FORMAT + 1}))
     onnx.save(model, other_file)
-    with pytest.raises(ValueError, match=f'format {FORMAT + 1} of a later version of swin_dense, this one reads'):
+    with pytest.raises(ValueError, match=f'format {FORMAT + 1} of a later version'):
         runtime.load(other_file, runtime=each)
 
 

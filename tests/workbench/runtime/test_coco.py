@@ -83,9 +83,9 @@ def test_what_does_not_fit_is_refused():
         collected({**known, 'categories': [*known['categories'], {'id': 2, 'name': 'pear'}]})
     with pytest.raises(ValueError, match='this model predicts none; use a detector'):
         Coco(CLASSES).add({'image': 'a.jpg', 'height': 8, 'width': 9, 'segments': []})
-    with pytest.raises(ValueError, match=r'the record of a.jpg has no height and width, as in version 0.1; predict'):
+    with pytest.raises(ValueError, match=r'a.jpg has no height and width, .*predict'):
         Coco(CLASSES).add({'image': 'a.jpg', 'instances': []})
-    with pytest.raises(ValueError, match=r'the record of a.jpg has the format 2 of a later version of swin_dense'):
+    with pytest.raises(ValueError, match=r'a.jpg has the format 2 of a later version'):
         Coco(CLASSES).add({'format': RECORD_FORMAT + 1, 'image': 'a.jpg'})
 
 

@@ -120,7 +120,7 @@ def test_pil_images(tmp_path):
     image = Image.fromarray(photograph(50, 70))
     np.testing.assert_array_equal(pictures.read(image), photograph(50, 70))
     np.testing.assert_array_equal(pictures.read(image.convert('L'))[:, :, 1], np.asarray(image.convert('L')))
-    with pytest.raises(ValueError, match=r'PIL image of mode F and size .*mode F; only 8 and 16 bits'):
+    with pytest.raises(ValueError, match=r'mode F; only 8 and 16 bits'):
         pictures.read(image.convert('F'))
     with pytest.raises(ValueError, match='its size is 0 x 5'):
         pictures.read(Image.new('RGB', (0, 5)))

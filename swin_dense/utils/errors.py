@@ -1,0 +1,17 @@
+"""Recognise out-of-memory errors of any device."""
+
+from __future__ import annotations
+
+# Torch raises a RuntimeError: the first message is of accelerators, the second of a CPU, the third for sizes that
+# overflow an integer, and the last one of oneDNN.
+_MESSAGES = (
+    'out of memory',
+    "can't allocate memory",
+    'Storage size calculation overflowed',
+    'could not create a primitive',
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the device or the host is out of memory."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _MESSAGES)
