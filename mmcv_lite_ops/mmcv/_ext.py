@@ -1,10 +1,10 @@
 """``mmcv._ext`` in PyTorch: the operators that mmcv compiles, for mmcv-lite, which is mmcv without them.
 
-The functions of ``mmcv.ops`` check their arguments, allocate the outputs, and call the functions below to fill them, or to
-return a result. Names and parameters are therefore mmcv's. Each function computes what its operator defines, and what mmcv
-adds to the definition: the order of boxes with equal scores, and what a position outside of the image reads. On CUDA
-tensors, torchvision computes NMS, RoIAlign and deformable convolutions if it is installed. Operators that the models of
-mmdet and mmsegmentation do not need raise NotImplementedError.
+The functions of ``mmcv.ops`` check their arguments, allocate the outputs, and call the functions below to fill them, or
+to return a result. Names and parameters are therefore mmcv's. Each function computes what its operator defines, and
+what mmcv adds to the definition: the order of boxes with equal scores, and what a position outside of the image reads.
+On CUDA tensors, torchvision computes NMS, RoIAlign and deformable convolutions if it is installed. Operators that the
+models of mmdet and mmsegmentation do not need raise NotImplementedError.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
 
 def _not_here(name: str, *args: object, **kwargs: object) -> NoReturn:
     raise NotImplementedError(
-        f'{name} is not in mmcv-lite-ops, which has the operators of the models of mmdet and mmsegmentation. A compiled '
-        'mmcv has it: pip uninstall mmcv-lite mmcv-lite-ops; pip install --no-build-isolation mmcv==2.1.0'
+        f'{name} is not in mmcv-lite-ops, which has the operators of the models of mmdet and mmsegmentation. A '
+        'compiled mmcv has it: pip uninstall mmcv-lite mmcv-lite-ops; pip install --no-build-isolation mmcv==2.1.0'
     )
 
 
@@ -88,7 +88,7 @@ def _gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_o
 
 
 def _iou(a: Tensor, b: Tensor, offset: int) -> Tensor:
-    """Return the intersection over union of boxes (x1, y1, x2, y2), of shapes (4, ...), with sides longer by ``offset``."""
+    """Return the intersection over union of boxes (x1, y1, x2, y2) of shapes (4, ...), sides made ``offset`` longer."""
     width = (torch.minimum(a[2], b[2]) - torch.maximum(a[0], b[0]) + offset).clamp(min=0)
     height = (torch.minimum(a[3], b[3]) - torch.maximum(a[1], b[1]) + offset).clamp(min=0)
     intersection = width * height
@@ -102,7 +102,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     fast = _torchvision(boxes)
     if fast and offset == 0:
         return fast.nms(boxes, scores, iou_threshold)
-    # Among equal scores, the first suppresses the others. As in mmcv, this sort is not stable; another gives another order.
+    # Among equal scores, the first suppresses the others. mmcv sorts like this; a stable sort gives another order.
     order = scores.sort(descending=True).indices
     boxes = boxes[order].T.contiguous()
     kept, left = order[:0], torch.arange(len(order), device=order.device)
@@ -116,10 +116,10 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
 
 
 def _survivors(suppresses: Tensor) -> Tensor:
-    """Return which boxes survive, shape (K,), where box i, if it survives, suppresses box j > i if ``suppresses[i, j]``."""
+    """Return which boxes survive, shape (K,), if each that survives suppresses those of its row in ``suppresses``."""
     survive = suppresses.new_ones(len(suppresses))
     while True:
-        # After k rounds, the first k boxes are final; usually, few rounds suffice for all.
+        # After k rounds, the first k boxes are final; usually, a few rounds suffice for all.
         again = ~(suppresses & survive[:, None]).any(0)
         if again.equal(survive):
             return survive
@@ -150,7 +150,7 @@ def softnms(
     method: int,
     offset: int,
 ) -> Tensor:
-    """Lower the scores of boxes that overlap one of a higher score: to zero (method 0), by the IoU (1), by a Gaussian (2).
+    """Lower the scores of boxes that overlap one of a higher score: to 0 (method 0), by the IoU (1), by a Gaussian (2).
 
     Returns:
         The indices of the boxes in the order in which they are chosen; ``dets`` begins with their boxes and scores.
@@ -178,8 +178,8 @@ def softnms(
     return order[:end]
 
 
-# RoIAlign: a bin is the mean of samples, which interpolate the map linearly along y and along x. Both are weighted sums,
-# of rows and of columns, so a RoI is the product of two small matrices and the part of the map that it covers.
+# RoIAlign: a bin is the mean of samples, which interpolate the map linearly along y and along x. Both are weighted
+# sums, of rows and of columns, so a RoI is the product of two small matrices and the part of the map that it covers.
 
 
 @_operator
@@ -266,7 +266,9 @@ def _covered(
     Raises:
         ValueError: a RoI is not finite, or ends before it starts.
     """
-    for some in _precise(rois).split(_ROI_BLOCK):
+    rois = _precise(rois)
+    for first in range(0, len(rois), _ROI_BLOCK):
+        some = rois[first : first + _ROI_BLOCK]
         corners = some[:, 1:] * spatial_scale - (0.5 if aligned else 0)
         weights = []
         for axis in (1, 0):
@@ -407,8 +409,8 @@ def _deform_conv(
 ) -> Tensor:
     """Convolve with taps that are moved by ``offset`` and multiplied by ``mask``.
 
-    mmdet's DyHead passes an offset and a mask of a larger map. mmcv reads the first numbers of each image as if they had
-    the shape of the output. Published weights were trained that way, so this is done here too.
+    mmdet's DyHead passes an offset and a mask of a larger map. mmcv reads the first numbers of each image as if they
+    had the shape of the output. Published weights were trained that way, so this is done here too.
 
     Args:
         input: shape (N, C, H, W).
@@ -436,7 +438,7 @@ def _deform_conv(
     if fast := _torchvision(input):  # it derives the groups from the shapes
         return fast.deform_conv2d(input, offset, weight, bias, stride, padding, dilation, mask)
 
-    moved = offset.view(batch * deform_groups, *kernel, 2, *out)
+    moved = offset.reshape(batch * deform_groups, *kernel, 2, *out)
     y = positions[0][:, None, :, None] + moved[:, :, :, 0]
     x = positions[1][None, :, None, :] + moved[:, :, :, 1]
     # grid_sample has the borders of the image at -1 and 1.
@@ -446,7 +448,7 @@ def _deform_conv(
     maps = input.reshape(batch * deform_groups, channels // deform_groups, *size)
     samples = F.grid_sample(maps, grid, align_corners=False)  # (N * deform groups, C / deform groups, taps, OH * OW)
     if mask is not None:
-        samples = samples * mask.view(batch * deform_groups, 1, taps, -1)
+        samples = samples * mask.reshape(batch * deform_groups, 1, taps, -1)
     columns = samples.view(batch, groups, channels // groups * taps, -1)
     output = (weight.view(groups, -1, columns.shape[2]) @ columns).view(batch, -1, *out)
     return output if bias is None else output + _precise(bias)[:, None, None]
@@ -553,8 +555,8 @@ def modulated_deform_conv_backward(
 def _psamask(input: Tensor, psa_type: int, mask_size: Sequence[int], half: Sequence[int]) -> Tensor:
     """Return the weights of all pairs of positions, (N, H * W, H, W), from masks (N, mask height * mask width, H, W).
 
-    The mask of position (y, x) has the weight of position (i, j) at (i - y, j - x) from its centre. The output has it at
-    (i, j), (y, x) where positions collect (``psa_type`` 0), and at (y, x), (i, j) where they distribute.
+    The mask of position (y, x) has the weight of position (i, j) at (i - y, j - x) from its centre. The output has it
+    at (i, j), (y, x) where positions collect (``psa_type`` 0), and at (y, x), (i, j) where they distribute.
     """
     batch, _, height, width = input.shape
     row, column = (torch.arange(size, device=input.device) for size in (height, width))
