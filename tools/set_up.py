@@ -77,7 +77,9 @@ def set_up(folder: Path, requirements: str, mmcv: str | None = None) -> None:
         uninstall(python, 'mmcv', 'mmcv-lite', 'mmcv-lite-ops')
     say(f'1/3 packages in {folder}')
     # Its version stays when its file changes, so it is installed again.
-    lite_ops = ['--reinstall-package', 'mmcv-lite-ops', LITE_OPS] if mmcv == 'lite' else []
+    lite_ops: list[str | Path] = []
+    if mmcv == 'lite':
+        lite_ops = ['--reinstall-package', 'mmcv-lite-ops', LITE_OPS]
     install(python, '--no-deps', '--editable', ROOT, *lite_ops, '--requirements', '-', give=requirements)
     # uv and pip write this file last. uv takes a torch without it for a whole one, unless it is told to reinstall it.
     kept = next(folder.glob('lib/python*/site-packages/torch-*.dist-info/INSTALLER'), None)

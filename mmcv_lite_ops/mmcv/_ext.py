@@ -441,12 +441,15 @@ def _deform_conv(
     moved = offset.reshape(batch * deform_groups, *kernel, 2, *out)
     y = positions[0][:, None, :, None] + moved[:, :, :, 0]
     x = positions[1][None, :, None, :] + moved[:, :, :, 1]
-    # grid_sample has the borders of the image at -1 and 1.
-    grid = torch.stack([(2 * x + 1) / size[1] - 1, (2 * y + 1) / size[0] - 1], -1).view(
-        batch * deform_groups, taps, -1, 2
-    )
+    y = y.masked_fill((y <= -1) | (x <= -1), -2)  # a tap one pixel before the map has no gradient, as in mmcv
+    # At integer positions, where offsets begin, the gradient depends on the pixels to which rounding errors lead. With
+    # a map of 2 ** k + 1 pixels from -1 to 1, these positions are exact in grid_sample.
+    padded = [2 ** max(1, (length - 2).bit_length()) + 1 for length in size]
     maps = input.reshape(batch * deform_groups, channels // deform_groups, *size)
-    samples = F.grid_sample(maps, grid, align_corners=False)  # (N * deform groups, C / deform groups, taps, OH * OW)
+    maps = F.pad(maps, (0, padded[1] - size[1], 0, padded[0] - size[0]))
+    grid = torch.stack([x * (2 / (padded[1] - 1)) - 1, y * (2 / (padded[0] - 1)) - 1], -1)
+    # The samples have shape (N * deform groups, C / deform groups, taps, OH * OW).
+    samples = F.grid_sample(maps, grid.view(batch * deform_groups, taps, -1, 2), align_corners=True)
     if mask is not None:
         samples = samples * mask.reshape(batch * deform_groups, 1, taps, -1)
     columns = samples.view(batch, groups, channels // groups * taps, -1)

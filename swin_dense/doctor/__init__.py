@@ -38,15 +38,21 @@ VERSIONS = {
 # The maintained forks, which install under the same import names.
 FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection'}
 FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
+# The distributions that install the package mmcv.
+MMCVS = ('mmcv', 'onedl-mmcv', 'mmcv-lite')
+WITHOUT_COMPILER = "pip install '.[mm-lite]' ./mmcv_lite_ops (in the clone of swin_dense)"
 
 # Pattern of an error message: suggested fix. The first match is used.
 CURES = {
     r'pkg_resources': "pip install 'setuptools<81'",
     r'torchvision': 'install the torchvision version that matches this torch, or uninstall torchvision',
     r'MMCV==|mmcv.*incompatible': (
-        'the framework does not support this mmcv: pip install --no-build-isolation mmcv==2.1.0'
+        f'the framework does not support this mmcv: pip uninstall mmcv mmcv-lite; {WITHOUT_COMPILER}'
     ),
-    r"No module named 'mmcv._ext'": 'this mmcv has no compiled operators: {compile_mmcv}',
+    r"No module named 'mmcv._ext'": (
+        'this mmcv has no operators: pip install ./mmcv_lite_ops (in the clone of swin_dense), or compile them: '
+        '{compile_mmcv}'
+    ),
     r'mmcv.*(undefined symbol|_ext)': 'mmcv was compiled for another torch: {compile_mmcv}',
     r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
     r'Ran out of input|pickle data was truncated': (
@@ -119,22 +125,22 @@ def versions() -> list[Finding]:
 
 
 def _version(package: str) -> Finding:
-    version, fork = _version_of(package), _version_of(FORKS.get(package, ''))
-    if version and fork:
-        text = f'{version}, and {FORKS[package]} {fork} under the same import name'
-        return Finding('version', package, 'broken', text, f'keep one: pip uninstall {package} {FORKS[package]}')
-    if fork:
-        return Finding(
-            'version', package, 'note', f'{FORKS[package]} {fork}', 'recipes: write them with swin-dense config'
-        )
-    if version is None:
+    found = versions_of(package)
+    if len(found) > 1:
+        text = f'{" and ".join(map(" ".join, found.items()))} install the same files'
+        return Finding('version', package, 'broken', text, f'pip uninstall {" ".join(found)}, and install one again')
+    if not found:
         return Finding('version', package, 'note', 'not installed')
+    ((name, version),) = found.items()
+    text = version if name == package else f'{name} {version}'
+    if name in FORKS.values():
+        return Finding('version', package, 'note', text, 'recipes: write them with swin-dense config')
     oldest, too_new = VERSIONS[package]
     number = _numbers(version)
     if (oldest is None or number >= _numbers(oldest)) and (too_new is None or number < _numbers(too_new)):
-        return Finding('version', package, 'ok', version)
+        return Finding('version', package, 'ok', text)
     tested = ', '.join(filter(None, (oldest and f'>= {oldest}', too_new and f'< {too_new}')))
-    return Finding('version', package, 'note', version, f'tested: {tested}')
+    return Finding('version', package, 'note', text, f'tested: {tested}')
 
 
 def extras() -> list[Finding]:
@@ -156,7 +162,7 @@ def extras() -> list[Finding]:
 
 
 def _extra(name: str, packages: list[str]) -> Finding:
-    missing = [package for package in packages if not (_version_of(package) or _version_of(FORKS.get(package, '')))]
+    missing = [package for package in packages if not versions_of(package)]
     if not missing:
         return Finding('extra', name, 'ok', f'has {", ".join(packages)}')
     return Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
@@ -231,16 +237,26 @@ def cure_for(error: str, package: str = '') -> str:
 
 def install_command(*packages: str) -> str:
     """Return the commands that install packages, given their import names."""
-    names = {package: distribution_of(package) for package in packages}
-    mmcv = names.pop('mmcv', None)  # must be compiled against the installed torch
-    commands = [f'pip install --no-build-isolation {"mmcv==2.1.0" if mmcv == "mmcv" else mmcv}'] if mmcv else []
-    return '; '.join([*commands, *([f'pip install {" ".join(names.values())}'] if names else [])])
+    names = [distribution_of(package) for package in packages]
+    if 'mmcv' in names or 'mmcv-lite' in names:
+        return WITHOUT_COMPILER  # this installs the others of the extra, too
+    compiled = [name for name in names if name == 'onedl-mmcv']
+    others = [name for name in names if name not in compiled]
+    commands = [*map(_compile, compiled), *([f'pip install {" ".join(others)}'] if others else [])]
+    return '; '.join(commands)
 
 
 def distribution_of(package: str) -> str:
     """Return the distribution of an import name: the maintained fork if another fork is already installed."""
     distribution = DISTRIBUTIONS.get(package, package)
     return FORKS.get(distribution, distribution) if _uses_forks() else distribution
+
+
+def versions_of(package: str) -> dict[str, str]:
+    """Return the names and versions of a distribution and of others with its import name, as far as installed."""
+    names = (package, *MMCVS) if package in MMCVS else (package, FORKS.get(package))
+    versions = {name: _version_of(name) for name in names if name}
+    return {name: version for name, version in versions.items() if version}
 
 
 def _uses_forks() -> bool:
@@ -250,12 +266,14 @@ def _uses_forks() -> bool:
 def _compile_mmcv() -> str:
     mmcv = distribution_of('mmcv')
     # Wheels in pip's cache have names with underscores.
-    return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {install_command("mmcv")}'
+    return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {_compile(mmcv)}'
+
+
+def _compile(mmcv: str) -> str:
+    return f'pip install --no-build-isolation {"mmcv==2.1.0" if mmcv == "mmcv" else mmcv}'
 
 
 def _version_of(distribution: str) -> str | None:
-    if not distribution:
-        return None
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

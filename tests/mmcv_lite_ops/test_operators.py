@@ -287,6 +287,15 @@ def test_deformable_convolutions_without_offsets_are_convolutions(plain, has_mas
     torch.testing.assert_close(found, F.conv2d(input, parameters[0], bias, **others))
 
 
+@pytest.mark.parametrize(('has_mask', 'dtype'), list(itertools.product([False, True], [torch.float32, torch.float64])))
+def test_gradients_at_integer_positions_equal_compiled_mmcv(both, has_mask, dtype):
+    """Where the derivative is not continuous, and where training begins."""
+    input, offset, *more = (tensor.to(dtype) for tensor in convolution_inputs(has_mask, padding=1))
+    offset = offset.round()
+    compiled, plain = both(lambda: with_gradients(deform_conv(has_mask, padding=1), input, offset, *more))
+    assert_near(plain, compiled, tolerance=2e-6 if dtype == torch.float32 else 1e-11)
+
+
 def test_an_offset_of_one_pixel_reads_the_next_pixel(plain):
     input, offset, weight = convolution_inputs(False)
     offset[:, ::2], offset[:, 1::2] = 1, -1  # y, x
