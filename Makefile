@@ -34,7 +34,7 @@ PYTEST := -m pytest -n 3 --dist worksteal
 .PHONY: setup requirements demo test test-all test-core test-oldest test-newest test-onedl test-compiled lint FORCE
 setup: $(READY)
 
-$(READY): requirements/dev.txt requirements/mmcv.txt $(wildcard mmcv_lite_ops/*.toml mmcv_lite_ops/mmcv/*) \
+$(READY): requirements/dev.txt requirements/mmcv.txt mmcv_lite_ops/pyproject.toml mmcv_lite_ops/mmcv/_ext.py \
     $(SET_UP_FILES) $(if $(filter-out kept,$(MMCV)),FORCE)
 	$(SET_UP) .venv $< --mmcv $(MMCV)
 	@touch $@

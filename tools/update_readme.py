@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swin_dense.doctor import FORKS
+from swin_dense.doctor import FORKS, MMCVS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'benchmarks'))
@@ -206,7 +206,8 @@ def stacks_table(report: dict[str, Any]) -> str:
     lines.append('|' + ' --- |' * 8)
     for name, row in report.items():
         found = row['packages']
-        mm = ', '.join(_version(found, package, FORKS[package]) for package in ('mmcv', 'mmdet', 'mmsegmentation'))
+        frameworks = [_version(found, name, FORKS[name]) for name in ('mmdet', 'mmsegmentation')]
+        mm = ', '.join([_version(found, *MMCVS), *frameworks])
         core = _counts(row.get('core'))
         results = row.get('training', {})
         training = ' | '.join(_training(results.get(framework), framework) for framework in ('mmdet', 'mmseg'))
@@ -284,8 +285,8 @@ def _counts(outcome: dict[str, Any] | None) -> str:
     return ', '.join(f'{outcome[what]} {what}' for what in ('passed', 'failed', 'skipped'))
 
 
-def _version(found: dict[str, str], package: str, fork: str) -> str:
-    return found.get(package) or (f'{fork} {found[fork]}' if fork in found else '-')
+def _version(found: dict[str, str], package: str, *others: str) -> str:
+    return found.get(package) or next((f'{name} {found[name]}' for name in others if name in found), '-')
 
 
 def _training(result: dict[str, Any] | None, framework: str) -> str:
