@@ -28,20 +28,24 @@ MODELS = {
     'training step of DINO': 'dino/dino-4scale_r50_8xb2-12e_coco',
     'training step of Mask2Former': 'mask2former/mask2former_r50_8xb2-lsj-50e_coco',
 }
-SIZE = 640, 800
+SIZE = 320, 416
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--out', type=Path, help='JSON file of the results')
     parser.add_argument('--rounds', type=int, default=3, help='processes per row (default: %(default)s)')
+    rows_help = 'rows to measure; the file keeps its others (default: all)'
+    parser.add_argument(
+        '--rows', nargs='+', choices=[*OPERATORS, *MODELS], default=[*OPERATORS, *MODELS], help=rows_help
+    )
     parser.add_argument('--row', nargs=2, help=argparse.SUPPRESS)  # for the separate process
     args = parser.parse_args()
     if args.row:
         print(json.dumps(measure(*args.row)))
         return
-    rows: dict[str, dict[str, dict[str, float]]] = {}
-    for name in (*OPERATORS, *MODELS):
+    rows = json.loads(args.out.read_text())['rows'] if args.out and args.out.exists() else {}
+    for name in args.rows:
         rounds: dict[str, list[dict[str, float]]] = {operators: [] for operators in BOTH}
         for _ in range(args.rounds):
             for operators in BOTH:
@@ -51,9 +55,9 @@ def main() -> None:
             for operators, found in rounds.items()
         }
         print(name, rows[name], flush=True)
-    report = {'processor': processor(), 'versions': versions(), 'rows': rows}
-    if args.out:
-        args.out.write_text(json.dumps(report, indent=2) + '\n')
+        if args.out:
+            report = {'processor': processor(), 'versions': versions(), 'rows': rows}
+            args.out.write_text(json.dumps(report, indent=2) + '\n')
 
 
 def processor() -> str:

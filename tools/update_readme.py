@@ -76,6 +76,16 @@ def demo_table(summary: dict[str, Any]) -> str:
     return '\n'.join(['| validation images | |', '| --- | --- |', *rows, f'| minutes in all | {minutes:.1f} |', ''])
 
 
+def mmcv_operators_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/mmcv_operators.py: time and memory with the compiled operators and in PyTorch."""
+    lines = ['| one thread | compiled | in PyTorch | memory, compiled | memory, in PyTorch |', '|' + ' --- |' * 5]
+    for name, row in report['rows'].items():
+        both = [row['compiled'], row['in PyTorch']]
+        cells = [f'{each["ms"]:,.1f} ms' for each in both] + [f'{each["MiB"]} MiB' for each in both]
+        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def tile_overlap_table(report: dict[str, Any]) -> str:
     """Return a table of the errors on a photograph measured by benchmarks/tile_overlap.py."""
     errors = report['errors']['photograph']
@@ -313,6 +323,7 @@ PAGES = (
     'CONTRIBUTING.md',
     'README.md',
     'README_zh-CN.md',
+    'docs/decisions/operators-in-pytorch.md',
     'docs/deploy.md',
     'docs/explore.md',
     'docs/features.md',
@@ -345,6 +356,7 @@ CPU_REPORTS = [
 ]
 # Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
+    'mmcv operators': (['mmcv_operators.json'], mmcv_operators_table),
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
     'large scene': (['large_scene.json'], large_scene_table),
     'tiled detections': (['tiled_detections.json'], tiled_detections_table),
