@@ -2,12 +2,13 @@
 # make test   run the test suite without the tests marked `long`
 # make test-all  run the whole test suite
 # make test-core  run the quick tests that need torch but no mm package
-# make test-oldest, test-newest, test-onedl  run the core's tests, and training where mm packages are installed, on
-#                                            other stacks: see noxfile.py, benchmarks/stacks.json
+# make test-oldest, test-newest, test-onedl  run the core's tests and training on other stacks: see noxfile.py,
+#                                            benchmarks/stacks.json
+# make test-compiled  run the tests that use mm packages with a compiled mmcv
 # make test-ray  test the example for Ray Data
 # make docs   build the documentation site in build/site; SERVE=1 also serves it, PUBLISH=0.3.0 commits it to gh-pages
 # make lint   run ruff and mypy
-# make setup  create the environment of the other targets
+# make setup  create the environment of the other targets; MMCV=compiled compiles mmcv in it, MMCV=lite undoes that
 # make requirements  write requirements/*.txt from pyproject.toml; UPGRADE=numpy takes a newer version of a package
 # Each target first creates the environment that it needs, if missing. PYTHON=python3.11 chooses the interpreter.
 
@@ -18,6 +19,8 @@ SET_UP = @command -v "$(PYTHON)" >/dev/null || { echo 'set-up: no $(PYTHON) here
 SET_UP_FILES := requirements/torch.txt pyproject.toml tools/set_up.py
 PY := .venv/bin/python
 READY := .venv/ready
+# An environment keeps its mmcv, compiled or not, unless MMCV says otherwise. A new one gets mmcv-lite.
+MMCV ?= kept
 # Other Swins to compare with: torchvision, timm, transformers, mmpretrain. mmseg does not work in this environment.
 PEERS := .venv-peers/bin/python
 PEERS_READY := .venv-peers/ready
@@ -28,11 +31,12 @@ CORE_READY := .venv-core/ready
 # More processes than the two cores of a small machine, because tests wait for the programs that they start.
 PYTEST := -m pytest -n 3 --dist worksteal
 
-.PHONY: setup requirements demo test test-all test-core test-oldest test-newest test-onedl lint
+.PHONY: setup requirements demo test test-all test-core test-oldest test-newest test-onedl test-compiled lint FORCE
 setup: $(READY)
 
-$(READY): requirements/dev.txt $(SET_UP_FILES)
-	$(SET_UP) .venv $<
+$(READY): requirements/dev.txt requirements/mmcv.txt mmcv_lite_ops/pyproject.toml mmcv_lite_ops/mmcv/_ext.py \
+    $(SET_UP_FILES) $(if $(filter-out kept,$(MMCV)),FORCE)
+	$(SET_UP) .venv $< --mmcv $(MMCV)
 	@touch $@
 
 $(PEERS_READY): requirements/peers.txt $(SET_UP_FILES)
@@ -44,13 +48,14 @@ $(CORE_READY): requirements/core.txt $(SET_UP_FILES)
 	@touch $@
 
 # The versions that the files already name are kept. What requirements/torch.txt names is left out.
-COMPILE := .venv/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+COMPILE := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
     --no-annotate --excludes requirements/torch.txt $(addprefix --upgrade-package ,$(UPGRADE))
 requirements:
-	$(COMPILE) --output-file requirements/core.txt --group core
-	$(COMPILE) --output-file requirements/dev.txt --group dev --group mm --extra mm \
+	$(COMPILE) pyproject.toml --output-file requirements/core.txt --group core
+	$(COMPILE) pyproject.toml --output-file requirements/dev.txt --group dev --group mm --extra mm-lite \
 	    --extra features --extra zarr --extra visualize --extra export
-	$(COMPILE) --output-file requirements/peers.txt --group peers --extra checkpoints
+	$(COMPILE) pyproject.toml --output-file requirements/peers.txt --group peers --extra checkpoints
+	$(COMPILE) --no-deps --output-file requirements/mmcv.txt --group compiled-mmcv
 
 demo: $(READY)
 	$(PY) tools/demo.py work_dirs/demo
@@ -70,8 +75,8 @@ test-core: $(CORE_READY)
 	"$(PYTHON)" -m venv .venv-nox
 	.venv-nox/bin/pip install -q 'nox[uv]==2026.10.20'
 
-# Each target is a session of noxfile.py, which chooses the Python and compiles mmcv.
-test-oldest test-newest test-onedl: test-%: .venv-nox/bin/nox
+# Each target is a session of noxfile.py, which chooses the Python.
+test-oldest test-newest test-onedl test-compiled: test-%: .venv-nox/bin/nox
 	.venv-nox/bin/nox --session $*
 
 lint: $(READY)

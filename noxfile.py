@@ -1,4 +1,4 @@
-"""Run the core's tests, and training where mm packages are installed, with older and newer versions of torch and mm*.
+"""Run the core's tests and training with older and newer torch and mm*, and the mm tests with a compiled mmcv.
 
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
@@ -12,7 +12,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent / 'tools'))
 
-from set_up import mmcv_build
+from set_up import ROOT, mmcv_build
 
 nox.options.default_venv_backend = 'uv'
 nox.options.reuse_existing_virtualenvs = True
@@ -35,8 +35,12 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(python='3.13')
 def newest(session: nox.Session) -> None:
-    """The newest torch that the core was tested with."""
-    run(session, 'torch==2.15.0', 'numpy==2.5.5', 'opencv-python==5.0.0.93', *FILES)
+    """The newest Python and torch, with mmcv's operators in PyTorch."""
+    mm = ['mmcv-lite==2.1.0', 'mmengine==0.10.7', 'mmdet==3.3.0', 'mmsegmentation==1.2.2', 'opencv-python==5.0.0.93']
+    session.install('torch==2.15.0', 'numpy==2.5.5', 'setuptools==80.10.2')
+    # Its version stays when its file changes.
+    session.install('--reinstall-package', 'mmcv-lite-ops', './mmcv_lite_ops')
+    run(session, *mm, *FILES, 'pycocotools==2.0.11', 'ftfy==6.3.1', 'regex==2026.11.15')
 
 
 @nox.session(python='3.12')
@@ -51,6 +55,16 @@ def onedl(session: nox.Session) -> None:
     session.install('torch==2.9.1', 'numpy==2.2.6', 'setuptools==80.10.2', *BUILD)
     install_mmcv(session, 'onedl-mmcv==2.3.6')
     run(session, *mm, *FILES, 'pycocotools==2.0.11', 'ftfy==6.3.1', 'regex==2026.11.15')
+
+
+@nox.session(venv_backend='none')
+def compiled(session: nox.Session) -> None:
+    """The packages of `make setup` with a compiled mmcv: tests that use it, some of which compare its operators."""
+    environment = ROOT / '.nox/compiled'
+    session.run(sys.executable, 'tools/set_up.py', environment, 'requirements/dev.txt', '--mmcv', 'compiled')
+    tests = [f'tests/{name}' for name in ('mmcv_lite_ops', 'mm', 'export', 'recipes', 'commands')]
+    pytest = ['-m', 'pytest', '-n', '3', '--dist', 'worksteal']
+    session.run(environment / 'bin/python', *pytest, *(session.posargs or tests), external=True)
 
 
 FILES = ['scipy==1.17.1', 'tifffile==2026.3.3', 'imagecodecs==2026.3.6', 'zarr==3.1.6', 'Pillow==13.0.0']

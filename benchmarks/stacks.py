@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -66,14 +65,11 @@ def main() -> None:
 
 
 def packages() -> dict[str, str]:
-    from swin_dense.utils.packages import FORKS
+    from swin_dense.utils.packages import FORKS, versions_of
 
-    found = {}
-    for name in ('torch', 'numpy', *FORKS, *FORKS.values()):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found: dict[str, str] = {}
+    for name in ('torch', 'numpy', *FORKS):
+        found.update(versions_of(name))
     return found
 
 

@@ -12,18 +12,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import skimage.data
 import torch
-from mmcv.ops import get_compiling_cuda_version
+from mmcv.ops import get_compiler_version, get_compiling_cuda_version
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from swin_dense import create_backbone, extract_pyramid
 from swin_dense.analysis.visualize import draw_pyramid
+from swin_dense.doctor import versions_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = {
@@ -80,7 +80,9 @@ def main() -> None:
         draw_photograph_pyramid(args.out / 'pyramid.png')
 
     summary['seconds'] = {name: round(value, 1) for name, value in seconds.items()}
-    summary['versions'] = {name: version(name) for name in PACKAGES}
+    installed = map(versions_of, PACKAGES)
+    summary['versions'] = {name: version for found in installed for name, version in found.items()}
+    summary['operators of mmcv'] = get_compiler_version()
     (args.out / 'summary.json').write_text(json.dumps(summary, indent=2) + '\n')
     print_summary(summary, args.out)
 
@@ -106,7 +108,7 @@ def run(program: list[str], arguments: list[str], log: Path) -> None:
     """Run a Python program, print its progress, and write its output to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-W', 'ignore', *program, *arguments]
-    # On a GPU the detector needs mmcv's CUDA operators, which exist only if mmcv was compiled with nvcc.
+    # On a GPU the detector needs operators for CUDA, which a mmcv that was compiled without nvcc lacks.
     on_cpu = {'CUDA_VISIBLE_DEVICES': ''} if get_compiling_cuda_version() == 'not available' else {}
     environment = {**os.environ, **on_cpu}
     with (
@@ -167,6 +169,7 @@ def print_summary(summary: dict, out: Path) -> None:
         if name in summary:
             table.add_row(name, f'{summary[name]:.3f}')
     console.print(table)
+    console.print(f'Operators of mmcv: {summary["operators of mmcv"]}')
     console.print(f'{sum(summary["seconds"].values()):.0f} s in total. {out} contains summary.json, images of ground')
     console.print('truth and predictions (mask_rcnn.png, upernet.png), and pyramid.png, the four levels of a Swin-T')
     console.print('with random weights.')

@@ -1,6 +1,6 @@
-"""Create a virtual environment with torch and the packages of a requirements file, and compile mmcv for that torch.
+"""Create a virtual environment with torch and the packages of a requirements file, and the operators of mmcv.
 
-    python tools/set_up.py .venv requirements/dev.txt
+    python tools/set_up.py .venv requirements/dev.txt --mmcv lite
 
 A torch that is already installed in the environment is kept. Run the command again to continue after an interruption.
 """
@@ -23,6 +23,8 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = ROOT / 'requirements/torch.txt'
+COMPILED_MMCV = ROOT / 'requirements/mmcv.txt'
+LITE_OPS = ROOT / 'mmcv_lite_ops'
 UV = 'uv==0.13.9'
 OLDEST_PYTHON, NEWEST_TRIED = (3, 11), (3, 13)
 HERE = 'python{}.{}'.format(*sys.version_info[:2])
@@ -30,7 +32,8 @@ AGAIN = 'run the same command again to continue'
 # Maps settings of pip to the variables of uv, because uv does not read pip's configuration.
 SETTINGS = {'find-links': 'UV_FIND_LINKS', 'index-url': 'UV_DEFAULT_INDEX', 'extra-index-url': 'UV_INDEX'}
 SETTINGS |= {'cert': 'SSL_CERT_FILE', 'proxy': 'ALL_PROXY'}
-MMCV = re.compile(r'^mmcv==(?:.*\\\n)*.*\n', re.M)  # its requirement, with the hashes on the lines that follow
+# Their requirements, with the hashes on the lines that follow
+MMCV, MMCV_LITE = (re.compile(rf'^{name}==(?:.*\\\n)*.*\n', re.M) for name in ('mmcv', 'mmcv-lite'))
 MMCV_BUILD = ROOT / 'tools/mmcv_build'
 # Prints the version of torch and, if mmcv's GPU operators can be compiled for it, its CUDA.
 ASK_TORCH = """
@@ -45,9 +48,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('folder', type=Path, help='folder of the environment')
     parser.add_argument('requirements', type=Path, help='a file of requirements/')
+    parser.add_argument(
+        '--mmcv',
+        choices=['lite', 'compiled', 'kept'],
+        help='install mmcv with the operators of mmcv_lite_ops, with compiled ones, or with those that the environment '
+        'has, and lite if it has none',
+    )
     args = parser.parse_args()
     try:
-        set_up(args.folder, args.requirements.read_text())
+        set_up(args.folder, args.requirements.read_text(), args.mmcv)
     except subprocess.CalledProcessError as error:
         program = Path(error.cmd[0]).name
         fail(f'{program} failed, see above. If needed, set HTTPS_PROXY or PIP_INDEX_URL (a package index), and {AGAIN}')
@@ -55,24 +64,38 @@ def main() -> None:
         fail(f'interrupted; {AGAIN}')
 
 
-def set_up(folder: Path, requirements: str) -> None:
-    mmcv = MMCV.search(requirements)
+def set_up(folder: Path, requirements: str, mmcv: str | None = None) -> None:
     check_python(folder)  # before anything is downloaded
-    if mmcv:
+    if mmcv == 'kept':
+        mmcv = 'compiled' if has(folder, 'mmcv') else 'lite'
+    if mmcv == 'compiled':
         check_compiler()
+        requirements = MMCV_LITE.sub('', requirements)
     python = make_environment(folder)
+    other = {'lite': 'mmcv', 'compiled': 'mmcv_lite'}.get(mmcv or '')
+    if other and has(folder, other):  # it installs the same files
+        uninstall(python, 'mmcv', 'mmcv-lite', 'mmcv-lite-ops')
     say(f'1/3 packages in {folder}')
-    install(python, '--no-deps', '--editable', ROOT, '--requirements', '-', give=MMCV.sub('', requirements))
+    # Its version stays when its file changes, so it is installed again.
+    lite_ops: list[str | Path] = []
+    if mmcv == 'lite':
+        lite_ops = ['--reinstall-package', 'mmcv-lite-ops', LITE_OPS]
+    install(python, '--no-deps', '--editable', ROOT, *lite_ops, '--requirements', '-', give=requirements)
     # uv and pip write this file last. uv takes a torch without it for a whole one, unless it is told to reinstall it.
     kept = next(folder.glob('lib/python*/site-packages/torch-*.dist-info/INSTALLER'), None)
     say(f'2/3 {kept.parent.stem} is kept' if kept else '2/3 torch')
     # Its dependencies were installed above, except those that nothing else needs and those of a build for CUDA.
     install(python, *(['torch'] if kept else ['--reinstall-package', 'torch', '--requirements', TORCH]))
-    if mmcv:
-        install_mmcv(python, mmcv[0])
+    if mmcv == 'compiled':
+        install_mmcv(python)
     # mmengine imports yapf, whose first import writes its cache non-atomically. Import it now, so that the processes of
     # a distributed training do not read a partly written cache.
     subprocess.run([python, '-c', 'import yapf.yapflib.yapf_api'], stderr=subprocess.DEVNULL)
+
+
+def has(folder: Path, package: str) -> bool:
+    """Return whether a package, with underscores in its name, is installed in the environment."""
+    return any(folder.glob(f'lib/python*/site-packages/{package}-[0-9]*.dist-info'))
 
 
 def say(line: str) -> None:
@@ -105,7 +128,9 @@ def check_python(folder: Path) -> None:
 def check_compiler() -> None:
     """Fail if there is no C++17 compiler, or if the headers of this Python are missing."""
     compiler = shlex.split(os.environ.get('CXX', 'c++'))
-    needed = f'mmcv needs it to compile: apt install g++ {HERE}-dev'
+    needed = (
+        f'mmcv needs it to compile: apt install g++ {HERE}-dev, or make setup MMCV=lite, without compiled operators'
+    )
     if shutil.which(compiler[0]) is None:
         fail(f'the C++ compiler {compiler[0]!r} was not found, and {needed}')
     source = '#include <Python.h>\n#include <optional>\nstd::optional<int> number;\n'
@@ -151,11 +176,16 @@ def install(python: Path, *arguments: str | Path, give: str | None = None, env: 
     subprocess.run(command, input=give, text=True, env={**os.environ, **env}, check=True)
 
 
-def install_mmcv(python: Path, requirement: str) -> None:
+def uninstall(python: Path, *packages: str) -> None:
+    subprocess.run([python.parent / 'uv', 'pip', 'uninstall', '--quiet', '--python', python, *packages], check=True)
+
+
+def install_mmcv(python: Path) -> None:
     """Install mmcv, which has no wheels for recent torch, from uv's cache or by compiling it, with GPU operators."""
     if subprocess.run([python, '-c', 'import mmcv.ops'], stderr=subprocess.DEVNULL).returncode:
-        # It may be built for another torch.
-        subprocess.run([python.parent / 'uv', 'pip', 'uninstall', '--quiet', '--python', python, 'mmcv'], check=True)
+        uninstall(python, 'mmcv')  # it may be built for another torch
+    requirements = COMPILED_MMCV.read_text()
+    install(python, '--no-deps', '--requirements', '-', give=MMCV.sub('', requirements))
     done = subprocess.run([python, '-c', ASK_TORCH], stdout=subprocess.PIPE, check=True)
     torch, cuda = json.loads(done.stdout)
     say(f"3/3 mmcv for torch {torch}, compiled if uv's cache lacks it: gcc 12 takes 8 minutes of CPU time")
@@ -164,7 +194,8 @@ def install_mmcv(python: Path, requirement: str) -> None:
         print(f'   {"with GPU operators" if target else without}', flush=True)
         options, env = mmcv_build(torch, target)
         try:
-            return install(python, '--no-deps', *options, '--requirements', '-', give=requirement, env=env)
+            mmcv = MMCV.findall(requirements)[0]
+            return install(python, '--no-deps', *options, '--requirements', '-', give=mmcv, env=env)
         except subprocess.CalledProcessError:
             if target is None:
                 raise

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swin_dense.utils.packages import FORKS
+from swin_dense.utils.packages import FORKS, MMCVS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'benchmarks'))
@@ -75,6 +75,16 @@ def demo_table(summary: dict[str, Any]) -> str:
     rows = [f'| {label} | {summary[name]:.3f} |' for name, label in DEMO_METRICS.items()]
     minutes = sum(summary['seconds'].values()) / 60
     return '\n'.join(['| validation images | |', '| --- | --- |', *rows, f'| minutes in all | {minutes:.1f} |', ''])
+
+
+def mmcv_operators_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/mmcv_operators.py: time and memory with the compiled operators and in PyTorch."""
+    lines = ['| one thread | compiled | in PyTorch | memory, compiled | memory, in PyTorch |', '|' + ' --- |' * 5]
+    for name, row in report['rows'].items():
+        both = [row['compiled'], row['in PyTorch']]
+        cells = [f'{each["ms"]:,.1f} ms' for each in both] + [f'{each["MiB"]} MiB' for each in both]
+        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
 
 
 def tile_overlap_table(report: dict[str, Any]) -> str:
@@ -200,7 +210,8 @@ def stacks_table(report: dict[str, Any]) -> str:
     lines.append('|' + ' --- |' * 8)
     for name, row in report.items():
         found = row['packages']
-        mm = ', '.join(_version(found, package, FORKS[package]) for package in ('mmcv', 'mmdet', 'mmsegmentation'))
+        frameworks = [_version(found, name, FORKS[name]) for name in ('mmdet', 'mmsegmentation')]
+        mm = ', '.join([_version(found, *MMCVS), *frameworks])
         core = _counts(row.get('core'))
         results = row.get('training', {})
         training = ' | '.join(_training(results.get(framework), framework) for framework in ('mmdet', 'mmseg'))
@@ -278,8 +289,8 @@ def _counts(outcome: dict[str, Any] | None) -> str:
     return ', '.join(f'{outcome[what]} {what}' for what in ('passed', 'failed', 'skipped'))
 
 
-def _version(found: dict[str, str], package: str, fork: str) -> str:
-    return found.get(package) or (f'{fork} {found[fork]}' if fork in found else '-')
+def _version(found: dict[str, str], package: str, *others: str) -> str:
+    return found.get(package) or next((f'{name} {found[name]}' for name in others if name in found), '-')
 
 
 def _training(result: dict[str, Any] | None, framework: str) -> str:
@@ -306,6 +317,7 @@ PAGES = (
     'README.md',
     'README_zh-CN.md',
     'docs/decisions/one-block.md',
+    'docs/decisions/operators-in-pytorch.md',
     'docs/deploy.md',
     'docs/explore.md',
     'docs/features.md',
@@ -338,6 +350,7 @@ CPU_REPORTS = [
 ]
 # Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
+    'mmcv operators': (['mmcv_operators.json'], mmcv_operators_table),
     'tile overlap': (['tile_overlap.json'], tile_overlap_table),
     'large scene': (['large_scene.json'], large_scene_table),
     'tiled detections': (['tiled_detections.json'], tiled_detections_table),

@@ -8,11 +8,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import swin_dense
 from swin_dense.commands._options import add_settings
+from swin_dense.doctor import cure_for
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
@@ -43,6 +46,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def read_config(args: argparse.Namespace) -> Config:
     """Load the config, and apply ``--set``."""
     packages.require('this command', 'mmengine', 'mmcv')
+    folders = getattr(find_spec('mmcv'), 'submodule_search_locations', None)
+    if PathFinder.find_spec('mmcv._ext', folders) is None:
+        raise ImportError(cure_for("No module named 'mmcv._ext'"))
     config = load_recipe(args.config)
     merge_settings(config, parse_settings(args.set))
     return config

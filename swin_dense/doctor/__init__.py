@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TRAPS
-from swin_dense.utils.packages import FORKS, distribution_of, install_command, version_of
+from swin_dense.utils.packages import (
+    FORKS,
+    WITHOUT_COMPILER,
+    compile_command,
+    distribution_of,
+    install_command,
+    versions_of,
+)
 
 TIMEOUT = 120  # seconds per check; imports from a slow disk take long
 # Package: oldest tested version, first version that is too new; None for no limit. mmdet and mmseg restrict the version
@@ -41,9 +48,12 @@ CURES = {
     r'pkg_resources': "pip install 'setuptools<81'",
     r'torchvision': 'install the torchvision version that matches this torch, or uninstall torchvision',
     r'MMCV==|mmcv.*incompatible': (
-        'the framework does not support this mmcv: pip install --no-build-isolation mmcv==2.1.0'
+        f'the framework does not support this mmcv: pip uninstall mmcv mmcv-lite; {WITHOUT_COMPILER}'
     ),
-    r"No module named 'mmcv._ext'": 'this mmcv has no compiled operators: {compile_mmcv}',
+    r"No module named 'mmcv._ext'": (
+        'this mmcv has no operators: pip install ./mmcv_lite_ops (in the clone of swin_dense), or compile them: '
+        '{compile_mmcv}'
+    ),
     r'mmcv.*(undefined symbol|_ext)': 'mmcv was compiled for another torch: {compile_mmcv}',
     r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
     r'Ran out of input|pickle data was truncated': (
@@ -111,22 +121,22 @@ def versions() -> list[Finding]:
 
 
 def _version(package: str) -> Finding:
-    version, fork = version_of(package), version_of(FORKS.get(package, ''))
-    if version and fork:
-        text = f'{version}, and {FORKS[package]} {fork} under the same import name'
-        return Finding('version', package, 'broken', text, f'keep one: pip uninstall {package} {FORKS[package]}')
-    if fork:
-        return Finding(
-            'version', package, 'note', f'{FORKS[package]} {fork}', 'recipes: write them with swin-dense config'
-        )
-    if version is None:
+    found = versions_of(package)
+    if len(found) > 1:
+        text = f'{" and ".join(map(" ".join, found.items()))} install the same files'
+        return Finding('version', package, 'broken', text, f'pip uninstall {" ".join(found)}, and install one again')
+    if not found:
         return Finding('version', package, 'note', 'not installed')
+    ((name, version),) = found.items()
+    text = version if name == package else f'{name} {version}'
+    if name in FORKS.values():
+        return Finding('version', package, 'note', text, 'recipes: write them with swin-dense config')
     oldest, too_new = VERSIONS[package]
     number = _numbers(version)
     if (oldest is None or number >= _numbers(oldest)) and (too_new is None or number < _numbers(too_new)):
-        return Finding('version', package, 'ok', version)
+        return Finding('version', package, 'ok', text)
     tested = ', '.join(filter(None, (oldest and f'>= {oldest}', too_new and f'< {too_new}')))
-    return Finding('version', package, 'note', version, f'tested: {tested}')
+    return Finding('version', package, 'note', text, f'tested: {tested}')
 
 
 def extras() -> list[Finding]:
@@ -148,7 +158,7 @@ def extras() -> list[Finding]:
 
 
 def _extra(name: str, packages: list[str]) -> Finding:
-    missing = [package for package in packages if not (version_of(package) or version_of(FORKS.get(package, '')))]
+    missing = [package for package in packages if not versions_of(package)]
     if not missing:
         return Finding('extra', name, 'ok', f'has {", ".join(packages)}')
     return Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
@@ -216,4 +226,4 @@ def cure_for(error: str, package: str = '') -> str:
 def _compile_mmcv() -> str:
     mmcv = distribution_of('mmcv')
     # Wheels in pip's cache have names with underscores.
-    return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {install_command("mmcv")}'
+    return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {compile_command(mmcv)}'

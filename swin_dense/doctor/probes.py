@@ -51,10 +51,13 @@ def mmcv_operators() -> str:
     if find_spec('mmcv') is None:
         return 'not installed'
     import torch
-    from mmcv.ops import nms
+    from mmcv.ops import get_compiler_version, nms
 
     nms(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.ones(1), 0.5)
-    return 'compiled for this torch'
+    compiler = get_compiler_version()
+    return (
+        'in PyTorch, of mmcv-lite-ops' if 'mmcv-lite-ops' in compiler else f'compiled for this torch, with {compiler}'
+    )
 
 
 def resume() -> str:

@@ -10,6 +10,9 @@ from types import ModuleType
 # The maintained forks, which install under the same import names.
 FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmdetection'}
 FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
+# The distributions that install the package mmcv.
+MMCVS = ('mmcv', 'onedl-mmcv', 'mmcv-lite')
+WITHOUT_COMPILER = "pip install '.[mm-lite]' ./mmcv_lite_ops (in the clone of swin_dense)"
 # Import name: what to install, if that is another name.
 DISTRIBUTIONS = {
     'PIL': 'Pillow',
@@ -19,8 +22,6 @@ DISTRIBUTIONS = {
     'yaml': 'PyYAML',
     'zarr': "'zarr>=3'",
 }
-# Which the recipes need together. mmsegmentation imports ftfy and regex without declaring them.
-FRAMEWORKS = ('mmcv', 'mmengine', 'mmdet', 'mmseg', 'ftfy', 'regex')
 
 
 def require(user: str, *packages: str) -> None:
@@ -61,16 +62,25 @@ def _is_missing(user: str, packages: list[str]) -> str:
 def how_to_install(*packages: str) -> str:
     """Return the commands that install packages, given their import names; a framework needs the others too."""
     if not uses_forks() and not {'mmengine', 'mmcv', 'mmdet', 'mmseg'}.isdisjoint(packages):
-        return f'{install_command(*FRAMEWORKS)}; see docs/install.md'
+        return f'{WITHOUT_COMPILER}; see docs/install.md'
     return install_command(*packages)
 
 
 def install_command(*packages: str) -> str:
-    """Return the commands that install exactly these packages, given their import names."""
-    names = {package: distribution_of(package) for package in packages}
-    mmcv = names.pop('mmcv', None)  # must be compiled against the installed torch
-    commands = [f'pip install --no-build-isolation {"mmcv==2.1.0" if mmcv == "mmcv" else mmcv}'] if mmcv else []
-    return '; '.join([*commands, *([f'pip install {" ".join(names.values())}'] if names else [])])
+    """Return the commands that install packages, given their import names."""
+    names = [distribution_of(package) for package in packages]
+    if 'mmcv' in names or 'mmcv-lite' in names:
+        return WITHOUT_COMPILER  # this installs the others of the extra, too
+    compiled = [compile_command(name) for name in names if name == 'onedl-mmcv']
+    others = [name for name in names if name != 'onedl-mmcv']
+    if others:
+        compiled.append(f'pip install {" ".join(others)}')
+    return '; '.join(compiled)
+
+
+def compile_command(mmcv: str) -> str:
+    """Return the command that compiles mmcv, or its fork, for the installed torch."""
+    return f'pip install --no-build-isolation {"mmcv==2.1.0" if mmcv == "mmcv" else mmcv}'
 
 
 def distribution_of(package: str) -> str:
@@ -81,6 +91,13 @@ def distribution_of(package: str) -> str:
 
 def uses_forks() -> bool:
     return any(version_of(fork) for fork in FORKS.values())
+
+
+def versions_of(package: str) -> dict[str, str]:
+    """Return the names and versions of a distribution and of others with its import name, as far as installed."""
+    names = (package, *MMCVS) if package in MMCVS else (package, FORKS.get(package, ''))
+    versions = {name: version_of(name) for name in names}
+    return {name: version for name, version in versions.items() if version}
 
 
 def version_of(distribution: str) -> str | None:

@@ -45,8 +45,22 @@ def test_versions_against_the_table(installed):
 def test_forks_next_to_originals_are_broken(installed):
     found = installed(mmcv='2.1.0', onedl_mmcv='2.3.6', onedl_mmengine='0.10.12')
     assert found['mmcv'].status == 'broken'
-    assert found['mmcv'].cure == 'keep one: pip uninstall mmcv onedl-mmcv'
+    assert found['mmcv'].text == 'mmcv 2.1.0 and onedl-mmcv 2.3.6 install the same files'
+    assert found['mmcv'].cure == 'pip uninstall mmcv onedl-mmcv, and install one again'
     assert (found['mmengine'].status, found['mmengine'].text) == ('note', 'onedl-mmengine 0.10.12')
+
+
+def test_mmcv_lite_is_an_mmcv_but_not_over_a_compiled_one(installed):
+    found = installed(mmcv_lite='2.1.0')
+    assert (found['mmcv'].status, found['mmcv'].text) == ('ok', 'mmcv-lite 2.1.0')
+    found = installed(mmcv_lite='2.2.0')
+    assert (found['mmcv'].status, found['mmcv'].cure) == ('note', 'tested: >= 2.1.0, < 2.2')
+    found = installed(mmcv='2.1.0', mmcv_lite='2.1.0')
+    assert (found['mmcv'].status, found['mmcv'].text) == (
+        'broken',
+        'mmcv 2.1.0 and mmcv-lite 2.1.0 install the same files',
+    )
+    assert found['mmcv'].cure == 'pip uninstall mmcv mmcv-lite, and install one again'
 
 
 REQUIREMENTS = [
@@ -64,7 +78,9 @@ def test_extras_and_what_is_missing_from_each(installed, monkeypatch):
     features, mm = extras()
     assert (features.name, features.status, features.text) == ('features', 'note', 'missing: tifffile')
     assert features.cure == 'pip install tifffile'
-    assert mm.cure == 'pip install --no-build-isolation mmcv==2.1.0; pip install ftfy'
+    assert mm.cure == "pip install '.[mm-lite]' ./mmcv_lite_ops (in the clone of swin_dense)"
+    installed(mmcv_lite='2.1.0', ftfy='6.3.1')
+    assert extras()[1].status == 'ok'
     installed(filelock='4.2', tifffile='2026.3.3', onedl_mmcv='2.3.6')
     features, mm = extras()
     assert (features.status, features.text) == ('ok', 'has filelock, tifffile')
@@ -90,7 +106,7 @@ def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
             'install the torchvision version that matches this torch',
         ),
         ('AssertionError: MMCV==2.2.0 is used but incompatible.', 'mmdet', 'does not support this mmcv'),
-        ("ModuleNotFoundError: No module named 'mmcv._ext'", 'mmcv', 'has no compiled operators'),
+        ("ModuleNotFoundError: No module named 'mmcv._ext'", 'mmcv', 'has no operators: pip install ./mmcv_lite_ops'),
         ('ImportError: mmcv/_ext.cpython-311.so: undefined symbol: _ZN3c10', 'mmcv', 'was compiled for another torch'),
         ('ImportError: libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent', 'torch', 'install torch again'),
         ('RuntimeError: Numpy is not available', 'torch', "pip install 'numpy<2'"),
@@ -98,7 +114,7 @@ def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
         ('EOFError: Ran out of input', 'yapf_third_party', 'rm -r ~/.cache/YAPF'),
         ("ModuleNotFoundError: No module named 'ftfy'", 'mmseg', 'pip install ftfy'),
         ("ModuleNotFoundError: No module named 'PIL'", '', 'pip install Pillow'),
-        ("ModuleNotFoundError: No module named 'mmcv'", 'mmdet', 'pip install --no-build-isolation mmcv==2.1.0'),
+        ("ModuleNotFoundError: No module named 'mmcv'", 'mmdet', "pip install '.[mm-lite]' ./mmcv_lite_ops"),
         ('KeyError: 3', 'mmseg', 'pip install --force-reinstall --no-deps mmsegmentation'),
         ('ValueError: something else', '', ''),
     ],

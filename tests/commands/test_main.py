@@ -119,7 +119,7 @@ def test_a_bug_is_not_reported_as_wrong_usage(command):
         ('flops', 'rich.console', 'needs rich, which is not installed: pip install rich'),
         ('flops', 'yaml', 'pip install PyYAML'),
         ('flops', 'pkg_resources', "pip install 'setuptools<81'"),
-        ('flops', 'mmengine.config', 'pip install mmengine mmdet mmsegmentation ftfy regex; see docs/install.md'),
+        ('flops', 'mmengine.config', './mmcv_lite_ops (in the clone of swin_dense); see docs/install.md'),
         ('features', 'safetensors', 'not installed: pip install safetensors'),
     ],
 )

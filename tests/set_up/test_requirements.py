@@ -10,13 +10,14 @@ from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
 
-FILES = {name: (ROOT / f'requirements/{name}.txt').read_text() for name in ('core', 'dev', 'peers')}
+FILES = {name: (ROOT / f'requirements/{name}.txt').read_text() for name in ('core', 'dev', 'peers', 'mmcv')}
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
 EXTRAS, GROUPS = PROJECT['project']['optional-dependencies'], PROJECT['dependency-groups']
 CHOSEN = {
     'core': ([], ['core']),
-    'dev': (['features', 'zarr', 'visualize', 'export', 'mm'], ['core', 'dev', 'mm']),
+    'dev': (['features', 'zarr', 'visualize', 'export', 'mm-lite'], ['core', 'dev', 'mm']),
     'peers': (['checkpoints'], ['core', 'peers']),
+    'mmcv': ([], ['compiled-mmcv']),
 }
 
 
@@ -28,7 +29,8 @@ def locked(name):
 def test_the_files_have_the_requirements_of_pyproject(name):
     """If this fails: make requirements."""
     extras, groups = CHOSEN[name]
-    lines = [*PROJECT['project']['dependencies'], *(line for extra in extras for line in EXTRAS[extra])]
+    lines = [] if name == 'mmcv' else [*PROJECT['project']['dependencies']]
+    lines += [line for extra in extras for line in EXTRAS[extra]]
     lines += [line for group in groups for line in GROUPS[group] if isinstance(line, str)]
     versions = locked(name)
     for requirement in map(Requirement, lines):
@@ -43,8 +45,17 @@ def test_each_entry_is_a_pinned_package_with_hashes_and_none_is_for_torch_alone(
     versions = locked(name)
     # Ultralytics, not torch, needs nvidia-ml-py.
     assert not [package for package in versions if re.match('torch$|nvidia-(?!ml-py$)|cuda-', package)]
-    assert ('triton' in versions) == ('mmcv' in versions) == (name == 'dev')
-    assert len(set_up.MMCV.sub('', FILES[name]).replace('\\\n', '').splitlines()) == len(entries) - (name == 'dev')
+    assert ('triton' in versions) == (name == 'dev')
+    assert ('mmcv' in versions) == (name == 'mmcv')
+    without = len(set_up.MMCV.sub('', FILES[name]).replace('\\\n', '').splitlines())
+    assert without == len(entries) - (name == 'mmcv')
+
+
+def test_the_extras_of_both_mmcvs_have_the_same_frameworks():
+    """Except that one has mmcv and the other mmcv-lite, whose version is that of its operators."""
+    assert [line.replace('mmcv==', 'mmcv-lite==') for line in EXTRAS['mm']] == EXTRAS['mm-lite']
+    operators = tomllib.loads((ROOT / 'mmcv_lite_ops/pyproject.toml').read_text())
+    assert f'mmcv-lite=={operators["project"]["version"]}' in EXTRAS['mm-lite']
 
 
 @pytest.fixture
@@ -67,10 +78,56 @@ def test_an_installed_torch_is_kept_and_a_partial_one_is_not(tmp_path, installed
     assert kept == (('torch',), '')  # any version is the right one; what it requires is installed
 
 
-def test_mmcv_is_installed_after_torch(tmp_path, installed, monkeypatch):
-    monkeypatch.setattr(set_up, 'install_mmcv', lambda python, requirement: installed.append(requirement))
-    mmcv = 'mmcv==2.1.0 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2\n'
-    others = 'mmcv-lite==2.1.0 \\\n    --hash=sha256:3\n', 'mmdet==3.3.0 \\\n    --hash=sha256:4\n'
-    set_up.set_up(tmp_path, others[0] + mmcv + others[1])
-    assert installed[0][1] == ''.join(others)
-    assert installed[2] == mmcv
+MMCV_LITE = 'mmcv-lite==2.1.0 \\\n    --hash=sha256:3\n'
+MMDET = 'mmdet==3.3.0 \\\n    --hash=sha256:4\n'
+
+
+@pytest.fixture
+def changes(installed, monkeypatch):
+    """Record removals and compilations too."""
+    monkeypatch.setattr(set_up, 'check_compiler', lambda: installed.append('check'))
+    monkeypatch.setattr(set_up, 'uninstall', lambda python, *packages: installed.append(('remove', *packages)))
+    monkeypatch.setattr(set_up, 'install_mmcv', lambda python: installed.append('compile'))
+    return installed
+
+
+def make_installed(folder, *packages):
+    for package in packages:
+        (folder / f'lib/python3/site-packages/{package}-2.1.0.dist-info').mkdir(parents=True)
+
+
+@pytest.mark.parametrize('there', [[], ['mmcv_lite', 'mmcv_lite_ops']])
+@pytest.mark.parametrize('choice', ['lite', 'kept'])
+def test_nothing_is_compiled_unless_asked_for(tmp_path, changes, choice, there):
+    make_installed(tmp_path, *there)
+    set_up.set_up(tmp_path, MMCV_LITE + MMDET, choice)
+    (arguments, given), _ = changes
+    assert set_up.LITE_OPS in arguments
+    assert given == MMCV_LITE + MMDET
+
+
+@pytest.mark.parametrize(('choice', 'there'), [('compiled', []), ('compiled', ['mmcv']), ('kept', ['mmcv'])])
+def test_a_compiled_mmcv_is_installed_after_torch_and_kept(tmp_path, changes, choice, there):
+    make_installed(tmp_path, *there)
+    set_up.set_up(tmp_path, MMCV_LITE + MMDET, choice)
+    check, (arguments, given), torch, compiled = changes
+    assert (check, torch[0][0], compiled) == ('check', '--reinstall-package', 'compile')
+    assert set_up.LITE_OPS not in arguments
+    assert given == MMDET
+
+
+@pytest.mark.parametrize(
+    ('choice', 'there'), [('lite', ['mmcv']), ('compiled', ['mmcv_lite']), ('kept', ['mmcv', 'mmcv_lite'])]
+)
+def test_the_other_mmcv_is_removed_because_it_has_the_same_files(tmp_path, changes, choice, there):
+    make_installed(tmp_path, *there)
+    set_up.set_up(tmp_path, MMCV_LITE + MMDET, choice)
+    removal = ('remove', 'mmcv', 'mmcv-lite', 'mmcv-lite-ops')
+    assert next(call for call in changes if call != 'check') == removal
+
+
+def test_other_environments_have_no_operators(tmp_path, changes):
+    set_up.set_up(tmp_path, MMCV_LITE)
+    (arguments, given), _ = changes
+    assert set_up.LITE_OPS not in arguments
+    assert given == MMCV_LITE

@@ -55,7 +55,7 @@ def test_both_languages_state_the_same():
 @pytest.mark.parametrize(
     ('old', 'new'),
     [
-        ('4 ', '5 '),
+        ('3.11 ', '3.12 '),
         ('3.10', '3.11'),
         ("'swin_t'", "'swin_s'"),
         ('--pool gem', '--pool mean'),

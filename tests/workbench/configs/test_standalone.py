@@ -280,7 +280,7 @@ def test_a_missing_framework_is_named(monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize('framework', [mmdet, mmseg], ids=lambda module: module.__name__)
-def test_the_frameworks_tools_train_a_written_config(tmp_path, framework):
+def test_the_frameworks_tools_train_and_test_a_written_config(tmp_path, framework):
     if framework is mmdet:
         data, name = make_coco(tmp_path / 'data'), 'mask-rcnn_swin-demo_fpn'
         settings = ['train_cfg.max_epochs=1', 'train_cfg.val_interval=1', 'param_scheduler.1.end=1']
@@ -290,14 +290,20 @@ def test_the_frameworks_tools_train_a_written_config(tmp_path, framework):
         settings += [f'train_dataloader.dataset.pipeline.2.crop_size=({64},{64})']
     classes = ','.join(CLASSES)
     write(tmp_path, '--data-root', data, '--classes', classes, '--set', *settings, 'log_level=INFO', name=name)
-    tool = Path(framework.__path__[0], '.mim', 'tools', 'train.py')
-    command = [sys.executable, '-W', 'ignore', str(tool), 'mine.py', '--work-dir', 'work']
-    # Outside the repository, so that only the written file and the installed packages are used.
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r'coco/segm_mAP|mIoU', done.stdout)
+
+    def run(tool, *arguments):
+        # Outside the repository, so that only the written file and the installed packages are used.
+        path = Path(framework.__path__[0], '.mim', 'tools', tool)
+        command = [sys.executable, '-W', 'ignore', path, 'mine.py', *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return re.findall(r'(?:coco/segm_mAP|mIoU): ([\d.-]+)', done.stdout)
+
+    metrics = run('train.py', '--work-dir', 'work')
+    assert metrics
     (checkpoint,) = (tmp_path / 'work').glob('*.pth')
     assert 'random_states' in torch.load(checkpoint)['meta']  # written by WholeCheckpointHook
+    assert run('test.py', checkpoint) == metrics
 
 
 def test_plain_converts_nested_config_dicts():

@@ -1,0 +1,491 @@
+"""Each operator against its definition in loops, against torch, and against compiled mmcv where there is one."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmcv import ops
+from mmcv.ops.carafe import carafe
+from mmcv.ops.masked_conv import masked_conv2d
+from mmcv.ops.multi_scale_deform_attn import MultiScaleDeformableAttnFunction
+from mmcv.ops.psa_mask import psa_mask
+from mmdet.models.losses.focal_loss import py_sigmoid_focal_loss
+from torch.autograd import gradcheck
+
+from tests.mmcv_lite_ops.conftest import PLAIN
+
+
+def random_boxes(number, side=100.0, rounded=False):
+    corner = torch.rand(number, 2) * side
+    boxes = torch.cat([corner, corner + torch.rand(number, 2) * side / 3], 1)
+    return boxes.round() if rounded else boxes
+
+
+def random_rois(number, images, side):
+    """RoIs of which some begin before the map and some end after it, and one is a point."""
+    boxes = random_boxes(number, side * 1.3) - side * 0.15
+    boxes[0, 2:] = boxes[0, :2]
+    return torch.cat([torch.randint(images, (number, 1)).float(), boxes], 1)
+
+
+def with_gradients(function, *inputs):
+    """Return the output of a function, and the gradients of its inputs for a random gradient of the output."""
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+    output = function(*inputs)
+    weights = torch.rand(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
+    return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
+
+
+def assert_near(found, expected, tolerance=1e-12):
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+
+
+# Non-maximum suppression
+
+
+def kept_by_loops(boxes, scores, threshold):
+    kept = []
+    for i in sorted(range(len(boxes)), key=lambda i: -scores[i]):
+        if not any(iou(boxes[i], boxes[j]) > threshold for j in kept):
+            kept.append(i)
+    return kept
+
+
+def iou(a, b):
+    width, height = (max(0, min(a[2 + d], b[2 + d]) - max(a[d], b[d])) for d in (0, 1))
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
+    return width * height / (sum(areas) - width * height)
+
+
+@pytest.mark.parametrize('number', [0, 1, 60, 300])
+def test_nms_keeps_what_its_definition_keeps(plain, number):
+    boxes, scores = random_boxes(number), torch.rand(number)
+    kept = ops.nms(boxes, scores, 0.4)[1]
+    assert kept.tolist() == kept_by_loops(boxes.tolist(), scores.tolist(), 0.4)
+
+
+@pytest.mark.parametrize(('number', 'offset'), list(itertools.product([1, 16, 17, 128, 129, 1000, 3000], [0, 1])))
+def test_nms_keeps_the_boxes_of_compiled_mmcv_in_its_order(both, number, offset):
+    """Also with equal scores, and with overlaps at the threshold."""
+    for seed, (levels, threshold) in enumerate(itertools.product([2, 30, 10**6], [0.1, 0.5, 0.7])):
+        torch.manual_seed(seed)
+        boxes = random_boxes(number, side=40 if number < 200 else 150, rounded=True)  # also boxes without an area
+        scores = torch.randint(levels, (number,)) / levels
+        compiled, plain = both(lambda: ops.nms(boxes, scores, threshold, offset)[1])  # noqa: B023
+        assert compiled.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize('options', [{}, {'class_agnostic': True}, {'split_thr': 100}, {'max_num': 20}])
+def test_batched_nms_keeps_the_boxes_of_compiled_mmcv(both, options):
+    boxes, scores, classes = random_boxes(900), torch.randint(50, (900,)) / 50, torch.randint(7, (900,))
+    compiled, plain = both(lambda: ops.batched_nms(boxes, scores, classes, {'iou_threshold': 0.5, **options}))
+    assert compiled[1].tolist() == plain[1].tolist()
+    assert compiled[0].equal(plain[0])
+
+
+@pytest.mark.parametrize('method', ['naive', 'linear', 'gaussian'])
+def test_soft_nms_chooses_the_boxes_of_compiled_mmcv_in_its_order(both, method):
+    for levels, min_score in itertools.product([3, 10**6], [1e-3, 0.2]):
+        boxes, scores = (
+            random_boxes(400, rounded=True) + torch.tensor([0, 0, 1, 1]),
+            torch.randint(levels, (400,)) / levels,
+        )
+        compiled, plain = both(
+            lambda: ops.soft_nms(boxes, scores, 0.3, min_score=min_score, method=method, offset=1)  # noqa: B023
+        )
+        assert compiled[1].tolist() == plain[1].tolist()
+        torch.testing.assert_close(plain[0], compiled[0], rtol=1e-6, atol=1e-7)
+
+
+def test_soft_nms_lowers_the_score_of_the_box_that_overlaps(plain):
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5], [20, 20, 30, 30]])
+    scores = torch.tensor([0.9, 0.8, 0.7])
+    for method, factor in {'naive': 0.0, 'linear': 0.5, 'gaussian': math.exp(-(0.5**2) / 0.4)}.items():
+        dets, indices = ops.soft_nms(boxes, scores, 0.4, sigma=0.4, min_score=-1, method=method)
+        assert dict(zip(indices.tolist(), dets[:, 4].tolist(), strict=True)) == pytest.approx(
+            {0: 0.9, 1: 0.8 * factor, 2: 0.7}
+        )
+    assert scores.tolist() == pytest.approx([0.9, 0.8, 0.7])
+
+
+def test_nms_match_groups_boxes_like_compiled_mmcv(both):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        boxes = torch.cat([random_boxes(200, rounded=True), torch.randint(20, (200, 1)) / 20], 1)
+        compiled, plain = both(lambda: [group.tolist() for group in ops.nms_match(boxes, 0.3)])  # noqa: B023
+        assert compiled == plain
+
+
+def test_nms_match_puts_each_box_into_one_group(plain):
+    boxes = torch.cat([random_boxes(80), torch.rand(80, 1)], 1)
+    groups = [group.tolist() for group in ops.nms_match(boxes, 0.3)]
+    assert sorted(itertools.chain(*groups)) == list(range(80))
+    assert [group[0] for group in groups] == kept_by_loops(boxes[:, :4].tolist(), boxes[:, 4].tolist(), 0.3)
+
+
+# RoIAlign
+
+
+def roi_align_by_loops(input, rois, bins, scale, ratio, aligned):
+    output = input.new_zeros(len(rois), input.shape[1], *bins)
+    for i, (image, *corners) in enumerate(rois.tolist()):
+        x1, y1, x2, y2 = (corner * scale - (0.5 if aligned else 0) for corner in corners)
+        height, width = (length if aligned else max(length, 1) for length in (y2 - y1, x2 - x1))
+        for row, column in itertools.product(range(bins[0]), range(bins[1])):
+            step_y, step_x = height / bins[0], width / bins[1]
+            rows, columns = (ratio or math.ceil(step) for step in (step_y, step_x))
+            for sample_y, sample_x in itertools.product(range(rows), range(columns)):
+                y = y1 + (row + (sample_y + 0.5) / rows) * step_y
+                x = x1 + (column + (sample_x + 0.5) / columns) * step_x
+                output[i, :, row, column] += read(input[int(image)], y, x) / (rows * columns)
+    return output
+
+
+def read(image, y, x):
+    """Interpolate an image (C, H, W); it is zero beyond a pixel outside of its border."""
+    height, width = image.shape[1:]
+    if not (-1 <= y <= height and -1 <= x <= width):
+        return torch.zeros_like(image[:, 0, 0])
+    y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
+    top, left = int(y), int(x)
+    bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
+    of_bottom, of_right = y - top, x - left
+    upper = image[:, top, left] * (1 - of_right) + image[:, top, right] * of_right
+    lower = image[:, bottom, left] * (1 - of_right) + image[:, bottom, right] * of_right
+    return upper * (1 - of_bottom) + lower * of_bottom
+
+
+ROI_ALIGN = list(itertools.product([0, 2], [True, False], [(7, 7), (2, 3)]))
+
+
+@pytest.mark.parametrize(('ratio', 'aligned', 'bins'), ROI_ALIGN)
+def test_roi_align_equals_its_definition(plain, ratio, aligned, bins):
+    input, rois = torch.randn(2, 3, 19, 30, dtype=torch.float64), random_rois(20, images=2, side=80).double()
+    found = with_gradients(lambda input: ops.roi_align(input, rois, bins, 0.25, ratio, 'avg', aligned), input)
+    expected = with_gradients(lambda input: roi_align_by_loops(input, rois, bins, 0.25, ratio, aligned), input)
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize(('ratio', 'aligned', 'bins'), ROI_ALIGN)
+def test_roi_align_equals_compiled_mmcv(both, ratio, aligned, bins):
+    input, rois = torch.randn(2, 5, 19, 30, dtype=torch.float64), random_rois(300, images=2, side=80).double()
+    compiled, plain = both(
+        lambda: with_gradients(lambda input: ops.roi_align(input, rois, bins, 0.25, ratio, 'avg', aligned), input)
+    )
+    assert_near(plain, compiled)
+
+
+def test_roi_align_in_float32_equals_compiled_mmcv(both):
+    input, rois = torch.randn(2, 64, 50, 84), random_rois(200, images=2, side=400)
+    compiled, plain = both(
+        lambda: with_gradients(lambda input: ops.roi_align(input, rois, 7, 0.125, 0, 'avg', True), input)
+    )
+    assert_near(plain, compiled, tolerance=2e-6)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_masks_are_cropped_like_with_compiled_mmcv(both, channels):
+    masks, rois = torch.randint(2, (30, channels, 200, 301)).float(), random_rois(30, images=1, side=200)
+    rois[:, 0] = torch.arange(30)
+    compiled, plain = both(lambda: ops.roi_align(masks, rois, 28, 1.0, 0, 'avg', True))
+    torch.testing.assert_close(plain, compiled, rtol=0, atol=1e-6)
+    assert ((plain >= 0.5) == (compiled >= 0.5)).float().mean() > 0.9999
+
+
+def test_roi_align_of_no_rois_and_outside_of_the_map_is_empty_and_zero(plain):
+    input = torch.ones(1, 2, 8, 8, requires_grad=True)
+    assert ops.roi_align(input, torch.zeros(0, 5), 7, 1.0).shape == (0, 2, 7, 7)
+    outside = ops.roi_align(input, torch.tensor([[0.0, 20, 20, 30, 30], [0, -30, -30, -20, -20]]), 7, 1.0)
+    outside.sum().backward()
+    assert not outside.any()
+    assert not input.grad.any()
+
+
+@pytest.mark.parametrize('corners', [[5.0, 0, 4, 9], [0, 0, math.nan, 9], [0, 0, math.inf, 9]])
+def test_roi_align_refuses_rois_that_are_no_boxes(plain, corners):
+    with pytest.raises(ValueError, match='RoIs must be finite, with x1 <= x2 and y1 <= y2'):
+        ops.roi_align(torch.ones(1, 2, 8, 8), torch.tensor([[0, *corners]]), 7, 1.0)
+
+
+def test_roi_align_in_half_precision_is_computed_in_float32(plain):
+    input, rois = torch.randn(1, 4, 20, 20), random_rois(9, images=1, side=20).half()
+    half = with_gradients(lambda input: ops.roi_align(input, rois, 7, 1.0, 0, 'avg', True), input.half())
+    exact = with_gradients(
+        lambda input: ops.roi_align(input, rois.float(), 7, 1.0, 0, 'avg', True), input.half().float()
+    )
+    assert half[0].equal(exact[0].half())
+    torch.testing.assert_close(half[1].float(), exact[1], rtol=2e-3, atol=2e-3)
+
+
+# Focal loss
+
+
+@pytest.mark.parametrize('has_weight', [False, True])
+def test_focal_loss_equals_mmdets_in_python(plain, has_weight):
+    logits, target = torch.randn(50, 6, dtype=torch.float64) * 4, torch.randint(7, (50,))  # 6 is the background
+    weight = torch.rand(6, dtype=torch.float64) if has_weight else None
+    found = with_gradients(lambda x: ops.sigmoid_focal_loss(x, target, 2.0, 0.25, weight, 'none'), logits)
+
+    def in_python(x):
+        loss = py_sigmoid_focal_loss(x, F.one_hot(target, 7)[:, :6], None, 2.0, 0.25, 'none')
+        return loss * torch.cat([weight, torch.ones(1)])[target][:, None] if has_weight else loss
+
+    # mmcv multiplies the gradient of each class by the gradient of its loss.
+    assert_near(found, with_gradients(in_python, logits), tolerance=1e-9)
+
+
+def test_focal_loss_of_large_logits_is_exact(plain):
+    logits = torch.tensor([[90.0], [-90.0], [30.0]])
+    loss = ops.sigmoid_focal_loss(logits, torch.tensor([1, 0, 1]), 2.0, 0.25, None, 'none')  # class 1 is the background
+    assert loss[:, 0].tolist() == pytest.approx([0.75 * 90, 0.25 * 90, 0.75 * 30])
+
+
+# Deformable convolutions
+
+CONVOLUTIONS = [
+    {},
+    {'stride': 2, 'padding': 1},
+    {'padding': (2, 1), 'dilation': (2, 1)},
+    {'groups': 2, 'deform_groups': 3, 'padding': 1},
+]
+
+
+def convolution_inputs(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_groups=1):
+    input, weight = torch.randn(2, 6, 11, 13), torch.randn(8, 6 // groups, 3, 3)
+    out = F.conv2d(input, weight, None, stride, padding, dilation, groups).shape[2:]
+    offset = torch.randn(2, deform_groups * 18, *out) * 3
+    more = [torch.rand(2, deform_groups * 9, *out), weight, torch.randn(8)] if has_mask else [weight]
+    return [tensor.double() for tensor in (input, offset, *more)]
+
+
+def deform_conv(has_mask, stride=1, padding=0, dilation=1, groups=1, deform_groups=1):
+    options = stride, padding, dilation, groups, deform_groups
+    function = ops.modulated_deform_conv2d if has_mask else ops.deform_conv2d
+    return lambda *inputs: function(*inputs, *options)
+
+
+@pytest.mark.parametrize(('has_mask', 'options'), list(itertools.product([False, True], CONVOLUTIONS)))
+def test_deformable_convolutions_equal_compiled_mmcv(both, has_mask, options):
+    inputs = convolution_inputs(has_mask, **options)
+    compiled, plain = both(lambda: with_gradients(deform_conv(has_mask, **options), *inputs))
+    assert_near(plain, compiled, tolerance=1e-11)
+
+
+@pytest.mark.parametrize(('has_mask', 'options'), list(itertools.product([False, True], CONVOLUTIONS)))
+def test_deformable_convolutions_without_offsets_are_convolutions(plain, has_mask, options):
+    input, offset, *more = convolution_inputs(has_mask, **options)
+    mask = [torch.ones_like(more[0])] if has_mask else []
+    parameters = more[1:] if has_mask else more
+    found = deform_conv(has_mask, **options)(input, offset * 0, *mask, *parameters)
+    bias = parameters[1] if has_mask else None
+    others = {name: value for name, value in options.items() if name != 'deform_groups'}
+    torch.testing.assert_close(found, F.conv2d(input, parameters[0], bias, **others))
+
+
+@pytest.mark.parametrize(('has_mask', 'dtype'), list(itertools.product([False, True], [torch.float32, torch.float64])))
+def test_gradients_at_integer_positions_equal_compiled_mmcv(both, has_mask, dtype):
+    """Where the derivative is not continuous, and where training begins."""
+    input, offset, *more = (tensor.to(dtype) for tensor in convolution_inputs(has_mask, padding=1))
+    offset = offset.round()
+    compiled, plain = both(lambda: with_gradients(deform_conv(has_mask, padding=1), input, offset, *more))
+    assert_near(plain, compiled, tolerance=2e-6 if dtype == torch.float32 else 1e-11)
+
+
+def test_an_offset_of_one_pixel_reads_the_next_pixel(plain):
+    input, offset, weight = convolution_inputs(False)
+    offset[:, ::2], offset[:, 1::2] = 1, -1  # y, x
+    moved = F.pad(input, (1, 0, 0, 1))[:, :, 1:, :-1]
+    torch.testing.assert_close(ops.deform_conv2d(input, offset, weight), F.conv2d(moved, weight))
+
+
+@pytest.mark.parametrize('options', CONVOLUTIONS)
+def test_an_offset_of_a_larger_map_is_read_like_by_compiled_mmcv(both, options):
+    input, offset, mask, *parameters = convolution_inputs(True, **options)
+    offset, mask = F.pad(offset, (0, 4, 0, 3), value=0.3), F.pad(mask, (0, 4, 0, 3), value=0.3)
+    compiled, plain = both(lambda: with_gradients(deform_conv(True, **options), input, offset, mask, *parameters))
+    assert_near(plain, compiled, tolerance=1e-11)
+
+
+def test_an_offset_of_a_larger_map_gives_its_first_numbers(plain):
+    input, offset, mask, *parameters = convolution_inputs(True)
+    expected = ops.modulated_deform_conv2d(input, offset, mask, *parameters)
+    larger = [torch.cat([x.flatten(1), torch.ones(2, x.shape[1] * 9)], 1).view(2, -1, 9, 12) for x in (offset, mask)]
+    assert ops.modulated_deform_conv2d(input, *larger, *parameters).equal(expected)
+
+
+# Deformable attention
+
+
+def attention_by_loops(value, sizes, locations, weights):
+    batch, queries, heads, levels, points = weights.shape
+    output = value.new_zeros(batch, queries, heads, value.shape[3])
+    maps = [
+        level.transpose(1, 2).unflatten(2, size)
+        for level, size in zip(value.flatten(2).split([h * w for h, w in sizes], 1), sizes, strict=True)
+    ]
+    for b, q, head, level, point in itertools.product(*map(range, (batch, queries, heads, levels, points))):
+        height, width = sizes[level]
+        x, y = locations[b, q, head, level, point] * locations.new_tensor([width, height]) - 0.5
+        image = F.pad(maps[level].unflatten(1, (heads, -1))[b, head], (1, 1, 1, 1))
+        if -1 <= y <= height and -1 <= x <= width:
+            output[b, q, head] += weights[b, q, head, level, point] * read(image, float(y) + 1, float(x) + 1)
+    return output.flatten(2)
+
+
+def attention_inputs():
+    sizes = torch.tensor([[5, 7], [3, 4]])
+    value = torch.randn(2, 47, 2, 3, dtype=torch.float64)
+    locations = torch.rand(2, 4, 2, 2, 3, 2, dtype=torch.float64) * 1.4 - 0.2  # some outside of the map
+    return sizes, value, locations, torch.rand(2, 4, 2, 2, 3, dtype=torch.float64)
+
+
+def attend(sizes):
+    start = torch.cat([sizes.new_zeros(1), sizes.prod(1).cumsum(0)[:-1]])
+    return lambda value, locations, weights: MultiScaleDeformableAttnFunction.apply(
+        value, sizes, start, locations, weights, 64
+    )
+
+
+def test_deformable_attention_equals_its_definition(plain):
+    sizes, *inputs = attention_inputs()
+    torch.testing.assert_close(attend(sizes)(*inputs), attention_by_loops(inputs[0], sizes.tolist(), *inputs[1:]))
+
+
+# PSANet, CARAFE and guided anchoring
+
+
+@pytest.mark.parametrize(('psa_type', 'mask_size'), list(itertools.product([0, 1], [(9, 13), (5, 3), (1, 1)])))
+def test_psa_masks_equal_those_of_compiled_mmcv(both, psa_type, mask_size):
+    input = torch.randn(2, math.prod(mask_size), 5, 7, dtype=torch.float64)
+    compiled, plain = both(lambda: with_gradients(lambda input: psa_mask(input, psa_type, mask_size), input))
+    assert_near(plain, compiled)
+
+
+@pytest.mark.parametrize('psa_type', [0, 1])
+def test_psa_masks_equal_their_definition(plain, psa_type):
+    input, expected = torch.randn(2, 15, 4, 6), torch.zeros(2, 4, 6, 4, 6)
+    for y, x, i, j in itertools.product(range(4), range(6), range(4), range(6)):
+        row, column = i - y + 2, j - x + 1
+        if 0 <= row < 5 and 0 <= column < 3:
+            place = (i, j, y, x) if psa_type == 0 else (y, x, i, j)
+            expected[(slice(None), *place)] = input[:, row * 3 + column, y, x]
+    assert psa_mask(input, psa_type, (5, 3)).view(expected.shape).equal(expected)
+
+
+@pytest.mark.parametrize(('kernel', 'groups', 'scale'), [(3, 1, 2), (5, 2, 2), (1, 3, 3)])
+def test_carafe_equals_its_definition(plain, kernel, groups, scale):
+    features = torch.randn(2, 6, 4, 5, dtype=torch.float64)
+    masks = torch.randn(2, groups * kernel**2, 4 * scale, 5 * scale, dtype=torch.float64)
+
+    def by_loops(features, masks):
+        around, per_group = F.pad(features, [kernel // 2] * 4), 6 // groups
+        output = [
+            (around[:, c, y // scale :, x // scale :][:, :kernel, :kernel] * mask[:, c // per_group, :, :, y, x]).sum(
+                (1, 2)
+            )
+            for mask in [masks.unflatten(1, (groups, kernel, kernel))]
+            for c, y, x in itertools.product(range(6), range(4 * scale), range(5 * scale))
+        ]
+        return torch.stack(output, 1).view(2, 6, 4 * scale, 5 * scale)
+
+    found = with_gradients(lambda *inputs: carafe(*inputs, kernel, groups, scale), features, masks)
+    assert_near(found, with_gradients(by_loops, features, masks))
+
+
+def test_masked_convolutions_are_convolutions_at_the_positions_of_the_mask(plain):
+    input, weight, bias = torch.randn(1, 3, 7, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
+    mask = torch.rand(1, 7, 9) > 0.5
+    found = masked_conv2d(input, mask.float(), weight, bias, 1)
+    torch.testing.assert_close(found, F.conv2d(input, weight, bias, padding=1) * mask)
+
+
+# All operators
+
+
+@pytest.mark.parametrize('has_mask', [False, True])
+def test_gradients_of_deformable_convolutions_are_those_of_finite_differences(plain, has_mask):
+    input, offset, *more = convolution_inputs(has_mask, stride=2, padding=1, deform_groups=2)
+    function = deform_conv(has_mask, stride=2, padding=1, deform_groups=2)
+    assert gradcheck(function, [tensor.requires_grad_() for tensor in (input, offset, *more)], fast_mode=True)
+
+
+def test_gradients_of_the_other_operators_are_those_of_finite_differences(plain):
+    sizes, *inputs = attention_inputs()
+    rois, target = random_rois(5, images=2, side=10).double(), torch.randint(5, (6,))
+    map_, logits = torch.randn(2, 3, 9, 9, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
+    cases = [
+        (attend(sizes), inputs),
+        (lambda x: ops.roi_align(x, rois, 3, 1.0, 0, 'avg', True), [map_]),
+        (lambda x: ops.sigmoid_focal_loss(x, target, 1.5, 0.3, None, 'none'), [logits]),
+        (lambda x: psa_mask(x, 1, (3, 5)), [torch.randn(1, 15, 3, 4, dtype=torch.float64)]),
+    ]
+    for function, values in cases:
+        assert gradcheck(function, [value.requires_grad_() for value in values], fast_mode=True)
+
+
+def test_autocast_does_not_reach_into_operators(plain):
+    inputs = [tensor.float() for tensor in convolution_inputs(True, padding=1)]
+    rois = random_rois(9, images=2, side=10)
+    function = lambda *inputs: ops.roi_align(deform_conv(True, padding=1)(*inputs), rois, 3, 1.0)  # noqa: E731
+    expected = with_gradients(function, *inputs)
+    with torch.autocast('cpu', torch.bfloat16):
+        found = with_gradients(function, *inputs)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_operators_work_in_compiled_modules(plain):
+    input, rois = torch.randn(2, 3, 9, 9), random_rois(9, images=2, side=10)
+    function = lambda x: ops.roi_align(x * 2, rois, 3, 1.0) + 1  # noqa: E731
+    compiled = torch.compile(function, backend='eager')
+    for one, other in zip(with_gradients(compiled, input), with_gradients(function, input), strict=True):
+        assert one.equal(other)
+
+
+def test_torchvision_gets_the_arguments_of_its_functions(plain, monkeypatch):
+    """On CUDA tensors; its functions are replaced by ones with their signatures that call the plain operators."""
+    boxes, scores = random_boxes(50), torch.rand(50)
+    input, rois = torch.randn(2, 6, 11, 13, dtype=torch.float64), random_rois(9, images=2, side=10).double()
+    inputs = convolution_inputs(True, stride=2, padding=1, groups=2, deform_groups=3)
+    calls = [
+        lambda: [ops.nms(boxes, scores, 0.5)[1]],
+        lambda: with_gradients(lambda x: ops.roi_align(x, rois, (2, 3), 0.5, 2, 'avg', True), input),
+        lambda: with_gradients(deform_conv(True, stride=2, padding=1, groups=2, deform_groups=3), *inputs),
+    ]
+    expected = [call() for call in calls]
+    called = []
+
+    def nms(boxes, scores, iou_threshold):
+        called.append('nms')
+        return torch.tensor(kept_by_loops(boxes.tolist(), scores.tolist(), iou_threshold))
+
+    def roi_align(input, boxes, output_size, spatial_scale=1.0, sampling_ratio=-1, aligned=False):
+        called.append('roi_align')
+        return roi_align_by_loops(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
+
+    def deform_conv2d(input, offset, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), mask=None):
+        called.append('deform_conv2d')
+        monkeypatch.setattr(PLAIN, '_torchvision', lambda tensor: None)
+        settings = {'stride': stride, 'padding': padding, 'dilation': dilation, 'groups': 2, 'deform_groups': 3}
+        output = PLAIN._deform_conv(input, weight, offset, mask, bias, **settings)
+        monkeypatch.setattr(PLAIN, '_torchvision', lambda tensor: fake)
+        return output
+
+    fake = SimpleNamespace(nms=nms, roi_align=roi_align, deform_conv2d=deform_conv2d)
+    monkeypatch.setattr(PLAIN, '_torchvision', lambda tensor: fake)
+    for call, result in zip(calls, expected, strict=True):
+        assert_near(call(), result)
+    assert set(called) == {'nms', 'roi_align', 'deform_conv2d'}
+
+
+def test_other_operators_say_what_to_install(plain):
+    message = r'box_iou_rotated is not in mmcv-lite-ops.* pip install --no-build-isolation mmcv==2\.1\.0'
+    with pytest.raises(NotImplementedError, match=message):
+        ops.box_iou_rotated(torch.rand(2, 5), torch.rand(2, 5))
+    with pytest.raises(NotImplementedError, match=r"RoIAlign\(pool_mode='max'\) is not in mmcv-lite-ops"):
+        ops.roi_align(torch.rand(1, 2, 8, 8), torch.tensor([[0, 0.0, 0, 4, 4]]), 2, 1.0, 0, 'max')
+    assert not hasattr(PLAIN, '__path__')
