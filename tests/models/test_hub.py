@@ -158,6 +158,22 @@ def test_options_by_position_are_refused(build, words):
         build()
 
 
+@pytest.mark.parametrize(
+    ('build', 'words'),
+    [
+        (lambda: SwinBackbone(224), 'arch, the first argument, must be one of .* got 224; give other options by name'),
+        (lambda: SwinBackbone(img_size=512), 'images of any size work; the size for which an absolute position'),
+        (
+            lambda: SwinBackbone(embed_dim=96, foo=1),
+            r"options:\n  'embed_dim': it is called 'embed_dims' here\n  'foo'\n",
+        ),
+    ],
+)
+def test_options_of_other_swins_are_explained(build, words):
+    with pytest.raises(TypeError, match=words):
+        build()
+
+
 class Mine(SwinBackbone):
     pass
 
