@@ -12,7 +12,6 @@ from swin_dense.models.options import FOREIGN_OPTIONS, IMPLIED_OPTIONS
 _AUTHORS = {'embed_dim', 'in_chans', 'ape', 'use_checkpoint', 'norm_layer'}
 # Names that only the classifiers have: mmpretrain's, and for img_size also the authors'.
 _CLASSIFIERS = {'img_size', 'stage_cfgs', 'patch_cfg', 'pad_small_map', 'out_after_downsample', 'interpolate_mode'}
-
 _LAYER_NORMS = ({'type': 'LN'}, {'type': 'LN', 'requires_grad': True})
 
 
@@ -41,31 +40,29 @@ def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any]
         notes.append(f'num_classes={new.pop("num_classes")!r} is left out: a backbone has no classifier')
     if is_classifier:
         _of_classifier(new, notes, network)
-    frozen = new.get('frozen_stages')
-    if isinstance(frozen, int) and is_authors and frozen > 0:
+    for name in FOREIGN_OPTIONS.keys() & new.keys():
+        ours = FOREIGN_OPTIONS[name]
+        if ours in new:
+            raise ValueError(f'{name} and {ours} are the same option; give one')
+        new[ours] = new.pop(name)
+        notes.append(f'{name} is {ours}')
+    frozen = new.get('frozen_stages', -1)
+    if is_authors and frozen > 0:
         new['frozen_stages'] = frozen - 1
         notes.append(
             f'frozen_stages={frozen} becomes {frozen - 1}: the authors count the patch embedding as the first; '
             'the output norms of frozen stages are frozen too'
         )
-    elif isinstance(frozen, int) and is_classifier and not is_authors and frozen >= 0:
-        new['frozen_stages'] = frozen + 1
-        merging = '; the patch merging behind the last of them is frozen too' if network == 'swinv2' else ''
-        notes.append(f'frozen_stages={frozen} becomes {frozen + 1}: mmpretrain counts from the first stage{merging}')
-    if is_authors and not is_classifier and 'drop_path_rate' not in options:
+    if is_authors and not is_classifier and 'drop_path_rate' not in new:
         new['drop_path_rate'] = 0.2
         notes.append('drop_path_rate=0.2, the default of the authors')
-    for name in FOREIGN_OPTIONS.keys() & new.keys():
-        ours = FOREIGN_OPTIONS[name]
-        if ours in options:
-            raise ValueError(f'{name} and {ours} are the same option; give one')
-        new[ours] = new.pop(name)
-        notes.append(f'{name} is {ours}')
+    if is_classifier and not is_authors:
+        _of_mmpretrain(new, notes, network)
     return new, sorted(notes)
 
 
 def _of_classifier(new: dict[str, Any], notes: list[str], network: str) -> None:
-    """Translate mmpretrain's options in place."""
+    """Translate the options of a classifier in place: its outputs, windows and architecture."""
     window = _window_of(new.get('stage_cfgs'))
     if window is not None:
         notes.append(f'stage_cfgs={new.pop("stage_cfgs")!r} becomes window_size={window}')
@@ -79,7 +76,16 @@ def _of_classifier(new: dict[str, Any], notes: list[str], network: str) -> None:
     defaults = {'out_indices': (len(depths) - 1,), 'clamp_window': not new.pop('pad_small_map', False)}
     for name in defaults.keys() - new.keys():
         new[name] = defaults[name]
-        notes.append(f'{name}={defaults[name]}, as in mmpretrain')
+        notes.append(f'{name}={defaults[name]}, as in classifiers')
+
+
+def _of_mmpretrain(new: dict[str, Any], notes: list[str], network: str) -> None:
+    """Translate in place what has another meaning in mmpretrain than in all other Swins."""
+    frozen = new.get('frozen_stages', -1)
+    if frozen >= 0:
+        new['frozen_stages'] = frozen + 1
+        merging = '; the patch merging behind the last of them is frozen too' if network == 'swinv2' else ''
+        notes.append(f'frozen_stages={frozen} becomes {frozen + 1}: mmpretrain counts from the first stage{merging}')
     if new.get('drop_rate'):
         notes.append('drop_rate acts in the blocks too, in mmpretrain only behind the patch embedding')
     if new.get('norm_cfg', _LAYER_NORMS[0]) not in _LAYER_NORMS:

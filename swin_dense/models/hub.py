@@ -56,8 +56,8 @@ class _Unwritable:
 class HubMixin(nn.Module):
     """A module that can be saved together with its options, and rebuilt from them."""
 
-    # The arguments that rebuild the module in its current form, as they are written to CONFIG: by name, and those that
-    # a subclass takes with *args.
+    # The arguments that rebuild the module in its current form, as they are written to CONFIG: by name, and those by
+    # position if a subclass takes them with *args.
     _given: Mapping[str, Any] = {}
     _positional: Sequence[Any] = ()
 
@@ -198,22 +198,23 @@ class HubMixin(nn.Module):
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``__init__`` to record its arguments for ``save_pretrained``, as they were passed to the outermost class."""
-    signature = inspect.signature(init)
-    by_position = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+    parameters = inspect.signature(init).parameters.values()
+    by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
     @functools.wraps(init)
     def record(self: HubMixin, *args: Any, **kwargs: Any) -> None:
         if len(args) > len(by_position) and not takes_any:
-            names = ' and '.join(parameter.name for parameter in by_position)
+            names = ' and '.join(by_position) or 'no option'
             raise TypeError(
-                f'{type(self).__name__} takes only {names or "no option"} by position, got {args!r}; give options by '
+                f'{type(self).__name__} takes only {names} by position, got {args!r}; give options by '
                 'name, as in window_size=7: other Swins have them in another order'
             )
         if '_given' not in vars(self):
-            named = {parameter.name: value for parameter, value in zip(by_position, args, strict=False)}
+            # Arguments that have no name can be given again only behind those that have one.
+            self._positional = [_recorded(value) for value in args] if len(args) > len(by_position) else []
+            named = {} if self._positional else dict(zip(by_position, args, strict=False))
             self._given = {name: _recorded(value) for name, value in {**named, **kwargs}.items()}
-            self._positional = [_recorded(value) for value in args[len(by_position) :]]
         init(self, *args, **kwargs)
 
     return record

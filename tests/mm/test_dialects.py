@@ -182,6 +182,8 @@ def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
 def test_one_option_under_two_names_is_refused():
     with pytest.raises(ValueError, match='embed_dim and embed_dims are the same option; give one'):
         SwinDense(**TINY, embed_dim=16)
+    with pytest.raises(ValueError, match='in_channels are the same option; give one'):
+        SwinDense(**TINY, in_chans=3, num_channels=4)
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])

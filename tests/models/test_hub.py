@@ -122,12 +122,19 @@ class PassesOn(SwinBackbone):
         super().__init__(*args, **{'window_size': 5, **kwargs})
 
 
+class PassesOnTheRest(SwinBackbone):
+    def __init__(self, factor, *args, **kwargs):
+        super().__init__(*args, **{'window_size': 5 * factor, **kwargs})
+
+
 def test_a_subclass_that_passes_its_arguments_on_is_restored(tmp_path):
     assert safetensors.save_file
     model = randomize(PassesOn('t', **TINY))
     loaded = PassesOn.from_pretrained(model.save_pretrained(tmp_path), frozen_stages=1)
     assert (loaded.arch, loaded.window_size, loaded.frozen_stages) == (model.arch, (5, 5), 1)
     assert torch.equal(loaded.norm3.weight, model.norm3.weight)
+    PassesOnTheRest(2, 't', **TINY).save_pretrained(tmp_path)
+    assert PassesOnTheRest.from_pretrained(tmp_path).window_size == (10, 10)
     with pytest.raises(TypeError, match=r"the options are \['arch', "):
         PassesOn(windw=5)
 
