@@ -138,4 +138,7 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> 
         if sorted(arch) != sorted(expected):
             raise ValueError(f'arch as a dict must have exactly the keys {expected}, got {sorted(arch)}')
         return Arch(**arch)
-    raise TypeError(f'{checks.argument("arch")} must be one of {list(ARCHS)} or a dict, got {type(arch).__name__}')
+    raise TypeError(
+        f'{checks.argument("arch")}, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r}; '
+        'give other options by name'
+    )

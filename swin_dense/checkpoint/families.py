@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from swin_dense.utils.names import unwrapped
+
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
 
 # Our names by role of the module or parameter. These are the names of mmdet and mmseg.
@@ -44,12 +46,11 @@ _STAGES = {'stage': (1, 0), 'next': (1, 1), 'odd': (2, 1), 'even': (2, 2)}
 # Roles whose names distinguish families from each other and a Swin from other networks.
 _DISTINCTIVE = ('norm1', 'qkv', 'proj', 'norm2', 'fc1', 'fc2')
 
-# Regular expressions that normalise variants of these names: components inserted by wrappers, names of timm's
-# features_only models, and in transformers the name of the base model, the norms of MaskFormer and older names.
+# Regular expressions that normalise variants of these names: names of timm's features_only models, and in transformers
+# the name of the base model, the norms of MaskFormer and older names.
 _RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r'(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.', ''),
         (r'\blayers_(?=\d+\.)', 'layers.'),
         (r'\bswin(?:v2)?\.(?=embeddings\.|encoder\.|layernorm\.)', ''),
         (
@@ -179,6 +180,7 @@ class Family:
 
 def plain_name(key: str) -> str:
     """Return ``key`` without components of wrappers and in the spelling of the name tables."""
+    key = unwrapped(key)
     for pattern, replacement in _RESPELLINGS:
         key = pattern.sub(replacement, key)
     return key

@@ -30,6 +30,10 @@ _OF_CLASSIFIER = (
     'a classifier shrinks its windows to small maps, such as those of stage 4 at 224 pixels; to reproduce its '
     'outputs, build the model with '
 )
+_WINDOWS_UNKNOWN = (
+    'neither the checkpoint nor the model records the windows that the position networks were trained with; they are '
+    'taken to be those of the model, {window}; if they were others, build the model with pretrained_window_size'
+)
 _NOT_SQUARE = (
     '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint '
     '(--source-window-size of swin-dense convert)'
@@ -182,6 +186,8 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
         _use_window(options.window_size, found)
     _check_network(found, target, options)
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
+    if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
+        report.notes.append(_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size)))
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
     renamed = {n: x for n, x in found.parameters.items() if n not in target.shapes and is_standard(n)}

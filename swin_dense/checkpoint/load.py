@@ -190,6 +190,8 @@ def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any],
     """
     if _required.get() != 'nothing':
         _convert(module, state_dict, prefix)
+        if f'{prefix}patch_embed.projection.weight' in state_dict:
+            module.input_preset = None  # type: ignore[assignment] # it belonged to the weights before
 
 
 def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:

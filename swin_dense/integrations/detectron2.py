@@ -85,8 +85,8 @@ class _Detectron2:
         stages = sorted({FEATURES.index(name) for name in out_features})
         frozen_stages = checks.integer('freeze_at', freeze_at, minimum=0) - 1
         # save_pretrained must write these arguments, not those that the next line passes to the backbone.
-        own = {'arch': arch, 'out_features': out_features, 'freeze_at': freeze_at, **options}
-        vars(self).setdefault('_given', own)
+        if '_given' not in vars(self):
+            self._change_given(arch=arch, out_features=out_features, freeze_at=freeze_at, **options)  # type: ignore[attr-defined]
         super().__init__(arch, out_indices=stages, frozen_stages=frozen_stages, **options)
         self._out_features = [FEATURES[stage] for stage in self.out_indices]  # type: ignore[attr-defined]
         self._out_feature_channels = dict(zip(self._out_features, self.out_channels, strict=True))  # type: ignore[attr-defined]

@@ -129,6 +129,9 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
     def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> Any:
         """Return the config saved as a dict. ``kwargs`` may also override options of the backbone."""
         own = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
+        if 'window_size' in own and 'pretrained_window_size' not in own:
+            with torch.device('meta'):
+                own.update(cls(**config_dict)._build(None)._kept_by_other_windows())
         return super().from_dict({**config_dict, **own}, **kwargs)
 
     @classmethod
@@ -161,8 +164,9 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
             'norm_cfg': {'type': 'LN', 'eps': config.layer_norm_eps},
         }
         arch = {'embed_dims': config.embed_dim, 'depths': list(config.depths), 'num_heads': list(config.num_heads)}
-        outputs = {'out_features': config.out_features} if 'out_features' not in kwargs | {'out_indices': 0} else {}
-        return cls(arch, options, **outputs, **kwargs)
+        if kwargs.keys().isdisjoint(('out_features', 'out_indices')):
+            kwargs['out_features'] = config.out_features
+        return cls(arch, options, **kwargs)
 
 
 class SwinDenseBackbone(BackboneMixin, PreTrainedModel):

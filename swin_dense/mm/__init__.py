@@ -29,6 +29,13 @@ __all__ = [
     'swin_auto_wrap_policy',
 ]
 
+# The backbones are in the root registry, where every scope finds their bare names, and other scopes 'mmdet.SwinDense'.
+# mmdet's own registry looks for that name in itself only, and then imports it as a dotted name. These entries answer
+# that import, whether mmdet is imported before or later.
+for _scope in ('mmdet', 'mmseg', 'mmpretrain'):
+    for _kind in (SwinDense, SwinDenseV2):
+        sys.modules[f'{_scope}.{_kind.__name__}'] = _kind  # type: ignore[assignment]
+
 # Lets mmengine.hub.get_config('swin_dense::mask_rcnn/...') find the recipes of the wheel after `import swin_dense`.
 MODULE2PACKAGE.setdefault('swin_dense', 'swin-dense')
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
 from torch import nn
 
-from swin_dense.archs import Arch, resolve_arch
+from swin_dense.archs import Arch
 from swin_dense.checkpoint import Report, load_checkpoint
+from swin_dense.mm.dialects import translated
 from swin_dense.mm.resume import allow_training_checkpoints
 from swin_dense.models.layers import ACTIVATIONS, NORMS
 from swin_dense.models.swin import SwinBackbone
@@ -51,8 +53,9 @@ class SwinDense(SwinBackbone, BaseModule):
             mmengine's ``compile=True`` compiles whole training steps, which fails with some optimisers and heads.
         img_size: mmpretrain's name for ``pretrain_img_size``. It marks a config of a classifier, so it changes two
             defaults: ``out_indices`` to the last stage, and ``clamp_window`` to True.
-        **options: options of :class:`SwinBackbone`; others raise. ``act_cfg`` and ``norm_cfg`` may also name layers
-            that are registered in mmengine.
+        **options: options of :class:`SwinBackbone`, or of the Swins of the authors, of mmdet 2.x and of mmpretrain,
+            which keep the meaning that they have there: a warning lists what was translated. Others raise. ``act_cfg``
+            and ``norm_cfg`` may also name layers that are registered in mmengine.
 
     Raises:
         ValueError: both ``pretrained`` and ``init_cfg`` are given, or see :class:`SwinBackbone`.
@@ -79,16 +82,13 @@ class SwinDense(SwinBackbone, BaseModule):
         **options: Any,
     ) -> None:
         if img_size is not None:
-            if 'pretrain_img_size' in options:
-                raise ValueError('img_size and pretrain_img_size are the same option; give one')
-            depths = options.get('depths') or resolve_arch(arch, self._prefix).depths
-            options = {
-                'out_indices': (len(depths) - 1,),
-                'clamp_window': True,
-                **options,
-                'pretrain_img_size': img_size,
-            }
-        super().__init__(arch, **_with_registered_layers(options))
+            options['img_size'] = img_size
+        options, notes = translated({'arch': arch, **options}, self._prefix)
+        if notes:
+            lines = '\n  '.join(notes)
+            said = f'{type(self).__name__} translated options of a config for another Swin:\n  {lines}'
+            print_log(said, 'current', logging.WARNING)
+        super().__init__(**_with_registered_layers(options))
         if pretrained is not None:
             if not isinstance(pretrained, str):
                 raise TypeError(f'pretrained must be a path or an address, got {pretrained!r}')
@@ -161,21 +161,24 @@ class SwinDenseV2(SwinDense, SwinV2Backbone):
                 raise ValueError('pretrained_window_sizes and pretrained_window_size are the same option; give one')
             options['pretrained_window_size'] = pretrained_window_sizes
         if options.get('img_size') is not None and isinstance(window_size, Sequence) and len(window_size) > 2:
-            window_size = _before_clamping(window_size, options['img_size'], options.get('patch_size', 4))
+            window_size = _before_clamping(window_size, options)
         super().__init__(arch, window_size=window_size, **options)
 
 
-def _before_clamping(windows: Sequence[int], img_size: int | Sequence[int], patch_size: int) -> int:
+def _before_clamping(windows: Sequence[int], options: Mapping[str, Any]) -> int:
     """Return the window size from which clamping to the maps of an image gives ``windows``, one per stage."""
     windows = checks.integers('window_size', windows)
-    side = min(checks.pair('img_size', img_size)) // patch_size
-    clamped = tuple(min(max(windows), side // 2**stage) for stage in range(len(windows)))
+    img_size, largest = options['img_size'], max(windows)
+    side = min(checks.pair('img_size', img_size)) // options.get('patch_size', 4)
+    sides = [largest if options.get('pad_small_map') else side // 2**stage for stage in range(len(windows))]
+    clamped = tuple(min(largest, side) for side in sides)
     if windows != clamped:
         raise ValueError(
-            f'window_size={list(windows)}: a window of {max(windows)} shrinks to {list(clamped)} at '
-            f'img_size={img_size}, and other windows per stage are not supported; give one window_size'
+            f'window_size={list(windows)}: a window of {largest} shrinks to {list(clamped)} at img_size={img_size} '
+            f'with pad_small_map={options.get("pad_small_map", False)}, and other windows per stage are not supported; '
+            'give one window_size'
         )
-    return max(windows)
+    return largest
 
 
 def _with_registered_layers(options: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,9 @@ class SwinClassifier(HubMixin):
         nn.init.zeros_(self.head.bias)
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
 
+    def _kept_by_other_windows(self) -> dict[str, Any]:
+        return self.backbone._kept_by_other_windows()
+
     def forward(self, img: Tensor) -> Tensor:
         """Return the scores of images, (B, in_channels, H, W), before softmax: (B, num_classes)."""
         return self.head(self.backbone(img)[-1].mean((2, 3)))

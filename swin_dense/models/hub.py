@@ -12,11 +12,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from swin_dense.utils import packages
@@ -45,13 +46,20 @@ model = {kind}.from_pretrained({name!r})
 """
 
 
-_FUNCTION = '<function>'
+@dataclass(frozen=True)
+class _Unwritable:
+    """Stands for the value of an argument that JSON cannot hold; the value itself may not even be picklable."""
+
+    kind: str
 
 
 class HubMixin(nn.Module):
     """A module that can be saved together with its options, and rebuilt from them."""
 
-    _given: dict[str, Any]  # the arguments that rebuild the module in its current form
+    # The arguments that rebuild the module in its current form, as they are written to CONFIG: by name, and those by
+    # position if a subclass takes them with *args.
+    _given: Mapping[str, Any] = {}
+    _positional: Sequence[Any] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,7 +68,11 @@ class HubMixin(nn.Module):
 
     def _change_given(self, **options: Any) -> None:
         """Update the recorded options after the model was changed."""
-        self._given = {**self._given, **options}
+        self._given = {**self._given, **{name: _recorded(value) for name, value in options.items()}}
+
+    def _kept_by_other_windows(self) -> dict[str, Any]:
+        """Return options that the module needs if it is rebuilt with another ``window_size`` and the same weights."""
+        return {}
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, name: str | None = None) -> Path:
         """Write the weights, the options and a model card.
@@ -75,11 +87,14 @@ class HubMixin(nn.Module):
         """
         save_file = packages.optional('a saved model', 'safetensors.torch').save_file
         kind = type(self)
-        config = {
-            'library': LIBRARY,
-            'class': kind.__name__,
-            'options': {option: _as_json(option, value) for option, value in self._given.items()},
-        }
+        for option, value in [*self._given.items(), *(('*args', value) for value in self._positional)]:
+            if isinstance(value, _Unwritable):
+                raise TypeError(f'the option {option} cannot be written to {CONFIG}: it is a {value.kind}')
+        config: dict[str, Any] = {'library': LIBRARY, 'class': kind.__name__, 'options': self._given}
+        if self._positional:
+            config['arguments'] = self._positional
+        if (preset := getattr(self, 'backbone', self).input_preset) is not None:
+            config['input_preset'] = preset
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {key: tensor.detach().contiguous() for key, tensor in self.state_dict().items()}
@@ -93,7 +108,7 @@ class HubMixin(nn.Module):
                 module=_public_module(kind),
                 name=name or str(folder),
                 parameters=sum(parameter.numel() for parameter in self.parameters()),
-                options=json.dumps(config['options']),
+                options=json.dumps(self._given),
             )
             with written_whole(folder / CARD) as unfinished:
                 unfinished.path.write_text(card, encoding='utf-8')
@@ -118,7 +133,8 @@ class HubMixin(nn.Module):
 
         Raises:
             FileNotFoundError: a file is missing in the folder.
-            ValueError: the folder contains a model of another class, or no model of this package.
+            ValueError: the folder contains a model of another class, or no model of this package, or ``window_size``
+                is changed in a model whose pretraining windows it does not determine.
             TypeError: an option is unknown.
             CheckpointError: a weight is missing or has another shape.
             RuntimeError: the file contains unexpected weights.
@@ -138,10 +154,15 @@ class HubMixin(nn.Module):
             )
         if config['class'] != cls.__name__:
             raise ValueError(f'{name_or_folder} contains a {config["class"]}: call {config["class"]}.from_pretrained')
-        model = cls(**{**config['options'], **options})
+        saved, arguments = config['options'], config.get('arguments', ())
+        if 'window_size' in options and 'pretrained_window_size' not in options:
+            with torch.device('meta'):
+                saved = {**saved, **cls(*arguments, **saved)._kept_by_other_windows()}
+        model = cls(*arguments, **{**saved, **options})
         model.load_state_dict(
             packages.optional('a saved model', 'safetensors.torch').load_file(folder / WEIGHTS), strict=True
         )
+        getattr(model, 'backbone', model).input_preset = config.get('input_preset')
         return model.eval()
 
     def push_to_hub(
@@ -177,14 +198,23 @@ class HubMixin(nn.Module):
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``__init__`` to record its arguments for ``save_pretrained``, as they were passed to the outermost class."""
-    names = list(inspect.signature(init).parameters)[1:]
+    parameters = inspect.signature(init).parameters.values()
+    by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
     @functools.wraps(init)
     def record(self: HubMixin, *args: Any, **kwargs: Any) -> None:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        # Functions may not be picklable, and are not needed, because they cannot be written as JSON.
-        given = {name: _FUNCTION if callable(value) else value for name, value in given.items()}
-        vars(self).setdefault('_given', given)
+        if len(args) > len(by_position) and not takes_any:
+            names = ' and '.join(by_position) or 'no option'
+            raise TypeError(
+                f'{type(self).__name__} takes only {names} by position, got {args!r}; give options by '
+                'name, as in window_size=7: other Swins have them in another order'
+            )
+        if '_given' not in vars(self):
+            # Arguments that have no name can be given again only behind those that have one.
+            self._positional = [_recorded(value) for value in args] if len(args) > len(by_position) else []
+            named = {} if self._positional else dict(zip(by_position, args, strict=False))
+            self._given = {name: _recorded(value) for name, value in {**named, **kwargs}.items()}
         init(self, *args, **kwargs)
 
     return record
@@ -196,16 +226,20 @@ def _public_module(kind: type) -> str:
     return package if getattr(sys.modules[package], kind.__name__, None) is kind else kind.__module__
 
 
-def _as_json(option: str, value: Any) -> Any:
-    """Convert the value of an option to types that JSON supports."""
+def _recorded(value: Any) -> Any:
+    """Return a copy of the value of an argument in types that JSON supports, or what stands for it."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): _as_json(option, entry) for key, entry in value.items()}
+        entries = {str(key): _recorded(entry) for key, entry in value.items()}
+        return _unwritable(entries.values()) or entries
     if isinstance(value, (tuple, list, range)):
-        return [_as_json(option, entry) for entry in value]
-    if isinstance(value, str) and value == _FUNCTION:
-        raise TypeError(f'the option {option} cannot be written to {CONFIG}: it is a function')
+        items = [_recorded(item) for item in value]
+        return _unwritable(items) or items
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f'the option {option} cannot be written to {CONFIG}: got a {type(value).__name__}')
+    return _Unwritable('function' if callable(value) else type(value).__name__)
+
+
+def _unwritable(values: Iterable[Any]) -> _Unwritable | None:
+    return next((value for value in values if isinstance(value, _Unwritable)), None)

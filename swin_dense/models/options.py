@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swin_dense.utils import checks
 
-# Option names of other Swin implementations, and the names here.
-_FOREIGN_OPTIONS = {
+# Option names of other Swin implementations, and the names here. SwinDense accepts them.
+FOREIGN_OPTIONS = {
     'embed_dim': 'embed_dims',
     'in_chans': 'in_channels',
     'num_channels': 'in_channels',
@@ -21,6 +22,19 @@ _FOREIGN_OPTIONS = {
     'norm_layer': 'norm_cfg',
     'act_layer': 'act_cfg',
     'stochastic_depth_prob': 'drop_path_rate',
+}
+# Options of other Swin implementations that are not options here, and the values with which they change nothing. With
+# these values SwinDense accepts them.
+IMPLIED_OPTIONS: dict[str, tuple[Any, ...]] = {
+    'out_after_downsample': (False,),
+    'interpolate_mode': ('bicubic',),
+    'norm_eval': (False, True),  # acts on batch norms only
+    'patch_cfg': ({}, None),
+    'stage_cfgs': ({}, None),
+    'pretrain_style': ('official', 'mmcls'),
+    'output_missing_index_as_none': (False,),
+    'return_stereo_feat': (False,),
+    'fused_window_process': (False,),
 }
 
 
@@ -62,19 +76,37 @@ def checkpointing_per_stage(with_cp: bool | str | Sequence[bool | str], stages: 
     return tuple(values)
 
 
-def reject_unknown(unknown: Iterable[str], allowed: Sequence[str]) -> None:
-    """Raise TypeError for the first unknown option, with the name or the place that the user probably meant."""
-    for name in unknown:
-        if name in _FOREIGN_OPTIONS:
-            raise TypeError(f'unknown option {name!r}: it is called {_FOREIGN_OPTIONS[name]!r} here')
-        if name in ('pretrained', 'init_cfg', 'convert_weights'):
-            raise TypeError(
-                f'{name!r} is an option of SwinDense in mmengine configs; '
-                'for SwinBackbone use load_checkpoint or create_backbone(..., checkpoint=...)'
-            )
-        if name == 'pretrained_window_size' and name not in allowed:
-            raise TypeError(f'{name!r} is an option of Swin V2: use SwinV2Backbone, or SwinDenseV2 in a config')
-        raise TypeError(f'unknown option {name!r}{checks.closest(name, allowed)}; the options are {list(allowed)}')
+def reject_unknown(unknown: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Raise TypeError if options are unknown: for each, the name or the place that the user probably meant."""
+    reasons = [f'{name!r}{_why_unknown(name, value, allowed)}' for name, value in unknown.items()]
+    if len(reasons) == 1:
+        raise TypeError(f'unknown option {reasons[0]}; the options are {list(allowed)}')
+    if reasons:
+        listed = '\n  '.join(reasons)
+        raise TypeError(f'unknown options:\n  {listed}\nThe options are {list(allowed)}')
+
+
+def _why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
+    if name == 'img_size':
+        return (
+            ': images of any size work; the size for which an absolute position embedding was trained is '
+            "'pretrain_img_size'"
+        )
+    if name in FOREIGN_OPTIONS:
+        return f': it is called {FOREIGN_OPTIONS[name]!r} here'
+    if name == 'stage_cfgs':
+        return f': {value!r} is not supported; only one window for all blocks is, window_size'
+    if name in IMPLIED_OPTIONS:
+        values = ' or '.join(map(repr, IMPLIED_OPTIONS[name]))
+        return f': {value!r} is not supported; configs of SwinDense may have {values}, which changes nothing'
+    if name in ('pretrained', 'init_cfg', 'convert_weights'):
+        return (
+            ' is an option of SwinDense in mmengine configs; for SwinBackbone use load_checkpoint or '
+            'create_backbone(..., checkpoint=...)'
+        )
+    if name == 'pretrained_window_size' and name not in allowed:
+        return ' is an option of Swin V2: use SwinV2Backbone, or SwinDenseV2 in a config'
+    return checks.closest(name, allowed)
 
 
 def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:

@@ -33,6 +33,7 @@ from swin_dense.models.layers import (
 from swin_dense.ops import BACKENDS, plain
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, compat, memory
+from swin_dense.utils.names import unwrapped
 
 
 class SwinStage(nn.Module):
@@ -113,6 +114,7 @@ class SwinBackbone(HubMixin):
 
     # SwinV2Backbone overrides these.
     _prefix = 'swin'
+    _with_other_windows = ''
     _block = SwinBlock
     _merging = PatchMerging
 
@@ -233,8 +235,9 @@ class SwinBackbone(HubMixin):
     @window_size.setter
     def window_size(self, window_size: Any) -> None:
         raise AttributeError(
-            f'window_size cannot change from {self._window_size} to {window_size!r}, because weights have its size: '
-            f'build a backbone with window_size={window_size!r} and call load_checkpoint(new, old.state_dict())'
+            f'window_size cannot change from {self._window_size} to {window_size!r}, because the weights depend on it: '
+            f'build a backbone with window_size={window_size!r}{self._with_other_windows} and call '
+            'load_checkpoint(new, old.state_dict())'
         )
 
     def reset_parameters(self) -> None:
@@ -266,9 +269,10 @@ class SwinBackbone(HubMixin):
         """
         depths = self.arch.depths
         layers = sum(depths) + 2
-        if not param_name.startswith(prefix):
+        name = unwrapped(param_name)
+        if not name.startswith(prefix):
             return layers - 1, layers
-        return layer_of(param_name.removeprefix(prefix), depths), layers
+        return layer_of(name.removeprefix(prefix), depths), layers
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay, besides biases and norms, as timm's models do."""
@@ -340,8 +344,8 @@ class SwinBackbone(HubMixin):
 def _option_names(kind: type[SwinBackbone]) -> list[str]:
     """Return the option names of a backbone class, including those of its base classes."""
     kinds = [base for base in kind.__mro__ if issubclass(base, SwinBackbone) and '__init__' in vars(base)]
-    parameters = [p for base in kinds for p in list(inspect.signature(base).parameters.values())[:-1]]
-    return list(dict.fromkeys(p.name for p in parameters))
+    parameters = [p for base in kinds for p in inspect.signature(base).parameters.values()]
+    return list(dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)))
 
 
 def _freeze_module(module: nn.Module) -> None:

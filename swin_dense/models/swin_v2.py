@@ -131,6 +131,9 @@ class SwinV2Backbone(SwinBackbone):
     """
 
     _prefix = 'swinv2'
+    _with_other_windows = (
+        ' and pretrained_window_size, the side of the windows that the weights were trained with, one or one per stage,'
+    )
     _block = SwinBlockV2
     _merging = PatchMergingV2
 
@@ -153,6 +156,18 @@ class SwinV2Backbone(SwinBackbone):
         for stage, side in zip(cast('list[SwinStage]', self.stages), windows, strict=False):
             for block in stage.blocks:
                 cast('Any', block).attn.w_msa.pretrained_window_size = (side, side) if side else None
+
+    def _kept_by_other_windows(self) -> dict[str, Any]:
+        if 0 not in self.pretrained_window_size:
+            return {}
+        height, width = self.window_size
+        if self.clamp_window or height != width:
+            reason = 'shrink to small maps (clamp_window)' if self.clamp_window else 'are not square'
+            raise ValueError(
+                f'window_size={self.window_size} cannot change without pretrained_window_size, the side of the windows '
+                f'that the weights were trained with, one or one per stage: these windows {reason}'
+            )
+        return {'pretrained_window_size': [side or height for side in self.pretrained_window_size]}
 
     @staticmethod
     def _attention(qk_scale: float | None, use_rel_pos_bias: bool) -> Callable[..., WindowAttention]:

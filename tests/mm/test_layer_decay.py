@@ -5,6 +5,7 @@ import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from swin_dense import SwinDense, SwinDenseV2
 from tests.conftest import TINY
@@ -130,3 +131,27 @@ def test_a_step_changes_layers_by_their_rates():
     ):
         moved = (before[name] - dict(model.named_parameters())[name]).unique()
         torch.testing.assert_close(moved, torch.full_like(moved, rate), msg=name)
+
+
+def test_a_wrapped_stage_has_the_rates_of_its_layers():
+    """Wrappers insert components into the names of parameters, which must not give them the rate of the head."""
+    plain, model = Model(), Model()
+    model.backbone.patch_embed = checkpoint_wrapper(model.backbone.patch_embed)
+    model.backbone.stages[1] = torch.compile(model.backbone.stages[1], backend='eager')
+    model.backbone.stages[2] = checkpoint_wrapper(model.backbone.stages[2])
+    model.backbone.stages[3].blocks[1] = checkpoint_wrapper(model.backbone.stages[3].blocks[1])
+    for decay_type in ('layer_wise', 'stage_wise'):
+        expected = settings_of(plain, decay_rate=0.5, decay_type=decay_type)
+        found = settings_of(model, decay_rate=0.5, decay_type=decay_type)
+        assert list(found.values()) == list(expected.values())
+    depths = [model.backbone.get_layer_depth(name, 'backbone.') for name, _ in model.named_parameters()]
+    assert depths == [plain.backbone.get_layer_depth(name, 'backbone.') for name, _ in plain.named_parameters()]
+    whole = torch.compile(model, backend='eager')
+    assert depths == [model.backbone.get_layer_depth(name, 'backbone.') for name, _ in whole.named_parameters()]
+
+
+def test_an_unknown_parameter_of_a_stage_is_refused():
+    model = Model()
+    model.backbone.stages[1].adapter = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"layer of the parameter 'stages\.1\.adapter\.weight'.*inside a block"):
+        settings_of(model, decay_rate=0.5)

@@ -54,7 +54,7 @@ def test_custom_imports_of_a_config_register_swin_dense(scope, tmp_path):
 def test_options_reach_the_backbone_and_wrong_ones_are_refused():
     assert MODELS.build({'type': 'SwinDense', 'arch': 's', 'out_indices': [0]}).out_channels == (96,)
     with pytest.raises(TypeError, match='embed_dims'):
-        MODELS.build({'type': 'SwinDense', 'embed_dim': 16})
+        MODELS.build({'type': 'SwinDense', 'embed_dimms': 16})
 
 
 @pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])

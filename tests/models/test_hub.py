@@ -68,6 +68,119 @@ def test_saved_files(saved):
     assert (folder / 'README.md').read_text() == 'my own card'
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('pretrained', [{}, {'pretrained_window_size': (4, 0, 4, 4)}])
+def test_another_window_of_a_swin_v2_keeps_the_scale_of_its_position_networks(pretrained, tmp_path):
+    assert safetensors.save_file
+    small = randomize(SwinV2Backbone('t', **TINY, window_size=4, **pretrained)).eval()
+    expected = SwinV2Backbone('t', **TINY, window_size=8, pretrained_window_size=4).eval()
+    expected.load_state_dict(small.state_dict())
+    loaded = SwinV2Backbone.from_pretrained(small.save_pretrained(tmp_path), window_size=8)
+    assert all(torch.equal(a, b) for a, b in zip(loaded(IMAGE), expected(IMAGE), strict=True))
+    given = SwinV2Backbone.from_pretrained(tmp_path, window_size=8, pretrained_window_size=8)
+    assert given.pretrained_window_size == (8, 8, 8, 8)
+    with pytest.raises(AttributeError, match='window_size=8 and pretrained_window_size, the side of the windows'):
+        small.window_size = 8
+
+
+@pytest.mark.parametrize(
+    ('model', 'why'),
+    [
+        (lambda: SwinV2Backbone('t', **TINY, window_size=(4, 8)), 'are not square'),
+        (lambda: SwinClassifier('swinv2_t', 5, **TINY), 'shrink to small maps'),
+    ],
+)
+def test_a_window_of_a_swin_v2_that_may_not_change_is_refused(model, why, tmp_path):
+    assert safetensors.save_file
+    model = model()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f'cannot change without pretrained_window_size.*{why}'):
+        type(model).from_pretrained(tmp_path, window_size=6)
+    changed = type(model).from_pretrained(tmp_path, window_size=6, pretrained_window_size=8)
+    assert getattr(changed, 'backbone', changed).window_size == (6, 6)
+
+
+def test_the_preset_of_the_input_is_saved_and_belongs_to_the_weights(saved, tmp_path):
+    backbone, _ = saved
+    backbone.input_preset = 'satlas-rgb'
+    folder = backbone.save_pretrained(tmp_path / 'preset')
+    loaded = SwinBackbone.from_pretrained(folder)
+    assert loaded.input_preset == 'satlas-rgb'
+    loaded.load_state_dict(SwinBackbone('t', **TINY).state_dict())
+    assert loaded.input_preset is None
+    classifier = SwinClassifier('swin_t', 5, **TINY)
+    classifier.backbone.input_preset = 'satlas-rgb'
+    classifier.save_pretrained(tmp_path / 'classifier')
+    loaded = SwinClassifier.from_pretrained(tmp_path / 'classifier')
+    assert loaded.backbone.input_preset == 'satlas-rgb'
+    loaded.load_state_dict(classifier.state_dict())
+    assert loaded.backbone.input_preset is None
+
+
+class PassesOn(SwinBackbone):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{'window_size': 5, **kwargs})
+
+
+class PassesOnTheRest(SwinBackbone):
+    def __init__(self, factor, *args, **kwargs):
+        super().__init__(*args, **{'window_size': 5 * factor, **kwargs})
+
+
+def test_a_subclass_that_passes_its_arguments_on_is_restored(tmp_path):
+    assert safetensors.save_file
+    model = randomize(PassesOn('t', **TINY))
+    loaded = PassesOn.from_pretrained(model.save_pretrained(tmp_path), frozen_stages=1)
+    assert (loaded.arch, loaded.window_size, loaded.frozen_stages) == (model.arch, (5, 5), 1)
+    assert torch.equal(loaded.norm3.weight, model.norm3.weight)
+    PassesOnTheRest(2, 't', **TINY).save_pretrained(tmp_path)
+    assert PassesOnTheRest.from_pretrained(tmp_path).window_size == (10, 10)
+    with pytest.raises(TypeError, match=r"the options are \['arch', "):
+        PassesOn(windw=5)
+
+
+def test_options_are_recorded_as_they_were(tmp_path):
+    assert safetensors.save_file
+    depths, norm = [2, 2, 2, 2], {'type': 'LN', 'eps': 1e-6}
+    model = SwinBackbone('t', **{**TINY, 'depths': depths}, norm_cfg=norm)
+    depths.append(2)
+    norm['eps'] = 1.0
+    loaded = SwinBackbone.from_pretrained(model.save_pretrained(tmp_path))
+    assert (loaded.arch.depths, loaded.norm3.eps) == ((2, 2, 2, 2), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ('build', 'words'),
+    [
+        (
+            lambda: SwinBackbone(224, 4, 3),
+            r'takes only arch by position, got \(224, 4, 3\); give options by',
+        ),
+        (lambda: PassesOn('t', 96, (2, 2, 6, 2)), 'PassesOn takes only arch by position'),
+        (lambda: SwinClassifier('swin_t', 10, 4), 'takes only name and num_classes by position'),
+    ],
+)
+def test_options_by_position_are_refused(build, words):
+    with pytest.raises(TypeError, match=words):
+        build()
+
+
+@pytest.mark.parametrize(
+    ('build', 'words'),
+    [
+        (lambda: SwinBackbone(224), 'arch, the first argument, must be one of .* got 224; give other options by name'),
+        (lambda: SwinBackbone(img_size=512), 'images of any size work; the size for which an absolute position'),
+        (
+            lambda: SwinBackbone(embed_dim=96, foo=1),
+            r"options:\n  'embed_dim': it is called 'embed_dims' here\n  'foo'\n",
+        ),
+    ],
+)
+def test_options_of_other_swins_are_explained(build, words):
+    with pytest.raises(TypeError, match=words):
+        build()
+
+
 class Mine(SwinBackbone):
     pass
 

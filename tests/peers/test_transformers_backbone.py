@@ -141,6 +141,8 @@ def test_from_pretrained_loads_a_swin_of_transformers(tmp_path):
     model = SwinDenseBackbone.from_pretrained(tmp_path)
     assert largest_difference(model(IMAGE).feature_maps, theirs(IMAGE).feature_maps) < 1e-4
     assert SwinDenseBackbone.from_pretrained(tmp_path, out_features=['stage3']).channels == [64]
+    assert SwinDenseBackbone.from_pretrained(tmp_path, out_indices=[3]).channels == [64]
+    assert SwinDenseConfig.of_swin(theirs.config, out_indices=[2, 4]).out_features == ['stage2', 'stage4']
     assert SwinDenseBackbone.from_pretrained(tmp_path, window_size=5).backbone.window_size == (5, 5)
     with pytest.raises(TypeError, match=r'dtype: .*; to change its dtype or device'):
         SwinDenseBackbone.from_pretrained(tmp_path, dtype=torch.float16)
@@ -157,6 +159,13 @@ def test_options_of_a_saved_backbone_can_be_changed(tmp_path):
         with pytest.raises(TypeError, match='windowsize'):
             kind.from_pretrained(tmp_path, windowsize=5)
     assert SwinDenseBackbone.from_pretrained(tmp_path, dtype=torch.float16).dtype == torch.float16
+    assert SwinDenseBackbone.from_pretrained(tmp_path, out_indices=[3]).channels == [64]
+
+
+def test_another_window_of_a_saved_swin_v2_keeps_the_scale_of_its_position_networks(tmp_path):
+    SwinDenseBackbone(SwinDenseConfig('swinv2_t', **TINY, window_size=4)).save_pretrained(tmp_path)
+    loaded = SwinDenseBackbone.from_pretrained(tmp_path, window_size=6)
+    assert (loaded.backbone.window_size, loaded.backbone.pretrained_window_size) == ((6, 6), (4, 4, 4, 4))
 
 
 def test_the_revision_is_passed_on(tmp_path, monkeypatch):

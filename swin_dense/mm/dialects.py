@@ -1,0 +1,107 @@
+"""Options of configs that were written for other Swins: the authors', mmdet 2.x's and mmpretrain's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swin_dense.archs import resolve_arch
+from swin_dense.models.options import FOREIGN_OPTIONS, IMPLIED_OPTIONS
+
+# Names that only the authors' code has, which mmdet 2.x and its forks took over.
+_AUTHORS = {'embed_dim', 'in_chans', 'ape', 'use_checkpoint', 'norm_layer'}
+# Names that only the classifiers have: mmpretrain's, and for img_size also the authors'.
+_CLASSIFIERS = {'img_size', 'stage_cfgs', 'patch_cfg', 'pad_small_map', 'out_after_downsample', 'interpolate_mode'}
+_LAYER_NORMS = ({'type': 'LN'}, {'type': 'LN', 'requires_grad': True})
+
+
+def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any], list[str]]:
+    """Translate the options of a config to those of :class:`SwinDense`, with the meaning that they have in its code.
+
+    Options that no 2-D Swin has, and values that cannot be expressed here, are left as they are.
+
+    Args:
+        options: the options of the config, with ``arch``.
+        network: 'swin' or 'swinv2'.
+
+    Returns:
+        The options, and a line for each change.
+
+    Raises:
+        ValueError: an option is given under two names.
+    """
+    is_classifier = not _CLASSIFIERS.isdisjoint(options)
+    is_authors = not _AUTHORS.isdisjoint(options)
+    new, notes = dict(options), []
+    for name in IMPLIED_OPTIONS.keys() & options.keys():
+        if options[name] in IMPLIED_OPTIONS[name]:
+            notes.append(f'{name}={new.pop(name)!r} is what is computed here anyway')
+    if 'num_classes' in options:
+        notes.append(f'num_classes={new.pop("num_classes")!r} is left out: a backbone has no classifier')
+    if is_classifier:
+        _of_classifier(new, notes, network)
+    for name in FOREIGN_OPTIONS.keys() & new.keys():
+        ours = FOREIGN_OPTIONS[name]
+        if ours in new:
+            raise ValueError(f'{name} and {ours} are the same option; give one')
+        new[ours] = new.pop(name)
+        notes.append(f'{name} is {ours}')
+    frozen = new.get('frozen_stages', -1)
+    if is_authors and frozen > 0:
+        new['frozen_stages'] = frozen - 1
+        notes.append(
+            f'frozen_stages={frozen} becomes {frozen - 1}: the authors count the patch embedding as the first; '
+            'the output norms of frozen stages are frozen too'
+        )
+    if is_authors and not is_classifier and 'drop_path_rate' not in new:
+        new['drop_path_rate'] = 0.2
+        notes.append('drop_path_rate=0.2, the default of the authors')
+    if is_classifier and not is_authors:
+        _of_mmpretrain(new, notes, network)
+    return new, sorted(notes)
+
+
+def _of_classifier(new: dict[str, Any], notes: list[str], network: str) -> None:
+    """Translate the options of a classifier in place: its outputs, windows and architecture."""
+    window = _window_of(new.get('stage_cfgs'))
+    if window is not None:
+        notes.append(f'stage_cfgs={new.pop("stage_cfgs")!r} becomes window_size={window}')
+        new['window_size'] = window
+    arch = new.get('arch')
+    if isinstance(arch, Mapping) and arch.get('extra_norm_every_n_blocks') == 0:
+        new['arch'] = {key: value for key, value in arch.items() if key != 'extra_norm_every_n_blocks'}
+    if network == 'swinv2' and new.keys().isdisjoint(('img_size', 'pretrain_img_size')):
+        new['pretrain_img_size'] = 256  # mmpretrain's default
+    depths = new.get('depths') or resolve_arch(new['arch'], network).depths
+    defaults = {'out_indices': (len(depths) - 1,), 'clamp_window': not new.pop('pad_small_map', False)}
+    for name in defaults.keys() - new.keys():
+        new[name] = defaults[name]
+        notes.append(f'{name}={defaults[name]}, as in classifiers')
+
+
+def _of_mmpretrain(new: dict[str, Any], notes: list[str], network: str) -> None:
+    """Translate in place what has another meaning in mmpretrain than in all other Swins."""
+    frozen = new.get('frozen_stages', -1)
+    if frozen >= 0:
+        new['frozen_stages'] = frozen + 1
+        merging = '; the patch merging behind the last of them is frozen too' if network == 'swinv2' else ''
+        notes.append(f'frozen_stages={frozen} becomes {frozen + 1}: mmpretrain counts from the first stage{merging}')
+    if new.get('drop_rate'):
+        notes.append('drop_rate acts in the blocks too, in mmpretrain only behind the patch embedding')
+    if new.get('norm_cfg', _LAYER_NORMS[0]) not in _LAYER_NORMS:
+        notes.append('norm_cfg applies to all norms, in mmpretrain only to those of the outputs')
+
+
+def _window_of(stage_cfgs: Any) -> int | None:
+    """Return the window if ``stage_cfgs`` gives one for all blocks and nothing else, otherwise None."""
+    stages = stage_cfgs if isinstance(stage_cfgs, Sequence) else [stage_cfgs]
+    windows = []
+    for stage in stages:
+        if not isinstance(stage, Mapping) or not isinstance(stage.get('block_cfgs', {}), Mapping):
+            return None
+        settings = {**stage, **stage.get('block_cfgs', {})}
+        settings.pop('block_cfgs', None)
+        windows.append(settings.pop('window_size', None))
+        if settings:
+            return None
+    return windows[0] if len(set(windows)) == 1 else None

@@ -1,0 +1,205 @@
+"""Options of configs for other Swins, as they occur in public repositories, build with one warning that lists all."""
+
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+from swin_dense import SwinDense, SwinDenseV2
+from swin_dense.mm import backbone as module
+from tests.conftest import TINY
+
+AUTHORS = {
+    'embed_dim': 16,
+    'depths': [2, 2, 2, 2],
+    'num_heads': [1, 2, 4, 8],
+    'window_size': 7,
+    'mlp_ratio': 4.0,
+    'qkv_bias': True,
+    'qk_scale': None,
+    'drop_rate': 0.0,
+    'attn_drop_rate': 0.0,
+    'drop_path_rate': 0.3,
+    'ape': False,
+    'patch_norm': True,
+    'out_indices': (0, 1, 2, 3),
+    'use_checkpoint': False,
+}
+BEVDET = {
+    **TINY,
+    'pretrain_img_size': 224,
+    'patch_size': 4,
+    'window_size': 12,
+    'mlp_ratio': 4,
+    'strides': (4, 2, 2, 2),
+    'out_indices': (2, 3),
+    'use_abs_pos_embed': False,
+    'act_cfg': {'type': 'GELU'},
+    'norm_cfg': {'type': 'LN', 'requires_grad': True},
+    'pretrain_style': 'official',
+}
+MMPRETRAIN = {'arch': TINY, 'img_size': 384, 'stage_cfgs': {'block_cfgs': {'window_size': 12}}}
+# Every default of mmpretrain's Swin, which dumped configs contain.
+DUMPED = {
+    'arch': TINY,
+    'img_size': 224,
+    'patch_size': 4,
+    'in_channels': 3,
+    'window_size': 7,
+    'drop_rate': 0.0,
+    'drop_path_rate': 0.1,
+    'out_indices': (1, 2, 3),
+    'out_after_downsample': False,
+    'use_abs_pos_embed': False,
+    'interpolate_mode': 'bicubic',
+    'with_cp': False,
+    'frozen_stages': -1,
+    'norm_eval': False,
+    'pad_small_map': False,
+    'norm_cfg': {'type': 'LN'},
+    'stage_cfgs': {},
+    'patch_cfg': {},
+}
+LAST = {'out_indices': (3,), 'clamp_window': True}
+
+# The options of a config, the same in the names here, and the words that the warning contains.
+CONFIGS = {
+    'authors': (
+        AUTHORS,
+        {**TINY, 'drop_path_rate': 0.3},
+        'ape is use_abs_pos_embed\n  embed_dim is embed_dims\n  use_ch',
+    ),
+    'CBNetV2': ({**AUTHORS, 'use_checkpoint': True}, {**TINY, 'drop_path_rate': 0.3, 'with_cp': True}, 'with_cp'),
+    'Co-DETR': (
+        {
+            **AUTHORS,
+            'pretrain_img_size': 384,
+            'window_size': 12,
+            'drop_path_rate': 0.6,
+            'ape': True,
+            'frozen_stages': -1,
+        },
+        {**TINY, 'pretrain_img_size': 384, 'window_size': 12, 'drop_path_rate': 0.6, 'use_abs_pos_embed': True},
+        'ape is use_abs_pos_embed',
+    ),
+    'QueryInst': (
+        {**AUTHORS, 'in_chans': 4, 'num_classes': 80, 'frozen_stages': 2, 'norm_layer': torch.nn.LayerNorm},
+        {**TINY, 'in_channels': 4, 'frozen_stages': 1, 'drop_path_rate': 0.3},
+        'frozen_stages=2 becomes 1',
+    ),
+    'defaults of the authors': ({**TINY, 'ape': False}, {**TINY, 'drop_path_rate': 0.2}, 'the default of the authors'),
+    'classifier of the authors': (
+        {**TINY, 'img_size': 224, 'in_chans': 3, 'num_classes': 1000, 'fused_window_process': False},
+        {**TINY, **LAST},
+        'num_classes=1000 is left out: a backbone has no classifier',
+    ),
+    'depth estimation': (BEVDET, {**TINY, 'window_size': 12, 'out_indices': (2, 3)}, "pretrain_style='official' is"),
+    'BEVDet': (
+        {**BEVDET, 'output_missing_index_as_none': False, 'return_stereo_feat': False},
+        {**TINY, 'window_size': 12, 'out_indices': (2, 3)},
+        'return_stereo_feat=False is what is computed here anyway',
+    ),
+    'mmpretrain': (MMPRETRAIN, {**TINY, **LAST, 'pretrain_img_size': 384, 'window_size': 12}, 'becomes window_size=12'),
+    'per stage': (
+        {**MMPRETRAIN, 'stage_cfgs': [{'window_size': 12}] * 4},
+        {**TINY, **LAST, 'pretrain_img_size': 384, 'window_size': 12},
+        'becomes window_size=12',
+    ),
+    'dumped by mmpretrain': (
+        DUMPED,
+        {**TINY, 'out_indices': (1, 2, 3), 'clamp_window': True},
+        "interpolate_mode='bicubic' is what is computed here anyway",
+    ),
+    'frozen by mmpretrain': (
+        {**DUMPED, 'frozen_stages': 0, 'pad_small_map': True},
+        {**TINY, 'out_indices': (1, 2, 3), 'frozen_stages': 1},
+        'frozen_stages=0 becomes 1: mmpretrain counts from the first stage',
+    ),
+}
+
+
+def described(backbone):
+    """Return all that an output or a gradient depends on besides the values of parameters."""
+    blocks = [block for stage in backbone.stages for block in stage.blocks]
+    return (
+        {name: (tuple(x.shape), x.requires_grad) for name, x in backbone.named_parameters()},
+        {
+            name: str(getattr(backbone, name))
+            for name in ('out_indices', 'clamp_window', 'position_grid', 'window_size')
+        },
+        [(str(block.drop_path), block.with_cp, str(block.attn)) for block in blocks],
+        [m.eps for m in backbone.modules() if isinstance(m, torch.nn.LayerNorm)],
+    )
+
+
+@pytest.mark.parametrize(('given', 'ours', 'words'), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_for_another_swin_builds_with_one_warning(given, ours, words):
+    with torch.device('meta'), mock.patch.object(module, 'print_log') as log:
+        found = SwinDense(**given)
+        assert log.call_count == 1
+        assert words in log.call_args.args[0]
+        assert described(found) == described(SwinDense(**ours))
+        assert log.call_count == 1
+
+
+def test_a_swin_v2_of_mmpretrain():
+    options = {'arch': {**TINY, 'extra_norm_every_n_blocks': 0}, 'pad_small_map': True, 'window_size': [8] * 4}
+    with torch.device('meta'):
+        backbone = SwinDenseV2(**options, img_size=256, use_abs_pos_embed=True)
+        assert (backbone.window_size, backbone.clamp_window, backbone.position_grid) == ((8, 8), False, (64, 64))
+        assert SwinDenseV2(arch=TINY, pad_small_map=True, use_abs_pos_embed=True).position_grid == (64, 64)
+        with pytest.raises(ValueError, match='with pad_small_map=True, and other windows per stage are not supported'):
+            SwinDenseV2(**{**options, 'window_size': [24, 24, 24, 12]}, img_size=384)
+
+
+def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
+    with pytest.raises(TypeError) as error:
+        SwinDense(
+            **{**AUTHORS, 'window_siz': 3},
+            pretrained2d=True,
+            return_stereo_feat=True,
+            out_sizes=[384, 768],
+            pretrain_style='timm',
+            stage_cfgs={'block_cfgs': {'window_size': 7, 'ffn_ratio': 2}},
+            out_after_downsample=True,
+        )
+    message = str(error.value)
+    for words in (
+        "'window_siz'; did you mean 'window_size'?",
+        "'pretrained2d'",
+        "'return_stereo_feat': True is not supported; configs of SwinDense may have False, which changes nothing",
+        "'out_sizes'",
+        "'pretrain_style': 'timm' is not supported; configs of SwinDense may have 'official' or 'mmcls'",
+        "'stage_cfgs': {'block_cfgs': {'window_size': 7, 'ffn_ratio': 2}} is not supported",
+        "'out_after_downsample': True is not supported",
+    ):
+        assert words in message
+    assert "embed_dim'" not in message
+
+
+def test_one_option_under_two_names_is_refused():
+    with pytest.raises(ValueError, match='embed_dim and embed_dims are the same option; give one'):
+        SwinDense(**TINY, embed_dim=16)
+    with pytest.raises(ValueError, match='in_channels are the same option; give one'):
+        SwinDense(**TINY, in_chans=3, num_channels=4)
+
+
+@pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+@pytest.mark.parametrize('name', ['SwinDense', 'SwinDenseV2'])
+def test_a_scope_before_the_name_resolves_in_that_scope(scope, name):
+    registry = pytest.importorskip(f'{scope}.registry')
+    assert type(registry.MODELS.build({'type': f'{scope}.{name}', **TINY})).__name__ == name
+
+
+def test_a_scope_before_the_name_resolves_if_mmdet_is_imported_later():
+    code = (
+        'import swin_dense, sys; from mmengine.registry import MODELS, init_default_scope\n'
+        'assert "mmdet" not in sys.modules; init_default_scope("mmdet")\n'
+        'print(MODELS.build(dict(type="mmdet.SwinDense", embed_dims=16, num_heads=(1, 2, 4, 8))).embed_dims'
+        ' if 0 else MODELS.get("mmdet.SwinDense"))\n'
+        'import mmdet.registry; print(mmdet.registry.MODELS.get("mmdet.SwinDense"))'
+    )
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("<class 'swin_dense.mm.backbone.SwinDense'>") == 2
