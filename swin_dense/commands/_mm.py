@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,13 @@ def config_to_run(args: argparse.Namespace) -> Config:
     if not there.is_dir():
         raise NotADirectoryError(f'cannot use the work directory {work_dir}: {there} is a file')
     return config
+
+
+def print_notes(command: str, notes: Sequence[str]) -> None:
+    """Print notes to stderr, in the first of several processes."""
+    if os.environ.get('RANK', '0') == '0':
+        for note in notes:
+            print(f'swin-dense {command}: note: {note}', file=sys.stderr)
 
 
 def run_to_its_end(start: Callable[[], object], work_dir: str) -> int:

@@ -8,20 +8,24 @@
 
 Without the options for annotations, images and masks, the layout must be that of COCO (train2017/, val2017/,
 annotations/instances_train2017.json, ...) or ADE20K (images/training/, annotations/training/, .../validation/).
-A mask contains, for each pixel, the index of its class in --classes; 255 is ignored.
+A mask contains, for each pixel, the index of its class in --classes; 255 is ignored. For other values: --mask-values.
+
+The command looks at the data that exist, as `swin-dense train` does before training: at all annotations and file names,
+the sizes in the headers of a sample of the images and the values of a sample of the masks.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import swin_dense
-from swin_dense.commands._options import add_out, add_settings, check_out
+from swin_dense.commands._mm import print_notes
+from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import written_whole
+from swin_dense.workbench.configs.parts import SPLITS
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
 
@@ -41,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f'--{split}-masks', metavar='DIR', help=f'{use} masks ({below})')
     parser.add_argument('--classes', metavar='A,B,C', help='names of your classes, in the order of your labels')
     parser.add_argument('--ignore', metavar='N,M', help='further values in masks to ignore, besides 255')
+    parser.add_argument(
+        '--mask-values', metavar='N,M', help='values in masks of --classes, such as 0,255 (default: 0,1,2 and so on)'
+    )
+    add_check_images(parser)
     add_settings(parser)
 
 
@@ -50,22 +58,27 @@ def run(args: argparse.Namespace) -> int:
     packages.require('this command', 'mmengine')
     # Help does without these.
     from swin_dense.workbench.checkpoints import use_whole_checkpoints
-    from swin_dense.workbench.configs.own_data import PLACES, check_annotations, find_endings, missing_data, own_data
+    from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.configs.own_data import PLACES, find_endings, missing_data, own_data
 
     config = load_recipe(args.config)
     classes = None if args.classes is None else args.classes.split(',')
     places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
-    own_data(config, args.data_root, classes, places, _numbers(args.ignore))
+    values = _numbers('--ignore', args.ignore), _numbers('--mask-values', args.mask_values)
+    own_data(config, args.data_root, classes, places, *values)
     merge_settings(config, checked_settings(parse_settings(args.set)))
     check_form(config)
-    check_annotations(config)
     notes = find_endings(config)
+    there = [split for split in SPLITS if not missing_data(config, [split])]
+    try:
+        notes += check_data(config, there, args.check_images)
+    except FileNotFoundError as error:  # of pretraining, whose images may be at any place
+        notes.append(f'{error}; the config is written, but train will refuse it')
     if args.data_root is not None or places:
         notes += [
             f'{path} does not exist; the config is written, but train will refuse it' for path in missing_data(config)
         ]
-    for note in notes:
-        print(f'swin-dense config: note: {note}', file=sys.stderr)
+    print_notes('config', notes)
     use_whole_checkpoints(config)
     text = as_text(config, f'{Path(args.config).stem}, written by swin-dense {swin_dense.__version__}.')
     if args.out is None:
@@ -77,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _numbers(text: str | None) -> list[int]:
+def _numbers(option: str, text: str | None) -> list[int]:
     try:
         return [int(number) for number in text.split(',')] if text is not None else []
     except ValueError:
-        raise ValueError(f'--ignore must be whole numbers such as 11 or 11,12, got {text!r}') from None
+        raise ValueError(f'{option} must be whole numbers such as 11 or 11,12, got {text!r}') from None

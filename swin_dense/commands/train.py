@@ -4,8 +4,9 @@
     swin-dense train mine.py --resume                       # continue from the newest complete checkpoint
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
-Before training, the command checks that the data of the config exist and, for a segmentor, that each image has a mask
-with valid class indices, or, for pretraining, that no image is smaller than a crop. On a GPU whose Triton kernels were
+Before training, the command looks at the data of the config: at all annotations of COCO's format, at all names of
+files, at the headers of a sample of the images and at the values of a sample of the masks. With --check-images, it
+decodes every image. On a GPU whose Triton kernels were
 never verified, it first verifies and times them, which takes a few minutes.
 """
 
@@ -14,7 +15,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
+from swin_dense.commands._mm import add_run_arguments, config_to_run, print_notes, run_to_its_end
+from swin_dense.commands._options import add_check_images
 
 # The environment variable with the local rank, by launcher.
 _LOCAL_RANKS = {'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK'}
@@ -22,6 +24,7 @@ _LOCAL_RANKS = {'pytorch': 'LOCAL_RANK', 'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
+    add_check_images(parser)
     parser.add_argument('--amp', action='store_true', help='train in automatic mixed precision')
     parser.add_argument(
         '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if is_first and 'SwinDense' in str(config.model):
         kernels.ensure_verdict()
     training.join_processes(config)
-    check_data(config, ('train', 'val'))
+    print_notes('train', check_data(config, ('train', 'val'), args.check_images))
     check_batch(config, get_world_size())
     with training.held_alone(config, args.resume) as config:
         return run_to_its_end(training.build_runner(config).train, config.work_dir)

@@ -12,7 +12,7 @@ from swin_dense.mm import backbone
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
-from swin_dense.mm.masks import IgnoreMaskValues
+from swin_dense.mm.masks import IgnoreMaskValues, MapMaskValues
 from swin_dense.mm.pretraining import HeldOutLoss, ImageNormalizer, PretrainingHook, SimMIMPretrainer
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 from swin_dense.utils.deprecation import former_name
@@ -22,6 +22,7 @@ __all__ = [
     'IgnoreMaskValues',
     'ImageNormalizer',
     'LoadBands',
+    'MapMaskValues',
     'PretrainingHook',
     'ResumableFSDPStrategy',
     'SimMIMPretrainer',

@@ -22,9 +22,9 @@ class LoadBands:
     The arguments are those of :class:`swin_dense.features.Normalization`, without ImageNet's mean as the default. The
     data preprocessor must not normalise again: ``data_preprocessor=dict(mean=None, std=None, bgr_to_rgb=False)``.
 
-    Without ``bands``, all bands are read: as many as ``mean``, ``std`` or ``scale`` has numbers. Without such a list, the
-    number is unknown, and an image whose last band is declared as opacity is an error, because programs such as GDAL
-    declare the fourth band of any image so.
+    Without ``bands``, all bands are read: as many as ``mean``, ``std`` or ``scale`` has numbers. Without such a list,
+    the number is unknown, and an image whose last band is declared as opacity is an error, because programs such as
+    GDAL declare the fourth band of any image so.
 
     Adds ``img`` (H, W, C) in float32, ``img_shape`` and ``ori_shape``; reads ``img_path``, or the stored values of an
     image (H, W, C) in ``img``.
@@ -66,8 +66,9 @@ class LoadBands:
         if how.bands is None and pixels.has_alpha:
             count = pixels.values.shape[2]
             raise ImageError(
-                f'the last of its {count} bands is declared as opacity (alpha), as GDAL does for near infrared too; give '
-                f'LoadBands bands={tuple(range(count - 1))} to leave it out, or bands={tuple(range(count))} to read it'
+                f'the last of its {count} bands is declared as opacity (alpha), as GDAL does for near infrared too; '
+                f'give LoadBands bands={tuple(range(count - 1))} to leave it out, or bands={tuple(range(count))} to '
+                'read it'
             )
         return band_count(pixels, how.bands)
 
