@@ -50,7 +50,7 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
             images are missing, damaged, or not of the size that the annotations state.
     """
     path = Path(dataset.get('data_root') or '', dataset.ann_file)
-    content = _read(path)
+    content = read_coco(path)
     used = _check_categories(path, content['categories'], config, dataset)
     images = _check_images(path, content['images'])
     annotations = content.get('annotations') or []
@@ -79,7 +79,12 @@ def _loading(dataset: Any) -> Any:
     return next(iter(dataset.get('pipeline') or ()), {'type': 'LoadImageFromFile'})
 
 
-def _read(path: Path) -> Any:
+def read_coco(path: Path) -> Any:
+    """Return the content of a file of annotations.
+
+    Raises:
+        ValueError: it is not in the format of COCO.
+    """
     if path.suffix != '.json' or path.is_dir():
         raise ValueError(
             f'{path} is no .json file, but annotations must be in the format of COCO; docs/predictions.md shows how to '

@@ -81,7 +81,7 @@ def find_endings(config: Config) -> list[str]:
             continue
         images, masks = below(dataset, 'img_path'), below(dataset, 'seg_map_path')
         if images.is_dir() and 'img_suffix' not in dataset:
-            (dataset.img_suffix, _), *others = _image_endings(images).most_common()
+            (dataset.img_suffix, _), *others = image_endings(images).most_common()
             if others:
                 unread = ', '.join(f'{count} {ending}' for ending, count in others)
                 messages[f'in {images}, only images that end in {dataset.img_suffix} are read, not {unread}'] = True
@@ -192,7 +192,7 @@ def below(dataset: Any, prefix: str) -> Path:
     return Path(dataset.get('data_root') or '', dataset.get('data_prefix', {}).get(prefix) or '')
 
 
-def _image_endings(folder: Path) -> Counter[str]:
+def image_endings(folder: Path) -> Counter[str]:
     """Count the images in a folder, searched recursively, by their ending."""
     found = Counter(path.suffix for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES)
     if not found:

@@ -347,3 +347,129 @@ def test_coco_itself_is_looked_at_with_its_own_classes(tmp_path):
         dataset.data_prefix = {'img': 'train2017'}
     with pytest.raises(ValueError, match='has the classes apple,ripe pear, but the config has'):
         check_data(config, ('train',))
+
+
+def as_roboflow(root):
+    """Move data into the layout of Roboflow, with its root category and ids from 0."""
+
+    def numbered(content):
+        content['categories'] = [
+            {'id': 0, 'name': 'fruits', 'supercategory': 'none'},
+            *({'id': 1 + i, 'name': name, 'supercategory': 'fruits'} for i, name in enumerate(CLASSES)),
+        ]
+        for annotation in content['annotations']:
+            annotation['category_id'] = 1 + annotation['category_id'] // 7
+
+    change(root, numbered)
+    for split, name in (('train2017', 'train'), ('val2017', 'valid')):
+        (root / f'annotations/instances_{split}.json').rename(root / split / '_annotations.coco.json')
+        (root / split).rename(root / name)
+    (root / 'annotations').rmdir()
+    return root
+
+
+def test_the_layout_of_roboflow_is_found(tmp_path, capsys):
+    root = as_roboflow(make_coco(tmp_path / 'fruit'))
+    status, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
+    assert status == 0
+    assert 'found train/_annotations.coco.json, train, valid/_annotations.coco.json, valid' in capsys.readouterr().err
+    assert boxes_of(config, 'train') == boxes_of(config, 'val') == boxes_of(config, 'test') == [0, 1, 0, 1]
+    assert config.val_evaluator.ann_file == str(root / 'valid/_annotations.coco.json')
+    assert write(tmp_path, '--data-root', root)[0] == 2
+    assert 'has the classes fruits,apple,ripe pear, but the config has' in capsys.readouterr().err
+
+
+def boxes_of(config, split):
+    """Return the labels of all boxes of a split, as mmdet reads them, after its images have been opened."""
+    from mmengine.registry import DATASETS, init_default_scope
+
+    init_default_scope('mmdet')
+    dataset = DATASETS.build({**config[f'{split}_dataloader'].dataset, 'pipeline': []})
+    data = [dataset.get_data_info(index) for index in range(len(dataset))]
+    for one in data:
+        Image.open(one['img_path']).load()
+    return [instance['bbox_label'] for one in data for instance in one['instances']]
+
+
+def label_studio(root):
+    """Write all in one folder, with names that contain it."""
+    (root / 'annotations/instances_train2017.json').rename(root / 'result.json')
+    (root / 'train2017').rename(root / 'images')
+    change(
+        root, lambda content: [i.update(file_name=f'images/{i["file_name"]}') for i in content['images']], 'result.json'
+    )
+
+
+def cvat(root):
+    (root / 'annotations/instances_train2017.json').rename(root / 'annotations/instances_default.json')
+    (root / 'images').mkdir()
+    (root / 'train2017').rename(root / 'images/default')
+
+
+def half_of_roboflow(root):
+    as_roboflow(root)
+    for path in (root / 'valid').iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize('layout', [label_studio, cvat, half_of_roboflow])
+def test_detection_data_without_a_split_are_split(tmp_path, capsys, layout):
+    root = make_coco(tmp_path / 'fruit', count=10)
+    layout(root)
+    for path in (root / 'annotations').glob('instances_val2017.json'):
+        path.unlink()
+    arguments = ['--data-root', root, '--classes', ','.join(CLASSES)]
+    assert write(tmp_path, *arguments)[0] == 2
+    assert 'has no validation data beside' in capsys.readouterr().err
+    status, config = write(tmp_path, *arguments, '--val-share', '0.2')
+    assert status == 0
+    train, val = (json.loads((tmp_path / f'mine.{part}.json').read_text()) for part in ('train', 'val'))
+    names = [{image['file_name'] for image in part['images']} for part in (train, val)]
+    assert [len(part) for part in names] == [8, 2]
+    assert len(names[0] | names[1]) == 10
+    for part in (train, val):
+        assert {one['image_id'] for one in part['annotations']} == {image['id'] for image in part['images']}
+    assert sorted(boxes_of(config, 'train') + boxes_of(config, 'val')) == [0] * 5 + [1] * 5
+    assert config.val_evaluator.ann_file == str(tmp_path / 'mine.val.json')
+    before = (tmp_path / 'mine.val.json').read_text()
+    assert write(tmp_path, *arguments, '--val-share', '0.2')[0] == 0
+    assert (tmp_path / 'mine.val.json').read_text() == before
+
+
+def test_masks_without_a_split_are_split(tmp_path):
+    root = make_masks(tmp_path / 'roads', 10)
+    for kind, name in (('images', 'images'), ('annotations', 'masks')):
+        (root / kind / 'training').rename(root / 'moved')
+        for path in (root / kind / 'validation').iterdir():
+            path.unlink()
+        (root / kind / 'validation').rmdir()
+        (root / kind).rmdir()
+        (root / 'moved').rename(root / name)
+    arguments = ['--data-root', root, '--classes', 'a,b', '--val-share', '0.3']
+    status, config = write(tmp_path, *arguments, name=SEGMENTOR)
+    assert status == 0
+    names = [set((tmp_path / f'mine.{part}.txt').read_text().split()) for part in ('train', 'val')]
+    assert [len(part) for part in names] == [7, 3]
+    assert names[0] | names[1] == {str(index) for index in range(10)}
+    assert labels(config, 'val') == [0, 1, 255]
+    assert [note.partition(':')[2] for note in check_data(config, ('train', 'val'))] == [
+        f' {count} masks, one for each image; read the values of {count}' for count in (7, 3)
+    ]
+
+
+def test_a_split_that_cannot_be_used_leaves_no_file(tmp_path, capsys):
+    root = make_coco(tmp_path / 'fruit', count=10)
+    cvat(root)
+    (root / 'annotations/instances_val2017.json').unlink()
+    arguments = ['--data-root', root, '--val-share', '0.2']
+    for words, message in (
+        (['--classes', 'plum'], 'give the classes to train with'),
+        (['--classes', ','.join(CLASSES), '--val-share', '0.99'], 'leaves none for training'),
+        (['--classes', ','.join(CLASSES), '--val-share', '1'], '--val-share must be between 0 and 1'),
+        (['--train-images', 'images/default', '--val-images', 'images'], 'without validation data'),
+    ):
+        assert write(tmp_path, *arguments, *words)[0] == 2
+        assert message in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == ['fruit']
+    assert main(['config', DETECTOR, *map(str, arguments)]) == 2
+    assert '--val-share needs --out' in capsys.readouterr().err
