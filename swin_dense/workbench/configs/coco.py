@@ -199,23 +199,23 @@ def _check_annotations(path: Path, annotations: Sequence[Any], content: Any, is_
     faults = [
         f'annotation {one["id"]!r} has the bbox {one["bbox"]!r}'
         for one in annotations
-        if not _are_numbers(one['bbox'], 4)
+        if not _is_box(one['bbox'])
     ]
     _refuse(path, faults, count, 'write four numbers: x and y of the upper left corner, width, height')
     faults = [
         f'annotation {one["id"]!r} has the area {one["area"]!r}'
         for one in annotations
-        if not _are_numbers([one['area']], 1)
+        if not _is_number(one['area'])
     ]
     _refuse(path, faults, count, f'write a number; {_ADVICE["area"]}')
 
 
-def _are_numbers(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(value) in (int, float) and math.isfinite(value) for value in values)
-    )
+def _is_box(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _check_boxes(
