@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,8 @@ def check_data(config: Config, splits: Sequence[str], every_image: bool = False)
             if key in notes:
                 continue
             notes[key] = []
-            if dataset.get('type') == 'CocoDataset' and dataset.get('ann_file'):
+            annotations = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+            if dataset.get('type') == 'CocoDataset' and dataset.get('ann_file') and '://' not in annotations:
                 notes[key] = look_at_coco(config, dataset, split != 'train', every_image)
             elif config.get('default_scope') == 'mmseg':
                 notes[key] = look_at_masks(config, dataset, every_image)

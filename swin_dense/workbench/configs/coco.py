@@ -36,6 +36,8 @@ _OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: bool = False) -> list[str]:
     """Look at all annotations of a ``CocoDataset``, at all its file names, and at the sizes of a sample of its images.
 
+    The default scope of mmengine must be that of the config.
+
     Args:
         config: config of the detector.
         dataset: config of the data set.
@@ -95,7 +97,7 @@ def read_coco(path: Path) -> Any:
         for key, needed in (('images', ('id', 'file_name')), ('categories', ('id', 'name'))):
             for entry in content[key]:
                 for name in needed:
-                    hash(entry[name])
+                    hash(entry[name])  # raises if it is missing, or a list or dict
         return content
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f'{type(error).__name__}: {error}'
@@ -139,7 +141,8 @@ def _own_classes(dataset: Any) -> Sequence[str] | None:
     """Return the classes of the data set's type, such as COCO's 80, if the package that defines it is installed."""
     from mmengine.registry import DATASETS
 
-    kind = DATASETS.get(dataset.type)
+    with DATASETS.switch_scope_and_registry(None) as registry:
+        kind = registry.get(dataset.type)
     return None if kind is None else kind.METAINFO.get('classes')
 
 
@@ -197,15 +200,11 @@ def _check_annotations(path: Path, annotations: Sequence[Any], content: Any, is_
         ]
         _refuse(path, faults, count, 'pycocotools needs numbers; number the annotations from 1')
     faults = [
-        f'annotation {one["id"]!r} has the bbox {one["bbox"]!r}'
-        for one in annotations
-        if not _is_box(one['bbox'])
+        f'annotation {one["id"]!r} has the bbox {one["bbox"]!r}' for one in annotations if not _is_box(one['bbox'])
     ]
     _refuse(path, faults, count, 'write four numbers: x and y of the upper left corner, width, height')
     faults = [
-        f'annotation {one["id"]!r} has the area {one["area"]!r}'
-        for one in annotations
-        if not _is_number(one['area'])
+        f'annotation {one["id"]!r} has the area {one["area"]!r}' for one in annotations if not _is_number(one['area'])
     ]
     _refuse(path, faults, count, f'write a number; {_ADVICE["area"]}')
 
