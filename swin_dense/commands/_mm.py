@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +68,13 @@ def config_to_run(args: argparse.Namespace) -> Config:
     if not there.is_dir():
         raise NotADirectoryError(f'cannot use the work directory {work_dir}: {there} is a file')
     return config
+
+
+def print_notes(command: str, notes: Sequence[str]) -> None:
+    """Print notes to stderr, in the first of several processes."""
+    if os.environ.get('RANK', '0') == '0':
+        for note in notes:
+            print(f'swin-dense {command}: note: {note}', file=sys.stderr)
 
 
 def run_to_its_end(start: Callable[[], object], work_dir: str) -> int:

@@ -128,6 +128,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--cfg-options', default=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)
 
 
+def add_check_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--check-images', action='store_true', help='decode every image and mask once, to find damaged ones'
+    )
+
+
 def check_integers(args: argparse.Namespace, **minimums: int) -> None:
     """Check the integer options that the user gave, by their names in ``args``, against their smallest values."""
     for name, minimum in minimums.items():

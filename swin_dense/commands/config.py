@@ -4,27 +4,38 @@
     swin-dense config swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out roads.py \\
         --data-root data/roads --train-images train --train-masks trainannot --val-images val --val-masks valannot \\
         --classes ground,road --ignore 11 --set train_dataloader.batch_size=4
+    swin-dense config mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out mine.py --data-root data/fruit --val-share 0.2
     swin-dense config simmim_swin-t-p4-w6_100e_192x192 --out photos.py --data-root photos/  # pretraining, no labels
 
 Without the options for annotations, images and masks, the layout must be that of COCO (train2017/, val2017/,
-annotations/instances_train2017.json, ...) or ADE20K (images/training/, annotations/training/, .../validation/).
-A mask contains, for each pixel, the index of its class in --classes; 255 is ignored.
+annotations/instances_train2017.json, ...), ADE20K (images/training/, annotations/training/, .../validation/) or
+Roboflow (train/_annotations.coco.json, valid/, ...). Data without a split need --val-share: images/ and masks/, or one
+.json file of annotations and its images. A mask contains, for each pixel, the index of its class in --classes, or the
+value in --mask-values; 255 is ignored.
+
+The command looks at the data that exist, as `swin-dense train` does before training: at all annotations and names of
+files, the sizes in the headers of a sample of the images and the values of a sample of the masks.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import swin_dense
-from swin_dense.commands._options import add_out, add_settings, check_out
+from swin_dense.commands._mm import print_notes
+from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import written_whole
-from swin_dense.workbench.configs.own_data import PLACES, check_annotations, find_endings, missing_data, own_data
+from swin_dense.workbench.configs.parts import SPLITS, is_pretraining
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         parser.add_argument(f'--{split}-images', metavar='DIR', help=f'{use} images ({below})')
         parser.add_argument(f'--{split}-masks', metavar='DIR', help=f'{use} masks ({below})')
+    parser.add_argument(
+        '--val-share',
+        type=float,
+        metavar='X',
+        help='share of the training data to hold out for validation, such as 0.2; the names are written beside --out',
+    )
     parser.add_argument('--classes', metavar='A,B,C', help='names of your classes, in the order of your labels')
     parser.add_argument('--ignore', metavar='N,M', help='further values in masks to ignore, besides 255')
+    parser.add_argument(
+        '--mask-values', metavar='N,M', help='values in masks of --classes, such as 0,255 (default: 0,1,2 and so on)'
+    )
+    add_check_images(parser)
     add_settings(parser)
 
 
@@ -49,35 +70,59 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_out(args, '.py')  # mmengine reads configs by their suffix
     packages.require('this command', 'mmengine')
-    from swin_dense.workbench.checkpoints import use_whole_checkpoints  # imports torch, which --help does not need
-
-    config = load_recipe(args.config)
-    classes = None if args.classes is None else args.classes.split(',')
-    places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
-    own_data(config, args.data_root, classes, places, _numbers(args.ignore))
-    merge_settings(config, checked_settings(parse_settings(args.set)))
-    check_form(config)
-    check_annotations(config)
-    notes = find_endings(config)
-    if args.data_root is not None or places:
-        notes += [
-            f'{path} does not exist; the config is written, but train will refuse it' for path in missing_data(config)
-        ]
-    for note in notes:
-        print(f'swin-dense config: note: {note}', file=sys.stderr)
-    use_whole_checkpoints(config)
-    text = as_text(config, f'{Path(args.config).stem}, written by swin-dense {swin_dense.__version__}.')
-    if args.out is None:
-        print(text, end='')
-        return 0
-    with written_whole(args.out) as unfinished:
-        unfinished.path.write_text(text, encoding='utf-8')
+    with contextlib.ExitStack() as stack:  # removes the files of a split if the config cannot be written
+        config, notes = _prepared(args, stack)
+        print_notes('config', notes)
+        text = as_text(config, f'{Path(args.config).stem}, written by swin-dense {swin_dense.__version__}.')
+        if args.out is None:
+            print(text, end='')
+            return 0
+        with written_whole(args.out) as unfinished:
+            unfinished.path.write_text(text, encoding='utf-8')
     print(f'wrote {args.out}')
     return 0
 
 
-def _numbers(text: str | None) -> list[int]:
+def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Config, list[str]]:
+    """Return the config for the user's data, and notes on the data."""
+    # Help does without these.
+    from swin_dense.workbench.checkpoints import use_whole_checkpoints
+    from swin_dense.workbench.configs.checking import check_data
+    from swin_dense.workbench.configs.layouts import find_places, split_data
+    from swin_dense.workbench.configs.own_data import PLACES, find_endings, missing_data, own_data
+
+    config = load_recipe(args.config)
+    check_form(config)
+    notes = []
+    classes = None if args.classes is None else args.classes.split(',')
+    places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
+    if args.data_root is not None and not places and not is_pretraining(config):
+        places = find_places(config, args.data_root, args.val_share is not None)
+        notes += [f'found {", ".join(places.values())} in {args.data_root}'] if places else []
+    if args.val_share is not None:
+        if args.out is None:
+            raise ValueError('--val-share needs --out, beside which it writes the images of each part')
+        places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force))
+    values = _numbers('--ignore', args.ignore), _numbers('--mask-values', args.mask_values)
+    own_data(config, args.data_root, classes, places, *values)
+    merge_settings(config, checked_settings(parse_settings(args.set)))
+    check_form(config)
+    notes += find_endings(config)
+    there = [split for split in SPLITS if not missing_data(config, [split])]
+    try:
+        notes += check_data(config, there, args.check_images)
+    except FileNotFoundError as error:  # of pretraining, whose images may be at any place
+        notes.append(f'{error}; the config is written, but train will refuse it')
+    if args.data_root is not None or places:
+        notes += [
+            f'{path} does not exist; the config is written, but train will refuse it' for path in missing_data(config)
+        ]
+    use_whole_checkpoints(config)
+    return config, notes
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
     try:
         return [int(number) for number in text.split(',')] if text is not None else []
     except ValueError:
-        raise ValueError(f'--ignore must be whole numbers such as 11 or 11,12, got {text!r}') from None
+        raise ValueError(f'{option} must be whole numbers such as 11 or 11,12, got {text!r}') from None

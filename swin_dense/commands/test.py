@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
+from swin_dense.commands._mm import add_run_arguments, config_to_run, print_notes, run_to_its_end
 from swin_dense.commands._options import add_force, check_checkpoint
 from swin_dense.recipes.published import recipe_with_weights, side_by_side
 from swin_dense.utils.atomic import check_free
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}
     config = training.prepare_test(config, args.checkpoint, **options)
     training.join_processes(config)
-    check_data(config, ('test',))
+    print_notes('test', check_data(config, ('test',)))
 
     def test() -> None:
         measured = training.build_runner(config).test()

@@ -4,20 +4,22 @@
     swin-dense train mine.py --resume                       # continue from the newest complete checkpoint
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
-Before training, the command checks that the data of the config exist and, for a segmentor, that each image has a mask
-with valid class indices, or, for pretraining, that no image is smaller than a crop.
+Before training, the command looks at the data of the config: at all annotations of COCO's format, at all names of
+files, at the headers of a sample of the images and at the values of a sample of the masks. With --check-images, it
+decodes every image.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from swin_dense.commands._mm import add_run_arguments, config_to_run, run_to_its_end
-from swin_dense.commands._options import check_checkpoint
+from swin_dense.commands._mm import add_run_arguments, config_to_run, print_notes, run_to_its_end
+from swin_dense.commands._options import add_check_images, check_checkpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
+    add_check_images(parser)
     parser.add_argument('--amp', action='store_true', help='train in automatic mixed precision')
     parser.add_argument(
         '--auto-scale-lr', action='store_true', help='scale the learning rate with the total batch size'
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
     training.join_processes(config)
-    check_data(config, ('train', 'val'))
+    print_notes('train', check_data(config, ('train', 'val'), args.check_images))
     check_batch(config, get_world_size())
     with training.held_alone(config, args.resume) as config:
         return run_to_its_end(training.build_runner(config).train, config.work_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,25 +11,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from swin_dense.features.images import pixels_of, read_image, scale, to_tensor
+from swin_dense.features.images import Statistic, pixels_of, scale
 from swin_dense.features.listing import Location, list_images, locate
+from swin_dense.features.normalization import Normalization
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.pixels import naming
+from swin_dense.utils.pixels import ImageError, naming
 
 SPLITS = ('train', 'held_out')
 _SPLIT_SEED = 0  # the same images are held out in every run
 _ASPECT_RATIOS = (3 / 4, 4 / 3)
 _TRIES = 10  # as in torchvision's RandomResizedCrop
 _NAMED = 3  # images that an error names
+_HEADERS, _DECODED = 1000, 50  # images that `check` looks at, evenly spaced
+_DAMAGED = 0.01  # share of the images that may be unreadable
+_logger = logging.getLogger(__package__)
 
 
 class UnlabelledImages(Dataset):
     """Random crops of images, resized and flipped, or one fixed crop of each image that is held out.
 
-    An item is {'inputs': (in_channels, crop_size, crop_size) float32 in [0, 1], 'index': number of the image}.
+    An item is {'inputs': (in_channels, crop_size, crop_size) float32 in [0, 1], 'index': number of the image}. Another
+    image takes the place of one that cannot be read, with a warning, as long as these are at most one in a hundred.
 
     Args:
         data_root: a folder, a glob pattern, an image, a tar file, a ``.txt`` file with one path or address per line, or
@@ -39,6 +46,9 @@ class UnlabelledImages(Dataset):
         in_channels: number of channels, that of the backbone.
         area: smallest and largest share of an image's area in a crop.
         held_out: share of the images that are held out, chosen at random but always the same; at least one image.
+        scale: divides stored values of any type, one number or one per channel, such as 10000 for reflectance; None
+            divides integers by the largest value of their type, and accepts floats in [0, 1].
+        page: page of TIFF files with several, counted from 0; None for the only one.
 
     Raises:
         FileNotFoundError: a place does not exist, or is a pattern without matches.
@@ -54,6 +64,8 @@ class UnlabelledImages(Dataset):
         in_channels: int = 3,
         area: Sequence[float] = (0.67, 1.0),
         held_out: float = 0.05,
+        scale: Statistic = None,
+        page: int | None = None,
     ) -> None:
         self.crop_size = checks.integer('crop_size', crop_size)
         self.in_channels = checks.integer('in_channels', in_channels)
@@ -63,6 +75,9 @@ class UnlabelledImages(Dataset):
         self.area = tuple(checks.number('area', part) for part in area)
         if len(self.area) != 2 or not 0 < self.area[0] <= self.area[1] <= 1:
             raise ValueError(f'area must be two shares above 0 and at most 1, in ascending order, got {area!r}')
+        self.page = None if page is None else checks.integer('page', page, minimum=0)
+        self._read_as = Normalization(mean=0.0, std=1.0, scale=scale)
+        self._unreadable: set[int] = set()
         self.is_training = split == 'train'
         places = [data_root] if isinstance(data_root, str) else list(data_root)
         found = list(locate(list_images(places)))
@@ -82,41 +97,105 @@ class UnlabelledImages(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        location = self.images[index]
-        with naming(location.name):
-            image = to_tensor(pixels_of(location.source()), self.in_channels)
+        image = self._readable(index)
         box = self._random_box(*image.shape[1:]) if self.is_training else _centre(*image.shape[1:])
-        crop = scale(image[:, box[0] : box[0] + box[2], box[1] : box[1] + box[3]])
+        crop = scale(image[:, box[0] : box[0] + box[2], box[1] : box[1] + box[3]], self._read_as.scale)
         size = (self.crop_size, self.crop_size)
         resized = F.interpolate(crop[None], size, mode='bilinear', align_corners=False, antialias=True)[0]
         if self.is_training and torch.rand(()) < 0.5:
             resized = resized.flip(-1)
         return {'inputs': resized, 'index': index}
 
-    def check(self, rank: int = 0, processes: int = 1) -> None:
-        """Check, before training, that no image is smaller than a crop, and that an image can be read.
+    def check(self, rank: int = 0, processes: int = 1, every_image: bool = False) -> list[str]:
+        """Check, before training, that images are not smaller than a crop, and that they can be read.
 
-        The headers of all images are read, except for those of images at addresses, and one image is decoded.
+        The headers of up to 1000 images are read, except for those of images at addresses, and 50 are decoded.
 
         Args:
             rank: the number of this process; each of ``processes`` checks a share of the images.
             processes: number of processes.
+            every_image: read all headers and decode all images.
+
+        Returns:
+            What was looked at.
 
         Raises:
-            ImageError: an image cannot be read, or has other channels than ``in_channels``.
+            ImageError: too many images cannot be read, or they have other channels than ``in_channels``.
             ValueError: images are smaller than ``crop_size``.
         """
-        mine = self.images[rank::processes]
-        small = [f'{name!r} ({side})' for name, side in _shorter_sides(mine) if side < self.crop_size]
+        mine = range(rank, len(self), processes)
+        looked_at = mine if every_image else _evenly(mine, _HEADERS)
+        local = [index for index in looked_at if not is_address(self.images[index].tar or self.images[index].name)]
+        small = [
+            f'{self.images[index].name!r} ({side})'
+            for index, side in self._shorter_sides(local)
+            if side < self.crop_size
+        ]
         if small:
             named = ', '.join(small[:_NAMED]) + (', ...' if len(small) > _NAMED else '')
             raise ValueError(
-                f'{len(small)} of {len(mine)} images are smaller than the crops of {self.crop_size} pixels: {named}; '
-                'leave them out, for example with a .txt file that lists the others, or set a smaller crop_size for '
-                'training and validation'
+                f'{len(small)} of {len(looked_at)} images are smaller than the crops of {self.crop_size} pixels: '
+                f'{named}; leave them out, for example with a .txt file that lists the others, or set a smaller '
+                'crop_size for training and validation'
             )
-        if mine:
-            read_image(mine[0].source(), self.in_channels)
+        decoded = looked_at if every_image else _evenly(looked_at, _DECODED)
+        errors = [error for index in decoded if (error := self._error_of(index)) is not None]
+        if len(errors) > max(1, len(decoded) // 10) or len(errors) == len(decoded) > 0:
+            raise errors[0]  # not single files, but a kind of images that the options do not fit
+        split = 'training' if self.is_training else 'held-out'
+        return [
+            f'{len(self)} {split} images: read the headers of {len(local)}, decoded {len(decoded)}, of which '
+            f'{len(errors)} cannot be read'
+        ]
+
+    def _readable(self, index: int) -> Tensor:
+        """Return the stored values of an image, (in_channels, H, W), or of another if it cannot be read."""
+        while True:
+            try:
+                return self._read(index)
+            except (ImageError, FileNotFoundError) as error:
+                self._skip(index, error)
+            # The random numbers of training must not depend on the held-out images.
+            index = int(torch.randint(len(self), ())) if self.is_training else (index + 1) % len(self)
+
+    def _read(self, index: int) -> Tensor:
+        location = self.images[index]
+        with naming(location.name):
+            return self._read_as.stored(pixels_of(location.source(), page=self.page), self.in_channels)
+
+    def _error_of(self, index: int) -> Exception | None:
+        """Return the error of decoding an image, which is reported, or None."""
+        try:
+            self._read(index)
+        except (ImageError, FileNotFoundError) as error:
+            self._skip(index, error)
+            return error
+        return None
+
+    def _skip(self, index: int, error: Exception) -> None:
+        """Report an image that cannot be read, once in each process.
+
+        Raises:
+            ImageError: too many images cannot be read.
+        """
+        if index in self._unreadable:
+            return
+        self._unreadable.add(index)
+        _logger.warning('%s; another image takes its place', error)
+        count = len(self._unreadable)
+        if count > max(1, _DAMAGED * len(self)) or count == len(self):
+            raise ImageError(
+                f'{count} of {len(self)} images cannot be read, more than one in a hundred; the last: {error}'
+            ) from error
+
+    def _shorter_sides(self, indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield index and shorter side in pixels of images that can be read."""
+        for index in indices:
+            try:
+                with naming(self.images[index].name):
+                    yield index, min(_size(self.images[index].source(), self.page))
+            except (ImageError, FileNotFoundError) as error:
+                self._skip(index, error)
 
     def _random_box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of a crop as torchvision's RandomResizedCrop does."""
@@ -141,15 +220,12 @@ def _centre(height: int, width: int) -> tuple[int, int, int, int]:
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def _shorter_sides(images: Sequence[Location]) -> Iterator[tuple[str, int]]:
-    """Yield name and shorter side in pixels of every image that is no address."""
-    for image in images:
-        if not is_address(image.tar or image.name):
-            with naming(image.name):
-                yield image.name, min(_size(image.source()))
+def _evenly(indices: Sequence[int], count: int) -> Sequence[int]:
+    """Return up to ``count`` evenly spaced indices."""
+    return indices[:: max(1, math.ceil(len(indices) / count))]
 
 
-def _size(source: Any) -> tuple[int, int]:
+def _size(source: Any, page: int | None) -> tuple[int, int]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
@@ -158,5 +234,5 @@ def _size(source: Any) -> tuple[int, int]:
     except FileNotFoundError:
         raise
     except Exception:  # PIL opens no image with more bands than four, and it explains less than our own reader
-        pixels = pixels_of(source).values
+        pixels = pixels_of(source, page=page).values
         return pixels.shape[0], pixels.shape[1]

@@ -3,6 +3,7 @@
 Only this package and the workbench import mmengine at import time.
 """
 
+import sys
 from typing import Any
 
 from mmengine.config.utils import MODULE2PACKAGE
@@ -10,7 +11,7 @@ from mmengine.config.utils import MODULE2PACKAGE
 from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
-from swin_dense.mm.masks import IgnoreMaskValues
+from swin_dense.mm.masks import IgnoreMaskValues, MapMaskValues
 from swin_dense.mm.pretraining import HeldOutLoss, ImageNormalizer, PretrainingHook, SimMIMPretrainer
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 from swin_dense.utils.deprecation import former_name
@@ -20,6 +21,7 @@ __all__ = [
     'IgnoreMaskValues',
     'ImageNormalizer',
     'LoadBands',
+    'MapMaskValues',
     'PretrainingHook',
     'ResumableFSDPStrategy',
     'SimMIMPretrainer',

@@ -1,4 +1,4 @@
-"""Support for segmentation masks of mmseg with values that are no class."""
+"""Support for segmentation masks of mmseg whose values are no class indices."""
 
 from __future__ import annotations
 
@@ -26,6 +26,29 @@ class IgnoreMaskValues:
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         """Add the values to ``label_map``, which ``LoadAnnotations`` applies."""
         results['label_map'] = {**(results.get('label_map') or {}), **dict.fromkeys(self.values, IGNORED)}
+        return results
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(values={self.values})'
+
+
+@TRANSFORMS.register_module()
+class MapMaskValues:
+    """Map mask values to class indices, for masks such as those of 0 and 255.
+
+    Must come before ``LoadAnnotations``, which applies the mapping. Has no effect in a pipeline without it.
+
+    Args:
+        values: pixel value in the mask files of each class, in the order of the classes, 0 to 255.
+    """
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.values = tuple(values)
+
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Add the values to ``label_map``, which ``LoadAnnotations`` applies."""
+        classes = {value: index for index, value in enumerate(self.values)}
+        results['label_map'] = {**(results.get('label_map') or {}), **classes}
         return results
 
     def __repr__(self) -> str:

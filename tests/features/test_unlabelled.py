@@ -131,6 +131,89 @@ def test_unreadable_images_are_refused_by_name(photos):
         UnlabelledImages(str(photos), 32, held_out=0.0).check()
 
 
+@pytest.fixture
+def damaged(tmp_path):
+    """Two hundred images, of which one is truncated: its header tells its size, but it cannot be decoded."""
+    folder = tmp_path / 'damaged'
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for index in range(200):
+        Image.fromarray(generator.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(folder / f'{index:03}.jpg')
+    cut(folder / '007.jpg')
+    return folder
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-400])
+
+
+def test_another_image_takes_the_place_of_a_damaged_one(damaged, caplog):
+    dataset = UnlabelledImages(str(damaged), 32, held_out=0.0)
+    for _ in range(2):
+        assert dataset[7]['inputs'].shape == (3, 32, 32)
+    (record,) = caplog.records  # once, although it was read twice
+    assert '007.jpg' in record.getMessage()
+    assert 'another image takes its place' in record.getMessage()
+    # Workers read it too; the order of random numbers is that of the seed.
+    assert sum(len(batch['inputs']) for batch in DataLoader(dataset, 50, num_workers=2)) == 200
+
+
+def test_the_place_of_a_held_out_image_takes_always_the_same(damaged):
+    dataset = UnlabelledImages(str(damaged), 32, split='held_out', held_out=0.99)
+    index = [image.name.endswith('007.jpg') for image in dataset.images].index(True)
+    before = torch.get_rng_state()
+    assert torch.equal(dataset[index]['inputs'], dataset[index + 1]['inputs'])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_more_than_one_damaged_image_in_a_hundred_ends_the_training(damaged):
+    cut(damaged / '050.jpg')
+    (damaged / '100.jpg').write_bytes(b'')
+    dataset = UnlabelledImages(str(damaged), 32, held_out=0.0)
+    dataset[7]
+    dataset[50]
+    with pytest.raises(ImageError, match=r'3 of 200 images cannot be read, more than one in a hundred; .*100\.jpg'):
+        dataset[100]
+    assert UnlabelledImages([str(damaged / '007.jpg'), str(damaged / '008.jpg')], 32, held_out=0.0)[0]
+    with pytest.raises(ImageError, match='1 of 1 images cannot be read'):
+        UnlabelledImages(str(damaged / '007.jpg'), 32, held_out=0.0)[0]
+
+
+def test_the_check_decodes_a_sample_or_every_image(damaged, caplog):
+    dataset = UnlabelledImages(str(damaged), 32, held_out=0.0)
+    assert dataset.check() == ['200 training images: read the headers of 200, decoded 50, of which 0 cannot be read']
+    assert 'decoded 200, of which 1 cannot be read' in dataset.check(every_image=True)[0]
+    assert '007.jpg' in caplog.text
+    for path in damaged.iterdir():
+        cut(path)
+    with pytest.raises(ImageError, match='images cannot be read'):
+        UnlabelledImages(str(damaged), 32, held_out=0.0).check()
+
+
+@needs('tifffile')
+@pytest.mark.parametrize(
+    ('values', 'options', 'advice'),
+    [
+        (np.arange(1600, dtype=np.int16).reshape(40, 40), {'scale': 3200.0}, 'give scale='),
+        (np.arange(1600, dtype=np.float32).reshape(40, 40), {'scale': 3200.0}, 'give scale='),
+        (np.stack([np.full((40, 40), 9, np.uint8), np.zeros((40, 40), np.uint8)]), {'page': 1}, 'give page='),
+    ],
+)
+def test_images_of_other_types_are_refused_before_training_and_read_with_an_option(tmp_path, values, options, advice):
+    import tifffile
+
+    for index in range(20):
+        tifffile.imwrite(tmp_path / f'{index}.tif', values, photometric='minisblack')
+    given = {'data_root': str(tmp_path), 'crop_size': 40, 'in_channels': 1, 'held_out': 0.0}
+    with pytest.raises(ImageError, match=advice):
+        UnlabelledImages(**given).check()
+    dataset = UnlabelledImages(**given, **options)
+    dataset.check()
+    dataset.is_training = False  # the whole image
+    expected = values[1] if 'page' in options else values / 3200
+    np.testing.assert_allclose(dataset[3]['inputs'][0].numpy(), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ('options', 'error', 'words'),
     [
@@ -142,6 +225,7 @@ def test_unreadable_images_are_refused_by_name(photos):
         ({'held_out': 1.0}, ValueError, 'held_out must be a share'),
         ({'area': (0.5, 2)}, ValueError, 'area must be two shares'),
         ({'crop_size': 0}, ValueError, 'crop_size must be at least 1'),
+        ({'page': -1}, ValueError, 'page must be at least 0'),
     ],
 )
 def test_wrong_inputs_are_one_clear_error(tmp_path, options, error, words):

@@ -1,6 +1,7 @@
 """Pretraining by `swin-dense config` and `train`: what is logged and drawn, refused, resumed, and where it goes on."""
 
 import re
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -126,6 +127,19 @@ def test_the_result_goes_on_in_mask_rcnn(trained):
     loss, _ = model.parse_losses(model.train()(**model.data_preprocessor(batch('mask_rcnn'), True), mode='loss'))
     wrapper.update_params(loss)
     assert loss.isfinite()
+
+
+def test_a_damaged_image_does_not_end_it(config, photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / 'photos')
+    path = folder / '3.png'  # its header is fine
+    path.write_bytes(path.read_bytes()[:-1000])
+    settings = [f'{split}_dataloader.dataset.data_root={folder}' for split in ('train', 'val')]
+    settings += ['train_cfg.max_epochs=1', 'train_dataloader.num_workers=2']
+    done = cli('train', config, '--work-dir', tmp_path / 'run', '--check-images', '--set', *settings)
+    assert (tmp_path / 'run' / 'epoch_1.pth').is_file()
+    assert '3.png' in done.stderr
+    assert 'another image takes its place' in done.stderr
+    assert 'training images: read the headers of 9, decoded 9, of which' in done.stderr
 
 
 def test_two_processes_train_together(config, tmp_path):

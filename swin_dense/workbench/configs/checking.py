@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from swin_dense.workbench.building import build_on_meta, check_packages
-from swin_dense.workbench.configs.own_data import endings_in, missing_data
-from swin_dense.workbench.configs.parts import class_count, datasets, dicts, is_pretraining
+from swin_dense.workbench.configs.coco import look_at_coco
+from swin_dense.workbench.configs.masks import look_at_masks
+from swin_dense.workbench.configs.own_data import missing_data
+from swin_dense.workbench.configs.parts import datasets, is_pretraining
 
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-_SAMPLED_MASKS = 24  # per data set, evenly spaced; their pixels are read
-_LOADING = ('LoadImageFromFile', 'IgnoreMaskValues', 'LoadAnnotations')
 
-
-def check_data(config: Config, splits: Sequence[str]) -> None:
-    """Raise an error for data that cannot be used for training or testing.
+def check_data(config: Config, splits: Sequence[str], every_image: bool = False) -> list[str]:
+    """Look at the data of a config, as far as files of annotations, names, headers and a sample of masks tell.
 
     Args:
         config: config of a detector, a segmentor, or any other model that mmengine trains.
         splits: splits that will be read: 'train', 'val', 'test'.
+        every_image: decode every image, instead of reading the headers of a sample.
+
+    Returns:
+        What was looked at, and what is odd but no error.
 
     Raises:
         FileNotFoundError: files or folders do not exist.
-        ValueError: for a segmentor, an image has no mask, a mask differs in size from its image, or a mask contains
-            values that are no class; for pretraining, there are no images or some are smaller than a crop, or the model
-            cannot be built.
+        ValueError: the data cannot be used for training or testing, or would train a wrong model without an error: see
+            :func:`look_at_coco` and :func:`look_at_masks`; for pretraining, there are no images or some are smaller
+            than a crop; or the model cannot be built.
         ImportError: the model needs a package that is not installed.
     """
     check_packages(config)
@@ -44,21 +46,34 @@ def check_data(config: Config, splits: Sequence[str]) -> None:
             'COCO_ROOT and ADE20K_ROOT for unchanged recipes, with the options of `swin-dense config` for your own '
             'data, or in any config with --set train_dataloader.dataset.data_root=DIR, and so on'
         )
+    from mmengine.registry import init_default_scope
+
     if is_pretraining(config):
-        _check_pretraining(config, splits)
-    if config.get('default_scope') != 'mmseg':
-        return
-    for dataset in datasets(config, splits):
-        _check_masks(config, dataset)
+        return _check_pretraining(config, splits, every_image)
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    notes: dict[tuple[bool, str], list[str]] = {}
+    for split in splits:
+        for dataset in datasets(config, [split]):
+            key = split != 'train', str(dataset)  # validation and test often have the same data
+            if key in notes:
+                continue
+            notes[key] = []
+            annotations = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+            if dataset.get('type') == 'CocoDataset' and dataset.get('ann_file') and '://' not in annotations:
+                notes[key] = look_at_coco(config, dataset, split != 'train', every_image)
+            elif config.get('default_scope') == 'mmseg':
+                notes[key] = look_at_masks(config, dataset, every_image)
+    return list(dict.fromkeys(note for found in notes.values() for note in found))
 
 
-def _check_pretraining(config: Config, splits: Sequence[str]) -> None:
+def _check_pretraining(config: Config, splits: Sequence[str], every_image: bool) -> list[str]:
     from mmengine.dist import get_rank, get_world_size
     from mmengine.registry import DATASETS
 
     model: Any = build_on_meta(config)
     channels = model.backbone.in_channels
     model.data_preprocessor.undo(torch.zeros(1, channels, 1, 1))  # raises for mean and std of other channels
+    notes = []
     for dataset in datasets(config, splits):
         built = DATASETS.build(dataset)
         if built.in_channels != channels:
@@ -68,7 +83,8 @@ def _check_pretraining(config: Config, splits: Sequence[str]) -> None:
                 'val_dataloader.dataset.in_channels=N model.data_preprocessor.mean=[...] '
                 'model.data_preprocessor.std=[...]'
             )
-        built.check(get_rank(), get_world_size())
+        notes += built.check(get_rank(), get_world_size(), every_image)
+    return notes
 
 
 def check_batch(config: Config, processes: int) -> None:
@@ -101,62 +117,3 @@ def _normalises_one_value(module: nn.Sequential, is_synchronized: bool) -> bool:
         if pooled and any(not (is_synchronized and isinstance(norm, nn.SyncBatchNorm)) for norm in norms):
             return True
     return False
-
-
-def _check_masks(config: Config, dataset: Any) -> None:
-    from mmengine.registry import DATASETS, init_default_scope
-
-    init_default_scope(config.default_scope)
-    with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
-        kind = registry.get(dataset.type)
-    loading = [step for step in dataset.get('pipeline', ()) if step.get('type') in _LOADING]
-    if not hasattr(kind, 'get_label_map') or not any(step['type'] == 'LoadAnnotations' for step in loading):
-        return  # not like mmseg's own data sets, which consist of images and masks
-    built = DATASETS.build({**dataset, 'pipeline': loading, 'lazy_init': True})
-    if '://' in str(built.data_prefix.get('img_path')):
-        return
-    samples = built.load_data_list()
-    if not samples:
-        folder = Path(built.data_prefix['img_path'])
-        raise ValueError(
-            f'no image in {folder} ends in {built.img_suffix!r}, {endings_in(folder)}; use `swin-dense config`, which '
-            'detects the endings, or set img_suffix and seg_map_suffix of the data set'
-        )
-    for sample in samples:
-        if not Path(sample['seg_map_path']).exists():
-            folder = Path(built.data_prefix['seg_map_path'])
-            raise ValueError(
-                f'{sample["img_path"]} has no mask {sample["seg_map_path"]} in a folder {endings_in(folder)}'
-            )
-    loaded = {}
-    for index in sorted({round(part) for part in np.linspace(0, len(samples) - 1, _SAMPLED_MASKS)}):
-        result = built.pipeline({**samples[index], 'sample_idx': index})
-        _check_size(result)
-        loaded[result['seg_map_path']] = {int(value) for value in np.unique(result['gt_seg_map'])}
-    _check_values(config, loaded)
-
-
-def _check_size(loaded: dict[str, Any]) -> None:
-    mask, path = loaded['gt_seg_map'], loaded['seg_map_path']
-    if mask.ndim != 2:
-        raise ValueError(
-            f'the mask {path} has {mask.shape[2]} channels, but a mask must have one channel of class indices'
-        )
-    if mask.shape != loaded['ori_shape']:
-        sizes = [f'{width} x {height}' for height, width in (mask.shape, loaded['ori_shape'])]
-        raise ValueError(f'the mask {path} has {sizes[0]} pixels, but its image {loaded["img_path"]} has {sizes[1]}')
-
-
-def _check_values(config: Config, loaded: dict[str, set[int]]) -> None:
-    classes = class_count(config.model)
-    known = {*range(classes), 255, *(part['ignore_index'] for part in dicts(config.model) if 'ignore_index' in part)}
-    wrong = {path: sorted(values - known) for path, values in loaded.items() if values - known}
-    if not wrong:
-        return
-    path, values = next(iter(wrong.items()))
-    ignored = ','.join(map(str, sorted({value for values in wrong.values() for value in values})))
-    raise ValueError(
-        f'the mask {path} has pixels of the value {values[0]}, but the classes are 0 to {classes - 1}; to ignore '
-        f'values that are no class, write the config with `swin-dense config ... --ignore {ignored}`, otherwise name '
-        'all classes with --classes'
-    )

@@ -46,26 +46,55 @@ def set_classes(config: Config, names: Sequence[str]) -> None:
             part['reduce_zero_label'] = False
 
 
+def map_values(config: Config, values: Sequence[int]) -> None:
+    """Make every pipeline map mask values to class indices: the first value to class 0, and so on.
+
+    Raises:
+        ValueError: the masks are not of a user's own classes, or the values are not one for each class.
+    """
+    classes = _count_of_masks(config, '--mask-values')
+    if len(set(values)) != classes or len(values) != classes or not all(0 <= value <= 255 for value in values):
+        raise ValueError(
+            f'--mask-values takes a different value from 0 to 255 for each class, here {classes}; got '
+            f'{",".join(map(str, values))}'
+        )
+    _insert_step(config, {'type': 'MapMaskValues', 'values': list(values)})
+
+
 def ignore_values(config: Config, values: Sequence[int]) -> None:
     """Make every pipeline map the given mask values to 255, which losses and metrics ignore.
 
     Raises:
-        ValueError: the masks are not of a user's own classes, or a value is a class index.
+        ValueError: the masks are not of a user's own classes, or a value is a class.
     """
-    if config.default_scope == 'mmdet':
-        raise ValueError('--ignore is for segmentation masks, but this config is for a detector')
-    if any(dataset.get('type') != 'BaseSegDataset' for dataset in datasets(config)):
-        raise ValueError('--ignore needs masks of your own; name their classes with --classes')
-    classes = class_count(config.model)
+    classes = mapped_values(list(config.values())) or range(_count_of_masks(config, '--ignore'))
     for value in values:
-        if not classes <= value <= 255:
-            raise ValueError(f'--ignore takes mask values that are no class, here {classes} to 255; got {value}')
-    step = {'type': 'IgnoreMaskValues', 'values': list(values)}
+        if value in classes or not 0 <= value <= 255:
+            raise ValueError(
+                '--ignore takes mask values from 0 to 255 that are no class; the classes have the values '
+                f'{", ".join(map(str, classes))}; got {value}'
+            )
+    _insert_step(config, {'type': 'IgnoreMaskValues', 'values': list(values)})
+
+
+def mapped_values(part: Any) -> Sequence[int] | None:
+    """Return the mask values of the classes, if a part of a config maps them."""
+    return next((step['values'] for step in dicts(part) if step.get('type') == 'MapMaskValues'), None)
+
+
+def _count_of_masks(config: Config, option: str) -> int:
+    """Return the number of classes of a segmentor whose masks are the user's own."""
+    if config.default_scope == 'mmdet':
+        raise ValueError(f'{option} is for segmentation masks, but this config is for a detector')
+    if any(dataset.get('type') != 'BaseSegDataset' for dataset in datasets(config)):
+        raise ValueError(f'{option} needs masks of your own; name their classes with --classes')
+    return class_count(config.model)
+
+
+def _insert_step(config: Config, step: dict[str, Any]) -> None:
+    """Insert a transform behind the first of every pipeline, in place of one of its type."""
     for pipeline in pipelines(list(config.values())):
-        if len(pipeline) > 1 and pipeline[1].get('type') == step['type']:
-            pipeline[1] = step
-        else:
-            pipeline.insert(1, step)
+        pipeline[1:] = [step, *(part for part in pipeline[1:] if part.get('type') != step['type'])]
 
 
 def _class_weight(weights: Any, old_count: int, count: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_dense.utils.choices import IMAGE_SUFFIXES
-from swin_dense.workbench.configs.classes import ignore_values, set_classes
-from swin_dense.workbench.configs.parts import SPLITS, class_count, datasets, dicts, is_pretraining
+from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
+from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts, is_pretraining
 from swin_dense.workbench.configs.standalone import check_form
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ def own_data(
     classes: Sequence[str] | None = None,
     places: Mapping[str, str] | None = None,
     ignore: Sequence[int] = (),
+    mask_values: Sequence[int] = (),
 ) -> None:
     """Change a recipe to use a user's own data.
 
@@ -40,13 +40,14 @@ def own_data(
             are relative to ``data_root``, or to the current folder if ``data_root`` is None or does not contain them.
             Those for 'val' also apply to the test data.
         ignore: mask values that are no class.
+        mask_values: the value of each class in masks, if it is not the index of the class.
 
     Raises:
         ValueError: the names are too few or not distinct, a place or value does not apply to this task, or this kind of
             config is not supported.
     """
     check_form(config)
-    if is_pretraining(config) and (classes is not None or places or ignore):
+    if is_pretraining(config) and (classes is not None or places or ignore or mask_values):
         raise ValueError('pretraining reads images alone; give --data-root, without annotations, masks or classes')
     is_detector = config.default_scope == 'mmdet'
     if data_root is not None:
@@ -59,6 +60,8 @@ def own_data(
         for dataset in datasets(config):  # find_endings detects them again
             dataset.pop('img_suffix', None)
             dataset.pop('seg_map_suffix', None)
+    if mask_values:
+        map_values(config, mask_values)
     if ignore:
         ignore_values(config, ignore)
 
@@ -76,9 +79,9 @@ def find_endings(config: Config) -> list[str]:
     for dataset in datasets(config):
         if dataset.get('type') != 'BaseSegDataset':
             continue
-        images, masks = _below(dataset, 'img_path'), _below(dataset, 'seg_map_path')
+        images, masks = below(dataset, 'img_path'), below(dataset, 'seg_map_path')
         if images.is_dir() and 'img_suffix' not in dataset:
-            (dataset.img_suffix, _), *others = _image_endings(images).most_common()
+            (dataset.img_suffix, _), *others = image_endings(images).most_common()
             if others:
                 unread = ', '.join(f'{count} {ending}' for ending, count in others)
                 messages[f'in {images}, only images that end in {dataset.img_suffix} are read, not {unread}'] = True
@@ -87,54 +90,6 @@ def find_endings(config: Config) -> list[str]:
         dataset.setdefault('img_suffix', '.jpg')
         dataset.setdefault('seg_map_suffix', '.png')
     return list(messages)
-
-
-def check_annotations(config: Config) -> None:
-    """Compare the classes and image files with existing COCO annotation files.
-
-    Without this check, if no annotation has one of the classes, mmdet trains without any box and without a warning.
-
-    Raises:
-        ValueError: the classes differ, none of the annotated images exists, masks are needed but missing, or a file is
-            not in the COCO format.
-    """
-    for dataset in datasets(config):
-        annotations = Path(dataset.get('data_root') or '', dataset.get('ann_file', ''))
-        if annotations.suffix != '.json' or not annotations.is_file():
-            continue
-        found, names, has_masks = _read_annotations(annotations)
-        classes = dataset.get('metainfo', {}).get('classes')
-        given, expected = (classes, class_count(config.model)) if classes else (found, class_count(config.model))
-        absent = [name for name in given if name not in found]
-        if absent or len(given) != expected:
-            raise ValueError(
-                f'{annotations} has the classes {",".join(found)}, but the config has '
-                f'{",".join(classes) if classes else expected}; give the classes to train with: --classes A,B,C'
-            )
-        if not has_masks and any(step.get('with_mask') for step in dataset.get('pipeline') or ()):
-            raise ValueError(
-                f'{annotations} has boxes without masks, but this recipe needs masks; use a recipe for boxes: '
-                '`swin-dense zoo --task detection`'
-            )
-        folder = _below(dataset, 'img')
-        if folder.is_dir() and names and not any((folder / name).exists() for name in names):
-            raise ValueError(
-                f'{annotations} lists {len(names)} images, such as {names[0]!r}, but none of them is in {folder}, '
-                f'{endings_in(folder)}; set the folder of the images with --train-images and --val-images'
-            )
-
-
-def _read_annotations(path: Path) -> tuple[list[str], list[str], bool]:
-    """Return the class names, the image names, and whether the objects have masks (True without any object)."""
-    try:
-        content = json.loads(path.read_bytes())
-        classes = [category['name'] for category in content['categories']]
-        found = content.get('annotations') or []
-        has_masks = not found or any(annotation.get('segmentation') for annotation in found)
-        return classes, [image['file_name'] for image in content['images']], has_masks
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f'{type(error).__name__}: {error}'
-        raise ValueError(f'{path} cannot be read as COCO annotations ({reason})') from error
 
 
 def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
@@ -232,11 +187,12 @@ def _from_root(path: str, root: str | None) -> str:
     return os.path.relpath(path, root)
 
 
-def _below(dataset: Any, prefix: str) -> Path:
+def below(dataset: Any, prefix: str) -> Path:
+    """Return a folder of a data set, such as that of the prefix 'img'."""
     return Path(dataset.get('data_root') or '', dataset.get('data_prefix', {}).get(prefix) or '')
 
 
-def _image_endings(folder: Path) -> Counter[str]:
+def image_endings(folder: Path) -> Counter[str]:
     """Count the images in a folder, searched recursively, by their ending."""
     found = Counter(path.suffix for path in folder.rglob('*.*') if path.suffix.lower() in IMAGE_SUFFIXES)
     if not found:

@@ -1,0 +1,198 @@
+"""Look at segmentation masks before mmseg reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from swin_dense.workbench.configs.classes import mapped_values
+from swin_dense.workbench.configs.images import Images, absent_files, evenly, some
+from swin_dense.workbench.configs.own_data import endings_in
+from swin_dense.workbench.configs.parts import class_count, dicts
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+_SAMPLED = 100  # masks of each data set whose pixels are read, evenly spaced
+_SUSPECTED = 1000  # masks that are read before all are said to have a single class
+_IGNORED = 255
+_LABELLING = ('IgnoreMaskValues', 'MapMaskValues', 'LoadAnnotations')
+
+
+def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> list[str]:
+    """Look at all file names of a data set of mmseg, and at the sizes and values of a sample of its masks.
+
+    Args:
+        config: config of the segmentor.
+        dataset: config of the data set.
+        every_image: read every mask and decode every image.
+
+    Returns:
+        What was looked at, and what is odd but no error.
+
+    The default scope of mmengine must be that of the config.
+
+    Raises:
+        ValueError: an image has no mask, a mask differs in size from its image or contains values that are no class,
+            only one class occurs beside 255, or files are damaged.
+    """
+    from mmengine.registry import DATASETS
+
+    with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
+        kind = registry.get(dataset.type)
+    pipeline = dataset.get('pipeline') or []
+    labelling = [step for step in pipeline if step.get('type') in _LABELLING]
+    if not hasattr(kind, 'get_label_map') or not any(step['type'] == 'LoadAnnotations' for step in labelling):
+        return []  # not like mmseg's own data sets, which consist of images and masks
+    built = DATASETS.build({**dataset, 'pipeline': labelling, 'lazy_init': True})
+    if '://' in str(built.data_prefix.get('img_path')):
+        return []
+    samples = built.load_data_list()
+    _check_names(built, samples)
+    images = Images(pipeline[0], every_image)
+    chosen = images.sample(samples) if every_image else evenly(samples, _SAMPLED)
+    look = _Look(config, built, images)
+    is_mapped = mapped_values(dataset) is not None
+    look.at(chosen)
+    folder = built.data_prefix['seg_map_path']
+    if look.has_one_class and not is_mapped:
+        look.at(evenly(samples, _SUSPECTED))
+    if look.has_one_class and not is_mapped:
+        raise ValueError(look.one_class(folder))
+    how = f'decoded {look.count} and their images' if every_image else f'read the values of {look.count}'
+    notes = [f'{folder}: {len(samples)} masks, one for each image; {how}']
+    if look.absent:
+        notes.append(f'{folder}: in these masks, {len(look.absent)} classes do not occur: {some(look.absent)}')
+    return notes
+
+
+def _check_names(built: Any, samples: Sequence[Any]) -> None:
+    if not samples:
+        folder = Path(built.data_prefix['img_path'])
+        raise ValueError(
+            f'no image in {folder} ends in {built.img_suffix!r}, {endings_in(folder)}; use `swin-dense config`, which '
+            'detects the endings, or set img_suffix and seg_map_suffix of the data set'
+        )
+    absent = list(absent_files([sample['img_path'] for sample in samples]))  # a list of names may contain others
+    if absent:
+        raise ValueError(f'{len(absent)} of {len(samples)} images are missing: {some(absent)}')
+    absent = list(absent_files([sample['seg_map_path'] for sample in samples]))
+    if absent:
+        folder = Path(built.data_prefix['seg_map_path'])
+        raise ValueError(
+            f'{len(absent)} of {len(samples)} images in {built.data_prefix["img_path"]} have no mask {some(absent)} in '
+            f'a folder {endings_in(folder)}; add the masks, or list the names of the other images in a file '
+            '(--train-ann, --val-ann)'
+        )
+
+
+class _Look:
+    """What was found in masks.
+
+    Attributes:
+        count: how many masks were looked at.
+        stored: the values in their files.
+        classes: the classes that occur.
+    """
+
+    def __init__(self, config: Config, built: Any, images: Images) -> None:
+        self.names = built.metainfo.get('classes') or range(class_count(config.model))
+        parts = dicts(config.model)
+        self._ignored = {_IGNORED, *(part['ignore_index'] for part in parts if 'ignore_index' in part)}
+        self._built, self._images = built, images
+        self._count = class_count(config.model)
+        self._seen: set[str] = set()
+        self.stored: set[int] = set()
+        self.classes: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        return len(self._seen)
+
+    @property
+    def absent(self) -> list[Any]:
+        """The names of the classes that do not occur."""
+        return [name for index, name in enumerate(self.names) if index not in self.classes]
+
+    def at(self, samples: Sequence[Any]) -> None:
+        """Read masks, and the sizes of their images.
+
+        Raises:
+            ValueError: a mask has another size than its image, several channels, or a value that is no class.
+        """
+        samples = [sample for sample in samples if sample['seg_map_path'] not in self._seen]
+        sizes = self._images.sizes([sample['img_path'] for sample in samples])
+        for sample in samples:
+            path = sample['seg_map_path']
+            self._seen.add(path)
+            mask = self._read(path)
+            if mask.shape[::-1] != sizes[sample['img_path']]:
+                width, height = sizes[sample['img_path']]
+                raise ValueError(
+                    f'the mask {path} has {mask.shape[1]} x {mask.shape[0]} pixels, but its image {sample["img_path"]} '
+                    f'is read as {width} x {height}'
+                )
+            self.stored.update(_values(mask))
+            values = set(_values(self._built.pipeline(dict(sample))['gt_seg_map']))
+            self.classes |= values - self._ignored
+            wrong = sorted(values - self._ignored - set(range(self._count)))
+            if wrong:
+                raise ValueError(self._wrong_values(path, wrong))
+
+    def _read(self, path: str) -> np.ndarray:
+        """Return the values that are stored in a mask, before mmseg makes them uint8."""
+        import mmcv
+        from mmengine import fileio
+
+        steps = self._built.pipeline.transforms
+        backend = next(step.imdecode_backend for step in steps if hasattr(step, 'imdecode_backend'))
+        try:
+            mask = mmcv.imfrombytes(fileio.get(path), flag='unchanged', backend=backend)
+        except Exception as error:  # of any decoder
+            raise ValueError(f'the mask {path} cannot be read: {error}') from error
+        if mask is None:
+            raise ValueError(f'the mask {path} cannot be read')
+        mask = mask.squeeze()
+        if mask.ndim != 2:
+            raise ValueError(
+                f'the mask {path} has {mask.shape[2]} channels, but a mask must have one channel of class indices'
+            )
+        if mask.dtype != np.uint8 and not (mask.min() >= 0 and mask.max() <= 255 and (mask == mask.astype(int)).all()):
+            wrong = next(value for value in np.unique(mask) if not 0 <= value <= 255 or value != int(value))
+            raise ValueError(
+                f'the mask {path} of type {mask.dtype} has pixels of the value {wrong}, but mmseg reads masks as 8 '
+                f'bits, as which it would be {np.array(wrong).astype(np.uint8)}; write masks whose values are the '
+                f'classes, 0 to {self._count - 1}, or 255 to be ignored'
+            )
+        return mask.astype(np.uint8)
+
+    def _wrong_values(self, path: str, wrong: Sequence[int]) -> str:
+        ignored = ','.join(map(str, wrong))
+        return (
+            f'the mask {path} has pixels of the value {wrong[0]}, but the classes are 0 to {self._count - 1}; to '
+            f'ignore values that are no class, write the config with `swin-dense config ... --ignore {ignored}`; if '
+            'the classes have other values than their indices, with --mask-values; otherwise name all classes with '
+            '--classes'
+        )
+
+    @property
+    def has_one_class(self) -> bool:
+        """Whether at most one class occurs beside 255, which then is rather a class too."""
+        return len(self.classes) <= 1 and _IGNORED in self.stored
+
+    def one_class(self, folder: str) -> str:
+        values = sorted(self.stored)
+        example = ','.join(map(str, values))
+        return (
+            f'the {self.count} masks looked at in {folder} have only the values {example}, and 255 is ignored, so that '
+            'the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
+            f'--mask-values {example}`, the values of the classes in their order; if it is not, with --mask-values '
+            f'{",".join(map(str, range(self._count)))}'
+        )
+
+
+def _values(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.bincount(mask.ravel())).tolist()

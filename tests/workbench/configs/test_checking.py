@@ -1,0 +1,469 @@
+"""What is known about data before training, by `swin-dense config` and by the look of `train`: one error or one note.
+
+The data are in the layouts, and with the oddities, of the tools that people annotate with.
+"""
+
+import copy
+import json
+import re
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from PIL import Image
+
+from swin_dense.__main__ import main
+from swin_dense.workbench.configs.checking import check_data
+from tests.workbench.configs.data import CLASSES, SIDE, make_coco, make_masks
+
+DETECTOR, BOXES, SEGMENTOR = 'mask-rcnn_swin-demo_fpn', 'retinanet_swin-t-p4-w7_fpn_1x_coco', 'upernet_swin-demo'
+TRAIN, VAL = 'annotations/instances_train2017.json', 'annotations/instances_val2017.json'
+
+
+def write(tmp_path, *arguments, name=DETECTOR):
+    """Run `swin-dense config`, and return its exit status and the config that it wrote."""
+    out = tmp_path / 'mine.py'
+    status = main(['config', name, '--out', str(out), '--force', *map(str, arguments)])
+    return status, Config.fromfile(out) if out.exists() else None
+
+
+def change(root, function, *files):
+    """Change the content of annotation files."""
+    for file in files or (TRAIN, VAL):
+        content = json.loads((root / file).read_text())
+        function(content)
+        (root / file).write_text(json.dumps(content))
+
+
+def each(function):
+    """Return a function that changes every annotation."""
+    return lambda content: [function(annotation) for annotation in content['annotations']]
+
+
+def first(**values):
+    return lambda content: content['annotations'][0].update(values)
+
+
+def drop(key, kind='annotations'):
+    return lambda content: content[kind][1].pop(key)
+
+
+def roboflow(content):
+    """Add the category of the project, of whose name there is a class too."""
+    content['categories'].insert(0, {'id': 0, 'name': 'apple', 'supercategory': 'none'})
+
+
+def text_ids(content):
+    for annotation in content['annotations']:
+        annotation['image_id'] = str(annotation['image_id'])
+
+
+def corners(annotation):
+    _, _, width, height = annotation['bbox']
+    annotation['bbox'] = [30, 30, 30 + width, 30 + height]
+
+
+def normalised(annotation):
+    annotation['bbox'] = [part / SIDE for part in annotation['bbox']]
+
+
+# The change of the annotations, the split that is wrong, and what the error says.
+WRONG = {
+    "Roboflow's root category": (
+        roboflow,
+        r"several categories of the name 'apple', with the ids 0, 3.*remove or rename",
+    ),
+    'another order': (lambda content: content['categories'].reverse(), 'in the order ripe pear,apple.*--classes "ripe'),
+    'a category that is none': (
+        first(category_id=99),
+        r'annotation 0 has the category_id 99.*1 of 4.*the ids are 3, 7',
+    ),
+    'ids as strings': (
+        text_ids,
+        r"annotation 0 has the image_id '0', which is none.*4 of 4.*1 and \"1\" are different",
+    ),
+    'ids twice': (first(id=1), '2 annotations have the id 1'),
+    'no area': (drop('area'), r"annotation 1 has no 'area' \(1 of 4 are so\); add it; width times height"),
+    'no bbox': (drop('bbox'), "annotation 1 has no 'bbox'"),
+    'no mask': (drop('segmentation'), "annotation 1 has no 'segmentation'.*1 of 4.*use a recipe without masks"),
+    'no height': (drop('height', 'images'), r"image '1\.jpg' has the height None"),
+    'a height as text': (lambda content: content['images'][2].update(height='64'), r"'2\.jpg' has the height '64'"),
+    'a polygon that is no list of lists': (first(segmentation=[1, 2, 3, 4, 5, 6]), 'a mask that is no list of lists'),
+    'RLE of another size': (
+        first(segmentation={'size': [32, 64], 'counts': [2048]}, iscrowd=1),
+        r'a mask of the size \[32, 64\] in an image of \[64, 64\]',
+    ),
+    'a box of three numbers': (first(bbox=[1, 2, 3]), r'annotation 0 has the bbox \[1, 2, 3\]'),
+    'boxes in 0 to 1': (each(normalised), 'all boxes lie between 0 and 1.*multiply x and width by the width'),
+    'corners': (each(corners), r'4 of 4 boxes reach beyond .*\[30, 30, 54, 50\].*none does as \(x1, y1, x2, y2\)'),
+    'all crowds': (each(lambda one: one.update(iscrowd=1)), "leave out all 4 boxes: 4 are marked 'iscrowd'.*CVAT"),
+    'sizes exchanged': (
+        lambda content: content['images'][3].update(width=64, height=48),
+        r'3\.jpg is stated as 64 x 48 pixels, but is read as 64 x 64 \(1 of 4 images looked at',
+    ),
+    'a file that is missing': (
+        lambda content: content['images'][3].update(file_name='gone.jpg'),
+        r'4 images, of which 1 are missing: \S+gone\.jpg \(No such file',
+    ),
+}
+
+
+@pytest.mark.parametrize('case', WRONG)
+@pytest.mark.parametrize('split', ['train', 'val'])
+def test_wrong_annotations_are_one_error(tmp_path, capsys, case, split):
+    damage, message = WRONG[case]
+    root = make_coco(tmp_path / 'fruit')
+    arguments = ['--data-root', root, '--classes', ','.join(CLASSES)]
+    status, config = write(tmp_path, *arguments)
+    assert status == 0
+    file = TRAIN if split == 'train' else VAL
+    change(root, damage, file)
+    with pytest.raises(ValueError, match=message) as caught:
+        check_data(config, ('train', 'val'))
+    assert str(root / file) in str(caught.value)
+    capsys.readouterr()
+    assert write(tmp_path, *arguments)[0] == 2
+    assert str(caught.value) in capsys.readouterr().err
+
+
+def test_what_only_an_evaluation_needs(tmp_path):
+    """pycocotools raises bare errors for annotations that mmdet trains with."""
+    root = make_coco(tmp_path / 'fruit')
+    _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
+    change(root, drop('iscrowd'))
+    check_data(config, ('train',))
+    with pytest.raises(ValueError, match=r"val2017\.json: annotation 1 has no 'iscrowd'.*0 for a single object"):
+        check_data(config, ('val',))
+    change(root, each(lambda one: one.update(iscrowd=0, id=f'a{one["id"]}')))
+    check_data(config, ('train',))
+    with pytest.raises(ValueError, match="annotation 'a0' has an id that is no whole number"):
+        check_data(config, ('val',))
+
+
+def test_what_is_odd_is_noted(tmp_path):
+    """An image without boxes, a crowd with RLE, boxes that are left out or too large, and a class without boxes."""
+    root = make_coco(tmp_path / 'fruit', count=8)
+
+    def odd(content):
+        annotations = content['annotations']
+        annotations.pop()
+        counts = [100, 200, SIDE * SIDE - 300]
+        annotations[0].update(iscrowd=1, segmentation={'size': [SIDE, SIDE], 'counts': counts})
+        annotations[1]['bbox'] = [30, 30, 40, 20]
+        annotations[2]['bbox'] = [30, 30, 0.5, 20]
+        for annotation in annotations[3:]:
+            annotation['category_id'] = 7
+
+    change(root, odd)
+    _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
+    notes = check_data(config, ('train', 'val', 'test'))
+    path = str(root / TRAIN)
+    assert notes[:4] == [
+        f'{path}: 8 images, 1 without annotations, 7 annotations; all files exist, read the headers of 8',
+        f"{path}: mmdet leaves out 29 % of the boxes: 1 are narrower than a pixel, 1 are marked 'iscrowd', such as "
+        'annotation 0',
+        f"{path}: 1 of 7 boxes reach beyond their image, such as [30, 30, 40, 20] of annotation 1 in '1.jpg' (64 x 64)",
+        f"{path}: no box of the classes 'apple'".replace("'apple'", 'apple'),
+    ]
+    assert sum('instances_val2017.json: 8 images' in note for note in notes) == 1  # also the data of the test
+    assert any('the id 0 as never found' in note for note in notes)
+
+
+def test_the_sizes_of_pictures_that_a_camera_stored_on_their_side(tmp_path):
+    root = make_coco(tmp_path / 'fruit')
+    _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
+    exif = Image.Exif()
+    exif[274] = 6
+    for suffix in ('jpg', 'png', 'webp'):
+        Image.new('RGB', (SIDE, 48)).save(root / 'train2017' / f'turned.{suffix}', exif=exif)
+        change(
+            root, lambda content, s=suffix: content['images'][1].update(file_name=f'turned.{s}', width=SIDE, height=48)
+        )
+        with pytest.raises(
+            ValueError, match=rf'turned\.{suffix} is stated as 64 x 48 pixels, but is read as 48 x 64.*EXIF'
+        ):
+            check_data(config, ('train',))
+        stored = copy.deepcopy(config)
+        stored.train_dataloader.dataset.pipeline[0].color_type = 'color_ignore_orientation'
+        check_data(stored, ('train',))
+        change(root, lambda content: content['images'][1].update(width=48, height=SIDE))
+        check_data(config, ('train',))
+
+
+@pytest.mark.parametrize('name', ['VOC.xml', 'folder'])
+def test_annotations_of_another_kind_are_named(tmp_path, capsys, name):
+    root = make_coco(tmp_path / 'fruit')
+    (root / 'folder').mkdir()
+    (root / 'VOC.xml').write_text('<annotation/>')
+    arguments = ['--data-root', root, '--train-ann', name, '--classes', ','.join(CLASSES)]
+    assert write(tmp_path, *arguments)[0] == 2
+    assert f'{name} is no .json file, but annotations must be in the format of COCO' in capsys.readouterr().err
+
+
+def test_boxes_that_no_recipe_of_masks_can_use(tmp_path, capsys):
+    """CVAT and Label Studio write an empty list for a box."""
+    root = make_coco(tmp_path / 'fruit')
+    change(root, each(lambda one: one.update(segmentation=[])))
+    arguments = ['--data-root', root, '--classes', ','.join(CLASSES)]
+    assert write(tmp_path, *arguments)[0] == 2
+    assert 'has boxes without masks, but this recipe needs masks' in capsys.readouterr().err
+    status, config = write(tmp_path, *arguments, name=BOXES)
+    assert status == 0
+    check_data(config, ('train', 'val'))
+
+
+def test_images_that_only_decoding_finds_damaged(tmp_path, capsys):
+    root = make_coco(tmp_path / 'fruit')
+    path = root / 'val2017/2.jpg'
+    path.write_bytes(path.read_bytes()[:-500])
+    arguments = ['--data-root', root, '--classes', ','.join(CLASSES)]
+    status, config = write(tmp_path, *arguments)
+    assert status == 0
+    check_data(config, ('train', 'val'))
+    with pytest.raises(ValueError, match=r'1 of 4 images looked at cannot be read: \S+val2017/2\.jpg'):
+        check_data(config, ('train', 'val'), every_image=True)
+    assert write(tmp_path, *arguments, '--check-images')[0] == 2
+    assert 'val2017/2.jpg' in capsys.readouterr().err
+    path.write_bytes(b'')
+    with pytest.raises(ValueError, match=r'of which 1 are missing: \S+val2017/2\.jpg \(empty\)'):
+        check_data(config, ('val',))
+
+
+def masks(tmp_path, store, count=4):
+    """Write images and masks; ``store`` makes an image of the class indices."""
+    root = make_masks(tmp_path / 'roads', count)
+    for path in root.rglob('annotations/*/*.png'):
+        store(np.array(Image.open(path))).save(path)
+    return root
+
+
+def labelme(mask):
+    return Image.fromarray(np.where(mask == 1, 255, 0).astype(np.uint8))
+
+
+def test_masks_of_0_and_255_are_refused_or_mapped(tmp_path, capsys):
+    root = masks(tmp_path, labelme)
+    arguments = ['--data-root', root, '--classes', 'background,road']
+    assert write(tmp_path, *arguments, name=SEGMENTOR)[0] == 2
+    said = capsys.readouterr().err
+    assert re.search(r'the 4 masks looked at in \S+training have only the values 0,255, and 255 is ignored', said)
+    assert '--mask-values 0,255' in said
+    status, config = write(tmp_path, *arguments, '--mask-values', '0,255', name=SEGMENTOR)
+    assert status == 0
+    for split in ('train', 'val', 'test'):
+        assert labels(config, split) == [0, 1]
+    unmapped = copy.deepcopy(config)
+    for split in ('train', 'val'):
+        unmapped[f'{split}_dataloader'].dataset.pipeline.pop(1)
+    with pytest.raises(ValueError, match='have only the values 0,255'):
+        check_data(unmapped, ('train', 'val'))
+    # Masks of background and ignored pixels alone may be right.
+    assert write(tmp_path, *arguments, '--mask-values', '0,1', name=SEGMENTOR)[0] == 0
+    assert main(['config', str(tmp_path / 'mine.py'), '--ignore', '0']) == 2
+    assert 'the classes have the values 0, 1; got 0' in capsys.readouterr().err
+
+
+def labels(config, split):
+    from mmengine.registry import DATASETS, init_default_scope
+
+    init_default_scope('mmseg')
+    dataset = config[f'{split}_dataloader'].dataset
+    pipeline = [step for step in dataset.pipeline if step['type'].startswith(('LoadImage', 'LoadAnn', 'Map', 'Ignore'))]
+    return np.unique(DATASETS.build({**dataset, 'pipeline': pipeline})[0]['gt_seg_map']).tolist()
+
+
+def test_more_masks_are_read_before_all_are_said_to_have_one_class(tmp_path):
+    """Of 110 masks, 100 are read at first; the only one with a road is among the others."""
+    root = make_masks(tmp_path / 'roads', 110)
+    looked_at = {round(index) for index in np.linspace(0, 109, 100)}
+    only = sorted({*range(110)} - looked_at)[0]
+    names = sorted((root / 'annotations/training').iterdir())
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    mask[:9] = 255
+    for path in names:
+        Image.fromarray(mask).save(path)
+    Image.fromarray(mask // 255).save(names[only])
+    status, config = write(tmp_path, '--data-root', root, '--classes', 'background,road', name=SEGMENTOR)
+    assert status == 0
+    assert f'{root}/annotations/training: 110 masks, one for each image; read the values of 110' in check_data(
+        config, ('train',)
+    )
+
+
+def palette(mask):
+    image = Image.fromarray(mask, 'P')
+    image.putpalette([200, 0, 0, 0, 200, 0] + [0] * 762)
+    return image
+
+
+def test_masks_with_a_palette_and_a_class_that_does_not_occur(tmp_path):
+    root = masks(tmp_path, palette)
+    status, config = write(tmp_path, '--data-root', root, '--classes', 'a,b,c', name=SEGMENTOR)
+    assert status == 0
+    assert labels(config, 'train') == [0, 1, 255]
+    notes = check_data(config, ('train',))
+    folder = f'{root}/annotations/training'
+    assert notes == [
+        f'{folder}: 4 masks, one for each image; read the values of 4',
+        f'{folder}: in these masks, 1 classes do not occur: c',
+    ]
+
+
+@pytest.mark.parametrize('value', [258, 1000])
+def test_masks_of_16_bits_that_would_wrap_are_refused(tmp_path, capsys, value):
+    root = masks(tmp_path, lambda mask: Image.fromarray(np.where(mask == 1, value, 0).astype(np.uint16)))
+    assert write(tmp_path, '--data-root', root, '--classes', 'a,b,c', name=SEGMENTOR)[0] == 2
+    said = capsys.readouterr().err
+    assert re.search(rf'0\.png of type uint16 has pixels of the value {value}, .* it would be {value % 256};', said)
+
+
+def test_masks_of_16_bits_with_class_indices_are_read(tmp_path):
+    root = masks(tmp_path, lambda mask: Image.fromarray(mask.astype(np.uint16)))
+    assert write(tmp_path, '--data-root', root, '--classes', 'a,b', name=SEGMENTOR)[0] == 0
+
+
+def test_all_masks_are_read_on_request(tmp_path, capsys):
+    root = make_masks(tmp_path / 'roads', 110)
+    _, config = write(tmp_path, '--data-root', root, '--classes', 'a,b', name=SEGMENTOR)
+    looked_at = {round(index) for index in np.linspace(0, 109, 100)}
+    names = sorted((root / 'annotations/training').iterdir())
+    path = names[sorted({*range(110)} - looked_at)[0]]
+    Image.new('L', (SIDE, SIDE), 7).save(path)
+    check_data(config, ('train',))
+    with pytest.raises(ValueError, match=rf'{path.name} has pixels of the value 7'):
+        check_data(config, ('train',), every_image=True)
+
+
+def test_a_config_without_classes_of_its_own_has_those_of_coco(tmp_path):
+    """mmdet would train without a box, also if the heads have as many classes as the file."""
+    root = make_coco(tmp_path / 'fruit')
+    _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
+    config.train_dataloader.dataset.pop('metainfo')
+    with pytest.raises(ValueError, match='has the classes apple,ripe pear, but the config has'):
+        check_data(config, ('train',))
+
+
+def as_roboflow(root):
+    """Move data into the layout of Roboflow, with its root category and ids from 0."""
+
+    def numbered(content):
+        content['categories'] = [
+            {'id': 0, 'name': 'fruits', 'supercategory': 'none'},
+            *({'id': 1 + i, 'name': name, 'supercategory': 'fruits'} for i, name in enumerate(CLASSES)),
+        ]
+        for annotation in content['annotations']:
+            annotation['category_id'] = 1 + annotation['category_id'] // 7
+
+    change(root, numbered)
+    for split, name in (('train2017', 'train'), ('val2017', 'valid')):
+        (root / f'annotations/instances_{split}.json').rename(root / split / '_annotations.coco.json')
+        (root / split).rename(root / name)
+    (root / 'annotations').rmdir()
+    return root
+
+
+def test_the_layout_of_roboflow_is_found(tmp_path, capsys):
+    root = as_roboflow(make_coco(tmp_path / 'fruit'))
+    status, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
+    assert status == 0
+    assert 'found train/_annotations.coco.json, train, valid/_annotations.coco.json, valid' in capsys.readouterr().err
+    assert boxes_of(config, 'train') == boxes_of(config, 'val') == boxes_of(config, 'test') == [0, 1, 0, 1]
+    assert config.val_evaluator.ann_file == str(root / 'valid/_annotations.coco.json')
+    assert write(tmp_path, '--data-root', root)[0] == 2
+    assert 'has the classes fruits,apple,ripe pear, but the config has' in capsys.readouterr().err
+
+
+def boxes_of(config, split):
+    """Return the labels of all boxes of a split, as mmdet reads them, after its images have been opened."""
+    from mmengine.registry import DATASETS, init_default_scope
+
+    init_default_scope('mmdet')
+    dataset = DATASETS.build({**config[f'{split}_dataloader'].dataset, 'pipeline': []})
+    data = [dataset.get_data_info(index) for index in range(len(dataset))]
+    for one in data:
+        Image.open(one['img_path']).load()
+    return [instance['bbox_label'] for one in data for instance in one['instances']]
+
+
+def label_studio(root):
+    """Write all in one folder, with names that contain it."""
+    (root / 'annotations/instances_train2017.json').rename(root / 'result.json')
+    (root / 'train2017').rename(root / 'images')
+    change(
+        root, lambda content: [i.update(file_name=f'images/{i["file_name"]}') for i in content['images']], 'result.json'
+    )
+
+
+def cvat(root):
+    (root / 'annotations/instances_train2017.json').rename(root / 'annotations/instances_default.json')
+    (root / 'images').mkdir()
+    (root / 'train2017').rename(root / 'images/default')
+
+
+def half_of_roboflow(root):
+    as_roboflow(root)
+    for path in (root / 'valid').iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize('layout', [label_studio, cvat, half_of_roboflow])
+def test_detection_data_without_a_split_are_split(tmp_path, capsys, layout):
+    root = make_coco(tmp_path / 'fruit', count=10)
+    layout(root)
+    for path in (root / 'annotations').glob('instances_val2017.json'):
+        path.unlink()
+    arguments = ['--data-root', root, '--classes', ','.join(CLASSES)]
+    assert write(tmp_path, *arguments)[0] == 2
+    assert 'has no validation data beside' in capsys.readouterr().err
+    status, config = write(tmp_path, *arguments, '--val-share', '0.2')
+    assert status == 0
+    train, val = (json.loads((tmp_path / f'mine.{part}.json').read_text()) for part in ('train', 'val'))
+    names = [{image['file_name'] for image in part['images']} for part in (train, val)]
+    assert [len(part) for part in names] == [8, 2]
+    assert len(names[0] | names[1]) == 10
+    for part in (train, val):
+        assert {one['image_id'] for one in part['annotations']} == {image['id'] for image in part['images']}
+    assert sorted(boxes_of(config, 'train') + boxes_of(config, 'val')) == [0] * 5 + [1] * 5
+    assert config.val_evaluator.ann_file == str(tmp_path / 'mine.val.json')
+    before = (tmp_path / 'mine.val.json').read_text()
+    assert write(tmp_path, *arguments, '--val-share', '0.2')[0] == 0
+    assert (tmp_path / 'mine.val.json').read_text() == before
+
+
+def test_masks_without_a_split_are_split(tmp_path):
+    root = make_masks(tmp_path / 'roads', 10)
+    for kind, name in (('images', 'images'), ('annotations', 'masks')):
+        (root / kind / 'training').rename(root / 'moved')
+        for path in (root / kind / 'validation').iterdir():
+            path.unlink()
+        (root / kind / 'validation').rmdir()
+        (root / kind).rmdir()
+        (root / 'moved').rename(root / name)
+    arguments = ['--data-root', root, '--classes', 'a,b', '--val-share', '0.3']
+    status, config = write(tmp_path, *arguments, name=SEGMENTOR)
+    assert status == 0
+    names = [set((tmp_path / f'mine.{part}.txt').read_text().split()) for part in ('train', 'val')]
+    assert [len(part) for part in names] == [7, 3]
+    assert names[0] | names[1] == {str(index) for index in range(10)}
+    assert labels(config, 'val') == [0, 1, 255]
+    assert [note.partition(':')[2] for note in check_data(config, ('train', 'val'))] == [
+        f' {count} masks, one for each image; read the values of {count}' for count in (7, 3)
+    ]
+
+
+def test_a_split_that_cannot_be_used_leaves_no_file(tmp_path, capsys):
+    root = make_coco(tmp_path / 'fruit', count=10)
+    cvat(root)
+    (root / 'annotations/instances_val2017.json').unlink()
+    arguments = ['--data-root', root, '--val-share', '0.2']
+    for words, message in (
+        (['--classes', 'plum'], 'give the classes to train with'),
+        (['--classes', ','.join(CLASSES), '--val-share', '0.99'], 'leaves none for training'),
+        (['--classes', ','.join(CLASSES), '--val-share', '1'], '--val-share must be between 0 and 1'),
+        (['--train-images', 'images/default', '--val-images', 'images'], 'without validation data'),
+    ):
+        assert write(tmp_path, *arguments, *words)[0] == 2
+        assert message in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == ['fruit']
+    assert main(['config', DETECTOR, *map(str, arguments)]) == 2
+    assert '--val-share needs --out' in capsys.readouterr().err
