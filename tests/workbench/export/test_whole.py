@@ -369,6 +369,20 @@ def test_the_command_explains_wrong_arguments(tmp_path):
         assert 'Traceback' not in done.stderr
 
 
+def without_partner(first, second, within):
+    """Return the scores of two descending lists that have no equal one in the other list, except for rounding."""
+    first, second, alone = [*first], [*second], ([], [])
+    while first and second:
+        if abs(first[0] - second[0]) <= within:
+            first.pop(0)
+            second.pop(0)
+        elif first[0] > second[0]:
+            alone[0].append(first.pop(0))
+        else:
+            alone[1].append(second.pop(0))
+    return alone[0] + first, alone[1] + second
+
+
 @pytest.mark.slow
 def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     *_, path = trained('mask_rcnn')
@@ -387,10 +401,10 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     for each in RUNTIMES:
         records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
         scores = [[instance['score'] for instance in record['instances']] for record in records]
-        common = min(map(len, scores))  # one may be on the other side of the least score
-        assert abs(len(scores[0]) - len(scores[1])) <= 1
-        different = [pair for pair in zip(*scores, strict=False) if pair[1] != pytest.approx(pair[0], abs=2e-2)]
-        # Of two boxes that overlap, float16 may keep another one of low score.
-        assert len(different) <= 1
-        assert all(max(pair) < 0.3 for pair in different)
+        common = min(map(len, scores))
+        # Of two boxes that overlap, float16 may keep another one, or both, of low score.
+        for alone in without_partner(*scores, within=2e-2):
+            alone = [score for score in alone if score > 0.05 + 2e-2]  # others may be on the other side of the least
+            assert len(alone) <= 1
+            assert all(score < 0.3 for score in alone)
         assert common > 3
