@@ -137,6 +137,6 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> 
             raise ValueError(f'arch as a dict must have exactly the keys {expected}, got {sorted(arch)}')
         return Arch(**arch)
     raise TypeError(
-        f'arch, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r} of type {type(arch).__name__}; '
-        'give other options by name'
+        f'arch, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r} of type '
+        f'{type(arch).__name__}; give other options by name'
     )
