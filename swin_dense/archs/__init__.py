@@ -139,6 +139,6 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> 
             raise ValueError(f'arch as a dict must have exactly the keys {expected}, got {sorted(arch)}')
         return Arch(**arch)
     raise TypeError(
-        f'{checks.argument("arch")}, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r}; '
-        'give other options by name'
+        f'{checks.argument("arch")}, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r} of type '
+        f'{type(arch).__name__}; '
     )

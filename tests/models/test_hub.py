@@ -168,7 +168,10 @@ def test_options_by_position_are_refused(build, words):
 @pytest.mark.parametrize(
     ('build', 'words'),
     [
-        (lambda: SwinBackbone(224), 'arch, the first argument, must be one of .* got 224; give other options by name'),
+        (
+            lambda: SwinBackbone(224),
+            'arch, the first argument, must be one of .* got 224 of type int; give other options',
+        ),
         (lambda: SwinBackbone(img_size=512), 'images of any size work; the size for which an absolute position'),
         (
             lambda: SwinBackbone(embed_dim=96, foo=1),
