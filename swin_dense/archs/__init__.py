@@ -140,5 +140,5 @@ def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> 
         return Arch(**arch)
     raise TypeError(
         f'{checks.argument("arch")}, the first argument, must be one of {list(ARCHS)} or a dict, got {arch!r} of type '
-        f'{type(arch).__name__}; '
+        f'{type(arch).__name__}; give other options by name'
     )
