@@ -6,7 +6,6 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -26,16 +25,16 @@ class _AfterMmengine(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != 'mmengine':
             return None
-        sys.meta_path.remove(self)
-        spec: Any = find_spec(name)  # by the other finders
-        if spec is None or spec.loader is None:
-            sys.meta_path.insert(0, self)  # mmengine may be installed later, in a notebook
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec: Any = next((found for found in others if found is not None), None)
+        if spec is None or spec.loader is None:  # mmengine may be installed later, in a notebook
             return None
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            sys.meta_path.remove(self)
             register_with_mmengine()
 
         spec.loader.exec_module = exec_module
-        return spec
+        return spec  # which may also be asked for without an import that follows

@@ -81,6 +81,7 @@ BUILD = 'print(type(MODELS.build(dict(type={!r}, embed_dims=16, num_heads=(1, 2,
         'from mmengine.registry import MODELS; import swin_dense',
         'from swin_dense import SwinBackbone; import mmengine.registry; from mmengine import MODELS',
         'import swin_dense.features; from mmengine.registry import MODELS',
+        'import swin_dense; dir(swin_dense); from mmengine.registry import MODELS',  # looks whether it is installed
         'from swin_dense import SwinDense; from mmengine.registry import MODELS',
     ],
 )
