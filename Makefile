@@ -83,6 +83,7 @@ lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy mmcv_lite_ops/mmcv/_ext.py
 
 # The Ray Data example has its own environment; RAY_PYTHON=python3.12 chooses the interpreter.
 RAY_PYTHON ?= python3.11
