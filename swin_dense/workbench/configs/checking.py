@@ -50,7 +50,7 @@ def check_data(config: Config, splits: Sequence[str], every_image: bool = False)
 
     if is_pretraining(config):
         return _check_pretraining(config, splits, every_image)
-    init_default_scope(config.get('default_scope', 'mmengine'))
+    init_default_scope(config.get('default_scope') or 'mmengine')
     notes: dict[tuple[bool, str], list[str]] = {}
     for split in splits:
         for dataset in datasets(config, [split]):

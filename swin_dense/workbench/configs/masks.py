@@ -125,6 +125,7 @@ class _Look:
         """
         samples = [sample for sample in samples if sample['seg_map_path'] not in self._seen]
         sizes = self._images.sizes([sample['img_path'] for sample in samples])
+        wrong: dict[str, set[int]] = {}
         for sample in samples:
             path = sample['seg_map_path']
             self._seen.add(path)
@@ -138,9 +139,10 @@ class _Look:
             self.stored.update(_values(mask))
             values = set(_values(self._built.pipeline(dict(sample))['gt_seg_map']))
             self.classes |= values - self._ignored
-            wrong = sorted(values - self._ignored - set(range(self._count)))
-            if wrong:
-                raise ValueError(self._wrong_values(path, wrong))
+            if values - self._ignored - set(range(self._count)):
+                wrong[path] = values - self._ignored - set(range(self._count))
+        if wrong:
+            raise ValueError(self._wrong_values(wrong))
 
     def _read(self, path: str) -> np.ndarray:
         """Return the values that are stored in a mask, before mmseg makes them uint8."""
@@ -169,10 +171,11 @@ class _Look:
             )
         return mask.astype(np.uint8)
 
-    def _wrong_values(self, path: str, wrong: Sequence[int]) -> str:
-        ignored = ','.join(map(str, wrong))
+    def _wrong_values(self, wrong: dict[str, set[int]]) -> str:
+        path, values = next(iter(wrong.items()))
+        ignored = ','.join(map(str, sorted(set.union(*wrong.values()))))
         return (
-            f'the mask {path} has pixels of the value {wrong[0]}, but the classes are 0 to {self._count - 1}; to '
+            f'the mask {path} has pixels of the value {min(values)}, but the classes are 0 to {self._count - 1}; to '
             f'ignore values that are no class, write the config with `swin-dense config ... --ignore {ignored}`; if '
             'the classes have other values than their indices, with --mask-values; otherwise name all classes with '
             '--classes'

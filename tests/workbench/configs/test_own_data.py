@@ -183,8 +183,9 @@ def test_invalid_options_are_one_error_and_write_nothing(tmp_path, capsys, name,
 
 
 def value(root):
-    Image.new('L', (96, 72), 12).save(root / 'trainannot/0001TP_000001.png')
-    return r'trainannot/0001TP_000001\.png has pixels of the value 12, but the classes are 0 to 10.*--ignore 12'
+    for index, number in ((1, 13), (3, 12)):
+        Image.new('L', (96, 72), number).save(root / f'trainannot/0001TP_00000{index}.png')
+    return r'trainannot/0001TP_000001\.png has pixels of the value 13, but the classes are 0 to 10.*--ignore 12,13'
 
 
 def size(root):
