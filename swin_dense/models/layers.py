@@ -9,8 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.ops import plain
-from swin_dense.ops.linear import linear
+from swin_dense.ops import linear, plain
 from swin_dense.utils import checks
 
 ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
@@ -33,7 +32,9 @@ class Linear(nn.Linear):
     """A linear layer over the last axis; on a CPU, by the library that is faster there."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        if linear.IS_FASTER_BY_ONEDNN and linear.is_supported(x, self.weight, self.bias):
+            return linear.linear_by_onednn(x, self.weight, self.bias)
+        return super().forward(x)
 
     def _warn_of_qconfig(self, qconfig: Any) -> None:
         # torch assigns None to a layer that it will not quantise, because it does not know its type.

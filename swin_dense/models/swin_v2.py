@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.archs import Arch
@@ -78,8 +77,10 @@ class CosineWindowAttention(WindowAttention):
 
     def _directions(self, x: Tensor) -> Tensor:
         """Split x into heads and scale each to length 1, (B, H, W, A, D), in float32 or higher precision."""
-        heads = x.unflatten(-1, (self.num_heads, -1))
-        return F.normalize(heads.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+        heads = x.unflatten(-1, (self.num_heads, -1)).to(torch.promote_types(x.dtype, torch.float32))
+        # As F.normalize, which has no second derivatives at zero, the query and key of a padding token.
+        lengths = heads.square().sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
+        return heads / lengths
 
     def relative_bias(self, window: Pair) -> Tensor | None:
         offsets = log_spaced_offsets(window, self.pretrained_window_size or window, self.logit_scale.device)

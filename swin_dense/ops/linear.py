@@ -27,19 +27,24 @@ def _processor() -> str:
         return platform.processor()  # on Windows: family, model and vendor
 
 
+# A library may replace it, and then means our linear layers too.
+_TORCHS_FORWARD = nn.Linear.forward
+
 # A constant, which torch.compile need not trace.
 IS_FASTER_BY_ONEDNN = _is_faster_by_onednn()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Do the same as ``F.linear``: (..., K) by (N, K) to (..., N)."""
-    if IS_FASTER_BY_ONEDNN and not context.is_exporting() and is_supported(x, weight, bias):
-        return _linear_by_onednn(x, weight, bias)
+    if IS_FASTER_BY_ONEDNN and is_supported(x, weight, bias):
+        return linear_by_onednn(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether oneDNN computes the same as ``F.linear`` in this context."""
+    if context.is_exporting() or nn.Linear.forward is not _TORCHS_FORWARD:
+        return False
     for tensor in (x, weight) if bias is None else (x, weight, bias):
         # Subclasses, such as quantised or distributed tensors, have operations of their own.
         is_dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
@@ -53,7 +58,8 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return compat.is_compiling() or (torch._C._get_mkldnn_enabled() and not context.needs_plain_operations(x))
 
 
-def _linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Do the same as ``F.linear`` by oneDNN, where :func:`is_supported` holds."""
     if compat.is_compiling():
         return _operator(x, weight, bias)
     # Autograd forbids in-place operations on a view that a function returns, so the function takes and returns rows.

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from swin_dense.utils.memory import KEEP_VARIABLE, is_out_of_memory
+from swin_dense.utils.errors import is_out_of_memory
+from swin_dense.utils.memory import KEEP_VARIABLE
 from tests.conftest import ROOT
 from tests.processes import environment
 
