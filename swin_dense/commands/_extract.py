@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from swin_dense.commands._options import build_backbone, normalization_of
-from swin_dense.commands._progress import Progress, say, stop_signals
+from swin_dense.commands._progress import Progress, say
 from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.inference import Runner, check_levels, whole_image
 from swin_dense.features.listing import Item, iterate, list_images
@@ -26,6 +26,7 @@ from swin_dense.features.shards import Record, Shard, hash_of_name, parse_shard,
 from swin_dense.features.tiling import check_tiling, run_tiles
 from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.pixels import ImageError, name_of
+from swin_dense.utils.signals import stop_signals
 from swin_dense.utils.tiles import plan_tiles
 
 

@@ -55,10 +55,11 @@ def run(args: argparse.Namespace) -> int:
     packages.require('this command', 'tqdm')
     # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
-    from swin_dense.commands._progress import Progress, say, stop_signals
+    from swin_dense.commands._progress import Progress, say
     from swin_dense.features import Normalization
     from swin_dense.features.inference import on_device
     from swin_dense.models.classifier import create_classifier
+    from swin_dense.utils.signals import stop_signals
 
     device, options = device_of(args), backbone_options(args)
     classifier = on_device(create_classifier(args.checkpoint, args.arch, prefix=args.prefix, **options), device)

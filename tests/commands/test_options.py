@@ -49,8 +49,8 @@ def test_an_option_means_the_same_in_all_commands():
         for action in (action for parser in parsers(name) for action in parser._actions):
             for option in action.option_strings:
                 kind = (action.dest, action.nargs, action.type, type(action))
-                # --classes takes names in `config`, but a file in `eval`.
-                if option not in ('--classes', '--set', '--cfg-options'):
+                # --classes takes names in `config`, but a file in `eval`; --resume takes a checkpoint in `train`.
+                if option not in ('--classes', '--resume', '--set', '--cfg-options'):
                     assert kinds.setdefault(option, (name, kind))[1] == kind, (option, name, kinds[option][0])
     assert not {'--shape', '--window', '--plot', '--map', '--destination'} & kinds.keys()
 

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from swin_dense.__main__ import main
-from tests.conftest import ROOT, IfInstalled, photograph
+from swin_dense.utils import signals
+from tests.conftest import ROOT, photograph
 from tests.features.helpers import (
     EVERY_FORMAT,
     command_line,
@@ -31,7 +32,6 @@ from tests.features.helpers import (
 )
 from tests.features.mutations import ORIGINALS, mutate
 
-_progress = IfInstalled('swin_dense.commands._progress')  # which needs tqdm
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
 
@@ -48,6 +48,7 @@ import logging, resource, sys
 from pathlib import Path
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
+from swin_dense.utils import signals
 from swin_dense.commands import _extract
 from tests.conftest import TINY, randomize
 
@@ -183,7 +184,7 @@ def test_a_concurrent_run_of_the_same_shard_is_refused(run, tmp_path, capsys):
 def test_the_second_signal_interrupts_at_once():
     def twice():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
-        with _progress.stop_signals() as received:
+        with signals.stop_signals() as received:
             signal.raise_signal(signal.SIGINT)
             if received != [signal.SIGINT]:
                 return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ _OPACITY = 0.5
 
 
 def instances(
-    pixels: np.ndarray, found: list[dict[str, Any]], masks: list[np.ndarray], palette: list[list[int]]
+    pixels: np.ndarray, found: list[dict[str, Any]], masks: list[np.ndarray], palette: Sequence[Sequence[int]]
 ) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, with boxes, names, scores and masks of instances drawn on it.
 
@@ -37,12 +38,14 @@ def instances(
     return np.asarray(image)
 
 
-def segments(pixels: np.ndarray, labels: np.ndarray, palette: list[list[int]]) -> np.ndarray:
+def segments(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, blended with the colour of the class of each pixel."""
     return _mixed(pixels, np.array(palette)[labels])
 
 
-def panoptic(pixels: np.ndarray, ids: np.ndarray, found: list[dict[str, Any]], palette: list[list[int]]) -> np.ndarray:
+def panoptic(
+    pixels: np.ndarray, ids: np.ndarray, found: list[dict[str, Any]], palette: Sequence[Sequence[int]]
+) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, blended with the colour of each segment's class, with dark edges between them.
 
     Args:

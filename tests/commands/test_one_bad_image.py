@@ -1,0 +1,202 @@
+"""One bad image ends no folder: it is named with its error, the others have their results, and a second run goes on."""
+
+import json
+import logging
+import os
+import signal
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tifffile
+import torch
+from onnx import TensorProto, helper
+from PIL import Image
+
+from swin_dense.__main__ import main
+from swin_dense.workbench.predict import Predictor
+from swin_dense.workbench.runtime import Model
+from tests.commands.test_predict import RECIPES, make_weights, names_in
+
+SIZES = [(60, 90), (64, 64), (48, 70)]
+GOOD = [f'{folder}/{number}' for folder in 'ab' for number in range(3)] + ['deep', 'photo']
+TOO_LARGE = (31, 37)  # of the image for which memory is short
+BAD = ['broken', 'empty', 'float', 'gone', 'large', 'text', 'truncated']
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Good images in two subfolders, with the same names in both, and bad ones of several kinds."""
+    random = np.random.default_rng(0)
+    root = tmp_path / 'photos'
+    for name in GOOD:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 255, (*SIZES[len(name) % 3], 3), np.uint8)
+        Image.fromarray(pixels).save(root / f'{name}.png')
+    Image.fromarray(random.integers(0, 65535, (40, 50), np.uint16)).save(root / 'deep.png')
+    (root / 'photo.png').rename(root / 'photo.tga')  # which OpenCV does not decode
+    Image.fromarray(pixels).save(root / 'photo.tga')
+    Image.fromarray(pixels).save(root / 'truncated.jpg')
+    (root / 'truncated.jpg').write_bytes((root / 'truncated.jpg').read_bytes()[:500])
+    tifffile.imwrite(root / 'broken.tif', pixels, compression='zlib', photometric='rgb')
+    damaged = bytearray((root / 'broken.tif').read_bytes())
+    damaged[-900:-100] = bytes(800)
+    (root / 'broken.tif').write_bytes(damaged)
+    tifffile.imwrite(root / 'float.tif', np.full((30, 30), 1000, np.float32))
+    (root / 'empty.jpg').write_bytes(b'')
+    (root / 'text.png').write_text('no image')
+    (root / 'gone.png').symlink_to(root / 'nowhere.png')
+    Image.fromarray(pixels[: TOO_LARGE[0], : TOO_LARGE[1]]).save(root / 'large.png')
+    return root
+
+
+def write_file(path):
+    """Write the file of a segmentor whose classes are the largest of the three colours of a pixel."""
+    image = helper.make_tensor_value_info('img', TensorProto.FLOAT, ['B', 3, 'H', 'W'])
+    size = helper.make_tensor_value_info('size', TensorProto.INT64, [2])
+    labels = helper.make_tensor_value_info('labels', TensorProto.INT32, ['B', 'H', 'W'])
+    nodes = [
+        helper.make_node('ArgMax', ['img'], ['largest'], axis=1, keepdims=0),
+        helper.make_node('Cast', ['largest'], ['labels'], to=TensorProto.INT32),
+    ]
+    model = helper.make_model(
+        helper.make_graph(nodes, 'colours', [image, size], [labels]), opset_imports=[helper.make_opsetid('', 17)]
+    )
+    model.ir_version = 8
+    facts = {'format': 1, 'task': 'segmentation', 'classes': ['blue', 'green', 'red'], 'resize': None}
+    helper.set_model_props(
+        model, {'swin_dense': json.dumps({**facts, 'palette': [[0, 0, 255], [0, 255, 0], [255, 0, 0]]})}
+    )
+    onnx.save(model, path)
+    return [str(path)]
+
+
+def model_of(kind, tmp_path, monkeypatch):
+    """Return the first arguments of `predict`; the model lacks memory for images of the size TOO_LARGE."""
+    if kind == 'onnx':
+        original = Model.run
+
+        def run(self, img, size=None):
+            if img.shape[2:] == TOO_LARGE:
+                raise onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException(
+                    'Failed to allocate memory for 9 bytes'
+                )
+            return original(self, img, size)
+
+        monkeypatch.setattr(Model, 'run', run)
+        return write_file(tmp_path / 'model.onnx')
+    outputs = Predictor._outputs
+
+    def fail(self, loaded, path):
+        if loaded.shape[:2] == TOO_LARGE:
+            raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')
+        return outputs(self, loaded, path)
+
+    monkeypatch.setattr(Predictor, '_outputs', fail)
+    make_weights(kind, tmp_path / 'weights.pth')
+    return [RECIPES[kind], str(tmp_path / 'weights.pth')]
+
+
+@pytest.mark.parametrize('tile', [[], ['--tile', '64']], ids=['whole', 'tiles'])
+@pytest.mark.parametrize('kind', ['onnx', 'mmseg', 'mmdet'])
+def test_predict_names_every_bad_image_and_goes_on(folder, tmp_path, monkeypatch, capsys, kind, tile):
+    monkeypatch.setattr(logging, 'raiseExceptions', False)  # handlers of the tests before write into closed files
+    out = folder / 'out'  # within the folder: what it contains is not predicted
+    coco = ['--format', 'coco'] if kind == 'mmdet' else []
+    arguments = ['predict', *model_of(kind, tmp_path, monkeypatch), str(folder), '--out', str(out), *tile, *coco]
+    assert main([*arguments, '--resume']) == 1
+    printed = capsys.readouterr()
+    assert f'8 of 15 images are in {out}' in printed.out
+    assert 'Traceback' not in printed.err
+    lines = [line for line in printed.err.splitlines() if line.startswith('swin-dense predict: ')]
+    assert len(lines) == len(BAD)
+    for name in BAD:
+        assert sum(f'/{name}.' in line for line in lines) == 1, name
+    assert sum('too little memory' in line for line in lines) == 1
+    assert [name for name in names_in(out) if name.endswith('.json') and 'coco_' not in name] == [
+        f'{name}.json' for name in GOOD
+    ]
+    if coco:
+        data = json.loads((out / 'coco_annotations.json').read_text())
+        assert [image['file_name'].partition('.')[0] for image in data['images']] == GOOD
+        assert len({image['id'] for image in data['images']}) == len(GOOD)
+
+    # The bad image that is mended is predicted, and nothing else; the files for COCO contain all of them.
+    (folder / 'text.png').unlink()
+    Image.new('RGB', (40, 50)).save(folder / 'text.png')
+    before = {name: (out / name).stat().st_mtime_ns for name in names_in(out)}
+    assert main([*arguments, '--resume']) == 1
+    after = {name: (out / name).stat().st_mtime_ns for name in names_in(out)}
+    assert {name for name in after if after[name] != before.get(name)} >= {'text.json'}
+    assert all(name.startswith(('text.', 'coco_')) for name in after if after[name] != before.get(name))
+    if coco:
+        data = json.loads((out / 'coco_annotations.json').read_text())
+        assert [image['file_name'].partition('.')[0] for image in data['images']] == [*GOOD, 'text']
+
+
+def test_options_that_would_be_mixed_are_refused(folder, tmp_path, capsys):
+    arguments = ['predict', *write_file(tmp_path / 'model.onnx'), str(folder), '--out', str(tmp_path / 'out')]
+    assert main(arguments) == 1
+    assert main(arguments) == 2
+    assert '--force replaces it, --resume keeps it' in capsys.readouterr().err
+    assert main([*arguments, '--resume', '--score', '0.5']) == 2
+    assert 'or of another score, which --resume would mix' in capsys.readouterr().err
+    os.utime(tmp_path / 'model.onnx', (1, 1))
+    assert main([*arguments, '--resume']) == 2
+    assert 'another version of the weights' in capsys.readouterr().err
+    assert main([*arguments, '--force', '--score', '0.5']) == 1
+    assert main([*arguments, '--resume', '--score', '0.5']) == 2  # bad images may have results of the first run
+
+
+def test_a_failed_image_keeps_nothing_of_the_run_before(folder, tmp_path):
+    arguments = ['predict', *write_file(tmp_path / 'model.onnx'), str(folder), '--out', str(tmp_path / 'out')]
+    assert main(arguments) == 1
+    assert 'a/1.labels.png' in names_in(tmp_path / 'out')
+    (folder / 'a/1.png').write_bytes(b'')
+    assert main([*arguments, '--force']) == 1
+    assert [name for name in names_in(tmp_path / 'out') if name.startswith('a/1')] == []
+
+
+def test_a_signal_ends_after_an_image_and_writes_the_files_for_coco(folder, tmp_path, monkeypatch, capsys):
+    arguments = ['predict', *model_of('mmdet', tmp_path, monkeypatch), str(folder), '--out', str(tmp_path / 'out')]
+    predict = Predictor.predict
+
+    def signalled(self, path):
+        if path.endswith('a/1.png'):
+            signal.raise_signal(signal.SIGTERM)
+        return predict(self, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Predictor, 'predict', signalled)
+        assert main([*arguments, '--format', 'coco']) == 128 + signal.SIGTERM
+    assert 'run the same command again with --resume' in capsys.readouterr().err
+    data = json.loads((tmp_path / 'out' / 'coco_annotations.json').read_text())
+    assert [image['file_name'] for image in data['images']] == ['a/0.png', 'a/1.png']
+    assert main([*arguments, '--format', 'coco', '--resume']) == 1
+    data = json.loads((tmp_path / 'out' / 'coco_annotations.json').read_text())
+    assert len(data['images']) == len(GOOD)
+
+
+def test_results_that_cannot_be_written_end_the_run(folder, tmp_path, monkeypatch, capsys):
+    from swin_dense.commands import predict
+
+    arguments = ['predict', *write_file(tmp_path / 'model.onnx'), str(folder), '--out', str(tmp_path / 'out')]
+    write = predict._write_json
+
+    def full(path, content):
+        if path.name == '2.json':
+            raise OSError(28, 'No space left on device')
+        write(path, content)
+
+    monkeypatch.setattr(predict, '_write_json', full)
+    assert main(arguments) == 1
+    printed = capsys.readouterr().err
+    assert 'cannot write to' in printed
+    assert 'No space left on device. Finished images are kept' in printed
+    assert [name for name in names_in(tmp_path / 'out') if name.endswith('json')] == ['a/0.json', 'a/1.json']
+
+
+def test_the_folder_of_the_images_is_not_that_of_the_results(folder, tmp_path, capsys):
+    assert main(['predict', *write_file(tmp_path / 'model.onnx'), str(folder), '--out', f'{folder}/../photos']) == 2
+    assert 'the folder of the images; choose another one' in capsys.readouterr().err
