@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     backbone.add_argument('--half', action='store_true', help='write float16')
     backbone.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
-    add_normalization(parser)
+    add_normalization(parser, 'for images of stored values instead of normalised ones; --scale is 255 by default')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,9 +120,12 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         raise ValueError(
             '--clamp-window lets a map choose its windows, so one graph cannot serve all sizes: add --static'
         )
-    normalization = normalization_of(args)
+    given = normalization_of(args)
     from swin_dense import export_model
+    from swin_dense.features import Normalization
 
+    # With one of these options, those that are not given have the defaults of the other commands.
+    normalization = vars(Normalization(**given)) if given else {}
     return export_model(
         build_backbone(args, **({} if args.out_indices is None else {'out_indices': args.out_indices})),
         args.out,
