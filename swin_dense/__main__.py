@@ -9,11 +9,13 @@ import logging
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import swin_dense
+from swin_dense.utils.memory import is_out_of_memory
 from swin_dense.utils.packages import how_to_install
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
@@ -26,9 +28,11 @@ EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
-_WITHOUT_TORCH = ('doctor', 'zoo')
+_WITHOUT_TORCH = ('doctor', 'predict', 'zoo')  # or which import it only where they need it
+_CORE = ('numpy', 'PIL', 'torch')  # packages that swin_dense cannot be imported without
 _FOLDER = Path(__file__).with_name('commands')
-_VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|[\w.]+)?"""
+# A value as Python writes it, or nothing: a word, or a part of a path, is not one.
+_VALUE = r"""=('[^']*'|"[^"]*"|\([^()]*\)|\[[^][]*\]|\.\.\.|True|False|None|-?\d+(?:\.\d+)?|)(?!\.?[\w/\\])"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +80,7 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
     names = '|'.join(options)
     # A bare name is replaced only at the start of a message: the 'set' in 'a data set must ...' is not --set.
     text = re.sub(rf'(?:^|(?<=every entry of ))({names})(?= must )', lambda match: options[match[1]], text)
-    return re.sub(rf'(?<![-\w.])({names}){_VALUE}', lambda match: _option(options[match[1]], match[2]), text)
+    return re.sub(rf'(?<![-\w./\\\'"])({names}){_VALUE}', lambda match: _option(options[match[1]], match[2]), text)
 
 
 def _option(name: str, value: str | None) -> str:
@@ -108,19 +112,15 @@ def _print_log() -> None:
 
 def _explained(error: Exception) -> str | None:
     """Return a one-line message for an error, or None if the error is a bug of this package."""
-    from swin_dense import _public  # imports torch
+    if _is_of_import(error, _CORE):
+        from swin_dense._public import why_no_core
 
-    if _public.why_no_core is None:
-        from swin_dense.checkpoint import CheckpointError
-        from swin_dense.utils.memory import is_out_of_memory
-
-        if is_out_of_memory(error):
-            return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
-        if isinstance(error, CheckpointError):
-            return error.without_python
-    elif not isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError)):
-        # A broken torch can raise any other error. The errors above come from commands that do not need torch.
-        return f'{_public.why_no_core}; run `swin-dense doctor` for details'
+        if why_no_core is not None:
+            return f'{why_no_core}; run `swin-dense doctor` for details'
+    if is_out_of_memory(error):
+        return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
+    if hasattr(error, 'without_python'):  # a CheckpointError, whose module imports torch
+        return error.without_python
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
@@ -129,6 +129,14 @@ def _explained(error: Exception) -> str | None:
         return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
     return f'this command needs {package}, which is not installed: {how_to_install(package)}'
+
+
+def _is_of_import(error: Exception, packages: Sequence[str]) -> bool:
+    """Return whether an error was raised because one of the packages is missing, or by its import if it is broken."""
+    if isinstance(error, ModuleNotFoundError) and error.name in packages:
+        return True
+    modules = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == '<module>']
+    return any(str(frame.f_globals.get('__name__')).partition('.')[0] in packages for frame in modules)
 
 
 def command_names() -> list[str]:

@@ -6,17 +6,16 @@ import os
 import signal
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import tifffile
 import torch
-from onnx import TensorProto, helper
 from PIL import Image
 
 from swin_dense.__main__ import main
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import Model
+from tests.commands.files import write_file
 from tests.commands.test_predict import RECIPES, make_weights, names_in
 
 SIZES = [(60, 90), (64, 64), (48, 70)]
@@ -49,27 +48,6 @@ def folder(tmp_path):
     (root / 'gone.png').symlink_to(root / 'nowhere.png')
     Image.fromarray(pixels[: TOO_LARGE[0], : TOO_LARGE[1]]).save(root / 'large.png')
     return root
-
-
-def write_file(path):
-    """Write the file of a segmentor whose classes are the largest of the three colours of a pixel."""
-    image = helper.make_tensor_value_info('img', TensorProto.FLOAT, ['B', 3, 'H', 'W'])
-    size = helper.make_tensor_value_info('size', TensorProto.INT64, [2])
-    labels = helper.make_tensor_value_info('labels', TensorProto.INT32, ['B', 'H', 'W'])
-    nodes = [
-        helper.make_node('ArgMax', ['img'], ['largest'], axis=1, keepdims=0),
-        helper.make_node('Cast', ['largest'], ['labels'], to=TensorProto.INT32),
-    ]
-    model = helper.make_model(
-        helper.make_graph(nodes, 'colours', [image, size], [labels]), opset_imports=[helper.make_opsetid('', 17)]
-    )
-    model.ir_version = 8
-    facts = {'format': 1, 'task': 'segmentation', 'classes': ['blue', 'green', 'red'], 'resize': None}
-    helper.set_model_props(
-        model, {'swin_dense': json.dumps({**facts, 'palette': [[0, 0, 255], [0, 255, 0], [255, 0, 0]]})}
-    )
-    onnx.save(model, path)
-    return [str(path)]
 
 
 def model_of(kind, tmp_path, monkeypatch):

@@ -43,6 +43,22 @@ def test_help_and_zoo_import_no_torch(command):
     assert 'torch' not in imported
 
 
+def test_a_prediction_with_a_file_imports_no_torch(tmp_path):
+    """Whether or not torch and mmengine are installed."""
+    pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
+    from tests.commands.files import write_file
+
+    Image.new('RGB', (40, 30)).save(tmp_path / 'a.png')
+    command = ['-X', 'importtime', '-m', 'swin_dense', 'predict', *write_file(tmp_path / 'model.onnx')]
+    arguments = [str(tmp_path / 'a.png'), '--out', str(tmp_path / 'out')]
+    done = subprocess.run([sys.executable, *command, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    imported = {line.rpartition('|')[2].strip() for line in done.stderr.splitlines()}
+    assert 'onnxruntime.capi' in imported
+    assert not {'torch', 'mmengine', 'mmcv'} & imported
+
+
 def test_an_option_means_the_same_in_all_commands():
     kinds = {}
     for name in command_names():
@@ -119,7 +135,7 @@ def place(tmp_path, monkeypatch):
 def test_existing_files_are_replaced_only_with_force(place, capsys, arguments, out):
     (place / out).write_text('mine')
     assert main(arguments.format(out).split()) == 2
-    assert capsys.readouterr().err.endswith(f'{out} exists already; --force replaces it\n')
+    assert f'{out} exists already; --force replaces it' in capsys.readouterr().err
     assert (place / out).read_text() == 'mine'
 
 
@@ -178,6 +194,12 @@ def test_options_are_refused_before_weights_are_read(place, capsys, monkeypatch,
         ('of a small tile must be', 'of a small tile must be'),
         ('arch must be one of', '--arch must be one of'),
         ('every arch_must --arch must be', 'every arch_must --arch must be'),
+        ("arch='a-b.c' and tile=-1.5; prefix=None.", '--arch a-b.c and --tile -1.5; --prefix None.'),
+        ('there is no file tile=cam1/a.jpg', 'there is no file tile=cam1/a.jpg'),
+        ('there is no file tile=3.jpg', 'there is no file tile=3.jpg'),
+        ('there is no file tile=3/a.jpg', 'there is no file tile=3/a.jpg'),
+        ("image 'photos/tile=cam1.jpg': use tile= (--tile)", "image 'photos/tile=cam1.jpg': use --tile (--tile)"),
+        ("image 'tile=1': use tile=64", "image 'tile=1': use --tile 64"),
         ('model.prefix=1, any_prefix=2, depths=(2, 2)', 'model.prefix=1, any_prefix=2, depths=(2, 2)'),
     ],
 )
