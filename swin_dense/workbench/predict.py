@@ -23,7 +23,7 @@ from swin_dense.mm.bands import LoadBands
 from swin_dense.utils.pixels import LargeImage, Pixels, decoding, naming
 from swin_dense.utils.tiles import Tile
 from swin_dense.workbench.runtime import Prediction, pictures, queries
-from swin_dense.workbench.runtime.model import Outputs, painted, predict_in_tiles, whole_record
+from swin_dense.workbench.runtime.model import Outputs, painted, predict_in_tiles, whole_record, with_no_data
 
 
 class Predictor:
@@ -80,7 +80,7 @@ class Predictor:
         """Return the prediction for an image file; it is painted if its loader gives 8-bit colours."""
         with self._open(path) as image:
             loaded = self._read(image, Tile((0, 0, *image.size), (0, 0, *image.size)))
-        outputs = self._outputs(loaded, path)
+        outputs = with_no_data(path, self._outputs(loaded, path), len(self.classes))
         record = whole_record(path, image.size, outputs, self.classes)
         is_picture = loaded.dtype == np.uint8 and loaded.ndim == 3 and loaded.shape[2] == 3
         picture = painted(loaded[:, :, ::-1], record, outputs, self.palette) if is_picture else None

@@ -175,6 +175,18 @@ def test_results_that_cannot_be_written_end_the_run(folder, tmp_path, monkeypatc
     assert [name for name in names_in(tmp_path / 'out') if name.endswith('json')] == ['a/0.json', 'a/1.json']
 
 
+def test_pixels_of_no_segment_are_0_in_the_file_for_coco(tmp_path):
+    """Inside, they have the number of the class that there is not, which would be an id of COCO's."""
+    from swin_dense.commands import predict
+    from swin_dense.workbench.runtime import Prediction
+
+    ids = np.array([[1002, 1002, 80], [3, 2002, 80]], np.int32)
+    record = {'segments': [{'id': 1002}, {'id': 3}, {'id': 2002}]}
+    predict._write_pictures({'panoptic.png': tmp_path / 'a.png'}, Prediction(record, panoptic=ids))
+    colours = np.asarray(Image.open(tmp_path / 'a.png')).astype(int)
+    np.testing.assert_array_equal(colours @ [1, 256, 256**2], [[1002, 1002, 0], [3, 2002, 0]])
+
+
 def test_the_folder_of_the_images_is_not_that_of_the_results(folder, tmp_path, capsys):
     assert main(['predict', *write_file(tmp_path / 'model.onnx'), str(folder), '--out', f'{folder}/../photos']) == 2
     assert 'the folder of the images; choose another one' in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -50,8 +51,8 @@ class Coco:
     def entry_of(self, image: str, name: str | None = None) -> dict[str, Any] | None:
         """Return ``id`` and ``file_name`` of an image, or None if it is not among the known annotations.
 
-        A known entry is that of an image if its file name ends the path of the image, or ends in ``name``; of several
-        entries, the one that has the most folders in common with the path.
+        A known entry is that of an image if its file name ends the path of the image, or ends in ``name``. Of several
+        entries, it is the one whose file name is ``name``, else that has the most folders in common with the path.
 
         Args:
             image: path of the image.
@@ -140,10 +141,12 @@ def _check_coco(known: Any) -> None:
 def _fitting(entries: Sequence[dict[str, Any]], image: str, name: str) -> dict[str, Any] | None:
     """Return the entry of an image among those with its last name; see :meth:`Coco.entry_of`."""
     path, own = PurePath(os.path.abspath(image)).parts, PurePath(name).parts
-    found: dict[int, list[dict[str, Any]]] = {}
+    found: dict[float, list[dict[str, Any]]] = {}
     for entry in entries:
         parts = PurePath(entry['file_name']).parts
-        if _in_common(parts, path) == len(parts) or _in_common(parts, own) == len(own):
+        if parts == own:
+            found.setdefault(math.inf, []).append(entry)
+        elif _in_common(parts, path) == len(parts) or _in_common(parts, own) == len(own):
             found.setdefault(_in_common(parts, path), []).append(entry)
     if not found:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from swin_dense.utils import checks
 from swin_dense.utils.tiles import Tile
-from swin_dense.workbench.runtime import masks, painting, pictures, queries, tiles
+from swin_dense.workbench.runtime import geotiff, masks, painting, pictures, queries, tiles
 from swin_dense.workbench.runtime.coco import RECORD_FORMAT
 from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, Session
 
@@ -32,7 +32,8 @@ class Prediction:
     Attributes:
         record: the prediction in types that JSON supports.
         painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None with tiles.
-        labels: class index of every pixel, (H, W), int32, or uint8 or uint16 with tiles; None for a detector.
+        labels: class index of every pixel, (H, W), int32, or uint8 or uint16 with tiles; None for a detector. Pixels
+            of a GeoTIFF without data have 255, or 65535 if there are more than 255 classes.
         panoptic: segment of every pixel, (H, W), int32, by the ``id`` of the segments in the record; pixels of no
             segment have another value. None if the model is not panoptic.
     """
@@ -97,12 +98,13 @@ class Model:
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
         pixels = pictures.read(picture)
-        return whole_record(_name(picture), pixels.shape[:2], self._outputs(pixels), self.classes)
+        outputs = with_no_data(picture, self._outputs(pixels), len(self.classes))
+        return whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
 
     def predict(self, picture: Picture) -> Prediction:
         """Return the complete prediction for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
         pixels = pictures.read(picture)
-        outputs = self._outputs(pixels)
+        outputs = with_no_data(picture, self._outputs(pixels), len(self.classes))
         record = whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
         return Prediction(record, painted(pixels, record, outputs, self.facts['palette']), outputs[0], outputs[2])
 
@@ -268,15 +270,30 @@ def predict_in_tiles(
         found = tiles.instances(windows, size, lambda tile: _instances_of(predict(tile)))
         record['instances'] = _listed(*found, classes)
         return Prediction(record)
-    labels = make_labels(size, np.uint8 if len(classes) <= 256 else np.uint16)
-    record['segments'] = shares(tiles.labels(windows, lambda tile: _classes_of(predict(tile)), labels), classes)
+    with geotiff.no_data(image) as mask:
+        labels = make_labels(size, np.uint8 if len(classes) + (mask is not None) <= 256 else np.uint16)
+
+        def classes_of(tile: Tile) -> np.ndarray:
+            found, _, _ = predict(tile)
+            assert found is not None  # of a segmentor
+            return found if mask is None else np.where(mask(tile.read), _empty(len(classes)), found)
+
+        record['segments'] = shares(tiles.labels(windows, classes_of, labels), classes)
     return Prediction(record, labels=labels)
 
 
-def _classes_of(outputs: Outputs) -> np.ndarray:
-    labels, _, _ = outputs
-    assert labels is not None  # of a segmentor
-    return labels
+def with_no_data(picture: Any, outputs: Outputs, classes: int) -> Outputs:
+    """Mark the pixels of a GeoTIFF that have no data in the map of its classes; see :class:`Prediction`."""
+    labels, found, panoptic = outputs
+    with geotiff.no_data(picture) as mask:
+        if labels is not None and mask is not None:
+            labels = np.where(mask((0, 0, *labels.shape)), _empty(classes), labels)
+    return labels, found, panoptic
+
+
+def _empty(classes: int) -> int:
+    """Return what pixels without data have in a map of classes."""
+    return 255 if classes <= 255 else 65535
 
 
 def _instances_of(outputs: Outputs) -> queries.Found:
@@ -305,7 +322,8 @@ def _listed(
 
 
 def shares(counts: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the classes of a map in a record, from the number of pixels of each."""
+    """Return the classes of a map in a record, from the number of pixels of each; others are pixels without data."""
+    counts = counts[: len(classes)]
     return [
         {'class': classes[label], 'label': int(label), 'share': float(counts[label] / counts.sum())}
         for label in np.flatnonzero(counts)
