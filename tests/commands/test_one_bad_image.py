@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -12,11 +13,15 @@ import tifffile
 import torch
 from PIL import Image
 
+from swin_dense import SwinBackbone, SwinClassifier
 from swin_dense.__main__ import main
+from swin_dense.analysis import accuracy
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import Model
 from tests.commands.files import write_file
 from tests.commands.test_predict import RECIPES, make_weights, names_in
+from tests.conftest import TINY, randomize
+from tests.features.helpers import command_line, failures_in, finished_in
 
 SIZES = [(60, 90), (64, 64), (48, 70)]
 GOOD = [f'{folder}/{number}' for folder in 'ab' for number in range(3)] + ['deep', 'photo']
@@ -111,6 +116,57 @@ def test_predict_names_every_bad_image_and_goes_on(folder, tmp_path, monkeypatch
     if coco:
         data = json.loads((out / 'coco_annotations.json').read_text())
         assert [image['file_name'].partition('.')[0] for image in data['images']] == [*GOOD, 'text']
+
+
+@pytest.mark.parametrize('tile', [[], ['--tile', '224']], ids=['whole', 'tiles'])
+def test_features_names_every_bad_image_and_goes_on(folder, tmp_path, monkeypatch, capsys, tile):
+    monkeypatch.setattr(logging, 'raiseExceptions', False)
+    Image.new('RGB', (1, 1)).save(folder / 'small.png')  # which a backbone takes
+    run, _ = command_line(monkeypatch, tmp_path / 'out', '--pool', 'avg')
+    forward = SwinBackbone.forward
+
+    def with_little_memory(self, img):
+        if img.shape[2:] == TOO_LARGE:
+            raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')
+        return forward(self, img)
+
+    monkeypatch.setattr(SwinBackbone, 'forward', with_little_memory)
+    assert run(folder, *tile) == 1
+    printed = capsys.readouterr().err
+    assert 'Traceback' not in printed
+    assert sorted(Path(name).stem for name in failures_in(tmp_path / 'out')) == BAD
+    assert len(finished_in(tmp_path / 'out')) == len(GOOD) + 1
+    assert all(f'/{name}.' in printed for name in BAD)
+    (folder / 'text.png').unlink()
+    Image.new('RGB', (40, 50)).save(folder / 'text.png')
+    assert run(folder, *tile) == 1
+    assert len(finished_in(tmp_path / 'out')) == len(GOOD) + 2
+
+
+def test_eval_names_every_bad_image_and_goes_on(folder, tmp_path, capsys, monkeypatch):
+    classifier = randomize(SwinClassifier(TINY, 2, window_size=2), 1)
+    torch.save(classifier.state_dict(), tmp_path / 'swin.pth')
+    (folder / 'a').rename(tmp_path / 'a')
+    (tmp_path / 'a').rename(folder / 'b' / 'a')
+    labelled = tmp_path / 'labelled'
+    (labelled / 'other').mkdir(parents=True)
+    folder.rename(labelled / 'photos')
+    resized = accuracy._resized
+
+    def with_little_memory(image, size, crop):
+        if image.size == TOO_LARGE[::-1]:
+            raise MemoryError
+        return resized(image, size, crop)
+
+    monkeypatch.setattr(accuracy, '_resized', with_little_memory)
+    status = main(['eval', str(labelled), '--checkpoint', str(tmp_path / 'swin.pth'), '--size', '64', '--json'])
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert status == 1
+    assert 'Traceback' not in printed.err
+    assert result['images'] == len(GOOD)
+    assert sorted(Path(name).stem for name in result['broken']) == BAD
+    assert all(f'/{name}.' in printed.err for name in BAD)
 
 
 def test_options_that_would_be_mixed_are_refused(folder, tmp_path, capsys):
