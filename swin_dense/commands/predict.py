@@ -109,8 +109,8 @@ def run(args: argparse.Namespace) -> int:
     known = None if args.annotations is None else _json(args.annotations)
     predictor = _predictor(model, args)
     coco = swin_dense.runtime.Coco(predictor.classes, known) if args.format else None
-    absent = [] if coco is None else _absent(coco, images)
-    _say(*unread, *(f'the annotations have no image {image.name}, so it is left out' for image in absent))
+    absent = {} if coco is None else _absent(coco, images)
+    _say(*unread, *absent.values())
     args.out.mkdir(parents=True, exist_ok=True)
     _write_json(args.out / _SETTINGS, settings)
     done, failed = 0, len(unread) + len(absent)
@@ -266,9 +266,13 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Any:
     return Predictor(config, model[1], str(device_of(args)), args.score)
 
 
-def _absent(coco: Coco, images: list[_Image]) -> list[_Image]:
-    """Return the images that are not among the annotations; all of them are an error."""
-    absent = [image for image in images if coco.entry_of(image.path, image.name) is None]
+def _absent(coco: Coco, images: list[_Image]) -> dict[_Image, str]:
+    """Return the images that are not among the annotations, and messages; if no image is, it is an error."""
+    absent = {
+        image: f'the annotations have no image {image.name}, so it is left out'
+        for image in images
+        if coco.entry_of(image.path, image.name) is None
+    }
     if len(absent) == len(images):
         raise ValueError(
             f'the annotations have no image {images[0].name}, nor any other of those given; give the folder that the '
