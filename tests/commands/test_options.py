@@ -189,10 +189,13 @@ def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_c
     assert checks.argument(*argument) == in_python
 
 
-def test_texts_of_users_are_not_rewritten(place, capsys):
+@pytest.mark.parametrize(
+    'path', ['arch=swin_t prefix=a.png', 'device=cam1/a.jpg', 'prefix=3.jpg', 'window_size=(7, 7)']
+)
+def test_texts_of_users_are_not_rewritten(place, capsys, path):
     """As a path in an error was, by a version that replaced names in sentences."""
-    assert main(['explore', 'arch=swin_t prefix=a.png', '--out', 'a.html']) == 2
-    assert 'there is no file arch=swin_t prefix=a.png' in capsys.readouterr().err
+    assert main(['explore', path, '--out', 'a.html']) == 2
+    assert f'there is no file {path}' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,11 @@ def test_clamp_needs_a_mean(scale):
     assert Normalization(**preset('satlas-rgb')).clamp
 
 
+def test_clamp_on_the_command_line_needs_a_mean(tmp_path, capsys):
+    assert main(['export', '--clamp', '--out', str(tmp_path / 'model.ts')]) == 2
+    assert 'give --mean and --std too, such as --mean 0 and --std 1' in capsys.readouterr().err
+
+
 def test_statistics_of_the_last_folder_are_not_continued_without_them(tmp_path):
     """A preset without a mean, and ImageNet's mean by default, differ only in what the settings do not have."""
     for settings, message in [
