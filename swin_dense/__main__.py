@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ EXIT_STATUS = (
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
 _FOLDER = Path(__file__).with_name('commands')
+_CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be imported without
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,12 +117,12 @@ def _print_log() -> None:
 
 def _explained(error: Exception) -> str | None:
     """Return a one-line message for an error, or None if the error is a bug of this package."""
-    if is_out_of_memory(error):
-        return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
-    if 'torch' not in sys.modules and not _is_our_own(error):  # a broken torch can raise any error
+    if _is_of_import(error, _CORE):
         reason = swin_dense.why_no_core()
         if reason is not None:
             return reason
+    if is_out_of_memory(error):
+        return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
     if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
         return None
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
@@ -131,13 +133,12 @@ def _explained(error: Exception) -> str | None:
     return f'this command needs {package}, which is not installed: {how_to_install(package)}'
 
 
-def _is_our_own(error: Exception) -> bool:
-    """Return whether an error was raised by this package, or is about an argument or a file."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    is_ours = trace is not None and trace.tb_frame.f_globals.get('__name__', '').startswith('swin_dense.')
-    return is_ours or isinstance(error, (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError))
+def _is_of_import(error: Exception, packages: Sequence[str]) -> bool:
+    """Return whether an error was raised because one of the packages is missing, or by its import if it is broken."""
+    if isinstance(error, ModuleNotFoundError) and error.name in packages:
+        return True
+    modules = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == '<module>']
+    return any(str(frame.f_globals.get('__name__')).partition('.')[0] in packages for frame in modules)
 
 
 def command_names() -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from swin_dense.features.images import pixels_of
+from swin_dense.features.images import pixels_of, scale
 from swin_dense.features.inference import batches, evaluation_mode, read_ahead
 from swin_dense.features.listing import Item, is_image, list_images
 from swin_dense.features.normalization import IMAGENET, Normalization
@@ -25,6 +25,8 @@ TOP = 5
 # 384 pixels, on whole images. Source: https://github.com/microsoft/Swin-Transformer (TEST.CROP).
 RESIZE = 256 / 224
 WHOLE_FROM = 384
+# Modes of PIL with 8 bits per value.
+_MODES = ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr', 'HSV', 'LAB')
 
 
 @dataclass
@@ -102,7 +104,8 @@ def read_square(
 ) -> Tensor:
     """Read an image as in the published evaluations, (channels, size, size), normalised.
 
-    The EXIF orientation is ignored, except with bands, a scale or other than three channels.
+    The EXIF orientation is ignored, except with bands, a scale or other than three channels, and of TIFF and images of
+    more than 8 bits, which no published evaluation had: they are read as :func:`swin_dense.extract_pyramid` does.
 
     Args:
         path: the image file.
@@ -111,14 +114,23 @@ def read_square(
         normalization: how stored values become the input.
         channels: input channels of the classifier.
     """
-    if channels == 3 and normalization.bands is None and normalization.scale is None:
-        with naming(path), path.open('rb') as file, decoding(), Image.open(file) as opened:
-            square = _resized(opened.convert('RGB'), size, crop)
-        return normalization.prepare(normalization.stored(Pixels(np.asarray(square)), 3))
     with naming(path):
-        bands = normalization.stored(pixels_of(path), channels).float().numpy()
+        image = None
+        if channels == 3 and normalization.bands is None and normalization.scale is None:
+            image = _photograph(path)
+        if image is not None:
+            square = np.asarray(_resized(image, size, crop))
+            return normalization.prepare(normalization.stored(Pixels(square), 3))
+        stored = normalization.stored(pixels_of(path), channels)
+        bands = (scale(stored) if normalization.scale is None else stored.float()).numpy()
     squares = [np.asarray(_resized(Image.fromarray(band), size, crop)) for band in bands]
     return normalization.prepare(torch.from_numpy(np.stack(squares)))
+
+
+def _photograph(path: Path) -> Image.Image | None:
+    """Return an image in RGB, or None for TIFF and for more than 8 bits, of which PIL would lose values or bands."""
+    with path.open('rb') as file, decoding(), Image.open(file) as opened:
+        return opened.convert('RGB') if opened.mode in _MODES and opened.format != 'TIFF' else None
 
 
 def _resized(image: Image.Image, size: int, crop: bool) -> Image.Image:

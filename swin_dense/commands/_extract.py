@@ -15,7 +15,7 @@ from PIL import Image
 
 from swin_dense.commands._backbone import build_backbone
 from swin_dense.commands._options import normalization_of
-from swin_dense.commands._progress import Progress, say, stop_signals
+from swin_dense.commands._progress import Progress, say
 from swin_dense.features.extraction import extract, weights_digest
 from swin_dense.features.folder import FeatureFolder, check_zarr
 from swin_dense.features.inference import check_levels
@@ -23,6 +23,7 @@ from swin_dense.features.listing import iterate, list_images
 from swin_dense.features.normalization import Inference, Tiling
 from swin_dense.features.shards import Record, Shard, hash_of_name, parse_shard, shard_of_environment
 from swin_dense.features.tiling import check_tiling
+from swin_dense.utils.signals import stop_signals
 
 
 def extract_all(args: argparse.Namespace) -> int:
@@ -32,14 +33,14 @@ def extract_all(args: argparse.Namespace) -> int:
     shard, variables = (parse_shard(args.shard), '') if args.shard else shard_of_environment(os.environ)
     if variables:
         say(f'shard {shard.index}/{shard.count}, from {variables}')
-    images, unread = _list(args.places, shard.index == 0)
+    images, unread = _list(args, shard.index == 0)
     backbone = build_backbone(args)
     inference = _inference(args, backbone)
     record = Record(args.out, shard, _settings(args, inference, backbone), images)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         with record.writing():
-            failed, received = _extract_missing(args, shard, images, backbone, inference)
+            failed, received = _extract_missing(args, shard, images, backbone, inference, not unread)
     except OSError as error:
         say(_cannot_write(args.out, error))
         return 1
@@ -60,16 +61,22 @@ def _cannot_write(out: Path, error: OSError) -> str:
     )
 
 
-def _list(places: list[str], is_first: bool) -> tuple[dict[str, str | None], list[str]]:
+def _list(args: argparse.Namespace, is_first: bool) -> tuple[dict[str, str | None], list[str]]:
     """Return the images, and what could not be read and why; the first shard prints what was skipped."""
     skipped: dict[str, str | None] = {}
-    images = list_images(places, skipped)
+    # Maps in zarr are images too.
+    without = [out for out in (args.out, args.out / 'features') if not _is_place(out, args.places)]
+    images = list_images(args.places, skipped, without)
     unread = [f'{path!r} {reason}' for path, reason in skipped.items() if reason is not None]
     if is_first and skipped:
         _say_skipped(unread, Counter(Path(path).suffix or 'no suffix' for path in skipped if skipped[path] is None))
     if not images:
-        raise ValueError(f'no images found in {places}')
+        raise ValueError(f'no images found in {args.places}')
     return images, unread
+
+
+def _is_place(out: Path, places: list[str]) -> bool:
+    return any(os.path.realpath(place) == os.path.realpath(out) for place in places)
 
 
 def _say_skipped(unread: list[str], no_images: Counter[str]) -> None:
@@ -123,7 +130,12 @@ def _settings(args: argparse.Namespace, inference: Inference, backbone: Any) -> 
 
 
 def _extract_missing(
-    args: argparse.Namespace, shard: Shard, images: dict[str, str | None], backbone: Any, inference: Inference
+    args: argparse.Namespace,
+    shard: Shard,
+    images: dict[str, str | None],
+    backbone: Any,
+    inference: Inference,
+    is_complete: bool,
 ) -> tuple[int, list[int]]:
     """Extract this shard's missing features; return the number of failed images, and the signal that ended it."""
     mine = {name: version for name, version in images.items() if shard.owns(hash_of_name(name))}
@@ -147,7 +159,9 @@ def _extract_missing(
                 progress.show(step.tile)
                 if received:
                     break
-        if args.prune and not received:
+        if args.prune and not is_complete:
+            removed = ', no features of other images removed, because some folders could not be read'
+        elif args.prune and not received:
             removed = f', features of {folder.prune(images)} other images removed'
     share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
     of_all = f' of {total or done.total()}' if total or not received else ''

@@ -41,9 +41,9 @@ def add_backbone(parser: argparse._ActionsContainer, required: bool = False, dev
     add_device(parser, device)
 
 
-def add_normalization(parser: argparse._ActionsContainer) -> None:
+def add_normalization(parser: argparse._ActionsContainer, note: str | None = None) -> None:
     """Add the options that state how the stored values of images become the input of a backbone."""
-    group = parser.add_argument_group('normalisation of images: (values of --bands / --scale - --mean) / --std')
+    group = parser.add_argument_group('normalisation of images: (values of --bands / --scale - --mean) / --std', note)
     per_channel: dict[str, Any] = {'nargs': '+', 'type': float, 'metavar': 'X'}
     group.add_argument('--mean', help="one number or one per channel (default: ImageNet's)", **per_channel)
     group.add_argument('--std', help='likewise', **per_channel)

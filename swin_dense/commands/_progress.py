@@ -1,4 +1,4 @@
-"""Progress, messages and stop signals of a command that processes many images.
+"""Progress and messages of a command that processes many images.
 
 This module needs tqdm. Commands import it only when they run, so that `--help` and usage errors work without tqdm.
 """
@@ -6,12 +6,8 @@ This module needs tqdm. Commands import it only when they run, so that `--help` 
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from tqdm import tqdm
 
@@ -54,18 +50,3 @@ class Progress(tqdm):
 def say(text: str) -> None:
     """Print a line above the progress bar."""
     tqdm.write(text, file=sys.stderr)
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Record the first SIGINT or SIGTERM in the returned list, and restore the previous handlers for the next."""
-    received: list[int] = []
-    with ExitStack() as previous:
-
-        def receive(number: int, frame: Any) -> None:
-            received.append(number)
-            previous.close()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous.callback(signal.signal, number, signal.signal(number, receive))
-        yield received

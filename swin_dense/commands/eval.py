@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='crop the centre without distortion, or resize the whole image (default: --crop below 384 pixels)',
     )
     parser.add_argument(
-        '--classes', type=Path, metavar='FILE', help='text file with the folder names in the order of the classes'
+        '--classes',
+        type=Path,
+        metavar='FILE',
+        help='text file with the folder names in the order of the classes, one per line',
     )
     add_loading(parser, batch_size=32)
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
@@ -50,22 +53,24 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f'--size must be a square, got {size} {width}')
     if not args.folder.is_dir():
         raise FileNotFoundError(f'there is no folder {args.folder}')
-    classes = args.classes.read_text(encoding='utf-8').split() if args.classes else None
     options_of_images = normalization_of(args)
     check_backbone(args)
     packages.require('this command', 'tqdm')
     # These import torch, which --help does not need.
     from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
     from swin_dense.commands._backbone import device_of
-    from swin_dense.commands._progress import Progress, say, stop_signals
+    from swin_dense.commands._progress import Progress, say
     from swin_dense.features import Normalization
     from swin_dense.features.inference import on_device
+    from swin_dense.features.listing import lines_in
     from swin_dense.models.classifier import create_classifier
+    from swin_dense.utils.signals import stop_signals
 
     device, options = device_of(args), backbone_options(args)
     classifier = on_device(create_classifier(args.checkpoint, args.arch, prefix=args.prefix, **options), device)
     how = Normalization(**options_of_images)
     how.check_for(classifier.backbone)
+    classes = [line.strip() for line in lines_in(args.classes)] if args.classes else None
     images = list_labelled(args.folder, classes, classifier.head.out_features)
     crop = crops_at(size) if args.crop is None else args.crop
     with stop_signals() as received, Progress(len(images)) as progress:

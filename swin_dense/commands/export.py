@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     backbone.add_argument('--half', action='store_true', help='write float16')
     backbone.add_argument('--no-check', action='store_true', help='do not compare the file with the backbone')
-    add_normalization(parser)
+    add_normalization(parser, 'for images of stored values instead of normalised ones; --scale is 255 by default')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,7 +129,9 @@ def _write_whole(args: argparse.Namespace) -> Exported:
 
 def _write_backbone(args: argparse.Namespace) -> Exported:
     from swin_dense.commands._backbone import build_backbone
+    from swin_dense.features import Normalization
 
+    given = normalization_of(args)
     return swin_dense.export_model(
         build_backbone(args, **({} if args.out_indices is None else {'out_indices': args.out_indices})),
         args.out,
@@ -139,5 +141,6 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         opset=args.opset,
         half=args.half,
         check=not args.no_check,
-        **normalization_of(args),
+        # With one of these options, those that are not given have the defaults of the other commands.
+        normalization=Normalization(**given) if given else None,
     )

@@ -15,6 +15,9 @@ COCO does: red + 256 green + 256^2 blue.
 With --tile, images of any size are read, predicted and written by tiles: nothing is painted, the classes are in
 PHOTO.labels.tif, with the georeference of a GeoTIFF, and the same object is not listed twice. With --format coco, the
 instances of all images are also in coco_results.json, for evaluation, and coco_annotations.json, for labelling tools.
+
+Results lie in the subfolders that the images lie in. An image that cannot be read or predicted is named, and the others
+are predicted (exit status 1). To continue after an interruption, run the same command again with --resume.
 """
 
 from __future__ import annotations
@@ -22,22 +25,46 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
+import traceback
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import swin_dense
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
-from swin_dense.utils import checks, packages
-from swin_dense.utils.atomic import check_free, written_whole
+from swin_dense.utils import checks, packages, search
+from swin_dense.utils.atomic import check_free, remove, written_whole
 from swin_dense.utils.choices import IMAGE_SUFFIXES, RUNTIMES
+from swin_dense.utils.errors import is_out_of_memory
+from swin_dense.utils.signals import stop_signals
 
 if TYPE_CHECKING:
-    from swin_dense.workbench.runtime import Prediction
+    from swin_dense.workbench.runtime import Coco, Prediction
 
 _COCO = ('coco_results.json', 'coco_annotations.json')
+_ENDINGS = ('json', 'painted.jpg', 'labels.png', 'labels.tif', 'panoptic.png')
+_SETTINGS = '.predict.json'  # the options that determine the results in a folder
+_LARGEST_JPEG = 65500  # pixels of a side
+
+
+class _Image(NamedTuple):
+    """An image to predict.
+
+    Attributes:
+        path: the file.
+        name: its path below the folder that was given, with slashes; its file name if it was given itself.
+    """
+
+    path: str
+    name: str
+
+    def output(self, out: Path, ending: str) -> Path:
+        """Return the file of a result: the JSON of the image a/b.jpg is a/b.json."""
+        return out / f'{PurePath(self.name).with_suffix("")}.{ending}'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--out', type=Path, default=Path('predictions'), help='folder for the results (default: %(default)s)'
     )
     add_force(parser)
+    parser.add_argument('--resume', action='store_true', help='predict only images that have no result yet')
     add_settings(parser)
     parser.add_argument(
-        '--score', type=float, default=0.3, help='omit instances with a lower score (default: %(default)s)'
+        '--score', type=float, help='omit instances with a lower score (default: 0.3; 0 with --annotations)'
     )
     add_device(parser)
     parser.add_argument('--runtime', choices=RUNTIMES, help='library that runs an .onnx file (default: onnxruntime)')
@@ -75,34 +103,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    checks.rate('--score', args.score)
-    model, images = _files(args)
-    known = _check_outputs(args, images)
+    _check_options(args)
+    model, images, unread = _files(args)
+    settings = _check_outputs(args, model, images)
+    known = None if args.annotations is None else _json(args.annotations)
     predictor = _predictor(model, args)
-    from swin_dense.utils.pixels import ImageError  # imports numpy, which --help does not need
-
     coco = swin_dense.runtime.Coco(predictor.classes, known) if args.format else None
+    absent = {} if coco is None else _absent(coco, images)
+    _say(*unread, *absent.values())
     args.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for path in images:
-        stem = args.out / Path(path).stem
+    _write_json(args.out / _SETTINGS, settings)
+    done, failed = 0, len(unread) + len(absent)
+    with stop_signals() as received:
         try:
-            record = _predict(predictor, path, stem, args)
-        except (ImageError, OSError) as error:
-            print(f'swin-dense predict: {error}', file=sys.stderr)
+            for image in images:
+                if received:
+                    break
+                if image in absent:
+                    continue
+                record = _finished(image, args) or _try(predictor, image, args)
+                if record is None:
+                    failed += 1
+                    continue
+                if coco is not None:
+                    coco.add(record, image.name)
+                done += 1
+        except OSError as error:  # those of reading an image belong to it
             failed += 1
-            continue
-        if coco is not None:
-            coco.add(record)
-    if coco is not None:
-        for name, content in zip(_COCO, (coco.results(), coco.annotations()), strict=True):
-            _write_json(args.out / name, content)
-    print(f'{len(images) - failed} of {len(images)} images are in {args.out}')
+            _say(
+                f'error: cannot write to {args.out}: {error.strerror or error}. Finished images are kept: make room or '
+                'allow writing, then run the same command again with --resume'
+            )
+        finally:
+            if coco is not None and done:
+                for name, content in zip(_COCO, (coco.results(), coco.annotations()), strict=True):
+                    _write_json(args.out / name, content)
+    print(f'{done} of {len(images)} images are in {args.out}')
+    if received:
+        _say('stopped before the end; run the same command again with --resume to continue')
+        return 128 + received[0]
     return 1 if failed else 0
 
 
-def _files(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Return the files of the model, and the images; folders are replaced by the images in them."""
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(f'swin-dense predict: {line}', file=sys.stderr)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    if args.tile is None and args.overlap is not None:
+        raise ValueError('--overlap needs --tile')
+    if args.annotations is not None and args.format is None:
+        raise ValueError('--annotations needs --format coco')
+    if args.resume and args.force:
+        raise ValueError('--resume keeps results and --force replaces them; leave one of them out')
+    if args.score is None:  # the average precision counts detections of any score
+        args.score = 0.3 if args.annotations is None else 0.0
+    checks.rate('--score', args.score)
+    if args.tile is not None:
+        checks.integer('--tile', args.tile)
+        packages.require('this command', 'tifffile')
+
+
+def _files(args: argparse.Namespace) -> tuple[list[str], list[_Image], list[str]]:
+    """Return the files of the model, the images, also those in folders, and messages on what cannot be searched."""
     is_exported = args.files[0].endswith('.onnx')
     model, places = args.files[: 2 - is_exported], args.files[2 - is_exported :]
     if not places:
@@ -111,40 +175,83 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
     if args.runtime is not None and not is_exported:
         raise ValueError('--runtime needs an .onnx file')
-    images: list[str] = []
+    images: list[_Image] = []
+    skipped: dict[str, str | None] = {}
     for place in places:
         if Path(place).is_dir():
-            files = (path for path in Path(place).rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
-            found = sorted(path for path in files if path.is_file())
-            if not found:
-                raise ValueError(f'the folder {place} contains no images ({", ".join(sorted(IMAGE_SUFFIXES))})')
-            images += map(str, found)
+            images += _images_in(place, args.out, skipped)
         else:
-            images.append(place)
-    for path in images if '://' in model[-1] else [model[-1], *images]:
-        check_file(path)
-    return model, images
+            check_file(place)
+            images.append(_Image(place, Path(place).name))
+    if '://' not in model[-1]:
+        check_file(model[-1])
+    return model, images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
 
 
-def _check_outputs(args: argparse.Namespace, images: list[str]) -> Any:
-    """Check the options and that no result would replace a file; return the content of ``--annotations``."""
-    if args.tile is None and args.overlap is not None:
-        raise ValueError('--overlap needs --tile')
-    if args.tile is not None:
-        checks.integer('--tile', args.tile)
-        packages.require('this command', 'tifffile')
-    if args.annotations is not None and args.format is None:
-        raise ValueError('--annotations needs --format coco')
-    counts = Counter(Path(path).stem for path in images)
-    twice = [stem for stem, count in counts.items() if count > 1]
+def _images_in(folder: str, out: Path, skipped: dict[str, str | None]) -> Iterator[_Image]:
+    if os.path.realpath(folder) == os.path.realpath(out):
+        raise ValueError(f'--out is {folder}, the folder of the images; choose another one, such as {out}/predictions')
+
+    def is_image(name: str) -> bool:
+        suffix = PurePath(name).suffix.lower()
+        return suffix in IMAGE_SUFFIXES and suffix != '.zarr'
+
+    found = sorted(search.walk(folder, is_image, skipped, {os.path.realpath(out)}))
+    if not found:
+        raise ValueError(f'the folder {folder} contains no images ({", ".join(sorted(IMAGE_SUFFIXES))})')
+    return (_Image(path, PurePath(os.path.relpath(path, folder)).as_posix()) for path in found)
+
+
+def _check_outputs(args: argparse.Namespace, model: list[str], images: list[_Image]) -> dict[str, Any] | None:
+    """Check that no result would replace a file, and return the settings to record, None for those of several runs."""
+    counts = Counter(image.output(Path(), 'json') for image in images)
+    twice = [str(path.with_suffix('')) for path, count in counts.items() if count > 1]
     if twice:
         raise ValueError(f'several images have the name {", ".join(twice)}; write them to separate folders (--out)')
-    for stem in counts:
-        for ending in ('painted.jpg', 'labels.png', 'labels.tif', 'panoptic.png', 'json'):
-            check_free(args.out / f'{stem}.{ending}', args.force)
-    for name in _COCO if args.format else ():
-        check_free(args.out / name, args.force)
-    return None if args.annotations is None else json.loads(args.annotations.read_text(encoding='utf-8'))
+    if not args.resume:
+        written = [image.output(args.out, ending) for image in images for ending in _ENDINGS]
+        for path in (*written, *(args.out / name for name in _COCO if args.format)):
+            try:
+                check_free(path, args.force)
+            except FileExistsError as error:
+                raise FileExistsError(f'{error}, --resume keeps it') from None
+    settings = _settings(args, model)
+    if not (args.out / _SETTINGS).exists():
+        is_empty = not any(image.output(args.out, 'json').exists() for image in images)
+        recorded = settings if is_empty else None
+    else:
+        recorded = _json(args.out / _SETTINGS)
+    if recorded == settings:
+        return settings
+    if args.resume:
+        differ = [key for key in settings if (recorded or {}).get(key) != settings[key]]
+        raise ValueError(
+            f'{args.out} contains predictions of several or unknown options, or of another {", ".join(differ)}, which '
+            '--resume would mix with others; choose another folder (--out), or replace them (--force)'
+        )
+    return None
+
+
+def _settings(args: argparse.Namespace, model: list[str]) -> dict[str, Any]:
+    """Return the options that determine the results, with the version of the weights."""
+    weights = Path(model[-1])
+    status = weights.stat() if weights.exists() else None
+    files = [os.path.abspath(path) if Path(path).exists() else path for path in model]
+    version = status and [status.st_size, status.st_mtime_ns]
+    options = {name: getattr(args, name) for name in ('set', 'runtime', 'score', 'tile', 'overlap')}
+    return {'model': files, 'version of the weights': version, **options}
+
+
+def _json(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise ValueError(f'{path} is not a JSON file ({error})') from error
 
 
 def _predictor(model: list[str], args: argparse.Namespace) -> Any:
@@ -159,11 +266,69 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Any:
     return Predictor(config, model[1], str(device_of(args)), args.score)
 
 
-def _predict(predictor: Any, path: str, stem: Path, args: argparse.Namespace) -> dict[str, Any]:
+def _absent(coco: Coco, images: list[_Image]) -> dict[_Image, str]:
+    """Return the images that are not among the annotations, and messages; if no image is, it is an error."""
+    absent = {
+        image: f'the annotations have no image {image.name}, so it is left out'
+        for image in images
+        if coco.entry_of(image.path, image.name) is None
+    }
+    if len(absent) == len(images):
+        raise ValueError(
+            f'the annotations have no image {images[0].name}, nor any other of those given; give the folder that the '
+            'names in the annotations start from, or leave --annotations out'
+        )
+    return absent
+
+
+def _finished(image: _Image, args: argparse.Namespace) -> Any:
+    """Return the record of an image that is finished, or None."""
+    if not args.resume:
+        return None
+    try:
+        record = _json(image.output(args.out, 'json'))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get('image') == image.path else None
+
+
+def _try(predictor: Any, image: _Image, args: argparse.Namespace) -> dict[str, Any] | None:
+    """Predict an image, and return its record; print why it cannot be read or predicted, and return None.
+
+    Raises:
+        OSError: the results cannot be written.
+    """
+    try:
+        return _predict(predictor, image, args)
+    except Exception as error:  # the runtimes and frameworks raise exceptions of any type
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise
+        if os.environ.get('SWIN_DENSE_TRACEBACK'):
+            traceback.print_exc()
+        _say(_reason(image, error))
+        return None
+
+
+def _reason(image: _Image, error: Exception) -> str:
+    from swin_dense.utils.pixels import ImageError, name_of  # imports numpy, which --help does not need
+
+    if isinstance(error, (ImageError, FileNotFoundError)):
+        return str(error)
+    text = str(error) if isinstance(error, ValueError) else f'{type(error).__name__}: {error}'
+    if is_out_of_memory(error):
+        text = f'there is too little memory to predict it; use --tile, or smaller tiles: {text}'
+    return f'{name_of(image.path)}: {" ".join(text.split())}'
+
+
+def _predict(predictor: Any, image: _Image, args: argparse.Namespace) -> dict[str, Any]:
     """Predict an image, write the results, the JSON last, so that it marks complete results, and return the record."""
+    outputs = {ending: image.output(args.out, ending) for ending in _ENDINGS}
+    outputs['json'].parent.mkdir(parents=True, exist_ok=True)
+    for path in outputs.values():  # those of an earlier run would seem to be of this one if the image fails
+        remove(path)
     with contextlib.ExitStack() as stack:
         if args.tile is None:
-            prediction = predictor.predict(path)
+            prediction = predictor.predict(image.path)
         else:
             from PIL import Image
 
@@ -171,26 +336,30 @@ def _predict(predictor: Any, path: str, stem: Path, args: argparse.Namespace) ->
 
             # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
             Image.MAX_IMAGE_PIXELS = None
-            make_labels = stack.enter_context(label_file(stem.with_name(f'{stem.name}.labels.tif'), path))
-            prediction = predictor.predict_tiles(path, args.tile, args.overlap, make_labels)
+            make_labels = stack.enter_context(label_file(outputs['labels.tif'], image.path))
+            prediction = predictor.predict_tiles(image.path, args.tile, args.overlap, make_labels)
     if args.tile is None:
-        _write_pictures(stem, prediction)
-    _write_json(stem.with_name(f'{stem.name}.json'), prediction.record)
+        _write_pictures(outputs, prediction)
+    _write_json(outputs['json'], prediction.record)
     return prediction.record
 
 
-def _write_pictures(stem: Path, prediction: Prediction) -> None:
+def _write_pictures(outputs: dict[str, Path], prediction: Prediction) -> None:
     import numpy as np
     from PIL import Image
 
-    pictures = {} if prediction.painted is None else {'painted.jpg': prediction.painted}
+    pictures = {}
+    if prediction.painted is not None and max(prediction.painted.shape) <= _LARGEST_JPEG:
+        pictures['painted.jpg'] = prediction.painted
     if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
         pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
     if prediction.panoptic is not None:
-        ids = prediction.panoptic
+        ids = np.where(
+            np.isin(prediction.panoptic, [one['id'] for one in prediction.record['segments']]), prediction.panoptic, 0
+        )
         pictures['panoptic.png'] = np.stack([ids % 256, ids // 256 % 256, ids // 256**2], 2).astype(np.uint8)
     for ending, pixels in pictures.items():
-        with written_whole(stem.with_name(f'{stem.name}.{ending}')) as unfinished:
+        with written_whole(outputs[ending]) as unfinished:
             Image.fromarray(pixels).save(unfinished.path, quality=95)
 
 

@@ -62,7 +62,7 @@ def export_model(
             five arguments, its short form; without them the file does not normalise.
         mean: see :class:`swin_dense.features.Normalization`; not ImageNet's by default here.
         std: likewise.
-        scale: likewise; None leaves the values as they are.
+        scale: likewise; None is 255, the largest value of 8 bits, as a file does not see the type of stored values.
         bands: likewise; the file takes images with the bands 0 to the largest of these.
         clamp: likewise.
 
@@ -135,7 +135,7 @@ class Normalized(nn.Module):
         normalization.check_for(backbone)
         self.model = model
         weight = next(model.parameters())
-        for name, default in (('scale', 1.0), ('mean', 0.0), ('std', 1.0)):
+        for name, default in (('scale', 255.0), ('mean', 0.0), ('std', 1.0)):
             given = getattr(normalization, name)
             numbers = per_channel(name, default if given is None else given, backbone.in_channels)
             self.register_buffer(name, weight.new_tensor(numbers)[:, None, None])

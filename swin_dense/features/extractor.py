@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,10 @@ class Extractor:
         self._runner = Runner(self._backbone, self._inference)
 
     def __reduce__(self) -> Any:
-        return Extractor, tuple(getattr(self, field.name) for field in fields(self))
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        # Defaults are left out, as unpickling copies them: a wrong mean is warned of only if it is the default itself.
+        defaults = {field.name: field.default for field in fields(self)}
+        return partial(Extractor, **{name: value for name, value in given.items() if value is not defaults[name]}), ()
 
     def __call__(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features of a batch of images.

@@ -21,7 +21,6 @@ from swin_dense.utils.pixels import (
     ImageError,
     Pixels,
     decoding,
-    is_rgba,
     name_of,
     naming,
     reverse_colours,
@@ -107,7 +106,7 @@ def array_pixels(source: np.ndarray | Tensor, bgr: bool = False) -> Pixels:
             raise ImageError('a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
         # numpy has no bfloat16.
         source = (source.float() if source.dtype == torch.bfloat16 else source).detach().cpu().permute(1, 2, 0).numpy()
-    return Pixels(reverse_colours(source) if bgr else source, is_rgba(source.shape))
+    return Pixels(reverse_colours(source) if bgr else source)
 
 
 def decode(content: bytes, page: int | None = None) -> Pixels:

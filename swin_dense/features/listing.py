@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import io
 import os
@@ -11,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from swin_dense.utils import search
 from swin_dense.utils.addresses import any_error_as_os_error, file_system, is_address, read_bytes
 from swin_dense.utils.choices import IMAGE_SUFFIXES
 
@@ -71,7 +73,9 @@ class Location(NamedTuple):
             return Member(file.read(self.size), self.name)
 
 
-def list_images(places: Sequence[str | os.PathLike], skipped: Skipped | None = None) -> dict[str, str | None]:
+def list_images(
+    places: Sequence[str | os.PathLike], skipped: Skipped | None = None, without: Sequence[str | os.PathLike] = ()
+) -> dict[str, str | None]:
     """List the image and tar files of files, folders, glob patterns, lists and addresses, in a fixed order.
 
     Folders are searched recursively, following links, for files with the suffix of an image or tar file. A ``.txt``
@@ -80,6 +84,7 @@ def list_images(places: Sequence[str | os.PathLike], skipped: Skipped | None = N
     Args:
         places: paths, patterns and addresses.
         skipped: filled with the paths that are skipped in folders, and the reason, or None for other suffixes.
+        without: folders that are not searched.
 
     Returns:
         {name: version}; the version is None unless a listing of object storage contains it.
@@ -94,7 +99,7 @@ def list_images(places: Sequence[str | os.PathLike], skipped: Skipped | None = N
         if is_address(place) and not place.endswith('.txt'):
             found.update(_expand_address(place, skipped))
         else:
-            for name in _expand(place, skipped):
+            for name in _expand(place, skipped, without):
                 found[name if is_address(name) else os.path.abspath(name)] = None
     return found
 
@@ -136,6 +141,10 @@ def locate(listed: Iterable[str]) -> Iterator[Location]:
 def is_image(name: str) -> bool:
     """Return whether a file has the suffix of an image."""
     return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def _is_listed(name: str) -> bool:
+    return is_image(name) or name.endswith(_TAR)
 
 
 def version_of(name: str) -> str | None:
@@ -196,26 +205,35 @@ def _version_in(info: dict[str, Any]) -> str:
 
 def _expand_address(address: str, skipped: Skipped) -> Iterator[tuple[str, str | None]]:
     system, inside = file_system(address)
-    if not glob.has_magic(inside) and (is_image(address) or address.endswith(_TAR)):
+    if not glob.has_magic(inside) and _is_listed(address):
         yield address, None
         return
     found = system.glob(inside, detail=True) if glob.has_magic(inside) else system.find(inside, detail=True)
     if not found:
         raise FileNotFoundError(f'{address!r} does not exist, or is a pattern without matches')
     for path, info in sorted(found.items()):
-        if info['type'] == 'file' and (is_image(path) or path.endswith(_TAR)):
+        if info['type'] == 'file' and _is_listed(path):
             yield system.unstrip_protocol(path), _version_in(info)
         elif info['type'] == 'file':
             skipped[path] = None
 
 
-def _expand(place: str, skipped: Skipped) -> list[str]:
+def lines_in(place: str | os.PathLike) -> list[str]:
+    """Return the lines of a text file that are not empty: UTF-8, or UTF-16 as Windows writes it."""
+    content = read_bytes(place)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = content.decode('utf-16')
+    else:
+        text = content.removeprefix(codecs.BOM_UTF8).decode(errors='surrogateescape')
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _expand(place: str, skipped: Skipped, without: Sequence[str | os.PathLike]) -> list[str]:
     path = Path(place)
     if path.is_dir() and path.suffix != '.zarr':
-        return sorted(_walk(place, skipped, set()))
+        return sorted(search.walk(place, _is_listed, skipped, {os.path.realpath(one) for one in without}))
     if path.suffix == '.txt' and (is_address(place) or path.is_file()):
-        lines = read_bytes(place).decode(errors='surrogateescape').splitlines()
-        return [line for line in lines if line.strip()]
+        return lines_in(place)
     return [place] if path.exists() else _matches(place)
 
 
@@ -223,32 +241,4 @@ def _matches(place: str) -> list[str]:
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
-    return [match for match in matches if match.endswith('.zarr') or not _is_special(match)]
-
-
-def _walk(folder: str, skipped: Skipped, seen: set[str]) -> Iterator[str]:
-    """Yield the images of a folder and its subfolders; ``seen`` are visited folders, because links may form cycles."""
-    real = os.path.realpath(folder)
-    if real in seen:
-        return
-    seen.add(real)
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        skipped[folder] = f'cannot be read: {error.strerror}'
-        return
-    for entry in entries:
-        is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-        if is_folder and not entry.name.endswith('.zarr'):
-            yield from _walk(entry.path, skipped, seen)
-        elif not (is_image(entry.name) or entry.name.endswith(_TAR)):
-            skipped[entry.path] = None
-        elif is_folder or entry.is_file(follow_symlinks=False) or not _is_special(entry.path):
-            yield entry.path
-        else:
-            skipped[entry.path] = 'is not a regular file'
-
-
-def _is_special(path: str) -> bool:
-    """Return whether reading a file could wait for ever, as that of a named pipe; not so for a link to nothing."""
-    return os.path.exists(path) and not os.path.isfile(path)
+    return [match for match in matches if match.endswith('.zarr') or not search.is_special(match)]

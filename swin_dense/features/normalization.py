@@ -57,7 +57,8 @@ class Normalization:
         clamp: whether to clamp the result to [0, 1], as SatlasPretrain does.
 
     Raises:
-        ValueError: ``scale`` is not above 0, or ``bands`` is empty or has negative entries.
+        ValueError: ``scale`` is not above 0, ``bands`` is empty or has negative entries, or ``clamp`` is given without
+            ``mean``.
         TypeError: an argument has the wrong type.
     """
 
@@ -68,7 +69,13 @@ class Normalization:
     clamp: bool = False
 
     def __post_init__(self) -> None:
-        checks.boolean('clamp', self.clamp)
+        if checks.boolean('clamp', self.clamp) and self.mean is IMAGENET_MEAN:
+            clamp, mean, std = checks.argument('clamp', True), checks.argument('mean', ...), checks.argument('std', ...)
+            example = f'{checks.argument("mean", 0)} and {checks.argument("std", 1)}'
+            raise ValueError(
+                f"{clamp} would cut off most of what ImageNet's mean and std give; give {mean} and {std} too, such as "
+                f'{example}'
+            )
         if self.bands is not None:
             object.__setattr__(self, 'bands', checks.integers('bands', self.bands, minimum=0))
 

@@ -15,7 +15,7 @@ from swin_dense.features.images import pixels_of
 from swin_dense.features.ome_zarr import Plane
 from swin_dense.utils import tiff
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, decoding, is_rgba, naming
+from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, decoding, naming
 
 _FILES_OF_FOLDER = 'for a folder of images, pass its files one by one or as a list'
 
@@ -60,7 +60,7 @@ def _open(source: Any, page: int | None, stack: contextlib.ExitStack) -> Pixels:
             pixels = tiff.open_tiff(path, page, stack, by_regions=True) if is_tiff else None
         return pixels or pixels_of(path, page=page)
     if hasattr(source, 'shape') and not isinstance(source, (np.ndarray, Tensor)):  # a zarr array
-        return Pixels(source, is_rgba(source.shape))
+        return Pixels(source)
     return pixels_of(source, page=page)
 
 
@@ -78,4 +78,4 @@ def _open_zarr(path: Path, page: int | None) -> Pixels:
             return Pixels(Plane(found, page))
         if page:
             raise ImageError(f'there is no page {page}; an array has 1, counted from 0')
-        return Pixels(found, is_rgba(found.shape))
+        return Pixels(found)

@@ -20,6 +20,7 @@ FORMAT = 1
 
 # Settings that may differ between runs into one folder, because they change only the last bit of the features.
 _NO_SETTINGS = {'batch_size'}
+_ABSENT = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
 
 
 @dataclass(frozen=True)
@@ -156,5 +157,5 @@ def _refused(path: Path, why: str) -> ValueError:
 
 def _differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
     keys = (recorded.keys() | current.keys()) - _NO_SETTINGS
-    different = sorted(key for key in keys if recorded.get(key) != current.get(key))
-    return ', '.join(f'{key} {recorded.get(key)!r} there, {current.get(key)!r} now' for key in different)
+    pairs = {key: (recorded.get(key, _ABSENT), current.get(key, _ABSENT)) for key in sorted(keys)}
+    return ', '.join(f'{key} {there!r} there, {now!r} now' for key, (there, now) in pairs.items() if there != now)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 # Torch raises a RuntimeError: the first message is of accelerators, the second of a CPU, the third for sizes that
-# overflow an integer, and the last one of oneDNN.
+# overflow an integer, and the fourth one of oneDNN. The last two are of ONNX Runtime.
 _MESSAGES = (
     'out of memory',
     "can't allocate memory",
     'Storage size calculation overflowed',
     'could not create a primitive',
+    'Failed to allocate memory',
+    'bad allocation',
 )
 
 

@@ -81,11 +81,6 @@ def reverse_colours(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def is_rgba(shape: tuple[int, ...]) -> bool:
-    """Return whether the last channel of an array (H, W) or (H, W, C) is opacity, by convention."""
-    return len(shape) == 3 and shape[2] == 4
-
-
 def upright(values: np.ndarray, orientation: int) -> np.ndarray:
     """Undo the camera's rotation of an array (H, W) or (H, W, C), given as the EXIF orientation 1 to 8."""
     if orientation in _TRANSPOSED:

@@ -174,9 +174,7 @@ def _check_size(page: Any) -> None:
 
 
 def _has_alpha(page: Any) -> bool:
-    if page.extrasamples:
-        return page.extrasamples[-1] in _ALPHA
-    return page.samplesperpixel == 4 and page.photometric == 2  # some writers of RGBA omit the tag
+    return bool(page.extrasamples) and page.extrasamples[-1] in _ALPHA
 
 
 def _stretch(page: Any) -> float:

@@ -1,24 +1,29 @@
-"""Predictions of detectors and segmentors, through the Inferencers of mmdet and mmseg."""
+"""Predictions of detectors and segmentors of mmdet and mmseg, as their own test pipelines and models compute them."""
 
 from __future__ import annotations
 
 import colorsys
+import contextlib
 import copy
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from mmcv.transforms import LoadImageFromFile
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
-from mmengine.registry import DATASETS, TRANSFORMS, DefaultScope
+from mmengine.device import get_device
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import DATASETS, MODELS, TRANSFORMS, DefaultScope, init_default_scope
+from mmengine.runner import load_checkpoint
 from torch import nn
 
-from swin_dense.utils.pixels import LargeImage, naming
-from swin_dense.utils.tiles import Box, Tile
+from swin_dense.mm.bands import LoadBands
+from swin_dense.utils.pixels import LargeImage, Pixels, decoding, naming
+from swin_dense.utils.tiles import Tile
 from swin_dense.workbench.runtime import Prediction, pictures, queries
-from swin_dense.workbench.runtime.model import Outputs, begun_record, predict_in_tiles, shares
+from swin_dense.workbench.runtime.model import Outputs, painted, predict_in_tiles, whole_record, with_no_data
 
 
 class Predictor:
@@ -46,119 +51,98 @@ class Predictor:
             raise ValueError(f"the config must have default_scope = 'mmdet' or 'mmseg', got {scope!r}")
         config = copy.deepcopy(config)
         dataset = test_dataset(config)
-        # It does nothing for an image without annotations, but needs panopticapi, which is not on PyPI.
-        dataset.pipeline = [step for step in dataset.pipeline if 'LoadPanopticAnnotations' not in str(step['type'])]
+        first, *steps = dataset.pipeline
+        if 'Load' not in str(first['type']):
+            raise ValueError(f'the first step of the test pipeline must load the image, got {first["type"]!r}')
+        self._scope = scope
         self._is_detector = scope == 'mmdet'
         self._score = score
-        self._pipeline = copy.deepcopy(dataset.pipeline)
-        first = self._pipeline[0]
-        self._load_bands: Any = None
-        if str(first['type']).endswith('LoadBands'):
-            self._load_bands = TRANSFORMS.build(first)
-            dataset.pipeline[0] = {'type': 'LoadImageFromFile'}  # the Inferencers accept no other
-        apis = importlib.import_module(f'{scope}.apis')
-        inferencer: Any = apis.DetInferencer if self._is_detector else apis.MMSegInferencer
-        saved: dict[str, Any] = {}
-
-        class Inferencer(inferencer):  # the framework invents names if a checkpoint contains none
-            def _load_weights_to_model(self, model: nn.Module, checkpoint: dict, cfg: Config) -> None:
-                super()._load_weights_to_model(model, checkpoint, cfg)
-                meta = checkpoint.get('meta', {})
-                # Older versions saved CLASSES and PALETTE in `meta` itself.
-                saved.update({key.lower(): value for key, value in (meta.get('dataset_meta') or meta).items()})
-
+        init_default_scope(scope)
+        self._to_float32 = first.pop('to_float32', False)
+        self._loader = TRANSFORMS.build(first)
+        # New images have no annotations; to load those of panoptic models needs panopticapi, which is not on PyPI.
+        self._pipeline = Compose([step for step in steps if 'Annotation' not in str(step['type'])])
         try:
-            options = {'show_progress': False} if self._is_detector else {}
-            self._inferencer: Any = Inferencer(config, checkpoint, device=device, **options)
+            config.model.pop('pretrained', None)
+            model = MODELS.build(config.model)
+            # Older versions of the frameworks saved CLASSES and PALETTE in `meta` itself.
+            meta = load_checkpoint(model, checkpoint, map_location='cpu').get('meta', {})
         except Exception as error:  # the frameworks raise exceptions of any type for wrong configs and files
             reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
             raise ValueError(
                 f'the model of the config cannot be built, or {checkpoint} is not a checkpoint of it ({reason})'
             ) from error
-        self.model: Any = self._inferencer.model
+        self.model: Any = revert_sync_batchnorm(model).to(device or get_device()).eval()
+        saved = {key.lower(): value for key, value in (meta.get('dataset_meta') or meta).items()}
         self._name_classes(saved, _metainfo(scope, dataset))
 
     def predict(self, path: str) -> Prediction:
-        """Return the prediction for an image file; it is not painted if the model takes other bands than RGB."""
-        if self._load_bands is not None:
-            with self._load_bands.open_large(path) as image:
-                return self._in_tiles(image, max(image.size), 0)
-        pictures.read(path)  # raises an error of one line for what the Inferencers cannot read
-        if self._is_detector:
-            result = self._inferencer(path, return_vis=True, pred_score_thr=self._score, return_datasamples=True)
-            (sample,) = result['predictions']
-            record = begun_record(path, sample.ori_shape)
-            ids = None
-            if 'pred_panoptic_seg' in sample:
-                ids = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy()
-                record['segments'] = queries.described(ids, self.classes)
-                del sample.pred_panoptic_seg  # pred2dict needs panopticapi for it
-            if 'pred_instances' in sample:
-                record['instances'] = self._instances(self._inferencer.pred2dict(sample))
-            return Prediction(record, result['visualization'][0], panoptic=ids)
-        result = self._inferencer(path, return_vis=True)
-        labels = result['predictions'].astype(np.int32)
-        record = begun_record(path, labels.shape)
-        record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
-        return Prediction(record, result['visualization'], labels)
+        """Return the prediction for an image file; it is painted if its loader gives 8-bit colours."""
+        with self._open(path) as image:
+            loaded = self._read(image, Tile((0, 0, *image.size), (0, 0, *image.size)))
+        outputs = with_no_data(path, self._outputs(loaded, path), len(self.classes))
+        record = whole_record(path, image.size, outputs, self.classes)
+        is_picture = loaded.dtype == np.uint8 and loaded.ndim == 3 and loaded.shape[2] == 3
+        picture = painted(loaded[:, :, ::-1], record, outputs, self.palette) if is_picture else None
+        return Prediction(record, picture, outputs[0], outputs[2])
 
     def predict_tiles(
         self, path: str, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
     ) -> Prediction:
         """Return the prediction for an image file in tiles; see ``swin_dense.runtime.Model.predict_tiles``."""
-        reader = pictures if self._load_bands is None else self._load_bands
-        with reader.open_large(path) as image:
-            return self._in_tiles(image, tile, overlap, make_labels)
-
-    def _in_tiles(
-        self, image: LargeImage, tile: int, overlap: int | None, make_labels: Callable[..., Any] = np.zeros
-    ) -> Prediction:
-        steps = [step for step in self._pipeline[1:] if 'LoadAnnotations' not in str(step['type'])]
-        pipeline = Compose(steps)
-
-        def predict(part: Tile) -> Outputs:
-            img = self._read(image, part.read)
-            shape = img.shape[:2]
-            packed = pipeline(
-                {'img': img, 'img_id': 0, 'img_path': image.source, 'img_shape': shape, 'ori_shape': shape}
-            )
-            data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
-            with torch.no_grad():
-                (sample,) = self.model.test_step(data)
-            return self._outputs(sample)
-
-        with DefaultScope.overwrite_default_scope('mmdet' if self._is_detector else 'mmseg'):
+        with self._open(path) as image:
             return predict_in_tiles(
-                image.source, image.size, predict, self.classes, self._is_detector, tile, overlap, make_labels
+                path,
+                image.size,
+                lambda part: self._outputs(self._read(image, part), path),
+                self.classes,
+                self._is_detector,
+                tile,
+                overlap,
+                make_labels,
             )
 
-    def _read(self, image: LargeImage, box: Box) -> np.ndarray:
-        """Return what the first step of the pipeline loads of a region."""
-        if self._load_bands is not None:
-            with naming(image.source):
-                return self._load_bands.read(image.pixels(box))
-        bgr = np.ascontiguousarray(image.read(*box)[:, :, ::-1])
-        return bgr.astype(np.float32) if self._pipeline[0].get('to_float32') else bgr
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[LargeImage]:
+        """Open an image whose regions :meth:`_read` gives as the first step of the test pipeline loads them."""
+        if isinstance(self._loader, LoadBands):
+            with self._loader.open_large(path) as image:
+                yield image
+        elif _reads_as_runtime(self._loader):
+            with pictures.open_large(path) as image:
+                yield image
+        else:
+            with naming(path), decoding():
+                loaded = self._loader({'img_path': path})['img']
+            yield LargeImage(path, Pixels(loaded))
 
-    def _outputs(self, sample: Any) -> Outputs:
-        """Return what ``predict_in_tiles`` takes from the prediction of a tile."""
+    def _read(self, image: LargeImage, part: Tile) -> np.ndarray:
+        """Return what the loader gives for the region that a tile reads: (h, w, C), of colours BGR, or (h, w)."""
+        if isinstance(self._loader, LoadBands):
+            with naming(image.source):
+                return self._loader.read(image.pixels(part.read))
+        loaded = image.read(*part.read)
+        return np.ascontiguousarray(loaded[:, :, ::-1]) if _reads_as_runtime(self._loader) else loaded
+
+    @torch.no_grad()
+    def _outputs(self, loaded: np.ndarray, path: str) -> Outputs:
+        """Return the classes, the instances and the segments of an image or a tile; None for what it does not have."""
+        img, shape = loaded.astype(np.float32) if self._to_float32 else loaded, loaded.shape[:2]
+        with DefaultScope.overwrite_default_scope(self._scope):
+            packed = self._pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
+            data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
+            (sample,) = self.model.test_step(data)
         if not self._is_detector:
-            return sample.pred_sem_seg.data[0].cpu().numpy(), None, None
+            return sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int32), None, None
         panoptic = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy() if 'pred_panoptic_seg' in sample else None
         if 'pred_instances' not in sample:
             return None, None, panoptic
         found = sample.pred_instances[sample.pred_instances.scores >= self._score].cpu().numpy()
         masks = list(found.masks) if 'masks' in found else []
-        return None, (found.bboxes, found.scores, found.labels, masks), panoptic
-
-    def _instances(self, found: dict[str, Any]) -> list[dict[str, Any]]:
-        masks = found.get('masks', [None] * len(found['labels']))
-        instances = []
-        for label, score, box, mask in zip(found['labels'], found['scores'], found['bboxes'], masks, strict=True):
-            if score >= self._score:
-                instance = {'class': self.classes[label], 'label': label, 'score': score, 'box': box}
-                instances.append(instance if mask is None else {**instance, 'mask': mask})
-        return instances
+        boxes = found.bboxes if 'bboxes' in found else np.zeros((len(masks), 4), np.float32)
+        if masks and not boxes.any():  # such as SOLO, which predicts only masks
+            boxes = np.stack([queries.box_around(mask) for mask in masks])
+        return None, (boxes, found.scores, found.labels, masks), panoptic
 
     def _name_classes(self, saved: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         """Set names and colours from the checkpoint, or from the test data set if the checkpoint has no names."""
@@ -178,10 +162,16 @@ class Predictor:
         if not isinstance(palette, (list, tuple)) or len(palette) < count:
             hues = [colorsys.hsv_to_rgb(index / count, 0.8, 0.9) for index in range(count)]
             palette = [[round(255 * part) for part in colour] for colour in hues]
-        # mmdet needs tuples.
         self.palette: list[tuple[int, ...]] = [tuple(map(int, colour)) for colour in palette[:count]]
-        self._inferencer.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
-        self._inferencer.visualizer.dataset_meta = self._inferencer.model.dataset_meta
+        self.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
+
+
+def _reads_as_runtime(loader: Any) -> bool:
+    """Return whether a loader gives what ``runtime.pictures`` does: 8-bit colours of a file, as OpenCV reads them."""
+    if type(loader) is not LoadImageFromFile:
+        return False
+    options = (loader.color_type, loader.imdecode_backend, loader.backend_args, loader.file_client_args)
+    return options == ('color', 'cv2', None, None)
 
 
 def _metainfo(scope: str, dataset: ConfigDict) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from PIL import Image
 from swin_dense import SwinClassifier
 from swin_dense.__main__ import main
 from swin_dense.analysis.accuracy import read_square
+from swin_dense.features import Normalization
 from swin_dense.models.classifier import create_classifier
-from tests.conftest import TINY, needs, randomize
+from tests.conftest import TINY, needs, photograph, randomize
 
 CLASSES = ('n01', 'n02', 'n03', 'n04', 'n05', 'n06', 'n10')
 
@@ -74,6 +75,50 @@ def test_a_signal_stops_after_the_batch_and_reports_the_scores_so_far(folder, ch
     status, output = evaluate(folder, checkpoint, capsys, '--json', '--batch-size', '4')
     assert status == 128 + signal.SIGTERM
     assert json.loads(output.out)['images'] == 8
+
+
+@pytest.mark.parametrize(
+    'form', ['16-bit grey png', '16-bit grey tiff', 'float tiff', '16-bit colour tiff', '12-bit tiff']
+)
+@pytest.mark.parametrize('crop', [True, False])
+def test_images_of_more_than_8_bits_keep_their_values(tmp_path, form, crop):
+    """They equal the same picture in 8 bits, up to its rounding."""
+    tifffile = pytest.importorskip('tifffile')
+    grey = photograph(80, 100)[:, :, 1]
+    pixels = photograph(80, 100) if 'colour' in form else np.stack([grey] * 3, 2)
+    Image.fromarray(pixels).save(tmp_path / 'eight.png')
+    path = tmp_path / f'deep.{form[-4:].strip()}'
+    if form == '16-bit grey png':
+        Image.fromarray(grey.astype(np.uint16) * 257).save(path)
+    elif form == '16-bit colour tiff':
+        tifffile.imwrite(path, pixels.astype(np.uint16) * 257, photometric='rgb')
+    elif form == '12-bit tiff':
+        pytest.importorskip('imagecodecs')
+        tifffile.imwrite(path, grey.astype(np.uint16) * 16, bitspersample=12)
+    else:
+        tifffile.imwrite(path, grey / np.float32(255) if form == 'float tiff' else grey.astype(np.uint16) * 257)
+    expected, found = (read_square(one, 64, crop) for one in (tmp_path / 'eight.png', path))
+    assert (found - expected).abs().mean() < 0.02
+    assert (found - expected).abs().max() < 0.06
+
+
+def test_four_bands_without_a_scale_are_on_the_scale_0_to_1(tmp_path):
+    tifffile = pytest.importorskip('tifffile')
+    values = np.random.default_rng(0).integers(0, 255, (32, 32, 4), np.uint8)
+    tifffile.imwrite(tmp_path / 'a.tif', values, photometric='minisblack', planarconfig='contig')
+    found = read_square(tmp_path / 'a.tif', 32, False, Normalization(mean=0.5, std=0.25), 4)
+    expected = (values.transpose(2, 0, 1) / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+
+
+@needs('tqdm')
+@pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig', 'utf-16'])
+def test_names_of_classes_may_contain_spaces(folder, checkpoint, capsys, tmp_path, encoding):
+    for name in CLASSES:
+        shutil.copytree(folder / name, tmp_path / 'val' / f'{name} traffic light')
+    (tmp_path / 'classes.txt').write_text('\r\n'.join(f'{name} traffic light' for name in CLASSES), encoding=encoding)
+    status, output = evaluate(tmp_path / 'val', checkpoint, capsys, '--classes', str(tmp_path / 'classes.txt'))
+    assert (status, output.err) == (0, '')
 
 
 def test_the_exif_orientation_is_ignored_as_published(tmp_path):

@@ -2,16 +2,18 @@
 
 import argparse
 import importlib
+import os
 import shlex
 import subprocess
 import sys
 
 import pytest
 import torch
+from PIL import Image
 
 import swin_dense
 from swin_dense.__main__ import command_names, main
-from tests.conftest import OPTIONAL_PACKAGES
+from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
 
 
 @pytest.fixture
@@ -128,6 +130,52 @@ def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
     monkeypatch.setattr(importlib, 'import_module', raising(error))
     assert main([name]) == 2
     assert advice in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('torch_is', 'arguments', 'message'),
+    [
+        (
+            'missing',
+            'features photos --out out',
+            'error: swin_dense needs torch, which cannot be imported (ModuleNotFoundError',
+        ),
+        ('broken', 'features photos --out out', 'needs torch, which cannot be imported (RuntimeError: no GPU here'),
+        ('missing', 'features photos --out out --tile 0', 'error: --tile must be at least 1'),
+        ('missing', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
+        ('broken', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
+        ('missing', 'predict model.onnx photos/a.png --tile 8', 'error: this command needs tifffile'),
+        ('missing', 'predict model.onnx photos/a.png --format coco --annotations a.json', 'a.json is not a JSON file'),
+        ('missing', 'predict model.onnx photos/a.png --out model.onnx/a', 'Not a directory'),
+        pytest.param(
+            'missing',
+            'predict swin.py swin.pth photos/a.png',
+            'error: swin_dense needs torch',
+            marks=needs('mmcv'),
+        ),
+    ],
+)
+def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, arguments, message):
+    pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
+    from tests.commands.files import write_file
+
+    write_file(tmp_path / 'model.onnx')
+    (tmp_path / 'photos').mkdir()
+    Image.new('RGB', (40, 30)).save(tmp_path / 'photos' / 'a.png')
+    for name in ('a.json', 'swin.py', 'swin.pth'):
+        (tmp_path / name).write_text('default_scope = "mmdet"')
+    absent = ['openvino', 'tifffile', *(['torch'] if torch_is == 'missing' else [])]
+    if torch_is == 'broken':
+        (tmp_path / 'torch').mkdir()
+        (tmp_path / 'torch' / '__init__.py').write_text("raise RuntimeError('no GPU here')")
+    code = f'import sys; sys.modules.update(dict.fromkeys({absent})); sys.argv = ["swin-dense", *{arguments.split()}]; '
+    code += 'from swin_dense.__main__ import main; sys.exit(main())'
+    environment = {**os.environ, 'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}'}
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert message in done.stderr
+    assert done.stderr.count('\n') == 1
+    assert done.returncode == 2
 
 
 def test_as_a_program():

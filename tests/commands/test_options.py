@@ -43,14 +43,30 @@ def test_help_and_zoo_import_no_torch(command):
     assert 'torch' not in imported
 
 
+def test_a_prediction_with_a_file_imports_no_torch(tmp_path):
+    """Whether or not torch and mmengine are installed."""
+    pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
+    from tests.commands.files import write_file
+
+    Image.new('RGB', (40, 30)).save(tmp_path / 'a.png')
+    command = ['-X', 'importtime', '-m', 'swin_dense', 'predict', *write_file(tmp_path / 'model.onnx')]
+    arguments = [str(tmp_path / 'a.png'), '--out', str(tmp_path / 'out')]
+    done = subprocess.run([sys.executable, *command, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    imported = {line.rpartition('|')[2].strip() for line in done.stderr.splitlines()}
+    assert 'onnxruntime.capi' in imported
+    assert not {'torch', 'mmengine', 'mmcv'} & imported
+
+
 def test_an_option_means_the_same_in_all_commands():
     kinds = {}
     for name in command_names():
         for action in (action for parser in parsers(name) for action in parser._actions):
             for option in action.option_strings:
                 kind = (action.dest, action.nargs, action.type, type(action))
-                # --classes takes names in `config`, but a file in `eval`.
-                if option not in ('--classes', '--set', '--cfg-options'):
+                # --classes takes names in `config`, but a file in `eval`; --resume takes a checkpoint in `train`.
+                if option not in ('--classes', '--resume', '--set', '--cfg-options'):
                     assert kinds.setdefault(option, (name, kind))[1] == kind, (option, name, kinds[option][0])
     assert not {'--shape', '--window', '--plot', '--map', '--destination'} & kinds.keys()
 
@@ -96,7 +112,7 @@ def place(tmp_path, monkeypatch):
 def test_existing_files_are_replaced_only_with_force(place, capsys, arguments, out):
     (place / out).write_text('mine')
     assert main(arguments.format(out).split()) == 2
-    assert capsys.readouterr().err.endswith(f'{out} exists already; --force replaces it\n')
+    assert f'{out} exists already; --force replaces it' in capsys.readouterr().err
     assert (place / out).read_text() == 'mine'
 
 
@@ -173,10 +189,13 @@ def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_c
     assert checks.argument(*argument) == in_python
 
 
-def test_texts_of_users_are_not_rewritten(place, capsys):
+@pytest.mark.parametrize(
+    'path', ['arch=swin_t prefix=a.png', 'device=cam1/a.jpg', 'prefix=3.jpg', 'window_size=(7, 7)']
+)
+def test_texts_of_users_are_not_rewritten(place, capsys, path):
     """As a path in an error was, by a version that replaced names in sentences."""
-    assert main(['explore', 'arch=swin_t prefix=a.png', '--out', 'a.html']) == 2
-    assert 'there is no file arch=swin_t prefix=a.png' in capsys.readouterr().err
+    assert main(['explore', path, '--out', 'a.html']) == 2
+    assert f'there is no file {path}' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 
 import mmdet.apis
 import mmseg.apis
@@ -11,14 +12,17 @@ import tifffile
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
+from mmengine.runner import Runner
 from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from swin_dense.__main__ import main
 from swin_dense.commands import predict as command
 from swin_dense.recipes.files import load_recipe
 from swin_dense.workbench.predict import Predictor
+from tests.conftest import randomize
 
 RECIPES = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}
 
@@ -50,10 +54,21 @@ def predict(framework, tmp_path, *images, options=()):
     return status, out, str(weights)
 
 
+def names_in(out):
+    """Return the paths of the results in a folder, without the record of the options."""
+    return sorted(path.relative_to(out).as_posix() for path in out.rglob('[!.]*') if path.is_file())
+
+
 def test_a_detector(tmp_path, pictures):
     status, out, weights = predict('mmdet', tmp_path, *pictures, options=('--score', '0'))
     assert status == 0
-    assert sorted(path.name for path in out.iterdir()) == ['a b.json', 'a b.painted.jpg', 'c.json', 'c.painted.jpg']
+    assert sorted(path.name for path in out.iterdir()) == [
+        '.predict.json',
+        'a b.json',
+        'a b.painted.jpg',
+        'c.json',
+        'c.painted.jpg',
+    ]
     config = load_recipe(RECIPES['mmdet'])
     for path in pictures:
         model = mmdet.apis.init_detector(config, weights, device='cpu')
@@ -88,7 +103,7 @@ def test_a_segmentor_and_a_file_that_is_no_image(tmp_path, pictures, capsys):
     status, out, weights = predict('mmseg', tmp_path, tmp_path / 'broken.jpg', pictures[1])
     assert status == 1
     assert "broken.jpg': the content is not an image" in capsys.readouterr().err
-    assert sorted(path.name for path in out.iterdir()) == ['c.json', 'c.labels.png', 'c.painted.jpg']
+    assert names_in(out) == ['c.json', 'c.labels.png', 'c.painted.jpg']
     model = mmseg.apis.init_model(load_recipe(RECIPES['mmseg']), weights, device='cpu')
     expected = mmseg.apis.inference_model(model, str(pictures[1])).pred_sem_seg.data[0].numpy()
     np.testing.assert_array_equal(np.array(Image.open(out / 'c.labels.png')), expected)
@@ -238,11 +253,10 @@ def test_an_image_within_one_tile_is_predicted_as_a_whole(tmp_path, pictures, fr
         (['--overlap', '8'], '--overlap needs --tile'),
         (['--tile', '0'], '--tile must be at least 1'),
         (['--annotations', 'a.json'], '--annotations needs --format coco'),
+        (['--resume', '--force'], '--resume keeps results and --force replaces them'),
     ],
 )
 def test_contradictory_options(tmp_path, pictures, capsys, options, message):
-    assert main(['predict', 'model.onnx', str(pictures[0]), *options]) == 2
-    assert 'there is no file model.onnx' in capsys.readouterr().err
     (tmp_path / 'model.onnx').write_bytes(b'')
     assert main(['predict', str(tmp_path / 'model.onnx'), str(pictures[0]), *options]) == 2
     assert message in capsys.readouterr().err
@@ -255,5 +269,191 @@ def test_a_folder_stands_for_the_images_in_it(tmp_path):
         (tmp_path / name).write_bytes(b'')
     (tmp_path / 'photos' / 'd.zarr').mkdir()
     files = [str(tmp_path / 'model.onnx'), str(tmp_path / 'photos')]
-    _, images = command._files(argparse.Namespace(files=files, device=None, set=[], runtime=None))
-    assert images == [str(tmp_path / 'photos' / name) for name in ('a.png', 'b/c.JP2')]
+    given = argparse.Namespace(files=files, device=None, set=[], runtime=None, out=tmp_path / 'out')
+    _, images, unread = command._files(given)
+    assert [image.path for image in images] == [str(tmp_path / 'photos' / name) for name in ('a.png', 'b/c.JP2')]
+    assert [image.name for image in images] == ['a.png', 'b/c.JP2']
+    assert unread == []
+
+
+def write_images_in_subfolders(root):
+    """Write images of the same names into two folders, and return their paths below ``root``."""
+    random = np.random.default_rng(3)
+    names = [f'{folder}/{number}.png' for folder in ('cam 1', 'cam 2') for number in range(2)]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (60, 90, 3), dtype=np.uint8)).save(root / name)
+    return names
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """A config whose test data are images in subfolders, annotated with every second object that its model finds.
+
+    Returns the config, the weights, the images, and the annotations.
+    """
+    names = write_images_in_subfolders(tmp_path / 'images')
+    config = load_recipe(RECIPES['mmdet'])
+    make_weights('mmdet', tmp_path / 'weights.pth')
+    model = mmdet.apis.init_detector(config, str(tmp_path / 'weights.pth'), device='cpu')
+    images, annotations = [], []
+    for number, name in enumerate(names):
+        images.append({'id': 70 - number, 'file_name': name, 'height': 60, 'width': 90})
+        found = mmdet.apis.inference_detector(model, str(tmp_path / 'images' / name)).pred_instances
+        for box, label, mask in list(zip(found.bboxes, found.labels, found.masks.numpy(), strict=True))[
+            number % 2 :: 3
+        ]:
+            x, y, right, bottom = box.tolist()
+            run_lengths = coco_mask.encode(np.asfortranarray(mask))
+            annotations.append(
+                {
+                    'id': len(annotations) + 1,
+                    'image_id': 70 - number,
+                    'category_id': 9 - int(label),
+                    'bbox': [x, y, right - x, bottom - y],
+                    'area': float(mask.sum()),
+                    'segmentation': {**run_lengths, 'counts': run_lengths['counts'].decode()},
+                    'iscrowd': 0,
+                }
+            )
+    categories = [{'id': 9 - label, 'name': name} for label, name in enumerate(FRUIT)]
+    truth = {'images': images, 'annotations': annotations, 'categories': categories}
+    (tmp_path / 'truth.json').write_text(json.dumps(truth))
+    config.test_dataloader.dataset.update(
+        data_root=str(tmp_path),
+        ann_file='truth.json',
+        data_prefix={'img': 'images/'},
+        metainfo={'classes': tuple(FRUIT)},
+    )
+    config.test_evaluator.update(ann_file=str(tmp_path / 'truth.json'), metric=['bbox', 'segm'])
+    config.load_from, config.work_dir = str(tmp_path / 'weights.pth'), str(tmp_path / 'work')
+    config.dump(tmp_path / 'config.py')
+    return config, tmp_path
+
+
+def average_precision(truth, results, kind):
+    data = COCO(str(truth))
+    evaluation = COCOeval(data, data.loadRes(str(results)), kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return evaluation.stats[0]
+
+
+def test_results_in_subfolders_have_the_average_precision_of_the_framework(evaluated):
+    config, folder = evaluated
+    expected = Runner.from_cfg(config).test()
+    model = [str(folder / 'config.py'), str(folder / 'weights.pth')]
+    options = ['--format', 'coco', '--annotations', str(folder / 'truth.json'), '--out', str(folder / 'out')]
+    assert main(['predict', *model, str(folder / 'images'), *options]) == 0
+    for kind in ('bbox', 'segm'):
+        ours = average_precision(folder / 'truth.json', folder / 'out' / 'coco_results.json', kind)
+        assert ours == pytest.approx(expected[f'coco/{kind}_mAP'], abs=6e-4)  # which mmdet rounds to three places
+        assert ours > 0.05
+    written = json.loads((folder / 'out' / 'coco_annotations.json').read_text())
+    truth = json.loads((folder / 'truth.json').read_text())
+    assert written['images'] == truth['images']
+    assert 'cam 2/1.painted.jpg' in names_in(folder / 'out')
+
+
+def test_annotations_of_other_images(evaluated, capsys):
+    _, folder = evaluated
+    model = [str(folder / 'config.py'), str(folder / 'weights.pth')]
+    truth = json.loads((folder / 'truth.json').read_text())
+
+    def predict_with(known, *images):
+        (folder / 'known.json').write_text(json.dumps(known))
+        options = ['--format', 'coco', '--annotations', str(folder / 'known.json'), '--out', str(folder / 'out')]
+        return main(['predict', *model, *images, *options, '--force']), capsys.readouterr().err
+
+    status, printed = predict_with([1, 2], str(folder / 'images'))
+    assert status == 2
+    assert "the annotations are not in COCO's format: they must have images" in printed
+    flat = [{**image, 'file_name': image['file_name'].rpartition('/')[2]} for image in truth['images'][:2]]
+    status, printed = predict_with({**truth, 'images': flat}, str(folder / 'images'))
+    assert status == 2
+    assert 'are both 0.png, so one would replace the other' in printed
+    status, printed = predict_with({**truth, 'images': truth['images'][1:]}, str(folder / 'images'))
+    assert status == 1
+    assert printed.count('\n') == 1
+    assert 'the annotations have no image cam 1/0.png, so it is left out' in printed
+    status, printed = predict_with({**truth, 'images': flat}, str(folder / 'images' / 'cam 1'))
+    assert status == 0
+    other = [{'id': 1, 'file_name': 'x.jpg'}]
+    status, printed = predict_with({**truth, 'images': other}, str(folder / 'images'))
+    assert status == 2
+    assert 'the annotations have no image cam 1/0.png, nor any other' in printed
+
+
+@pytest.mark.parametrize('tile', [[], ['--tile', '64']], ids=['whole', 'tiles'])
+@pytest.mark.parametrize(
+    ('load', 'dtype'),
+    [
+        ({'color_type': 'unchanged'}, np.uint16),
+        ({'imdecode_backend': 'tifffile'}, np.float32),
+        ({'color_type': 'unchanged', 'imdecode_backend': 'pillow'}, np.uint8),
+        ({'to_float32': True, 'color_type': 'color'}, np.uint8),
+    ],
+)
+def test_images_are_read_with_the_options_of_the_loader(tmp_path, load, dtype, tile):
+    """A model of one channel sees the stored values, which in colours of 8 bits would be other ones."""
+    is_grey = load.get('color_type') != 'color'
+    config = load_recipe(RECIPES['mmseg'])
+    if is_grey:
+        config.model.backbone.in_channels = 1
+        config.model.data_preprocessor.update(
+            mean=[0.0], std=[3000.0 if dtype == np.uint16 else 50.0], bgr_to_rgb=False
+        )
+    config.test_dataloader.dataset.pipeline = [
+        {'type': 'LoadImageFromFile', **load},
+        {'type': 'PackSegInputs'},
+    ]
+    config.test_pipeline = config.test_dataloader.dataset.pipeline  # which mmseg's own function reads
+    init_default_scope('mmseg')
+    model = randomize(MODELS.build(config.model))
+    torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'weights.pth')
+    config.dump(tmp_path / 'config.py')
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 16000 if dtype == np.uint16 else 255, (64, 64) if is_grey else (64, 64, 3)).astype(
+        dtype
+    )
+    picture = tmp_path / f'picture.{"tif" if dtype == np.float32 else "png"}'
+    if dtype == np.float32:
+        tifffile.imwrite(picture, pixels)
+    else:
+        Image.fromarray(pixels).save(picture)
+    given = ['predict', str(tmp_path / 'config.py'), str(tmp_path / 'weights.pth'), str(picture)]
+    assert main([*given, '--out', str(tmp_path / 'out'), *tile]) == 0
+    reference = mmseg.apis.init_model(config, str(tmp_path / 'weights.pth'), device='cpu')
+    expected = mmseg.apis.inference_model(reference, str(picture)).pred_sem_seg.data[0].numpy()
+    assert len(np.unique(expected)) > 1
+    ours = (
+        tifffile.imread(tmp_path / 'out/picture.labels.tif')
+        if tile
+        else Image.open(tmp_path / 'out/picture.labels.png')
+    )
+    np.testing.assert_array_equal(np.asarray(ours), expected)
+
+
+def test_the_pipeline_must_begin_with_a_loader(tmp_path):
+    config = load_recipe(RECIPES['mmseg'])
+    config.test_dataloader.dataset.pipeline = config.test_dataloader.dataset.pipeline[-1:]
+    with pytest.raises(ValueError, match="first step of the test pipeline must load the image, got 'PackSegInputs'"):
+        Predictor(config, 'weights.pth', 'cpu')
+
+
+def test_nothing_is_written_outside_of_the_output(tmp_path, monkeypatch):
+    """Configs of `test --show-dir` and `train` name a folder of their own for pictures."""
+    folder = tmp_path / 'photos'
+    folder.mkdir()
+    name = os.fsdecode(b'\xff.png')  # not UTF-8
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)).save(folder / name)
+    config = load_recipe(RECIPES['mmseg'])
+    shown = tmp_path / 'shown'
+    config.visualizer.update(vis_backends=[{'type': 'LocalVisBackend'}], save_dir=str(shown))
+    config.dump(tmp_path / 'config.py')
+    make_weights('mmseg', tmp_path / 'weights.pth')
+    monkeypatch.chdir(tmp_path)
+    assert main(['predict', 'config.py', 'weights.pth', str(folder), '--out', 'out']) == 0
+    assert (tmp_path / 'out' / os.fsdecode(b'\xff.labels.png')).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['config.py', 'out', 'photos', 'weights.pth']

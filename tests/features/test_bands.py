@@ -16,6 +16,7 @@ from swin_dense.explore.record import make_record
 from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
 from swin_dense.features.normalization import read_picture
+from swin_dense.features.shards import ALL, Record
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY, IfInstalled, needs, photograph, randomize
@@ -199,6 +200,63 @@ def test_eval_resizes_bands_as_it_resizes_photographs(tmp_path):
     # Pillow rounds and clips the resized values of uint8, but not those of floats.
     assert (published - of_bands).abs().max() < 0.05
     assert (published - of_bands).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'options'),
+    [
+        (['--scale', '255'], {}),
+        (['--scale', '200'], {'scale': 200}),
+        (['--preset', 'imagenet'], {}),
+        (['--mean', '0.5', '--std', '0.2'], {'mean': 0.5, 'std': 0.2}),
+        (['--bands', '2', '1', '0'], {'bands': (2, 1, 0)}),
+        (['--preset', 'satlas-rgb'], preset('satlas-rgb')),
+    ],
+)
+def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys, arguments, options):
+    """The file takes what the image file stores, and gives what `features` gives."""
+    one_block = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
+    backbone = randomize(SwinBackbone(**one_block)).eval()
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    given = [
+        '--checkpoint',
+        str(tmp_path / 'weights.pth'),
+        '--out',
+        str(tmp_path / 'model.ts'),
+        '--size',
+        '32',
+        *arguments,
+    ]
+    assert main(['export', *given, '--no-check']) == 0
+    pixels = photograph(40, 48)
+    (out,) = torch.jit.load(tmp_path / 'model.ts')(torch.from_numpy(pixels).permute(2, 0, 1)[None].float())
+    torch.testing.assert_close(out[0], extract_pyramid(backbone, pixels, **options)[4], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize('scale', [None, 255])
+def test_clamp_needs_a_mean(scale):
+    with pytest.raises(
+        ValueError, match=r"would cut off most of what ImageNet's mean and std give; give mean= and std="
+    ):
+        Normalization(clamp=True, scale=scale)
+    assert Normalization(**preset('satlas-rgb')).clamp
+
+
+def test_clamp_on_the_command_line_needs_a_mean(tmp_path, capsys):
+    assert main(['export', '--clamp', '--out', str(tmp_path / 'model.ts')]) == 2
+    assert 'give --mean and --std too, such as --mean 0 and --std 1' in capsys.readouterr().err
+
+
+def test_statistics_of_the_last_folder_are_not_continued_without_them(tmp_path):
+    """A preset without a mean, and ImageNet's mean by default, differ only in what the settings do not have."""
+    for settings, message in [
+        ({'scale': 255.0, 'clamp': True}, "mean None there, 'not given' now"),
+        ({**preset('satlas-rgb'), 'mean': 0.0, 'std': 1.0}, 'mean None there, 0.0 now'),
+    ]:
+        with Record(tmp_path, ALL, preset('satlas-rgb'), ['a.jpg']).writing():
+            pass
+        with pytest.raises(ValueError, match=message), Record(tmp_path, ALL, settings, ['a.jpg']).writing():
+            pass
 
 
 @pytest.mark.parametrize('suffix', ['.onnx', '.ts'])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense import CheckpointError, SwinBackbone, extract_pyramid
+from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_state_dict, extract_pyramid
 from swin_dense.features import Extractor, inference
 from tests.conftest import ROOT, TINY, photograph, randomize
 from tests.features.helpers import counted
@@ -197,3 +197,14 @@ def test_an_image_that_fails_alone_leaves_the_others_of_its_batch(checkpoint, mo
     rows = extractor({'image': [image, image + 255, image, image]})
     assert [error == '' for error in rows['error']] == [True, False, True, True]
     np.testing.assert_array_equal(rows['height'], [40, 0, 40, 40])
+
+
+def test_an_unpickled_extractor_warns_of_the_wrong_mean_too(tmp_path, caplog):
+    state = export_state_dict(randomize(SwinV2Backbone(**TINY, window_size=4, pretrained_window_size=4)), 'torchvision')
+    torch.save({f'backbone.backbone.{key}': value for key, value in state.items()}, tmp_path / 'a.pth')
+    extractor = Extractor(tmp_path / 'a.pth', levels=[32], pool='gem')
+    for _ in range(2):
+        assert "ImageNet's mean, which these weights do not expect" in caplog.text
+        caplog.clear()
+        extractor = pickle.loads(pickle.dumps(extractor))
+        assert (extractor.levels, extractor.pool) == ([32], 'gem')

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from swin_dense.__main__ import main
-from tests.conftest import ROOT, IfInstalled, photograph
+from swin_dense.utils import signals
+from tests.conftest import ROOT, photograph
 from tests.features.helpers import (
     EVERY_FORMAT,
     command_line,
@@ -31,7 +32,6 @@ from tests.features.helpers import (
 )
 from tests.features.mutations import ORIGINALS, mutate
 
-_progress = IfInstalled('swin_dense.commands._progress')  # which needs tqdm
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
 
@@ -48,6 +48,7 @@ import logging, resource, sys
 from pathlib import Path
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
+from swin_dense.utils import signals
 from swin_dense.commands import _extract
 from tests.conftest import TINY, randomize
 
@@ -134,6 +135,38 @@ def test_tables_hold_the_rows_of_all_runs_until_pruned(run, tmp_path):
     assert len(list(tmp_path.glob('out/features/*/*'))) == 6
 
 
+def test_nothing_is_pruned_if_a_folder_cannot_be_read(run, tmp_path, monkeypatch, capsys):
+    """As a disk that is not mounted: its images may still exist."""
+    make_images(tmp_path / 'photos', 6, broken=False)
+    assert run(tmp_path / 'photos', '--pool', 'avg') == 0
+    scandir = os.scandir
+
+    def denied(folder):
+        if str(folder).endswith('ordner 1 ü'):
+            raise PermissionError(13, 'Permission denied')
+        return scandir(folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr('os.scandir', denied)
+        assert run(tmp_path / 'photos', '--pool', 'avg', '--prune') == 1
+    assert 'no features of other images removed, because' in capsys.readouterr().err
+    assert len(finished_in(tmp_path / 'out')) == 6
+    (tmp_path / 'photos' / 'ordner 0 ü' / 'x 0.png').unlink()
+    assert run(tmp_path / 'photos', '--pool', 'avg', '--prune') == 0
+    assert len(finished_in(tmp_path / 'out')) == 5
+
+
+@pytest.mark.parametrize('file_format', EVERY_FORMAT)
+@pytest.mark.parametrize('place', ['out', ''])
+def test_maps_within_the_folder_of_the_images_are_no_images(monkeypatch, tmp_path, file_format, place):
+    photos = tmp_path / 'photos'
+    make_images(photos, 3, broken=False)
+    run, _ = command_line(monkeypatch, photos / place, '--format', file_format)
+    for _ in range(2):
+        assert run(photos) == 0
+        assert len(rows_of(photos / place)) == 3
+
+
 def test_a_different_batch_size_continues_in_the_same_folder(run, tmp_path):
     make_images(tmp_path / 'photos', 3, broken=False)
     assert run(tmp_path / 'photos', '--batch-size', 2) == 0
@@ -183,7 +216,7 @@ def test_a_concurrent_run_of_the_same_shard_is_refused(run, tmp_path, capsys):
 def test_the_second_signal_interrupts_at_once():
     def twice():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
-        with _progress.stop_signals() as received:
+        with signals.stop_signals() as received:
             signal.raise_signal(signal.SIGINT)
             if received != [signal.SIGINT]:
                 return 1

@@ -9,10 +9,12 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from swin_dense import SwinBackbone, extract_pyramid
 from swin_dense.features.images import normalize, read_image
+from swin_dense.features.tiling import tile_alignment
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError
-from tests.conftest import IfInstalled, photograph
+from tests.conftest import TINY, IfInstalled, photograph
 from tests.features.helpers import counted
 
 cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
@@ -53,7 +55,6 @@ FORMS = {
     'RGBA png': lambda: encode(opaque(RGB), 'png'),
     'RGBA PIL': lambda: Image.fromarray(opaque(RGB)),
     'uint8 array': lambda: RGB,
-    'RGBA array': lambda: opaque(RGB),
     'array with negative strides': lambda: RGB[::-1][::-1],
     'float32 array': lambda: RGB.astype(np.float32) / 255,
     'float64 array': lambda: RGB / 255,
@@ -155,9 +156,31 @@ def test_bgr_arrays(tmp_path):
     bgr = cv2.imread(str(path))
     assert torch.equal(read_image(bgr, bgr=True), EXPECTED)
     assert torch.equal(read_image(torch.from_numpy(bgr).permute(2, 0, 1), bgr=True), EXPECTED)
-    assert torch.equal(read_image(cv2.cvtColor(bgr, cv2.COLOR_BGR2BGRA), bgr=True), EXPECTED)
+    of_four = read_image(cv2.cvtColor(bgr, cv2.COLOR_BGR2BGRA), channels=4, bgr=True)
+    assert torch.equal(of_four[:3], EXPECTED)
     assert torch.equal(read_image(path, bgr=True), EXPECTED)  # files define their channel order
     assert torch.equal(read_image(GREY, bgr=True), read_image(GREY))
+
+
+@pytest.mark.parametrize('form', ['array', 'float array', 'tensor', 'zarr array', 'zarr folder'])
+def test_the_fourth_channel_of_an_array_is_not_dropped(form, tmp_path):
+    """It may be near infrared: only files and PIL images say that it is opacity."""
+    pixels = np.random.default_rng(0).integers(0, 255, (32, 40, 4), dtype=np.uint8)
+    backbone, tile = SwinBackbone(**TINY), None
+    if form.startswith('zarr'):
+        zarr = pytest.importorskip('zarr')
+        stored = zarr.open_array(tmp_path / 'a.zarr', mode='w', shape=pixels.shape, dtype=pixels.dtype)
+        stored[:] = pixels
+        source, tile = stored if form == 'zarr array' else tmp_path / 'a.zarr', tile_alignment(backbone)[0]
+    else:
+        tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+        source = {'array': pixels, 'float array': pixels / 255, 'tensor': tensor}[form]
+    with pytest.raises(ImageError, match='it has 4 channels but the backbone takes 3'):
+        extract_pyramid(backbone, source, tile=tile)
+    expected = extract_pyramid(backbone, pixels[:, :, :3])
+    found = extract_pyramid(backbone, source, tile=tile, bands=(0, 1, 2))
+    for stride, level in expected.items():
+        torch.testing.assert_close(found[stride], level, rtol=1e-4, atol=1e-4)
 
 
 def test_arrays_of_many_channels():

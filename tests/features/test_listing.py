@@ -45,6 +45,22 @@ def test_sources(tmp_path):
         list_images([f'{photos}/*.gif'])
 
 
+@pytest.mark.parametrize('encoding', ['utf-8-sig', 'utf-16', 'utf-16-le'])
+def test_lists_as_windows_writes_them(tmp_path, encoding):
+    names = [str(tmp_path / 'ein Bild ü.jpg'), str(tmp_path / 'b.jpg')]
+    mark = '\ufeff' if encoding == 'utf-16-le' else ''
+    (tmp_path / 'list.txt').write_bytes((mark + '\r\n'.join(names)).encode(encoding))
+    assert list(list_images([tmp_path / 'list.txt'])) == names
+
+
+def test_folders_that_are_left_out(tmp_path):
+    paths = make_images(tmp_path / 'photos', 3, broken=False)
+    make_images(tmp_path / 'photos' / 'out', 3, broken=False)
+    assert list(list_images([tmp_path / 'photos'], None, [tmp_path / 'photos' / '..' / 'photos' / 'out'])) == sorted(
+        map(str, paths)
+    )
+
+
 def test_names_are_absolute(tmp_path, monkeypatch):
     make_images(tmp_path / 'photos', 2, broken=False)
     monkeypatch.chdir(tmp_path)

@@ -133,7 +133,7 @@ def test_a_segmentor_of_bands_in_tiles_equals_the_whole_image(segmentor):
     given = ['predict', str(folder / 'config.py'), str(folder / 'weights.pth'), str(folder / 'scene.tif')]
     assert main([*given, '--out', str(folder / 'tiles'), '--tile', '56', '--overlap', str(overlap)]) == 0
     assert main([*given, '--out', str(folder / 'whole')]) == 0
-    assert sorted(path.name for path in (folder / 'whole').iterdir()) == ['scene.json', 'scene.labels.png']
+    assert sorted(path.name for path in (folder / 'whole').glob('[!.]*')) == ['scene.json', 'scene.labels.png']
     img = torch.from_numpy((values[:, :, BANDS] / SCALE).transpose(2, 0, 1)).float()
     with torch.no_grad():
         logits = model.encode_decode(img[None], [{'img_shape': img.shape[1:], 'ori_shape': img.shape[1:]}])
@@ -156,4 +156,4 @@ def test_a_file_that_is_no_image_is_skipped(segmentor, capsys):
     given = ['predict', str(folder / 'config.py'), str(folder / 'weights.pth'), str(folder / 'broken.tif')]
     assert main([*given, '--out', str(folder / 'out'), '--tile', '112']) == 1
     assert 'broken.tif' in capsys.readouterr().err
-    assert list((folder / 'out').iterdir()) == []
+    assert list((folder / 'out').glob('[!.]*')) == []

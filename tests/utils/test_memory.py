@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.memory import KEEP_VARIABLE
 from tests.conftest import ROOT
 from tests.processes import environment
@@ -94,17 +93,3 @@ def test_the_largest_limit_that_glibc_takes(monkeypatch, limit):
     monkeypatch.setattr(memory.ctypes, 'CDLL', lambda name: Library)
     assert memory.keep_freed.__wrapped__()
     assert accepted == [(-3, limit), (-1, (1 << 31) - 1)]
-
-
-@pytest.mark.parametrize(
-    ('error', 'expected'),
-    [
-        (MemoryError(), True),
-        (RuntimeError('CUDA out of memory. Tried to allocate 2 GiB'), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
-        (RuntimeError('could not create a primitive'), True),
-        (RuntimeError('shape mismatch'), False),
-    ],
-)
-def test_out_of_memory_is_recognised(error, expected):
-    assert is_out_of_memory(error) is expected

@@ -15,9 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
-from swin_dense.__main__ import main
 from swin_dense.checkpoint import CheckpointError
-from swin_dense.doctor import kernels
 from swin_dense.workbench import training
 from swin_dense.workbench.checkpoints import check_training_checkpoint, newest_checkpoint
 from tests.conftest import small_disk
@@ -275,41 +273,6 @@ def _hold(rank, here, work_dir):
         outcome = str(error)
     (here / f'{rank}.txt').write_text(outcome)
     torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ('launcher', 'variables', 'is_first'),
-    [
-        ('none', {'LOCAL_RANK': '1'}, True),  # set by a different launcher
-        ('pytorch', {'LOCAL_RANK': '0', 'RANK': '8'}, True),
-        ('pytorch', {'LOCAL_RANK': '1'}, False),
-        ('slurm', {'LOCAL_RANK': '0', 'SLURM_LOCALID': '1'}, False),
-        ('mpi', {'LOCAL_RANK': '0', 'OMPI_COMM_WORLD_LOCAL_RANK': '1'}, False),
-    ],
-)
-def test_one_process_per_machine_checks_the_kernels_before_the_process_group(
-    launcher, variables, is_first, tmp_path, monkeypatch
-):
-    calls = []
-
-    class Joined(Exception):
-        pass
-
-    def join(config):
-        calls.append('join')
-        raise Joined
-
-    monkeypatch.setattr(kernels, 'ensure_verdict', lambda: calls.append('check'))
-    monkeypatch.setattr(training, 'join_processes', join)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    command = ['train', str(write_config(tmp_path)), '--work-dir', str(tmp_path), '--launcher', launcher]
-    with pytest.raises(Joined):
-        main(command)
-    assert calls == (['check', 'join'] if is_first else ['join'])
-    with pytest.raises(Joined):  # no SwinDense is trained
-        main([*command, '--set', 'model.backbone.type=ResNet'])
-    assert calls.count('check') == is_first
 
 
 def test_runner_type_and_strategy_are_used(tmp_path):

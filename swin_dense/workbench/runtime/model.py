@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from swin_dense.utils import checks
 from swin_dense.utils.tiles import Tile
-from swin_dense.workbench.runtime import masks, painting, pictures, queries, tiles
+from swin_dense.workbench.runtime import geotiff, masks, painting, pictures, queries, tiles
 from swin_dense.workbench.runtime.coco import RECORD_FORMAT
 from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, Session
 
@@ -32,7 +32,8 @@ class Prediction:
     Attributes:
         record: the prediction in types that JSON supports.
         painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None with tiles.
-        labels: class index of every pixel, (H, W), int32, or uint8 or uint16 with tiles; None for a detector.
+        labels: class index of every pixel, (H, W), int32, or uint8 or uint16 with tiles; None for a detector. Pixels
+            of a GeoTIFF without data have 255, or 65535 if there are more than 255 classes.
         panoptic: segment of every pixel, (H, W), int32, by the ``id`` of the segments in the record; pixels of no
             segment have another value. None if the model is not panoptic.
     """
@@ -96,18 +97,16 @@ class Model:
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        return self._predict(picture)[1].record
+        pixels = pictures.read(picture)
+        outputs = with_no_data(picture, self._outputs(pixels), len(self.classes))
+        return whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
 
     def predict(self, picture: Picture) -> Prediction:
         """Return the complete prediction for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        pixels, prediction, full_masks = self._predict(picture)
-        record, palette = prediction.record, self.facts['palette']
-        if prediction.labels is not None:
-            return replace(prediction, painted=painting.segments(pixels, prediction.labels, palette))
-        if prediction.panoptic is not None:
-            pixels = painting.panoptic(pixels, prediction.panoptic, record['segments'], palette)
-            full_masks = []
-        return replace(prediction, painted=painting.instances(pixels, record.get('instances', []), full_masks, palette))
+        pixels = pictures.read(picture)
+        outputs = with_no_data(picture, self._outputs(pixels), len(self.classes))
+        record = whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
+        return Prediction(record, painted(pixels, record, outputs, self.facts['palette']), outputs[0], outputs[2])
 
     def predict_tiles(
         self, picture: Picture, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
@@ -178,23 +177,6 @@ class Model:
                 f'of all feature maps, and these have {tokens}; resize the image to a larger size'
             )
 
-    def _predict(self, picture: Picture) -> tuple[np.ndarray, Prediction, list[np.ndarray]]:
-        """Return the pixels of an image, its prediction, not yet painted, and the masks of its instances."""
-        pixels = pictures.read(picture)
-        size = (pixels.shape[0], pixels.shape[1])
-        record = begun_record(_name(picture), size)
-        labels, found, panoptic = self._outputs(pixels)
-        if labels is not None:
-            record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
-            return pixels, Prediction(record, pixels, labels), []
-        if panoptic is not None:
-            record['segments'] = queries.described(panoptic, self.classes)
-        if found is None:
-            return pixels, Prediction(record, pixels, panoptic=panoptic), []
-        full_masks = found[3]
-        record['instances'] = listed(*found[:3], [masks.run_lengths(mask) for mask in full_masks], self.classes)
-        return pixels, Prediction(record, pixels, panoptic=panoptic), full_masks
-
     def _outputs(self, pixels: np.ndarray) -> Outputs:
         """Return the classes, the instances and the segments of an image (H, W, 3); None for what it does not have."""
         size = (pixels.shape[0], pixels.shape[1])
@@ -218,6 +200,46 @@ class Model:
             for mask, box in zip(part[kept], boxes, strict=True)
         ]
         return boxes, scores[kept], labels[kept], full_masks
+
+
+def whole_record(image: str | None, size: Sequence[int], outputs: Outputs, classes: Sequence[str]) -> dict[str, Any]:
+    """Return the record of an image that was predicted as a whole.
+
+    Args:
+        image: name of the image.
+        size: its (height, width) in pixels.
+        outputs: its classes, instances and segments.
+        classes: class names by label.
+    """
+    labels, found, panoptic = outputs
+    record = begun_record(image, size)
+    if labels is not None:
+        record['segments'] = shares(np.bincount(labels.ravel()), classes)
+    if panoptic is not None:
+        record['segments'] = queries.described(panoptic, classes)
+    if found is not None:
+        record['instances'] = _listed(*found[:3], [masks.run_lengths(mask) for mask in found[3]], classes)
+    return record
+
+
+def painted(
+    pixels: np.ndarray, record: dict[str, Any], outputs: Outputs, palette: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """Return an image, (H, W, 3) uint8 in RGB, with its prediction drawn on it.
+
+    Args:
+        pixels: the image, (H, W, 3) uint8 in RGB.
+        record: what :func:`whole_record` returns for it.
+        outputs: its classes, instances and segments.
+        palette: RGB colour of each class.
+    """
+    labels, found, panoptic = outputs
+    if labels is not None:
+        return painting.segments(pixels, labels, palette)
+    full_masks = found[3] if found is not None and panoptic is None else []
+    if panoptic is not None:
+        pixels = painting.panoptic(pixels, panoptic, record['segments'], palette)
+    return painting.instances(pixels, record.get('instances', []), full_masks, palette)
 
 
 def predict_in_tiles(
@@ -246,17 +268,32 @@ def predict_in_tiles(
     record = begun_record(image, size)
     if is_detector:
         found = tiles.instances(windows, size, lambda tile: _instances_of(predict(tile)))
-        record['instances'] = listed(*found, classes)
+        record['instances'] = _listed(*found, classes)
         return Prediction(record)
-    labels = make_labels(size, np.uint8 if len(classes) <= 256 else np.uint16)
-    record['segments'] = shares(tiles.labels(windows, lambda tile: _classes_of(predict(tile)), labels), classes)
+    with geotiff.no_data(image) as mask:
+        labels = make_labels(size, np.uint8 if len(classes) + (mask is not None) <= 256 else np.uint16)
+
+        def classes_of(tile: Tile) -> np.ndarray:
+            found, _, _ = predict(tile)
+            assert found is not None  # of a segmentor
+            return found if mask is None else np.where(mask(tile.read), _empty(len(classes)), found)
+
+        record['segments'] = shares(tiles.labels(windows, classes_of, labels), classes)
     return Prediction(record, labels=labels)
 
 
-def _classes_of(outputs: Outputs) -> np.ndarray:
-    labels, _, _ = outputs
-    assert labels is not None  # of a segmentor
-    return labels
+def with_no_data(picture: Any, outputs: Outputs, classes: int) -> Outputs:
+    """Mark the pixels of a GeoTIFF that have no data in the map of its classes; see :class:`Prediction`."""
+    labels, found, panoptic = outputs
+    with geotiff.no_data(picture) as mask:
+        if labels is not None and mask is not None:
+            labels = np.where(mask((0, 0, *labels.shape)), _empty(classes), labels)
+    return labels, found, panoptic
+
+
+def _empty(classes: int) -> int:
+    """Return what pixels without data have in a map of classes."""
+    return 255 if classes <= 255 else 65535
 
 
 def _instances_of(outputs: Outputs) -> queries.Found:
@@ -268,12 +305,12 @@ def _instances_of(outputs: Outputs) -> queries.Found:
     return found
 
 
-def begun_record(image: str | None, size: tuple[int, int]) -> dict[str, Any]:
+def begun_record(image: str | None, size: Sequence[int]) -> dict[str, Any]:
     """Return the record of an image of (height, width) pixels, without instances and segments."""
     return {'format': RECORD_FORMAT, 'image': image, 'height': size[0], 'width': size[1]}
 
 
-def listed(
+def _listed(
     boxes: np.ndarray, scores: np.ndarray, labels: np.ndarray, run_lengths: Sequence[Any], classes: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return the instances of a record; there may be no masks."""
@@ -287,7 +324,8 @@ def listed(
 
 
 def shares(counts: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the classes of a map in a record, from the number of pixels of each."""
+    """Return the classes of a map in a record, from the number of pixels of each; others are pixels without data."""
+    counts = counts[: len(classes)]
     return [
         {'class': classes[label], 'label': int(label), 'share': float(counts[label] / counts.sum())}
         for label in np.flatnonzero(counts)

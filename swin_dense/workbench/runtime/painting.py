@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ _OPACITY = 0.5
 
 
 def instances(
-    pixels: np.ndarray, found: list[dict[str, Any]], masks: list[np.ndarray], palette: list[list[int]]
+    pixels: np.ndarray, found: list[dict[str, Any]], masks: list[np.ndarray], palette: Sequence[Sequence[int]]
 ) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, with boxes, names, scores and masks of instances drawn on it.
 
@@ -27,22 +28,28 @@ def instances(
         painted[mask] = _mixed(painted[mask], np.array(palette[instance['label']]))
     image = Image.fromarray(painted)
     draw = ImageDraw.Draw(image)
+    font = draw.getfont()
     for instance in found:
         colour = tuple(palette[instance['label']])
         x, y, *_ = instance['box']
         draw.rectangle(instance['box'], outline=colour, width=2)
-        text = f'{instance["class"]} {100 * instance["score"]:.0f}'
+        # PIL's font has few letters beside A to Z, and would draw a box for each of the others.
+        name = instance['class'] if _can_draw(font, instance['class']) else f'class {instance["label"]}'
+        text = f'{name} {100 * instance["score"]:.0f}'
         draw.rectangle(draw.textbbox((x + 2, y + 2), text), fill=colour)
         draw.text((x + 2, y + 2), text, fill='black' if sum(colour) > 380 else 'white')
     return np.asarray(image)
 
 
-def segments(pixels: np.ndarray, labels: np.ndarray, palette: list[list[int]]) -> np.ndarray:
+def segments(pixels: np.ndarray, labels: np.ndarray, palette: Sequence[Sequence[int]]) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, blended with the colour of the class of each pixel."""
-    return _mixed(pixels, np.array(palette)[labels])
+    known = labels < len(palette)  # others have no data
+    return np.where(known[:, :, None], _mixed(pixels, np.array(palette)[np.where(known, labels, 0)]), pixels)
 
 
-def panoptic(pixels: np.ndarray, ids: np.ndarray, found: list[dict[str, Any]], palette: list[list[int]]) -> np.ndarray:
+def panoptic(
+    pixels: np.ndarray, ids: np.ndarray, found: list[dict[str, Any]], palette: Sequence[Sequence[int]]
+) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, blended with the colour of each segment's class, with dark edges between them.
 
     Args:
@@ -58,6 +65,15 @@ def panoptic(pixels: np.ndarray, ids: np.ndarray, found: list[dict[str, Any]], p
     painted[:, 1:][ids[:, 1:] != ids[:, :-1]] //= 2
     painted[1:][ids[1:] != ids[:-1]] //= 2
     return painted
+
+
+def _can_draw(font: Any, name: str) -> bool:
+    """Return whether a font of PIL has all letters of a name."""
+    try:
+        absent = bytes(font.getmask('\U0010ffff'))
+        return all(bytes(font.getmask(letter)) != absent for letter in set(name))
+    except UnicodeEncodeError:  # the font of Pillow before 10.1 has 256 letters
+        return all(ord(letter) < 256 for letter in name)
 
 
 def _mixed(pixels: np.ndarray, colours: np.ndarray) -> np.ndarray:

@@ -91,7 +91,9 @@ def _pixels(image: Any) -> np.ndarray:
         raise ImageError(f'its size is {image.width} x {image.height}')
     tags = image.tag_v2 if image.format == 'TIFF' else {}
     bits, is_planar = max(tags.get(_BITS, (8,))), tags.get(_PLANES, 1) != 1
-    upright = ImageOps.exif_transpose(image)
+    largest = _declared_largest(image)
+    # OpenCV does not read the orientation of AVIF.
+    upright = image if image.format == 'AVIF' else ImageOps.exif_transpose(image)
     # 16-bit PNG and PGM have the mode I in older versions of Pillow.
     is_deep = image.mode.startswith('I;16') or (image.mode == 'I' and image.format in ('PNG', 'PPM'))
     if bits not in (1, 2, 4, 8, 16) or (bits == 16 and is_planar) or not (is_deep or image.mode in _MODES):
@@ -102,9 +104,27 @@ def _pixels(image: Any) -> np.ndarray:
         )
     if not is_deep:
         # From TIFF, OpenCV returns colours multiplied by alpha.
-        return np.asarray(upright.convert('RGBa' if tags and image.mode == 'RGBA' else 'RGB'))[:, :, :3]
+        pixels = np.asarray(upright.convert('RGBa' if tags and image.mode == 'RGBA' else 'RGB'))[:, :, :3]
+        return pixels if largest is None else _as_stored(pixels, 255, largest)
+    if largest is not None:
+        return np.stack([_as_stored(np.asarray(upright), 65535, largest)] * 3, 2)
     grey = (np.asarray(upright) >> 8).astype(np.uint8)
     return np.stack([255 - grey if tags.get(_PHOTOMETRIC) == 0 else grey] * 3, 2)
+
+
+def _declared_largest(image: Any) -> int | None:
+    """Return the largest value that a PGM or PPM declares if PIL scales its values for it, which OpenCV does not do."""
+    if image.format != 'PPM' or not image.tile:
+        return None
+    options = image.tile[0][3]
+    found = options[1] if isinstance(options, tuple) and len(options) > 1 else None
+    return found if isinstance(found, int) and found not in (255, 65535) else None
+
+
+def _as_stored(pixels: np.ndarray, scale: int, largest: int) -> np.ndarray:
+    """Return the values that a PGM or PPM stores, the upper 8 of 16 bits, of those that PIL has scaled to ``scale``."""
+    stored = np.rint(pixels.astype(np.float64) * (largest / scale)).astype(np.uint16)
+    return (stored >> 8 if largest > 255 else stored).astype(np.uint8)
 
 
 def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tuple[int, int]:

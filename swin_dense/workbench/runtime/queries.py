@@ -98,7 +98,7 @@ def instances(classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: 
         logits = enlarge(masks[query])
         mask = logits > 0
         quality = _sigmoid(logits[mask]).sum() / np.float32(mask.sum() + 1e-6)
-        box = _box(mask)
+        box = box_around(mask)
         for label in labels[usable & (queries == query)]:
             total = probabilities[query, label] * quality
             if total >= score:
@@ -179,7 +179,7 @@ def _bilinear(inputs: int, outputs: int) -> np.ndarray:
     return weights
 
 
-def _box(mask: np.ndarray) -> np.ndarray:
+def box_around(mask: np.ndarray) -> np.ndarray:
     """Return the box x1, y1, x2, y2 around a mask (H, W), zeros if it is empty."""
     columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
     if not len(rows):

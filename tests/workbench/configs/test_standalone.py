@@ -246,7 +246,7 @@ def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
             [DETECTOR, '--data-root', '{fruit}', '--classes', 'apple,cherry'],
             'has the classes apple,ripe pear, but the config has',
         ),
-        ([DETECTOR, '--data-root', '{fruit}'], 'has the classes apple,ripe pear, but the config has 80; give'),
+        ([DETECTOR, '--data-root', '{fruit}'], 'has the classes apple,ripe pear, but the config has person,bicycle,'),
         ([DETECTOR, '--out', '{there}/mine.txt'], 'must end in .py'),
         ([DETECTOR, '--out', '{there}/no/mine.py'], 'there is no folder'),
         ([DETECTOR, '--out', '{there}/here.py'], 'exists already; --force'),

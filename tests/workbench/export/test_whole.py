@@ -357,7 +357,7 @@ def test_the_command_explains_wrong_arguments(tmp_path):
     (tmp_path / 'a.jpg').write_text('')
     for arguments, message in (
         (['predict', 'x.onnx', 'a.jpg'], 'there is no file'),
-        (['predict', 'a.jpg', 'a.jpg', 'a.jpg'], 'needs torch'),
+        (['predict', 'a.jpg', 'a.jpg', 'a.jpg'], 'needs mmengine, mmcv'),
         (['predict', 'x.onnx', 'a.jpg', '--device', 'cpu'], '--device and --set need a config'),
         (['predict', 'x.py', 'x.pth', 'a.jpg', '--runtime', 'openvino'], '--runtime needs an .onnx file'),
         (['flops', '--arch', 'swin_t'], 'needs torch'),

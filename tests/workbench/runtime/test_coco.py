@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused():
     known = {'images': [{'file_name': 'a.jpg', 'id': 1}], 'categories': [{'id': 1, 'name': 'apple'}]}
     with pytest.raises(ValueError, match="the annotations have no category 'pear', which the model predicts"):
         Coco(CLASSES, known)
-    with pytest.raises(ValueError, match=r'the annotations have no image b.jpg'):
+    with pytest.raises(ValueError, match=r'the annotations have no image some/folder/b.jpg; give those of this folder'):
         collected({**known, 'categories': [*known['categories'], {'id': 2, 'name': 'pear'}]})
     with pytest.raises(ValueError, match='this model predicts none; use a detector'):
         Coco(CLASSES).add({'image': 'a.jpg', 'height': 8, 'width': 9, 'segments': []})
@@ -87,6 +87,51 @@ def test_what_does_not_fit_is_refused():
         Coco(CLASSES).add({'image': 'a.jpg', 'instances': []})
     with pytest.raises(ValueError, match=r'a.jpg has the format 2 of a later version'):
         Coco(CLASSES).add({'format': RECORD_FORMAT + 1, 'image': 'a.jpg'})
+
+
+KNOWN = ['a/1.jpg', 'b/1.jpg', 'b/c/1.jpg', '2.jpg', '/data/x/3.jpg', '../y/3.jpg', 'd/4.jpg', 'e/d/4.jpg']
+
+
+@pytest.mark.parametrize(
+    ('image', 'name', 'expected'),
+    [
+        ('photos/a/1.jpg', 'a/1.jpg', 'a/1.jpg'),
+        ('photos/b/c/1.jpg', 'b/c/1.jpg', 'b/c/1.jpg'),
+        ('photos/b/1.jpg', '1.jpg', 'b/1.jpg'),  # of the folder photos/b
+        ('2.jpg', None, '2.jpg'),
+        ('z/2.jpg', 'z/2.jpg', '2.jpg'),
+        ('photos/c/1.jpg', 'c/1.jpg', 'b/c/1.jpg'),
+        ('photos/z/1.jpg', 'z/1.jpg', None),
+        ('else/y/3.jpg', '3.jpg', '../y/3.jpg'),
+        ('else/d/4.jpg', 'd/4.jpg', 'd/4.jpg'),
+        ('else/e/d/4.jpg', 'e/d/4.jpg', 'e/d/4.jpg'),
+        ('else/z/1.jpg', '1.jpg', ValueError),
+        ('photos/5.jpg', '5.jpg', None),
+    ],
+)
+def test_images_are_found_by_their_paths(image, name, expected):
+    """Oracle: written by hand."""
+    known = {'images': [{'id': 10 + i, 'file_name': name} for i, name in enumerate(KNOWN)]}
+    made = Coco(CLASSES, {**known, 'categories': [{'id': 1, 'name': 'pear'}, {'id': 2, 'name': 'apple'}]})
+    if expected is ValueError:
+        with pytest.raises(ValueError, match='of the annotations; give the folder that the names'):
+            made.entry_of(image, name)
+    else:
+        found = made.entry_of(image, name)
+        assert found == (expected and {'id': 10 + KNOWN.index(expected), 'file_name': expected})
+
+
+def test_two_images_of_one_name_need_their_folders():
+    made = Coco(CLASSES)
+    first, second = record('a.jpg', 0), {**record('a.jpg', 1), 'image': 'other/a.jpg'}
+    made.add(first)
+    with pytest.raises(ValueError, match=r'some/folder/a.jpg and other/a.jpg are both a.jpg'):
+        made.add(second)
+    made = Coco(CLASSES)
+    made.add(first, 'folder/a.jpg')
+    made.add(second, 'other/a.jpg')
+    assert [image['file_name'] for image in made.annotations()['images']] == ['folder/a.jpg', 'other/a.jpg']
+    assert len({image['id'] for image in made.annotations()['images']}) == 2
 
 
 def test_supervision_reads_the_annotations(tmp_path):

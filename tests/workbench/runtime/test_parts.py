@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
 from swin_dense.workbench.runtime import masks, painting, pictures
 from tests.conftest import IfInstalled, photograph
@@ -46,6 +46,31 @@ def test_pictures_are_read_as_the_frameworks_read_them(tmp_path, suffix):
     Image.fromarray(photograph(50, 70)).save(path, exif=exif)
     np.testing.assert_array_equal(pictures.read(path), mmcv.imread(str(path))[:, :, ::-1])
     assert pictures.read(path).shape == (70, 50, 3)
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+def test_the_orientation_of_avif_is_read_as_the_frameworks_read_it(tmp_path, orientation):
+    if not features.check('avif'):
+        pytest.skip('needs Pillow with AVIF')
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(photograph(50, 70)).save(tmp_path / 'a.avif', exif=exif)
+    expected = cv2.imread(str(tmp_path / 'a.avif'))
+    if expected is None:
+        pytest.skip('needs OpenCV with AVIF')
+    np.testing.assert_array_equal(pictures.read(tmp_path / 'a.avif'), expected[:, :, ::-1])
+
+
+@pytest.mark.parametrize('magic', ['P5', 'P6'])
+@pytest.mark.parametrize('largest', [15, 100, 255, 1023, 4095, 65535])
+def test_the_largest_value_of_pgm_and_ppm_is_read_as_the_frameworks_read_it(tmp_path, magic, largest):
+    values = np.random.default_rng(0).integers(0, largest + 1, (20, 30))
+    stored = values if magic == 'P5' else np.stack([values] * 3, 2)
+    content = stored.astype('>u2' if largest > 255 else np.uint8).tobytes()
+    (tmp_path / 'a.ppm').write_bytes(f'{magic}\n30 20\n{largest}\n'.encode() + content)
+    expected = cv2.imread(str(tmp_path / 'a.ppm'))[:, :, ::-1]
+    # Of colours of 16 bits, PIL keeps 8.
+    np.testing.assert_allclose(pictures.read(tmp_path / 'a.ppm'), expected, atol=magic == 'P6' and largest > 255)
 
 
 def tiff(path, pixels, **options):
@@ -174,6 +199,15 @@ def test_run_lengths_of_a_large_mask():
     mask[:, 1000:3000:7] = True
     expected = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     assert masks.run_lengths(mask)['counts'] == expected['counts'].decode()
+
+
+def test_names_that_the_font_lacks_are_painted_as_numbers(monkeypatch):
+    drawn = []
+    monkeypatch.setattr('PIL.ImageDraw.ImageDraw.text', lambda self, place, text, **options: drawn.append(text))
+    for name in ('猫', 'traffic light'):
+        found = [{'class': name, 'label': 3, 'score': 0.5, 'box': [1, 1, 9, 9]}]
+        painting.instances(np.zeros((20, 30, 3), np.uint8), found, [], [[0, 0, 0]] * 4)
+    assert drawn == ['class 3 50', 'traffic light 50']
 
 
 def test_painted_pictures_show_instances_and_segments():

@@ -1,0 +1,44 @@
+"""Search folders for files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+
+def walk(
+    folder: str, is_wanted: Callable[[str], bool], skipped: dict[str, str | None], seen: set[str]
+) -> Iterator[str]:
+    """Yield the wanted files of a folder and its subfolders, following links; a folder ``NAME.zarr`` counts as a file.
+
+    Args:
+        folder: the folder.
+        is_wanted: called with the name of a file.
+        skipped: filled with the paths of other files, and the reason, or None for files that are not wanted.
+        seen: real paths of folders that are left out, because they were visited, as links may form cycles, or are not
+            to be searched; extended by those that are visited.
+    """
+    real = os.path.realpath(folder)
+    if real in seen:
+        return
+    seen.add(real)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        skipped[folder] = f'cannot be read: {error.strerror}'
+        return
+    for entry in entries:
+        is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+        if is_folder and not entry.name.endswith('.zarr'):
+            yield from walk(entry.path, is_wanted, skipped, seen)
+        elif not is_wanted(entry.name):
+            skipped[entry.path] = None
+        elif is_folder or entry.is_file(follow_symlinks=False) or not is_special(entry.path):
+            yield entry.path
+        else:
+            skipped[entry.path] = 'is not a regular file'
+
+
+def is_special(path: str) -> bool:
+    """Return whether reading a file could wait for ever, as that of a named pipe; not so for a link to nothing."""
+    return os.path.exists(path) and not os.path.isfile(path)

@@ -1,0 +1,23 @@
+"""Signals that ask a process to stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Record the first SIGINT or SIGTERM in the returned list, and restore the previous handlers for the next."""
+    received: list[int] = []
+    with ExitStack() as previous:
+
+        def receive(number: int, frame: Any) -> None:
+            received.append(number)
+            previous.close()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous.callback(signal.signal, number, signal.signal(number, receive))
+        yield received
