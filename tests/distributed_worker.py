@@ -20,6 +20,7 @@ CASES = {
     'frozen_stages=2': {'frozen_stages': 2},
     'with_cp': {'with_cp': True},
     'drop_path': {'drop_path_rate': 0.3},
+    'hidden patches and the maps of stages': {'is_masked': True},
 }
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 # What float32 could change shows in one case.
@@ -27,14 +28,27 @@ RUNS = [*((name, torch.float64) for name in CASES), ('all outputs', torch.float3
 
 
 class Losses(nn.Module):
-    """A backbone that returns its loss: the sum over the maps of a mean square, which is a mean over the images too."""
+    """A backbone that returns its loss: the sum over the maps of a mean square, which is a mean over the images too.
+
+    With ``is_masked``, a token replaces every second row of patches, and the maps of the stages add to the loss.
+    """
 
     def __init__(self, options: dict) -> None:
         super().__init__()
-        self.backbone = SwinBackbone(**TINY, **{'drop_path_rate': 0.0, **options})
+        options = {'drop_path_rate': 0.0, **options}
+        is_masked = options.pop('is_masked', False)
+        self.backbone = SwinBackbone(**TINY, **options)
+        self.mask_token = nn.Parameter(torch.zeros(self.backbone.arch.embed_dims)) if is_masked else None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.stack([(out - 0.1).square().mean() for out in self.backbone(images)]).sum()
+        if self.mask_token is None:
+            maps = self.backbone(images)
+        else:
+            hidden = torch.zeros(len(images), images.shape[2] // 4, images.shape[3] // 4, dtype=torch.bool)
+            hidden[:, ::2] = True
+            outs, stages = self.backbone(images, hidden, self.mask_token, return_stages=True)
+            maps = [*outs, *(before for before, _ in stages)]
+        return torch.stack([(out - 0.1).square().mean() for out in maps]).sum()
 
 
 def make(options: dict, dtype: torch.dtype) -> Losses:
