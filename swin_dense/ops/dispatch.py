@@ -46,7 +46,7 @@ def window_attention(
 
     Examples:
         >>> spec = WindowSpec(num_heads=3, window=(7, 7), shift=(3, 3), scale=32**-0.5)
-        >>> window_attention(torch.rand(1, 20, 30, 96), nn.Linear(96, 3 * 96), None, spec, nn.Dropout(0.0)).shape
+        >>> window_attention(torch.rand(1, 20, 30, 96), torch.nn.Linear(96, 288), None, spec, torch.nn.Dropout(0)).shape
         torch.Size([1, 20, 30, 96])
     """
     if backend not in BACKENDS:
