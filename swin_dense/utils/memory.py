@@ -16,9 +16,14 @@ KEEP_VARIABLE = 'SWIN_DENSE_KEEP_MEMORY'
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-@compat.assume_constant_result  # a compiled pass calls it while it is traced
-@functools.cache
+@compat.assume_constant_result  # a compiled pass calls it while it is traced, and cannot trace a cache
 def keep_freed() -> bool:
+    """Let glibc keep freed memory in this process, as :func:`_keep_freed` does once."""
+    return _keep_freed()
+
+
+@functools.cache
+def _keep_freed() -> bool:
     """Let glibc keep freed memory in this process, and return whether it does.
 
     By default, glibc maps new pages for each large tensor and returns them when it is freed, so every pass pays for the

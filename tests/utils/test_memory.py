@@ -16,7 +16,7 @@ import resource, statistics, sys, torch
 from swin_dense import SwinBackbone
 from swin_dense.utils import memory
 model, img = SwinBackbone(dict(embed_dims=96, depths=(2, 2), num_heads=(3, 6))).eval(), torch.rand(1, 3, 224, 224)
-run = torch.compile(model, backend='eager') if 'compiled' in sys.argv else model
+run = torch.compile(model, backend='eager', fullgraph=True) if 'compiled' in sys.argv else model
 faults = []
 with torch.set_grad_enabled('training' in sys.argv):
     for _ in range(16):
@@ -26,7 +26,7 @@ with torch.set_grad_enabled('training' in sys.argv):
             sum(out.sum() for out in outs).backward()
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         del outs
-calls = memory.keep_freed.cache_info()
+calls = memory._keep_freed.cache_info()
 print(calls.misses, memory.keep_freed(), statistics.median_low(faults[5:]))
 """
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='other allocators keep memory by other rules')
@@ -71,7 +71,7 @@ def test_other_allocators_are_left_as_they_are(monkeypatch):
 
     monkeypatch.setattr(platform, 'libc_ver', lambda: ('musl', '1.2'))
     monkeypatch.setattr(memory.ctypes, 'CDLL', lambda name: pytest.fail('it was called'))
-    assert not memory.keep_freed.__wrapped__()
+    assert not memory._keep_freed.__wrapped__()
 
 
 @pytest.mark.parametrize('limit', [1 << 30, 32 << 20])
@@ -91,5 +91,5 @@ def test_the_largest_limit_that_glibc_takes(monkeypatch, limit):
     monkeypatch.delenv(KEEP_VARIABLE, raising=False)
     monkeypatch.setattr(platform, 'libc_ver', lambda: ('glibc', '2.31'))
     monkeypatch.setattr(memory.ctypes, 'CDLL', lambda name: Library)
-    assert memory.keep_freed.__wrapped__()
+    assert memory._keep_freed.__wrapped__()
     assert accepted == [(-3, limit), (-1, (1 << 31) - 1)]
