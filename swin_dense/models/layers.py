@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.ops import linear, plain
@@ -126,7 +125,11 @@ class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.drop_prob == 0.0:
             return x
-        return x * F.dropout(x.new_ones(x.shape[0], 1, 1, 1), self.drop_prob)
+        keep_prob = 1.0 - self.drop_prob
+        factors = x.new_zeros(x.shape[0], 1, 1, 1)
+        if keep_prob > 0.0:  # not F.dropout, for which torch.compile draws other numbers than eager mode
+            factors.bernoulli_(keep_prob).div_(keep_prob)
+        return x * factors
 
     def extra_repr(self) -> str:
         return f'drop_prob={self.drop_prob:.3g}'
