@@ -17,6 +17,8 @@ from torch import Tensor
 
 from swin_dense.utils import checks, compat, tiff
 from swin_dense.utils.addresses import is_address, read_bytes
+from swin_dense.utils.choices import IMAGENET_MEAN as IMAGENET_MEAN  # for code of earlier versions
+from swin_dense.utils.choices import IMAGENET_STD as IMAGENET_STD
 from swin_dense.utils.pixels import (
     ImageError,
     Pixels,
