@@ -30,7 +30,7 @@ from swin_dense.models.layers import (
     PatchMerging,
     build_norm,
 )
-from swin_dense.ops import BACKENDS, plain
+from swin_dense.ops import BACKENDS, context, plain
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, compat, memory
 from swin_dense.utils.names import unwrapped
@@ -310,7 +310,7 @@ class SwinBackbone(HubMixin):
         fits = is_map and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
         if not fits or img.shape[1] != self.in_channels:
             raise options.image_error(img, self.in_channels, dtype)
-        if img.device.type == 'cpu':
+        if img.device.type == 'cpu' and not context.is_exporting():
             memory.keep_freed()
         x = self.patch_embed(img)
         if hidden is not None and mask_token is not None:
