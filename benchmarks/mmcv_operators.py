@@ -182,6 +182,7 @@ def training_step(name: str) -> Callable[[], object]:
     init_default_scope('mmdet')
     config = Config.fromfile(Path(mmdet.__file__).parent / '.mim/configs' / f'{name}.py').model
     config.backbone.init_cfg = None
+    config.data_preprocessor.pop('batch_augments', None)  # which pad images to 1024 x 1024 for Mask2Former
     model = REGISTRY.build(config).train()
     images = demo_mm_inputs(2, [(3, *SIZE)] * 2, num_items=[10, 10], num_classes=80, with_mask='mask' in name)
     batch = model.data_preprocessor(images, training=True)
