@@ -36,7 +36,11 @@ def window_attention(
     """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
     size = x.shape[1], x.shape[2]
     qkv_BNTC = project(partition(x, spec.window, spec.shift))
-    q, k, v = qkv_BNTC.unflatten(3, (3, spec.num_heads, -1)).permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
+    _, windows, tokens, channels = qkv_BNTC.shape
+    head_dim = channels // 3 // spec.num_heads
+    # The batch is -1 in every reshape: a file for one size then computes no shapes.
+    heads = qkv_BNTC.reshape(-1, windows, tokens, 3, spec.num_heads, head_dim)
+    q, k, v = heads.permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
     scores = (q * spec.scale) @ k.transpose(3, 4)
     if relative_bias is not None:
         scores = scores + relative_bias.to(scores.dtype)
@@ -44,8 +48,9 @@ def window_attention(
         ids_NT = region_ids(*size, spec.window, spec.shift, x.device)
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = attn_drop(scores.softmax(-1).flatten(0, 1)).unflatten(0, scores.shape[:2])
-    out_BNTC = (weights @ v).transpose(2, 3).flatten(3)
+    weights = attn_drop(scores.softmax(-1).reshape(-1, spec.num_heads, tokens, tokens))
+    weights = weights.reshape(-1, windows, spec.num_heads, tokens, tokens)
+    out_BNTC = (weights @ v).transpose(2, 3).reshape(-1, windows, tokens, channels // 3)
     return merge(out_BNTC, size, spec.window, spec.shift)
 
 
@@ -53,7 +58,7 @@ def partition(x: Tensor, window: Pair, shift: Pair) -> Tensor:
     """Pad a map, (B, H, W, C), with zeros, roll it by minus the shift and cut it into windows, (B, N, T, C)."""
     row = sources(x.shape[1], window[0], shift[0], x.device)
     column = sources(x.shape[2], window[1], shift[1], x.device)
-    return _take(pad_to_windows(x, window), row, column)
+    return _take(x, row, column)
 
 
 def merge(x: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
@@ -62,11 +67,11 @@ def merge(x: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     row, y = slots(size[0], window[0], shift[0], x.device)
     column, x_ = slots(size[1], window[1], shift[1], x.device)
     slot_HW = (row * columns * tokens + y * window[1])[:, None] + column * tokens + x_
-    return x.flatten(1, 2).index_select(1, slot_HW.flatten()).unflatten(1, size)
+    return x.flatten(1, 2).index_select(1, slot_HW.flatten()).reshape(-1, *size, x.shape[3])
 
 
 def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Gather the tokens of windows from a map.
+    """Gather the tokens of windows from a map, with zeros outside of it.
 
     Args:
         x: (B, H, W, C).
@@ -76,8 +81,11 @@ def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     Returns:
         (B, rows * columns, h * w, C).
     """
-    raster = outer(row * x.shape[2], column)
-    return x.flatten(1, 2).index_select(1, raster.flatten()).unflatten(1, raster.shape)
+    is_outside = outer((row >= x.shape[1]).long(), (column >= x.shape[2]).long()) > 0
+    raster = outer(row * x.shape[2], column).masked_fill(is_outside, 0)
+    tokens = x.flatten(1, 2).index_select(1, raster.flatten())
+    tokens = tokens.reshape(-1, raster.shape[0], raster.shape[1], x.shape[3])
+    return tokens.masked_fill(is_outside[:, :, None], 0)
 
 
 def pad_to_patches(img: Tensor, side: int) -> Tensor:
@@ -104,9 +112,9 @@ def neighbours(x: Tensor, stride: int) -> Tensor:
         (B, ceil(H / stride), ceil(W / stride), 4C), ordered by channel and then row by row, as ``nn.Unfold`` does.
     """
     rows, columns = window_grid(x.shape[1], x.shape[2], (stride, stride))
-    x = _pad(x, (rows - 1) * stride + 2, (columns - 1) * stride + 2)
     if context.is_exporting():
         return _take_neighbours(x, stride, (rows, columns))
+    x = _pad(x, (rows - 1) * stride + 2, (columns - 1) * stride + 2)
     pairs = x.unfold(1, 2, stride).unfold(2, 2, stride).permute(0, 1, 2, 4, 5, 3)  # (B, H', W', row, column, C)
     # Copying first by neighbour, and then by channel, is two to four times as fast as one copy.
     return pairs.flatten(3, 4).transpose(3, 4).flatten(3)
