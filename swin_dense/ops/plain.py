@@ -67,7 +67,7 @@ def merge(x: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     row, y = slots(size[0], window[0], shift[0], x.device)
     column, x_ = slots(size[1], window[1], shift[1], x.device)
     slot_HW = (row * columns * tokens + y * window[1])[:, None] + column * tokens + x_
-    return x.flatten(1, 2).index_select(1, slot_HW.flatten()).reshape(-1, *size, x.shape[3])
+    return x.flatten(1, 2).index_select(1, slot_HW.flatten()).unflatten(1, size)
 
 
 def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     is_outside = outer((row >= x.shape[1]).long(), (column >= x.shape[2]).long()) > 0
     raster = outer(row * x.shape[2], column).masked_fill(is_outside, 0)
     tokens = x.flatten(1, 2).index_select(1, raster.flatten())
-    tokens = tokens.reshape(-1, raster.shape[0], raster.shape[1], x.shape[3])
+    tokens = tokens.unflatten(1, raster.shape)
     return tokens.masked_fill(is_outside[:, :, None], 0)
 
 
