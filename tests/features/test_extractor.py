@@ -127,7 +127,7 @@ def test_page(backbone, checkpoint):
 
 
 def test_a_missing_image_column_is_an_error(checkpoint):
-    with pytest.raises(ValueError, match=r"one of the columns \['bytes', 'image', 'path'\] .*got \['img'\]"):
+    with pytest.raises(ValueError, match=r"'image', 'path'\] .*got \['img'\]"):
         Extractor(checkpoint, device='cpu')({'img': []})
 
 

@@ -89,18 +89,6 @@ def test_incomplete_and_outdated_maps_are_recomputed(run, tmp_path, file_format)
     assert {'/'.join(Path(name).parts[:3]) for name in changed} == done_again
 
 
-def test_a_replaced_image_has_one_row_with_its_new_size(run, tmp_path):
-    paths = make_images(tmp_path / 'photos', 5, broken=False)
-    args = (tmp_path / 'photos', '--pool', 'avg', '--part-rows', 2)
-    assert run(*args) == 0
-    before = rows_of(tmp_path / 'out')
-    Image.fromarray(photograph(70, 33)).save(paths[1])
-    assert run(*args) == 0
-    after = rows_of(tmp_path / 'out')
-    assert {name for name in after if after[name] != before[name]} == {str(paths[1])}
-    assert (after[str(paths[1])]['height'], after[str(paths[1])]['width']) == (70, 33)
-
-
 @pytest.mark.filterwarnings('ignore')
 def test_damaged_images_do_not_affect_the_others(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1 << 16)  # damaged headers may declare huge sizes
@@ -165,12 +153,6 @@ def test_maps_within_the_folder_of_the_images_are_no_images(monkeypatch, tmp_pat
     for _ in range(2):
         assert run(photos) == 0
         assert len(rows_of(photos / place)) == 3
-
-
-def test_a_different_batch_size_continues_in_the_same_folder(run, tmp_path):
-    make_images(tmp_path / 'photos', 3, broken=False)
-    assert run(tmp_path / 'photos', '--batch-size', 2) == 0
-    assert run(tmp_path / 'photos', '--batch-size', 1) == 0
 
 
 @pytest.mark.skipif(torch.__version__ < '2.6', reason='the limits are for the memory that later versions take')

@@ -150,7 +150,7 @@ def test_a_swin_v2_of_mmpretrain():
         backbone = SwinDenseV2(**options, img_size=256, use_abs_pos_embed=True)
         assert (backbone.window_size, backbone.clamp_window, backbone.position_grid) == ((8, 8), False, (64, 64))
         assert SwinDenseV2(arch=TINY, pad_small_map=True, use_abs_pos_embed=True).position_grid == (64, 64)
-        with pytest.raises(ValueError, match='with pad_small_map=True, and other windows per stage are not supported'):
+        with pytest.raises(ValueError, match='pad_small_map=True, and other windows'):
             SwinDenseV2(**{**options, 'window_size': [24, 24, 24, 12]}, img_size=384)
 
 
@@ -180,9 +180,9 @@ def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
 
 
 def test_one_option_under_two_names_is_refused():
-    with pytest.raises(ValueError, match='embed_dim and embed_dims are the same option; give one'):
+    with pytest.raises(ValueError, match=r'embed_dim and embed_dims .*; give one'):
         SwinDense(**TINY, embed_dim=16)
-    with pytest.raises(ValueError, match='in_channels are the same option; give one'):
+    with pytest.raises(ValueError, match=r'in_channels are the same .*; give one'):
         SwinDense(**TINY, in_chans=3, num_channels=4)
 
 

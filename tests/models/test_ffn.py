@@ -69,9 +69,10 @@ def test_gradients_with_random_activations(act_cfg):
     assert_gradients_of_keeping_everything(make(act_cfg=lambda: act_cfg().double()))
 
 
+@pytest.mark.parametrize('with_cp', ['mlp', True])
 @pytest.mark.parametrize('kind', VERSIONS)
-def test_gradients_with_dropout_and_stochastic_depth(kind):
-    block = make(kind=kind, drop_rate=0.5, attn_drop_rate=0.3, drop_path_rate=0.4)
+def test_gradients_with_dropout_and_stochastic_depth(kind, with_cp):
+    block = make(with_cp, kind, drop_rate=0.5, attn_drop_rate=0.3, drop_path_rate=0.4)
     assert_gradients_of_keeping_everything(block)
     assert not torch.equal(block(make_input()), block(make_input()))
 

@@ -34,8 +34,10 @@ def check_gradients(model, outs):
 
 @pytest.mark.parametrize('image', IMAGES)
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, FLOAT16], ids=str)
-def test_cast_models_are_finite(dtype, image):
-    reference = SwinBackbone(**TINY, drop_path_rate=0.0).double()
+@pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+def test_cast_models_are_finite(backend, dtype, image):
+    options = {'drop_path_rate': 0.0, 'attn_backend': backend, 'use_abs_pos_embed': True}
+    reference = SwinBackbone(**TINY, **options).double()
     model = copy.deepcopy(reference).to(dtype)
     images = IMAGES[image]()
     outs = model(images.to(dtype))

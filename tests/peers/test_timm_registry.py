@@ -195,11 +195,3 @@ def test_universal_encoder_of_smp():
     smp = pytest.importorskip('segmentation_models_pytorch')
     model = smp.Unet('tu-swin_dense_t', encoder_weights=None, in_channels=5, classes=2, **TINY).eval()
     assert model(torch.rand(1, 5, 96, 160)).shape == (1, 2, 96, 160)
-
-
-@torch.no_grad()
-def test_feature_extractor_of_anomalib():
-    components = pytest.importorskip('anomalib.models.components', reason='pip install anomalib')
-    layers = ['backbone.stages.1', 'backbone.stages.2']
-    extractor = components.TimmFeatureExtractor(backbone='swin_dense_t', layers=layers, pre_trained=False)
-    assert {name: x.shape[1] for name, x in extractor(IMAGE).items()} == dict(zip(layers, (192, 384), strict=True))

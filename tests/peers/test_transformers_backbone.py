@@ -216,7 +216,7 @@ def test_config():
 )
 def test_names_of_a_swin_config_are_refused(name):
     """transformers sets any argument as an attribute of a config, where it would be ignored."""
-    with pytest.raises(TypeError, match=rf"unknown option '{name}' of a Swin.*; SwinDenseConfig.of_swin converts"):
+    with pytest.raises(TypeError, match=rf"option '{name}' .*SwinDenseConfig.of_swin"):
         SwinDenseConfig('swin_t', **{name: 1})
 
 
