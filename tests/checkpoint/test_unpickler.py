@@ -22,7 +22,7 @@ import torch
 
 from swin_dense.checkpoint import unpickler
 from swin_dense.checkpoint.unpickler import ALLOWED, RefusedError, StandIn, read_pickle
-from tests.fuzzing import NAMES, pickle_program
+from tests.fuzzing.checkpoints import NAMES, pickle_program
 
 
 class Runs:

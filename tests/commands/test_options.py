@@ -190,15 +190,6 @@ def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_c
 
 
 @pytest.mark.parametrize(
-    'path', ['arch=swin_t prefix=a.png', 'device=cam1/a.jpg', 'prefix=3.jpg', 'window_size=(7, 7)']
-)
-def test_texts_of_users_are_not_rewritten(place, capsys, path):
-    """As a path in an error was, by a version that replaced names in sentences."""
-    assert main(['explore', path, '--out', 'a.html']) == 2
-    assert f'there is no file {path}' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ('arguments', 'message'),
     [
         ('convert none.pth --out a.pth', "there is no checkpoint file 'none.pth'"),

@@ -1,6 +1,5 @@
 """`swin-dense features`: output, recovery from failures and signals, and shards."""
 
-import errno
 import os
 import random
 import signal
@@ -14,7 +13,6 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.features import images
 from swin_dense.features.pyramid import extract_pyramid
 from tests.conftest import TINY, IfInstalled, randomize, small_disk, some
 from tests.features.helpers import (
@@ -181,21 +179,6 @@ def test_tar_files_and_object_storage(run, backbone, tmp_path, pool):
             torch.testing.assert_close(torch.tensor(row['level_32']), level.mean((1, 2)), rtol=1e-5, atol=1e-5)
 
 
-def test_an_unreadable_image_does_not_end_a_tiled_run(run, tmp_path, monkeypatch, capsys):
-    paths = make_images(tmp_path / 'photos', 3, broken=False)
-    really_open = Path.open
-
-    def fail_for_one(path, *args, **options):
-        if path == paths[1]:
-            raise OSError(errno.EIO, 'Input/output error')
-        return really_open(path, *args, **options)
-
-    monkeypatch.setattr(Path, 'open', fail_for_one)
-    assert run(tmp_path / 'photos', '--tile', 224) == 1
-    assert failures_in(tmp_path / 'out') == [paths[1].name]
-    assert '2 of 3 images' in capsys.readouterr().err
-
-
 def test_a_repaired_image_is_no_longer_a_failure(run, tmp_path):
     make_images(tmp_path / 'photos', 1)
     assert run(tmp_path / 'photos') == 1
@@ -287,22 +270,6 @@ def test_errors_are_named_and_libraries_are_silent(tmp_path):
     assert len(lines) == 2, errors
     assert lines[0].startswith(f"skipped: image '{tmp_path}/photos/a.tif': it has 4 channels")
     assert lines[1] == f'1 of 2 images are in {tmp_path}/out, 1 failed'
-
-
-@pytest.mark.parametrize('options', [(), ('--tile', '224')])
-def test_lack_of_memory_for_one_image_names_it(run, tmp_path, monkeypatch, capsys, options):
-    paths = make_images(tmp_path / 'photos', 3, broken=False)
-    really = images.decode
-
-    def decode(content, page=None):
-        if content == paths[1].read_bytes():
-            raise MemoryError
-        return really(content, page)
-
-    monkeypatch.setattr(images, 'decode', decode)
-    assert run(tmp_path / 'photos', *options) == 1
-    assert f"skipped: image '{paths[1]}': there is too little memory to read it; use --tile" in capsys.readouterr().err
-    assert failures_in(tmp_path / 'out') == [paths[1].name]
 
 
 @pytest.mark.parametrize('options', [(), ('--tile', '224', '--overlap', '0')])
