@@ -64,8 +64,7 @@ def test_hooks_on_attention_dropout_see_the_same_weights():
                 block.attn.w_msa.attn_drop.register_forward_hook(lambda m, args, out, found=found: found.append(out))
         model(img)
     assert len(seen[1]) == sum(TINY['depths'])
-    for exact, weights in zip(*seen, strict=True):
-        torch.testing.assert_close(weights, exact, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
