@@ -3,8 +3,6 @@
 import io
 import logging
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +11,9 @@ from PIL import Image
 
 from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_state_dict, extract_pyramid
 from swin_dense.features import Extractor, inference
-from tests.conftest import ROOT, TINY, photograph, randomize
+from tests.conftest import TINY, photograph, randomize
 from tests.features.helpers import counted
+from tests.processes import python
 
 PHOTOGRAPH = photograph(97, 131)
 IMAGES = [PHOTOGRAPH[:40, :52], PHOTOGRAPH[10:50, 20:72], PHOTOGRAPH, PHOTOGRAPH[5:45, :52]]
@@ -159,8 +158,8 @@ def test_prefix_chooses_one_of_several_backbones(backbone, checkpoint, tmp_path)
 
 def test_importing_features_imports_no_data_engine():
     code = 'import sys\nimport swin_dense.features\nprint(sorted({name.partition(".")[0] for name in sys.modules}))'
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {'ray', 'datasets', 'pyspark', 'daft', 'pyarrow', 'pandas'} & set(eval(done.stdout))
+    imported = set(eval(python('-c', code).stdout))
+    assert not {'ray', 'datasets', 'pyspark', 'daft', 'pyarrow', 'pandas'} & imported
 
 
 def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplog):

@@ -4,8 +4,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from PIL import Image
 
 from swin_dense.__main__ import main
 from swin_dense.utils import signals
-from tests.conftest import ROOT, photograph
+from tests.conftest import photograph
 from tests.features.helpers import (
     EVERY_FORMAT,
     command_line,
@@ -31,6 +29,7 @@ from tests.features.helpers import (
     wait_for_images,
 )
 from tests.features.mutations import ORIGINALS, mutate
+from tests.processes import python
 
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
@@ -166,11 +165,8 @@ def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
 
     Image.fromarray(image[:64, :64]).save(tmp_path / 'small.bmp')
     paths = [tmp_path / name for name in ('small.bmp', 'photos', 'out')]
-    command = [sys.executable, '-c', WITH_LITTLE_MEMORY, *paths, str(spare)]
-    # Without it, malloc reserves 64 MiB for an arena per thread, but not in every run.
-    environment = {**os.environ, 'MALLOC_ARENA_MAX': '1'}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == status, done.stderr
+    # Without the variable, malloc reserves 64 MiB for an arena per thread, but not in every run.
+    python('-c', WITH_LITTLE_MEMORY, *paths, spare, status=status, MALLOC_ARENA_MAX='1')
     assert len(finished_in(tmp_path / 'out')) == (8 if status == 0 else 0)
     if status:
         errors = [row['error'] for row in rows_of(tmp_path / 'out').values()]

@@ -261,26 +261,30 @@ def test_wrong_types_and_paths(tmp_path):
         read_image(tmp_path / 'text.png')
 
 
-@pytest.mark.parametrize('error', [ZeroDivisionError, TypeError, KeyError, struct.error, EOFError])
-def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch, error):
-    def fail(*args, **options):
-        raise error('as a decoder does')
-
-    monkeypatch.setattr(Image, 'open', fail)
-    (tmp_path / 'x.png').write_bytes(b'x')
-    with pytest.raises(ImageError, match=r'x\.png.*truncated: .*as a decoder does'):
-        read_image(tmp_path / 'x.png')
+TOO_LITTLE = [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 
 
-@pytest.mark.parametrize('error', [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-@pytest.mark.parametrize('step', ['decode', 'to_tensor'])
-def test_too_little_memory_names_the_image(tmp_path, monkeypatch, error, step):
+@pytest.mark.parametrize(
+    ('step', 'error', 'message'),
+    [
+        *(
+            ('PIL.Image.open', kind('as a decoder does'), 'truncated: .*as a decoder does')
+            for kind in (ZeroDivisionError, TypeError, KeyError, struct.error, EOFError)
+        ),
+        *(
+            (f'swin_dense.features.images.{step}', error, 'too little memory .*use tile=')
+            for step in ('decode', 'to_tensor')
+            for error in TOO_LITTLE
+        ),
+    ],
+)
+def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch, step, error, message):
     def fail(*args, **options):
         raise error
 
-    monkeypatch.setattr(f'swin_dense.features.images.{step}', fail)
+    monkeypatch.setattr(step, fail)
     (tmp_path / 'x.png').write_bytes(encode(RGB, 'png'))
-    with pytest.raises(ImageError, match=r'x\.png.*too little memory .*use tile='):
+    with pytest.raises(ImageError, match=rf'x\.png.*{message}'):
         read_image(tmp_path / 'x.png')
 
 

@@ -206,22 +206,29 @@ def test_an_array_of_two_channels_has_no_opacity():
         read_image(BANDS[:, :, :2])
 
 
-@pytest.mark.parametrize('dtype', ['int8', 'int16'])
-def test_signed_integers_need_a_scale(dtype, tmp_path):
-    path = tmp_path / 'x.tif'
-    path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
-    with pytest.raises(ImageError, match=rf'x\.tif.*got {dtype}; give scale='):
-        read_image(path)
+VOLUME = {'volumetric': True, 'tile': (1, 16, 16)}
 
 
-@pytest.mark.parametrize('dtype', ['int64', 'uint64', 'complex64'])
-def test_unknown_scales_are_refused(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ('pixels', 'options', 'whole', 'region'),
+    [
+        *(((GREY // 2).astype(kind), GREYSCALE, f'got {kind}; give scale=', '') for kind in ('int8', 'int16')),
+        *(
+            ((GREY // 2).astype(kind), GREYSCALE, f'{kind}; convert them', f'its pixels are {kind}')
+            for kind in ('int64', 'uint64', 'complex64')
+        ),
+        *((np.zeros((7, 32, 48), kind), VOLUME, 'volume', 'volume') for kind in ('uint8', 'complex64')),
+    ],
+)
+def test_values_without_a_scale_and_volumes_are_refused(tmp_path, pixels, options, whole, region):
+    """Regions of signed integers can be read, as they are stored."""
     path = tmp_path / 'x.tif'
-    path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
-    with pytest.raises(ImageError, match=rf'x\.tif.*{dtype}; convert them'):
+    path.write_bytes(encode(pixels, **options))
+    with pytest.raises(ImageError, match=rf'x\.tif.*{whole}'):
         read_image(path)
-    with pytest.raises(ImageError, match=f'its pixels are {dtype}'), open_large_image(path):
-        pass
+    if region:
+        with pytest.raises(ImageError, match=region), open_large_image(path):
+            pass
 
 
 def test_integers_beyond_16_bits_are_refused(tmp_path):
@@ -263,16 +270,6 @@ def test_a_stack_in_one_page_is_refused(tmp_path):
     for page in (None, 0):
         with pytest.raises(ImageError, match=r'axes TYX .*pass its slices as arrays'):
             read_image(path, page=page)
-
-
-@pytest.mark.parametrize('dtype', ['uint8', 'complex64'])
-def test_volumes_are_refused(dtype, tmp_path):
-    path = tmp_path / 'x.tif'
-    path.write_bytes(encode(np.zeros((7, 32, 48), dtype), volumetric=True, tile=(1, 16, 16)))
-    with pytest.raises(ImageError, match='volume'):
-        read_image(path)
-    with pytest.raises(ImageError, match='volume'), open_large_image(path):
-        pass
 
 
 def test_smaller_versions_of_an_image_need_no_page(tmp_path):

@@ -1,7 +1,5 @@
 """Options of configs for other Swins, as they occur in public repositories, build with one warning that lists all."""
 
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 from swin_dense import SwinDense, SwinDenseV2
 from swin_dense.mm import backbone as module
 from tests.conftest import TINY
+from tests.processes import python
 
 AUTHORS = {
     'embed_dim': 16,
@@ -201,5 +200,5 @@ def test_a_scope_before_the_name_resolves_if_mmdet_is_imported_later():
         ' if 0 else MODELS.get("mmdet.SwinDense"))\n'
         'import mmdet.registry; print(mmdet.registry.MODELS.get("mmdet.SwinDense"))'
     )
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True)
+    done = python('-W', 'ignore', '-c', code)
     assert done.stdout.count("<class 'swin_dense.mm.backbone.SwinDense'>") == 2

@@ -1,8 +1,6 @@
 """SwinDense in the registries of mmengine."""
 
 import pickle
-import subprocess
-import sys
 
 import mmdet.registry
 import mmseg.registry
@@ -17,6 +15,7 @@ from torch import nn
 import swin_dense
 from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
 from tests.conftest import TINY, some
+from tests.processes import python
 
 
 @pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
@@ -47,7 +46,7 @@ def test_custom_imports_of_a_config_register_swin_dense(scope, tmp_path):
         f'cfg = Config.fromfile({str(config)!r}); init_default_scope({scope!r})\n'
         'print(type(MODELS.build(cfg.model)).__name__)'
     )
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True)
+    done = python('-W', 'ignore', '-c', code)
     assert done.stdout.split()[-1] == 'SwinDense'
 
 

@@ -2,9 +2,6 @@
 
 import copy
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from torch import nn
 
 from swin_dense import SimMIM, SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
 from tests.conftest import ROOT, TINY, needs, randomize
+from tests.processes import python
 
 OPTIONS = {**TINY, 'window_size': 4, 'clamp_window': True, 'drop_path_rate': 0.0}
 KINDS = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
@@ -253,13 +251,7 @@ def test_the_example_trains_and_its_result_loads(tmp_path):
     for index in range(2):
         pixels = np.random.default_rng(index).integers(0, 255, (200, 240, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f'{index}.png')
-    command = [sys.executable, ROOT / 'examples/simmim.py', tmp_path, '--out', tmp_path / 'swin.pth', '--epochs', '2']
-    done = subprocess.run(
-        [*command, '--batch-size', '2'],
-        env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    options = ['--out', tmp_path / 'swin.pth', '--epochs', '2', '--batch-size', '2']
+    done = python(ROOT / 'examples/simmim.py', tmp_path, *options)
     assert done.stdout.count('loss') == 2
     assert create_backbone(checkpoint=str(tmp_path / 'swin.pth')).window_size == (6, 6)

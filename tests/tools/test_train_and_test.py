@@ -3,16 +3,14 @@
 import json
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from PIL import Image
 
 import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints of mmengine
-from tests.conftest import ROOT, some
-from tests.processes import cli, environment
+from tests.conftest import some
+from tests.processes import cli, python
 
 CONFIGS = {
     'mmdet': 'configs/demo/mask-rcnn_swin-demo_fpn.py',
@@ -35,13 +33,6 @@ def options(framework, data):
     if framework == 'mmdet':
         found += [f'{split}_evaluator.ann_file={root}annotations/instances_val2017.json' for split in ('val', 'test')]
     return [*found, 'default_hooks.logger.interval=1']
-
-
-def run(*command, check=True, cwd=ROOT):
-    command = [sys.executable, '-W', 'ignore', *map(str, command)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment())
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def losses(log):
@@ -71,7 +62,9 @@ def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
     framework, work_dir, _, common = trained
     out = tmp_path / ('predictions.pkl' if framework == 'mmdet' else 'label maps')
     common = ['--work-dir', tmp_path, *common[2:]]
-    run(
+    python(
+        '-W',
+        'ignore',
         'tools/test.py',
         CONFIGS[framework],
         work_dir / LAST[framework],
@@ -105,7 +98,7 @@ def test_test_time_augmentation(trained, tmp_path):
 @pytest.mark.long
 def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     out = tmp_path / 'demo of mine'
-    done = run('tools/demo.py', out, '--quick')
+    done = python('-W', 'ignore', 'tools/demo.py', out, '--quick')
     summary = json.loads((out / 'summary.json').read_text())
     assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50', 'mIoU', 'seconds', 'versions'} <= set(summary)
     assert set(summary['seconds']) >= {'data', 'mask_rcnn/train', 'mask_rcnn/test', 'upernet/train', 'pyramid'}
