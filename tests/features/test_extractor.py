@@ -1,6 +1,5 @@
 """Extractor maps columns to columns, equals extract_pyramid, and returns a row with an error for a broken image."""
 
-import io
 import logging
 import pickle
 
@@ -13,6 +12,7 @@ from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_sta
 from swin_dense.features import Extractor, inference
 from tests.conftest import TINY, photograph, randomize
 from tests.features.helpers import counted
+from tests.features.mutations import encode
 from tests.processes import python
 
 PHOTOGRAPH = photograph(97, 131)
@@ -31,12 +31,6 @@ def checkpoint(backbone, tmp_path_factory):
     return path
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, 'png')
-    return file.getvalue()
-
-
 def expected(backbone, pool, stride, **options):
     levels = [pyramid[stride].double() for pyramid in extract_pyramid(backbone, IMAGES, **options)]
     if pool == 'avg':
@@ -50,8 +44,8 @@ def test_extractor_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, 
     for index, image in enumerate(IMAGES):
         Image.fromarray(image).save(tmp_path / f'{index}.png')
     column, values = {
-        'bytes': ('bytes', [png(image) for image in IMAGES]),
-        'bytes in numpy': ('bytes', np.array([png(image) for image in IMAGES], object)),
+        'bytes': ('bytes', [encode(image, 'png') for image in IMAGES]),
+        'bytes in numpy': ('bytes', np.array([encode(image, 'png') for image in IMAGES], object)),
         'path': ('path', np.array([str(tmp_path / f'{index}.png') for index in range(4)])),
         'image': ('image', IMAGES),
         'PIL': ('image', list(map(Image.fromarray, IMAGES))),
@@ -78,7 +72,7 @@ def test_arrays_of_equal_size(backbone, checkpoint):
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_a_broken_image_gives_a_row_with_an_error(backbone, checkpoint, workers):
-    contents = [b'', png(IMAGES[0]), png(IMAGES[1])[:300], None, png(IMAGES[3])]
+    contents = [b'', encode(IMAGES[0], 'png'), encode(IMAGES[1], 'png')[:300], None, encode(IMAGES[3], 'png')]
     rows = Extractor(checkpoint, [32], device='cpu', workers=workers)({'bytes': contents, 'path': list('abcde')})
     assert rows['path'] == list('abcde')
     assert [error == '' for error in rows['error']] == [False, True, False, False, True]
@@ -116,12 +110,10 @@ def test_invalid_options_raise_in_the_constructor(checkpoint, options, message):
 
 
 def test_page(backbone, checkpoint):
-    file = io.BytesIO()
-    first, second = map(Image.fromarray, IMAGES[:2])
-    first.save(file, 'tiff', save_all=True, append_images=[second])
-    rows = Extractor(checkpoint, [32], device='cpu', page=1)({'bytes': [file.getvalue()]})
+    content = encode(IMAGES[0], 'tiff', save_all=True, append_images=[Image.fromarray(IMAGES[1])])
+    rows = Extractor(checkpoint, [32], device='cpu', page=1)({'bytes': [content]})
     np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32)[1:2], rtol=1e-4, atol=1e-5)
-    (error,) = Extractor(checkpoint, [32], device='cpu')({'bytes': [file.getvalue()]})['error']
+    (error,) = Extractor(checkpoint, [32], device='cpu')({'bytes': [content]})['error']
     assert f'{counted(2)} pages of equal size; give page=' in error
 
 

@@ -16,24 +16,13 @@ from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY, IfInstalled, photograph
 from tests.features.helpers import counted
+from tests.features.mutations import encode, encode_tiff
 
 cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
 
 RGB = photograph(31, 47)
 GREY = photograph(30, 44)[:, :, 0]
 EXPECTED = torch.from_numpy(RGB.transpose(2, 0, 1) / np.float32(255))
-
-
-def encode(image, file_format, **options):
-    file = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, file_format, **options)
-    return file.getvalue()
-
-
-def encode_tiff(pixels, **options):
-    file = io.BytesIO()
-    tifffile.imwrite(file, pixels, **options)
-    return file.getvalue()
 
 
 def opaque(pixels):

@@ -17,6 +17,7 @@ from swin_dense.features.images import read_image, scale, to_tensor
 from swin_dense.features.regions import open_large_image
 from swin_dense.utils.pixels import ImageError, Pixels
 from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
+from tests.features.mutations import encode_tiff, with_pil
 
 tifffile = IfInstalled('tifffile')
 pytest.importorskip('imagecodecs')
@@ -107,12 +108,10 @@ FILES = {
 
 
 def encode(pixels, **options):
-    file = io.BytesIO()
     try:
-        tifffile.imwrite(file, pixels, **options)
+        return encode_tiff(pixels, **options)
     except NotImplementedError as missing:  # packed bits, before imagecodecs 2025.8, which needs Python 3.11
         pytest.skip(f'imagecodecs has no {missing}')
-    return file.getvalue()
 
 
 def expected_of(values):
@@ -298,16 +297,10 @@ def test_regions_of_unusual_files_are_read_lazily(tmp_path, monkeypatch):
 YCBCR = pytest.param('YCbCr', marks=pytest.mark.skipif(PIL.__version__ < '13', reason='needs Pillow 13'))
 
 
-def with_pil(mode, **options):
-    file = io.BytesIO()
-    Image.fromarray(RGB).convert(mode).save(file, 'tiff', **options)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize('mode', ['1', 'L', 'P', 'RGB', 'RGBA', 'LA', 'CMYK', YCBCR])
 @pytest.mark.parametrize('has_tifffile', [True, False])
 def test_files_of_pil(mode, has_tifffile, monkeypatch):
-    content = with_pil(mode)
+    content = with_pil('tiff', mode)
     if not has_tifffile:
         monkeypatch.setitem(sys.modules, 'tifffile', None)
     expected = np.array(Image.open(io.BytesIO(content)).convert('RGB')) / 255
@@ -316,7 +309,7 @@ def test_files_of_pil(mode, has_tifffile, monkeypatch):
 
 @pytest.mark.parametrize('compression', ['tiff_lzw', 'jpeg', 'packbits', 'tiff_adobe_deflate'])
 def test_without_imagecodecs(compression, monkeypatch):
-    content = with_pil('RGB', compression=compression)
+    content = with_pil('tiff', compression=compression)
     expected = read_image(content)
     monkeypatch.setattr('swin_dense.utils.tiff.find_spec', lambda name: None)
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {1: None})
