@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from swin_dense.archs import resolve_arch
 from swin_dense.checkpoint import load_checkpoint
-from swin_dense.integrations import require, set_checkpointing
+from swin_dense.integrations import require, set_checkpointing, strides_of
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
@@ -58,7 +58,6 @@ RENAMED = {
     'img_size': 'pretrain_img_size',
     'proj_drop_rate': 'drop_rate',
 }
-STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
 
 
 class _TimmModel(nn.Module):
@@ -230,13 +229,13 @@ def _stage_indices(name: str, wanted: int | Sequence[int], stages: int) -> list[
 
 def _prefix_patterns(patterns: Any) -> Any:
     """Return nested patterns of parameter names with the prefix 'backbone.' added."""
+    if isinstance(patterns, str):
+        return patterns.replace('^', r'^backbone\.')
     if isinstance(patterns, dict):
         return {key: _prefix_patterns(value) for key, value in patterns.items()}
-    if isinstance(patterns, list):
-        return [_prefix_patterns(value) for value in patterns]
-    if isinstance(patterns, tuple):
-        return (_prefix_patterns(patterns[0]), *patterns[1:])
-    return patterns.replace('^', r'^backbone\.')
+    if isinstance(patterns, (list, tuple)):
+        return type(patterns)(map(_prefix_patterns, patterns))
+    return patterns
 
 
 def _build(
@@ -263,10 +262,7 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     features = kwargs.pop('features_only', False)
     kwargs = {**TWINS[variant][1], **kwargs}
     if 'output_stride' in kwargs:
-        stride = kwargs.pop('output_stride')
-        if stride not in STRIDES:
-            raise ValueError(f'output_stride must be one of {list(STRIDES)}, got {stride!r}')
-        kwargs['strides'] = STRIDES[stride]
+        kwargs['strides'] = strides_of(kwargs.pop('output_stride'))
     ignored: tuple[str, ...] = ()
     if features:
         ignored = ('num_classes', 'global_pool', 'feature_cls', 'drop_rate')
@@ -284,13 +280,6 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     )
 
 
-def _pretrained_cfg(twin: str) -> dict[str, Any]:
-    """Return the pretrained config of timm's Swin, adapted to our parameter names and to any input size."""
-    cfg = asdict(get_pretrained_cfg(twin) or PretrainedCfg())
-    ours = {'first_conv': 'backbone.patch_embed.projection', 'classifier': 'head', 'fixed_input_size': False}
-    return {**cfg, **ours, 'architecture': None, 'tag': None}
-
-
 def _register(variant: str) -> None:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return _create(variant, pretrained, **kwargs)
@@ -299,6 +288,11 @@ def _register(variant: str) -> None:
     register_model(create)
 
 
-default_cfgs = generate_default_cfgs({name: _pretrained_cfg(twin) for name, (twin, _) in TWINS.items()})
+# The pretrained configs of timm's Swins, adapted to our parameter names and to any input size.
+_OURS = {'first_conv': 'backbone.patch_embed.projection', 'classifier': 'head', 'fixed_input_size': False}
+_OURS |= {'architecture': None, 'tag': None}
+default_cfgs = generate_default_cfgs(
+    {name: {**asdict(get_pretrained_cfg(twin) or PretrainedCfg()), **_OURS} for name, (twin, _) in TWINS.items()}
+)
 for _name in TWINS:
     _register(_name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swin_dense.recipes.files import recipe_root
-from swin_dense.recipes.zoo import FOLDERS, Recipe, read_zoo
+from swin_dense.recipes.zoo import FOLDERS, Recipe, aligned, read_zoo
 
 # Published metric: the end of the framework's name of it, and the factor to percent.
 _MEASURED = {'box AP': ('bbox_mAP', 100), 'mask AP': ('segm_mAP', 100), 'PQ': ('panoptic/PQ', 1), 'mIoU': ('mIoU', 1)}
@@ -14,11 +14,7 @@ _AUGMENTED = '(ms+flip)'  # at the end of metrics that were measured with test-t
 
 
 def recipe_with_weights(name: str) -> Recipe:
-    """Return the recipe of a name, or of a path of its file, that has published weights.
-
-    Raises:
-        ValueError: there is no such recipe, or it has no published weights or no published accuracy.
-    """
+    """Return the recipe of a name, or of a path of its file, that has published weights and a published accuracy."""
     stem = Path(name).name.removesuffix('.py')
     found = [recipe for folder in FOLDERS for recipe in read_zoo(recipe_root(), folder) if recipe.config.stem == stem]
     if not found:
@@ -34,10 +30,7 @@ def recipe_with_weights(name: str) -> Recipe:
 def side_by_side(recipe: Recipe, measured: Mapping[str, float], is_augmented: bool = False) -> str:
     """Return a table of the published and the measured accuracy, in percent.
 
-    Args:
-        recipe: a recipe with published accuracy.
-        measured: metrics by the framework's names, as its test returns them.
-        is_augmented: whether test-time augmentation was used.
+    The measured metrics have the framework's names, as its test returns them, with or without test-time augmentation.
     """
     rows = [('metric', 'published', 'measured', 'difference')]
     for metric, published in recipe.metrics.items():
@@ -48,6 +41,4 @@ def side_by_side(recipe: Recipe, measured: Mapping[str, float], is_augmented: bo
             rows.append((metric, f'{published:.2f}', 'not measured', ''))
         else:
             rows.append((metric, f'{published:.2f}', f'{values[0]:.2f}', f'{values[0] - published:+.2f}'))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return '\n'.join(line.rstrip() for line in lines)
+    return aligned(rows)

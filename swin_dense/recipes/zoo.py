@@ -114,37 +114,26 @@ def _recipe(model: dict[str, Any], counted: dict[str, Any] | None) -> Recipe:
 
 def plain(recipes: list[Recipe], weights: bool = False) -> str:
     """Return the recipes as a plain text table for a terminal, optionally with the addresses of their weights."""
-    header = (
-        'task',
-        'data',
-        'head',
-        'backbone',
-        'window',
-        'pretraining',
-        'schedule',
-        'recipe',
-        'published',
-        'counted',
-        'name',
-    )
-    rows = [header, *(_row(recipe) for recipe in recipes)]
+    header = 'task data head backbone window pretraining schedule recipe published counted name'
+    rows = [tuple(header.split()), *map(_row, recipes)]
     if weights:
         addresses = ['weights', *(recipe.weights or 'none published' for recipe in recipes)]
         rows = [(*row, address) for row, address in zip(rows, addresses, strict=True)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as text with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ('  '.join(map(str.ljust, row, widths)) for row in rows)
     return '\n'.join(line.rstrip() for line in lines)
 
 
 def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: str = '', size: str = '') -> list[Recipe]:
     """Return the recipes that match all conditions; the case of letters does not matter.
 
-    Args:
-        recipes: recipes to choose from.
-        words: words that must all occur in the recipe's row.
-        task: part of the task, such as 'panoptic'.
-        data: part of the names of the data sets.
-        size: 't', 's', 'b', 'l', or '' for any.
+    All words must occur in the recipe's row. The others are parts of the task and of the names of the data sets, and
+    the letter of the size.
     """
     return [
         recipe
