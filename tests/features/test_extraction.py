@@ -179,16 +179,6 @@ def test_tar_files_and_object_storage(run, backbone, tmp_path, pool):
             torch.testing.assert_close(torch.tensor(row['level_32']), level.mean((1, 2)), rtol=1e-5, atol=1e-5)
 
 
-def test_a_repaired_image_is_no_longer_a_failure(run, tmp_path):
-    make_images(tmp_path / 'photos', 1)
-    assert run(tmp_path / 'photos') == 1
-    for name in ('empty.jpg', 'text.png'):
-        Image.fromarray(PHOTOGRAPH[:40, :40]).save(tmp_path / 'photos' / name)
-    assert run(tmp_path / 'photos') == 0
-    assert failures_in(tmp_path / 'out') == []
-    assert len(finished_in(tmp_path / 'out')) == 3
-
-
 def test_other_settings_need_another_folder(run, tmp_path, capsys):
     (path,) = make_images(tmp_path / 'photos', 1, broken=False)
     assert run(path) == 0

@@ -6,7 +6,7 @@ import torch
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
-from tests.conftest import TINY, some
+from tests.conftest import TINY
 from tests.mm.demo import demo_config
 
 ENDING = {'mmdet': 'epoch_1.pth', 'mmseg': 'iter_2.pth'}
@@ -63,17 +63,3 @@ def test_a_run_with_the_frameworks_backbone_is_resumed(framework, demo_data, tmp
         resumed.train()
         assert resumed.iter == 2 * started.iter
         assert all(parameter.isfinite().all() for parameter in resumed.model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('framework', some(ENDING, every=2))
-def test_load_from_accepts_a_whole_model_and_refuses_a_bare_backbone(framework, demo_data, tmp_path):
-    with DefaultScope.overwrite_default_scope(None):
-        theirs = build_runner(framework, demo_data, tmp_path / 'theirs', 'SwinTransformer', end=1)
-        torch.save({'state_dict': theirs.model.state_dict()}, tmp_path / 'model.pth')
-        torch.save({'state_dict': theirs.model.backbone.state_dict()}, tmp_path / 'backbone.pth')
-        ours = build_runner(framework, demo_data, tmp_path / 'ours', 'SwinDense', end=1)
-        ours.load_checkpoint(str(tmp_path / 'model.pth'))
-        torch.testing.assert_close(predictions(ours), predictions(theirs), atol=1e-4, rtol=1e-4)
-        with pytest.raises(ValueError, match=r"no key begins with 'backbone\.'"):
-            ours.load_checkpoint(str(tmp_path / 'backbone.pth'))

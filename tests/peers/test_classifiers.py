@@ -10,6 +10,8 @@ from swin_dense.checkpoint import CheckpointError
 from swin_dense.models.classifier import create_classifier
 from tests.conftest import randomize
 
+from .peer import needed
+
 # At 224 pixels the last map is as large as the window. A clamped window then has no shift; only classifiers clamp.
 SHAPE = {'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 OURS = {'embed_dims': 16, **SHAPE}
@@ -20,19 +22,19 @@ def images(size):
 
 
 def timm_model(name, size, window):
-    timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+    timm = needed('timm')
     return timm.create_model(name, img_size=size, window_size=window, embed_dim=16, num_classes=5, **SHAPE)
 
 
 def torchvision_model(parts, size, window):
-    swin = pytest.importorskip('torchvision.models.swin_transformer', reason='see the group peers of pyproject.toml')
+    swin = needed('torchvision.models.swin_transformer')
     kinds = {key: getattr(swin, kind) for key, kind in parts.items()}
     depths, heads = list(SHAPE['depths']), list(SHAPE['num_heads'])
     return swin.SwinTransformer([4, 4], 16, depths, heads, [window] * 2, num_classes=5, **kinds)
 
 
 def transformers_model(kind, size, window):
-    transformers = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
+    transformers = needed('transformers')
     config = getattr(transformers, f'{kind}Config')(
         embed_dim=16,
         depths=list(SHAPE['depths']),
@@ -45,7 +47,7 @@ def transformers_model(kind, size, window):
 
 
 def mmpretrain_model(kind, more, size, window):
-    pytest.importorskip('mmpretrain', reason='see the group peers of pyproject.toml')
+    needed('mmpretrain')
     from mmpretrain.models import ImageClassifier
 
     backbone = {'type': kind, 'arch': {'embed_dims': 16, **SHAPE, **more}, 'img_size': size, 'window_size': window}

@@ -13,6 +13,8 @@ import yaml
 from swin_dense import SwinBackbone, create_backbone
 from tests.conftest import ROOT, randomize
 
+from .peer import needed
+
 PAGE = (ROOT / 'docs' / 'models.md').read_text()
 
 
@@ -20,7 +22,7 @@ PAGE = (ROOT / 'docs' / 'models.md').read_text()
 def test_ultralytics(tmp_path, monkeypatch):
     monkeypatch.setenv('YOLO_OFFLINE', 'true')
     monkeypatch.setenv('YOLO_CONFIG_DIR', str(tmp_path))
-    tasks = pytest.importorskip('ultralytics.nn.tasks', reason='see the group peers of pyproject.toml')
+    tasks = needed('ultralytics.nn.tasks')
     theirs = tasks.TorchVision
     (config,) = re.findall(r'```yaml\n(.*?)```', PAGE, re.S)
     (code,) = re.findall(r'```py\n(import torch\nfrom ultralytics.*?)```', PAGE, re.S)

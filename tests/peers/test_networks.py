@@ -7,14 +7,14 @@ from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from tests.conftest import randomize
 
-from .peer import IMAGE_SIZE, IMAGES, TINY, build, largest_difference, with_our_norms
+from .peer import IMAGE_SIZE, IMAGES, TINY, build, largest_difference, needed, with_our_norms
 
 SHAPE = {'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
 NORMS = {f'norm{stage}' for stage in range(4)}
 
 
 def build_timm(seed, version):
-    timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+    timm = needed('timm')
     names = {1: 'swin_tiny_patch4_window7_224', 2: 'swinv2_tiny_window8_256'}
     options = {'always_partition': True} if version == 2 else {}
     peer = timm.create_model(names[version], img_size=IMAGE_SIZE, window_size=2, embed_dim=16, **SHAPE, **options)
@@ -22,14 +22,14 @@ def build_timm(seed, version):
 
 
 def build_torchvision(seed, version):
-    swin = pytest.importorskip('torchvision.models.swin_transformer', reason='see the group peers of pyproject.toml')
+    swin = needed('torchvision.models.swin_transformer')
     parts = {'block': swin.SwinTransformerBlockV2, 'downsample_layer': swin.PatchMergingV2} if version == 2 else {}
     peer = swin.SwinTransformer([4, 4], 16, list(SHAPE['depths']), list(SHAPE['num_heads']), [2, 2], **parts)
     return randomize(peer.double().eval(), seed)
 
 
 def build_transformers(seed, version=2, kind='Swinv2Backbone', **options):
-    transformers = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
+    transformers = needed('transformers')
     from transformers.models.swinv2 import modeling_swinv2
 
     config = transformers.Swinv2Config(
@@ -45,7 +45,7 @@ def build_transformers(seed, version=2, kind='Swinv2Backbone', **options):
 
 
 def build_mmpretrain(seed, **options):
-    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
+    backbones = needed('mmpretrain.models.backbones')
     arch = {'embed_dims': 16, 'extra_norm_every_n_blocks': 0, **SHAPE}
     options = {'window_size': 2, 'img_size': IMAGE_SIZE, **options}
     peer = backbones.SwinTransformerV2(arch, out_indices=(0, 1, 2, 3), **options)
@@ -172,7 +172,7 @@ def test_pretraining_windows_are_inferred_from_the_coordinates():
 
 
 def test_timms_swinv2_cr_is_refused():
-    timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+    timm = needed('timm')
     peer = timm.create_model('swinv2_cr_tiny_224', img_size=IMAGE_SIZE, window_size=2, embed_dim=16, **SHAPE)
     for backbone in (build(1), build_ours(1, 2)):
         with pytest.raises(CheckpointError):

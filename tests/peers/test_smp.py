@@ -9,8 +9,10 @@ import torch
 from swin_dense import SwinBackbone, load_checkpoint
 from tests.conftest import TINY, randomize
 
-huggingface_hub = pytest.importorskip('huggingface_hub', reason='see the group peers of pyproject.toml')
-smp = pytest.importorskip('segmentation_models_pytorch', reason='see the group peers of pyproject.toml')
+from .peer import needed
+
+huggingface_hub = needed('huggingface_hub')
+smp = needed('segmentation_models_pytorch')
 import swin_dense.integrations.smp  # noqa: E402
 import swin_dense.integrations.timm  # noqa: E402, F401
 

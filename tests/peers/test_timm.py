@@ -6,9 +6,9 @@ from swin_dense.checkpoint import CheckpointError, export_state_dict, load_check
 from swin_dense.checkpoint.resize import adapt_channels
 from tests.conftest import randomize
 
-from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, with_our_norms
+from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, needed, with_our_norms
 
-timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+timm = needed('timm')
 OPTIONS = {
     'img_size': IMAGE_SIZE,
     'window_size': 2,

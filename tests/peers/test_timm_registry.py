@@ -9,7 +9,9 @@ import torch
 from swin_dense import SwinBackbone
 from tests.conftest import randomize
 
-timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+from .peer import needed
+
+timm = needed('timm')
 import swin_dense.integrations.timm as ours  # noqa: E402
 
 TINY = {'embed_dim': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
@@ -174,7 +176,7 @@ def test_scriptable_models_are_refused(options):
 
 @torch.no_grad()
 def test_timm_backbone_of_mmpretrain():
-    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
+    backbones = needed('mmpretrain.models.backbones')
     options = {'features_only': True, 'pretrained': False, 'out_indices': (1, 3), **TINY}
     model = backbones.TIMMBackbone('swin_dense_t', **options)
     model.eval()

@@ -5,9 +5,9 @@ from safetensors.torch import load_file
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from tests.conftest import randomize
 
-from .peer import IMAGE_SIZE, IMAGES, build, largest_difference
+from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, needed
 
-transformers = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
+transformers = needed('transformers')
 
 
 def build_peer(kind, seed, stages=(1, 2, 3, 4), **options):

@@ -9,7 +9,9 @@ from safetensors.torch import load_file, save_file
 from swin_dense import SwinBackbone, load_checkpoint
 from tests.conftest import TINY, randomize
 
-tf = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
+from .peer import needed
+
+tf = needed('transformers')
 from swin_dense.integrations.transformers import SwinDenseBackbone, SwinDenseConfig  # noqa: E402
 
 IMAGE = torch.rand(2, 3, 96, 128)
