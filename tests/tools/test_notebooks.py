@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT, some
+from tests.processes import python
 
 NOTEBOOKS = ROOT / 'examples' / 'notebooks'
 
@@ -28,17 +29,8 @@ def test_a_notebook_runs(name, tmp_path):
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
     command.chmod(0o755)
-    environment = {
-        **os.environ,
-        'PATH': f'{command.parent}:{os.environ["PATH"]}',
-        'PYTHONPATH': str(ROOT),
-        'OMP_NUM_THREADS': '1',
-        'MPLBACKEND': 'agg',
-    }
-    done = subprocess.run(
-        [sys.executable, '-c', code_of(name)], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    path = f'{command.parent}:{os.environ["PATH"]}'
+    python('-c', code_of(name), cwd=tmp_path, PATH=path, MPLBACKEND='agg')
 
 
 BUILDER = runpy.run_path(str(ROOT / 'tools' / 'site.py'))  # its name is that of a module of Python

@@ -2,12 +2,12 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import python
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import badges
@@ -110,8 +110,7 @@ def test_python_examples_run(tmp_path):
     blocks = re.findall(r'```python\n(.*?)```', README, re.S)
     assert len(blocks) == 3
     code = prepare + '\n'.join(blocks).replace(WEIGHTS, '')
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = python('-c', code, cwd=tmp_path)
     assert '4 (96, 16, 16)' in done.stdout
     assert '[(1, 256, 60, 80), (1, 512, 30, 40), (1, 1024, 15, 20)]' in done.stdout
     assert '(256, 512, 1024) (8, 16, 32)' in done.stdout
