@@ -31,7 +31,6 @@ SMALL = {
     'epoch_100.pth': 'epoch_2.pth',
     'load_from=mask_rcnn_swin-t-p4-w7_fpn_1x_coco.pth': 'load_from=work_dirs/fruit/epoch_1.pth',
     '--classes apple,pear': '--classes "apple,ripe pear"',
-    'swin_tiny.onnx': 'swin_tiny.ts --size 64 96',
     'tools/dist_train.sh mine.py 2': 'PORT=29531 tools/dist_train.sh mine.py 2',
 }
 SHORT = {
@@ -55,11 +54,21 @@ SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-    """A folder with the files that the pages assume: data, weights, images, the tools and the command."""
+    """A folder with the files that the pages assume, the tools and the command."""
     folder = tmp_path_factory.mktemp('pages')
+    prepare(folder)
+    shutil.copytree(ROOT / 'tools', folder / 'tools')
+    command = folder / 'bin' / 'swin-dense'
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
+def prepare(folder):
+    """Write small data, weights and images under the names that the pages use."""
     make_coco(folder / 'data' / 'fruit')
     make_camvid(folder / 'data' / 'camvid')
-    shutil.copytree(ROOT / 'tools', folder / 'tools')
     weights = SwinBackbone('t').state_dict()
     torch.save({'model': weights}, folder / 'swin_tiny_patch4_window7_224.pth')
     small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)).state_dict()
@@ -73,11 +82,6 @@ def prepared(tmp_path_factory):
         Image.fromarray(pixels).save(folder / 'photos' / f'{index}.png')
     Image.fromarray(pixels).save(folder / 'photo.jpg')
     tifffile.imwrite(folder / 'slide.tif', generator.integers(0, 255, (64, 96, 3), dtype=np.uint8))
-    command = folder / 'bin' / 'swin-dense'
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
-    command.chmod(0o755)
-    return folder
 
 
 @pytest.fixture
@@ -95,12 +99,17 @@ def script(page):
             names += block
             lines.append(f"python - <<'END'\n{names}END")
             continue
-        for old, new in SMALL.items():
-            block = block.replace(old, new)
-        for name, settings in SHORT.items():
-            block = re.sub(rf'(--out {name}(?:.*\\\n)*.*?)( --set (.*))?\n', rf'\1 --set {settings} \3\n', block)
-        lines.append(block)
+        lines.append(replace_large(block).replace('swin_tiny.onnx', 'swin_tiny.ts --size 64 96'))
     return '\n'.join(lines)
+
+
+def replace_large(block):
+    """Replace models and schedules of commands by small ones."""
+    for old, new in SMALL.items():
+        block = block.replace(old, new)
+    for name, settings in SHORT.items():
+        block = re.sub(rf'(--out {name}(?:.*\\\n)*.*?)( --set (.*))?\n', rf'\1 --set {settings} \3\n', block)
+    return block
 
 
 @pytest.mark.slow

@@ -100,6 +100,11 @@ def test_commands_name_existing_files():
         assert (ROOT / path).is_file(), path
 
 
+def python_blocks():
+    """Return the Python of the README, with a file in place of an address."""
+    return [block.replace(WEIGHTS, '') for block in re.findall(r'```python\n(.*?)```', README, re.S)]
+
+
 def test_python_examples_run(tmp_path):
     """With a random checkpoint and a grey photograph under the names that the examples use."""
     prepare = (
@@ -107,9 +112,8 @@ def test_python_examples_run(tmp_path):
         "torch.save({'model': SwinBackbone('t').state_dict()}, 'swin_tiny_patch4_window7_224.pth')\n"
         "Image.new('RGB', (64, 64), 'grey').save('photo.jpg')\n"
     )
-    blocks = re.findall(r'```python\n(.*?)```', README, re.S)
-    assert len(blocks) == 3
-    code = prepare + '\n'.join(blocks).replace(WEIGHTS, '')
+    assert len(python_blocks()) == 3
+    code = prepare + '\n'.join(python_blocks())
     done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '4 (96, 16, 16)' in done.stdout
