@@ -20,9 +20,9 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LINKING = [
     page for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*') for page in ROOT.glob(f'{folder}.md')
 ]
-# The page on export needs packages and files that these tests lack. tests/peers runs the page on other libraries, and
-# tests/export the page on deployment.
-RUN = [page for page in PAGES if page.stem not in ('export', 'elsewhere', 'deploy') and '```' in page.read_text()]
+# The pages whose Python other tests run, which need its files and packages.
+ELSEWHERE = {'elsewhere': 'tests/peers/test_page.py', 'deploy': 'tests/workbench/export/test_whole.py'}
+RUN = [page for page in PAGES if page.stem not in ELSEWHERE and '```' in page.read_text()]
 # Replacements in the blocks: models that a CPU trains in seconds for Swin-T models, and short schedules.
 SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
@@ -126,6 +126,16 @@ def test_a_page_runs(place, page):
         run('swin-dense config mask-rcnn_swin-demo_fpn --out mine.py --data-root data/fruit '
             f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
     run(script(page), place, environment)
+
+
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_runs_in_a_test_or_names_what_it_needs(page):
+    text = page.read_text()
+    if '```python\n' in text:
+        names_the_page = ELSEWHERE.get(page.stem, 'tests/tools/test_readme.py')
+        assert page in RUN or page.name in (ROOT / names_the_page).read_text()
+    needs = re.findall(r'^```py\n(.*)', text, re.M)
+    assert [line for line in needs if not line.startswith('# needs ')] == []
 
 
 def run(text, place, environment):
