@@ -80,7 +80,7 @@ def test_a_backbone_that_does_not_load_raises_and_keeps_its_weights(load, damage
 
 
 def test_the_error_for_a_bare_backbone_suggests_a_fix():
-    with pytest.raises(CheckpointError, match=r"no key begins with 'backbone\.'.*init_cfg=.*allow_partial_loading"):
+    with pytest.raises(CheckpointError, match=r"'backbone\.'.*init_cfg=.*allow_partial"):
         Detector().load_state_dict(SwinBackbone(**ARCH).state_dict(), strict=False)
     with pytest.raises(CheckpointError, match='the state dict is empty'):
         SwinBackbone(**ARCH).load_state_dict({})

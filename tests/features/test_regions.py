@@ -190,11 +190,6 @@ def save_slide(path, compression):
     return save_tiff(path, tile=(64, 64), compression=compression)
 
 
-def test_the_jpeg_slide_is_ycbcr_as_from_scanners(tmp_path):
-    with tifffile.TiffFile(save_slide(tmp_path / 'x.tif', 'jpeg')) as file:
-        assert file.pages[0].photometric == tifffile.PHOTOMETRIC.YCBCR
-
-
 def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, caplog):
     path = save_slide(tmp_path / 'x.tif', 'jpeg')
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {})

@@ -123,8 +123,8 @@ def test_a_folder_of_an_older_version(tmp_path):
 @pytest.mark.parametrize(
     ('written', 'message'),
     [
-        (FORMAT + 1, 'has the format 2 of a later version of swin_dense, this one reads up to 1: update swin_dense'),
-        ('one', r"is damaged: its format must be an integer from 1, got 'one'"),
+        (FORMAT + 1, 'the format 2 of .*: update swin_dense'),
+        ('one', r"damaged: its format must .*, got 'one'"),
     ],
 )
 def test_a_folder_of_another_format(tmp_path, written, message):

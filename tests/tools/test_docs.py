@@ -18,7 +18,9 @@ from tests.workbench.configs.data import make_camvid, make_coco
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LINKING = [
-    page for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*') for page in ROOT.glob(f'{folder}.md')
+    page
+    for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*', 'mmcv_lite_ops/*')
+    for page in ROOT.glob(f'{folder}.md')
 ]
 # The pages whose Python other tests run, which need its files and packages.
 ELSEWHERE = {'elsewhere': 'tests/peers/test_page.py', 'deploy': 'tests/workbench/export/test_whole.py'}
@@ -185,7 +187,9 @@ def test_every_page_is_in_the_navigation():
     assert notebooks <= listed
     assert [path for path in listed - notebooks if not path.is_file()] == []
     pages = {
-        page for page in LINKING if page.is_relative_to(ROOT / 'docs') or page.parent in (ROOT, ROOT / 'benchmarks')
+        page
+        for page in LINKING
+        if page.is_relative_to(ROOT / 'docs') or page.parent in (ROOT, ROOT / 'benchmarks', ROOT / 'mmcv_lite_ops')
     }
     assert pages <= listed
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT, some
+from tests.processes import python
 
 NOTEBOOKS = ROOT / 'examples' / 'notebooks'
 
@@ -21,7 +22,7 @@ def stored(path):
     return [output.get('text') or output['data'].get('text/plain', 'a picture') for output in outputs]
 
 
-def compare_outputs(name, tmp_path, *python, **environment):
+def compare_outputs(name, tmp_path, *options, **environment):
     """Run a copy of a notebook with tools/notebooks.py, and compare its outputs with the stored ones."""
     copy = tmp_path / f'{name}.ipynb'
     notebook = json.loads((NOTEBOOKS / copy.name).read_text())
@@ -33,21 +34,8 @@ def compare_outputs(name, tmp_path, *python, **environment):
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
     command.chmod(0o755)
-    environment = {
-        **os.environ,
-        'PATH': f'{command.parent}:{os.environ["PATH"]}',
-        'PYTHONPATH': str(ROOT),
-        'OMP_NUM_THREADS': '1',
-        **environment,
-    }
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', *python, str(ROOT / 'tools' / 'notebooks.py'), str(copy)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    path = f'{command.parent}:{os.environ["PATH"]}'
+    python(*options, ROOT / 'tools' / 'notebooks.py', copy, cwd=tmp_path, PATH=path, **environment)
     assert stored(copy) == stored(NOTEBOOKS / copy.name)
 
 

@@ -2,12 +2,12 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import python
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import badges
@@ -113,9 +113,7 @@ def test_python_examples_run(tmp_path):
         "Image.new('RGB', (64, 64), 'grey').save('photo.jpg')\n"
     )
     assert len(python_blocks()) == 3
-    code = prepare + '\n'.join(python_blocks())
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = python('-c', prepare + '\n'.join(python_blocks()), cwd=tmp_path)
     assert '4 (96, 16, 16)' in done.stdout
     assert '[(1, 256, 60, 80), (1, 512, 30, 40), (1, 1024, 15, 20)]' in done.stdout
     assert '(256, 512, 1024) (8, 16, 32)' in done.stdout

@@ -133,11 +133,11 @@ def test_what_only_an_evaluation_needs(tmp_path):
     _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
     change(root, drop('iscrowd'))
     check_data(config, ('train',))
-    with pytest.raises(ValueError, match=r"val2017\.json: annotation 1 has no 'iscrowd'.*0 for a single object"):
+    with pytest.raises(ValueError, match=r"val2017\.json: .* 'iscrowd'.*0 for"):
         check_data(config, ('val',))
     change(root, each(lambda one: one.update(iscrowd=0, id=f'a{one["id"]}')))
     check_data(config, ('train',))
-    with pytest.raises(ValueError, match="annotation 'a0' has an id that is no whole number"):
+    with pytest.raises(ValueError, match="'a0' has an id that is no whole number"):
         check_data(config, ('val',))
 
 
@@ -180,9 +180,7 @@ def test_the_sizes_of_pictures_that_a_camera_stored_on_their_side(tmp_path):
         change(
             root, lambda content, s=suffix: content['images'][1].update(file_name=f'turned.{s}', width=SIDE, height=48)
         )
-        with pytest.raises(
-            ValueError, match=rf'turned\.{suffix} is stated as 64 x 48 pixels, but is read as 48 x 64.*EXIF'
-        ):
+        with pytest.raises(ValueError, match=rf'turned\.{suffix} .*read as 48 x 64.*EXIF'):
             check_data(config, ('train',))
         stored = copy.deepcopy(config)
         stored.train_dataloader.dataset.pipeline[0].color_type = 'color_ignore_orientation'
@@ -221,12 +219,12 @@ def test_images_that_only_decoding_finds_damaged(tmp_path, capsys):
     status, config = write(tmp_path, *arguments)
     assert status == 0
     check_data(config, ('train', 'val'))
-    with pytest.raises(ValueError, match=r'1 of 4 images looked at cannot be read: \S+val2017/2\.jpg'):
+    with pytest.raises(ValueError, match=r'1 of 4 .*: \S+val2017/2\.jpg'):
         check_data(config, ('train', 'val'), every_image=True)
     assert write(tmp_path, *arguments, '--check-images')[0] == 2
     assert 'val2017/2.jpg' in capsys.readouterr().err
     path.write_bytes(b'')
-    with pytest.raises(ValueError, match=r'of which 1 are missing: \S+val2017/2\.jpg \(empty\)'):
+    with pytest.raises(ValueError, match=r'missing: \S+val2017/2\.jpg \(empty\)'):
         check_data(config, ('val',))
 
 
@@ -358,7 +356,7 @@ def test_a_config_without_classes_of_its_own_has_those_of_coco(tmp_path):
     root = make_coco(tmp_path / 'fruit')
     _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
     config.train_dataloader.dataset.pop('metainfo')
-    with pytest.raises(ValueError, match='has the classes apple,ripe pear, but the config has'):
+    with pytest.raises(ValueError, match='has the classes apple,ripe pear, but'):
         check_data(config, ('train',))
 
 
