@@ -36,7 +36,10 @@ def run(notebook: dict[str, Any]) -> None:
 def outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
     """Run the code of one cell and return its outputs in the format of notebooks."""
     tree = ast.parse(source)
-    last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+    last = None
+    if isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body[-1].value)
+        del tree.body[-1]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(tree, f'cell {number}', 'exec'), names)
         value = eval(compile(last, f'cell {number}', 'eval'), names) if last else None
@@ -53,15 +56,16 @@ def outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, A
 
 def figures() -> list[dict[str, Any]]:
     """Return the open figures of matplotlib as outputs, and close them."""
-    pyplot = sys.modules.get('matplotlib.pyplot')
+    if 'matplotlib.pyplot' not in sys.modules:
+        return []
+    pyplot = sys.modules['matplotlib.pyplot']
     found = []
-    for number in pyplot.get_fignums() if pyplot else ():
+    for number in pyplot.get_fignums():
         picture = io.BytesIO()
         pyplot.figure(number).savefig(picture, dpi=72, bbox_inches='tight')
         data = {'image/png': base64.b64encode(picture.getvalue()).decode() + '\n'}
         found.append({'data': data, 'metadata': {}, 'output_type': 'display_data'})
-    if pyplot:
-        pyplot.close('all')
+    pyplot.close('all')
     return found
 
 

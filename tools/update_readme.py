@@ -162,15 +162,16 @@ def alone_table(*reports: dict[str, Any]) -> str:
 
 def processors_table(*reports: dict[str, Any]) -> str:
     """Return a table of benchmarks/alone.py: the median time of mmdet's Swin relative to ours on each processor."""
-    cases = list(reports[0]['seconds'])
-    lines = ['| processor, date | ' + ' | '.join(cases) + ' |', '|' + ' --- |' * (len(cases) + 1)]
-    for report in sorted(reports, key=lambda report: report['processor'], reverse=True):
+    newest = sorted(reports, key=lambda report: report['processor'], reverse=True)
+    titles = [f'{report["processor"]}, {report["date"]}' for report in newest]
+    lines = ['| Swin-T, float32 | ' + ' | '.join(titles) + ' |', '|' + ' --- |' * (len(titles) + 1)]
+    for case in newest[0]['seconds']:
         cells = []
-        for case in cases:
+        for report in newest:
             relative = statistics.median(report['ratios'][case]['mmdet'])
             ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
             cells.append(f'**{relative:.2f}** ({ours:,.0f} ms)')
-        lines.append(f'| {report["processor"]}, {report["date"]} | ' + ' | '.join(cells) + ' |')
+        lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -361,7 +362,6 @@ CHINESE = {
     ': time': '：时间',
     ': memory': '：内存',
     '| processor |': '| 处理器 |',
-    '| processor, date |': '| 处理器，日期 |',
     '| stack |': '| 环境 |',
     ', two cores |': '，双核 |',
     'tests of the core': '核心测试',

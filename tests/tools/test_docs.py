@@ -140,6 +140,17 @@ def test_python_runs_in_a_test_or_names_what_it_needs(page):
     assert [line for line in needs if not line.startswith('# needs ')] == []
 
 
+@pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.stem)
+def test_a_page_says_first_what_its_code_needs(page):
+    text = page.read_text()
+    code = '\n'.join(re.findall(r'^(?:```\w+\n.*?^```| {4}swin-dense .*?$)', text, re.S | re.M))
+    first = text.split('\n\n')[1]
+    if re.search(r'swin-dense (?:config|train|test|predict) |from mm(?:engine|det|seg)', code):
+        assert "'.[mm-lite]' ./mmcv_lite_ops" in first
+    if 'swin_tiny_patch4_window7_224.pth' in code:
+        assert '`swin_tiny_patch4_window7_224.pth`' in first
+
+
 def run(text, place, environment):
     done = subprocess.run(['bash', '-c', text], cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, text + done.stdout[-3000:] + done.stderr[-3000:]
