@@ -285,6 +285,18 @@ def short_whole_models_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def first_minutes_table(report: dict[str, Any]) -> str:
+    """Return a table of tests/set_up/first_ten_minutes.py: what was typed, the seconds, the last line of the output."""
+    lines = ['| typed | seconds | last line of the output |', '| --- | --- | --- |']
+    for row in report['rows']:
+        output = row['output'].replace('|', ' ').strip()
+        lines.append(f'| `{row["command"]}` | {row["seconds"]:.0f} | {output} |')
+    minutes = sum(row['seconds'] for row in report['rows']) / 60
+    lines.append(f'| in all, minutes | {minutes:.1f} | |')
+    busy = f'{report["date"]}, {report["processor"]}; load {report["load"]:.0f} from other programs too'
+    return '\n'.join([*lines, '', busy, ''])
+
+
 def _figures(row: dict[str, float]) -> str:
     units = {'ms': 'ms', 'mib': 'MiB'}
     return ', '.join(f'{row[key]:,.0f} {unit}' for key, unit in units.items() if key in row) or 'not measured'
@@ -349,6 +361,7 @@ PAGES = (
     'docs/deploy.md',
     'docs/explore.md',
     'docs/features.md',
+    'docs/first-ten-minutes.md',
     'docs/geotiff.md',
     'docs/install.md',
     'docs/predictions.md',
@@ -397,6 +410,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
+    'first minutes': (['first_ten_minutes.json'], first_minutes_table),
     'whole models': (['exports_whole.json'], whole_models_table),
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),

@@ -49,7 +49,8 @@ def main() -> None:
         for title, command in commands(place, args.torch):
             rows.append(timed(title, command, place))
             print('{seconds:6.1f} s  {command}: {output}'.format(**rows[-1]), file=sys.stderr)
-    report = {'date': datetime.date.today().isoformat(), 'machine': processor(), 'rows': rows}
+    load = round(os.getloadavg()[2], 1)  # of the last fifteen minutes
+    report = {'date': datetime.date.today().isoformat(), 'processor': processor(), 'load': load, 'rows': rows}
     args.json.write_text(json.dumps(report, indent=1) + '\n')
 
 
@@ -91,7 +92,7 @@ def timed(title: str, command: str, place: Path) -> dict[str, object]:
     if done.returncode:
         raise SystemExit(f'{command} failed: {done.stdout[-3000:]}{done.stderr[-3000:]}')
     last = (done.stdout.strip() or done.stderr.strip()).rpartition('\n')[2].replace(str(place), '.')
-    return {'command': title, 'seconds': round(seconds, 1), 'output': last[:160]}
+    return {'command': title, 'seconds': round(seconds, 1), 'output': last[:100]}
 
 
 if __name__ == '__main__':
