@@ -289,7 +289,7 @@ def first_minutes_table(report: dict[str, Any]) -> str:
     """Return a table of tests/set_up/first_ten_minutes.py: what was typed, the seconds, the last line of the output."""
     lines = ['| typed | seconds | last line of the output |', '| --- | --- | --- |']
     for row in report['rows']:
-        output = row['output'].replace('|', ' ').strip()
+        output = f'`{row["output"].replace("|", " ").strip()}`' if row['output'] else ''
         lines.append(f'| `{row["command"]}` | {row["seconds"]:.0f} | {output} |')
     minutes = sum(row['seconds'] for row in report['rows']) / 60
     lines.append(f'| in all, minutes | {minutes:.1f} | |')
