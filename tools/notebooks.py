@@ -3,7 +3,8 @@
     python tools/notebooks.py examples/notebooks/first_pyramid.ipynb
 
 The cells of a notebook run in this process, in a temporary folder. Outputs are what a cell prints, its last value and
-its figures. Cells that install (`%pip`) are left out: run this in an environment that has what they install.
+its figures. Cells that install (`%pip`) are left out: run this in an environment that has what they install. nbclient
+would do the same with a Jupyter kernel, which the environment of the tests does without.
 """
 
 from __future__ import annotations
