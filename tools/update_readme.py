@@ -293,7 +293,7 @@ def first_minutes_table(report: dict[str, Any]) -> str:
         lines.append(f'| `{row["command"]}` | {row["seconds"]:.0f} | {output} |')
     minutes = sum(row['seconds'] for row in report['rows']) / 60
     lines.append(f'| in all, minutes | {minutes:.1f} | |')
-    busy = f'{report["date"]}, {report["processor"]}; load {report["load"]:.0f} from other programs too'
+    busy = f'{report["date"]}, {report["processor"]}; load average before, {report["load"]}'
     return '\n'.join([*lines, '', busy, ''])
 
 

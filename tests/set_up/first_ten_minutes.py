@@ -43,13 +43,13 @@ def main() -> None:
     parser.add_argument('--torch', help='the command in place of the first of the README, which installs torch')
     parser.add_argument('--json', type=Path, required=True)
     args = parser.parse_args()
+    load = round(os.getloadavg()[0], 1)  # of other programs
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for title, command in commands(place, args.torch):
             rows.append(timed(title, command, place))
             print('{seconds:6.1f} s  {command}: {output}'.format(**rows[-1]), file=sys.stderr)
-    load = round(os.getloadavg()[2], 1)  # of the last fifteen minutes
     report = {'date': datetime.date.today().isoformat(), 'processor': processor(), 'load': load, 'rows': rows}
     args.json.write_text(json.dumps(report, indent=1) + '\n')
 
