@@ -222,14 +222,15 @@ class TestCauses:
         )
 
     @pytest.mark.parametrize(
-        'source', [{}, {'weight': torch.zeros(3)}, {'model': {}}, {'state_dict': {'fc.weight': 3}}]
+        'source',
+        [
+            *({}, {'weight': torch.zeros(3)}, {'model': {}}, {'state_dict': {'fc.weight': 3}}),
+            # A ViT, with the same patch embedding.
+            {'patch_embed.proj.weight': torch.zeros(16, 3, 4, 4), 'blocks.0.attn.qkv.weight': torch.zeros(48, 16)},
+        ],
     )
     def test_no_swin(self, source):
         raises_and_keeps(build(), source, 'no parameters of a Swin Transformer were found')
-
-    def test_another_network_with_the_same_patch_embedding(self):
-        vit = {'patch_embed.proj.weight': torch.zeros(16, 3, 4, 4), 'blocks.0.attn.qkv.weight': torch.zeros(48, 16)}
-        raises_and_keeps(build(), vit, 'no parameters of a Swin Transformer were found')
 
     def test_wrong_types(self):
         with pytest.raises(TypeError, match='a path, an address or a dict, got int'):

@@ -328,11 +328,6 @@ def test_presets(name):
     np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)
 
 
-def test_the_command_line_offers_the_presets():
-    with pytest.raises(ValueError, match=r"preset must .* mean 'satlas-landsat'"):
-        preset('satlas-landsats')
-
-
 @pytest.mark.parametrize(
     ('name', 'channels', 'prefix', 'expected'),
     [

@@ -64,13 +64,6 @@ def test_every_source_gives_the_same_pixels(form):
     torch.testing.assert_close(image, EXPECTED, rtol=1e-7, atol=1e-7)
 
 
-def test_paths_as_text_and_as_path(tmp_path):
-    path = tmp_path / 'ein Bild ü 图.png'
-    path.write_bytes(encode(RGB, 'png'))
-    assert torch.equal(read_image(path), EXPECTED)
-    assert torch.equal(read_image(str(path)), EXPECTED)
-
-
 GREYS = {
     'array (H, W)': lambda: GREY,
     'array (H, W, 1)': lambda: GREY[:, :, None],

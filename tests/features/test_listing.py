@@ -86,17 +86,6 @@ def test_links_to_folders_are_followed_once(tmp_path):
     assert sorted(map(os.path.realpath, found)) == sorted(map(str, paths))
 
 
-def test_versions_differ_between_states_of_a_file(tmp_path):
-    (tmp_path / 'a.jpg').write_bytes(b'12')
-    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18 + 1))
-    first = version_of(str(tmp_path / 'a.jpg'))
-    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18))
-    second = version_of(str(tmp_path / 'a.jpg'))
-    (tmp_path / 'a.jpg').write_bytes(b'123')
-    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18))
-    assert len({first, second, version_of(str(tmp_path / 'a.jpg')), version_of(str(tmp_path / 'b.jpg'))}) == 4
-
-
 class TestTar:
     @pytest.fixture
     def contents(self, tmp_path):

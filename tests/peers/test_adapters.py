@@ -6,6 +6,7 @@ import torch
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
 from tests.conftest import TINY, randomize
 
+from .detection import train
 from .peer import needed
 
 IMAGE = torch.rand(1, 3, 97, 133)
@@ -34,12 +35,7 @@ class TestPEFT:
     def test_adapters_train_save_load_and_merge(self, tmp_path):
         model = self.adapted()
         before = [x.detach() for x in model.eval()(IMAGE)]
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-        for _ in range(5):
-            loss = sum(x.square().mean() for x in model.train()(IMAGE))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        train(model.train(), lambda: {str(i): x.square().mean() for i, x in enumerate(model(IMAGE))}, steps=5, lr=1e-2)
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         assert {name.split('.lora')[0].split('.')[-1] for name in trained} == {'qkv', 'proj', '0', '1', 'reduction'}
         assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

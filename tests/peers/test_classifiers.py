@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from swin_dense import SwinClassifier, load_checkpoint
-from swin_dense.checkpoint import CheckpointError
 from swin_dense.models.classifier import create_classifier
 from tests.conftest import randomize
 
@@ -115,11 +114,3 @@ def test_create_classifier_infers_the_options_from_the_checkpoint():
     classifier = create_classifier(peer.state_dict())
     assert (classifier.backbone.window_size, classifier.head.out_features) == ((4, 4), 5)
     torch.testing.assert_close(classifier(images(128).float()), peer(images(128).float()))
-
-
-def test_incompatible_heads_are_refused():
-    state = V1['torchvision'](224, 7).state_dict()
-    with pytest.raises(CheckpointError, match='build the model with num_classes=5'):
-        load_checkpoint(SwinClassifier(OURS, 7), state)
-    with pytest.raises(CheckpointError, match='no linear head'):
-        load_checkpoint(SwinClassifier(OURS, 5), {key: x for key, x in state.items() if 'head' not in key})

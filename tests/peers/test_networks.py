@@ -155,14 +155,6 @@ def test_files_of_transformers_with_a_classifier():
     assert (backbone(IMAGES)[-1].flatten(2).transpose(1, 2) - expected).abs().max() < 1e-9
 
 
-def test_a_checkpoint_of_the_other_version_is_refused():
-    peer = build_torchvision(1, 2)
-    with pytest.raises(CheckpointError, match=r'is a Swin V2.*Build SwinV2Backbone'):
-        load_checkpoint(build(1), peer.state_dict())
-    with pytest.raises(CheckpointError, match=r'It is a Swin V1.*Build SwinBackbone'):
-        load_checkpoint(build_ours(1, 2), export_state_dict(build(1)))
-
-
 def test_pretraining_windows_are_inferred_from_the_coordinates():
     peer = build_mmpretrain(1, window_size=[4, 4, 4, 2], pad_small_map=True)
     wide = {**TINY, 'window_size': 8}

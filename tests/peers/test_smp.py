@@ -9,6 +9,7 @@ import torch
 from swin_dense import SwinBackbone, load_checkpoint
 from tests.conftest import TINY, randomize
 
+from .detection import train
 from .peer import needed
 
 huggingface_hub = needed('huggingface_hub')
@@ -54,14 +55,8 @@ def test_every_decoder_trains_and_predicts(decoder):
     target = torch.zeros(2, 2, 128, 128)
     target[:, 1, 32:96, 32:96] = 1
     image = target[:, 1:].expand(-1, 3, -1, -1) + 0.1 * torch.randn(2, 3, 128, 128)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    losses = []
-    for _ in range(5):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(image), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    compute_loss = torch.nn.functional.binary_cross_entropy_with_logits
+    losses = train(model, lambda: {'loss': compute_loss(model(image), target)}, steps=5, lr=2e-3)
     assert losses[-1] < losses[0]
     unused = {name.split('.')[2] for name, parameter in model.named_parameters() if parameter.grad is None}
     assert unused == UNUSED.get(decoder, set())

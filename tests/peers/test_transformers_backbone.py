@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from swin_dense import SwinBackbone, load_checkpoint
 from tests.conftest import TINY, randomize
 
+from .detection import train
 from .peer import needed
 
 tf = needed('transformers')
@@ -90,14 +91,7 @@ LABELS = {
 @pytest.mark.parametrize('build', LABELS)
 def test_models_train(build):
     model = build(config()).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(6):
-        loss = model(pixel_values=IMAGE, **LABELS[build]).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train(model, lambda: {'loss': model(pixel_values=IMAGE, **LABELS[build]).loss}, steps=6)
     assert losses[-1] < losses[0]
     without = [name for name, p in model.named_parameters() if 'backbone.' in name and p.grad is None]
     # DETR uses only the last map.

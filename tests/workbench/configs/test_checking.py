@@ -15,7 +15,7 @@ from PIL import Image
 
 from swin_dense.__main__ import main
 from swin_dense.workbench.configs.checking import check_data
-from tests.workbench.configs.data import CLASSES, SIDE, make_coco, make_masks
+from tests.workbench.configs.data import CLASSES, SIDE, make_coco, make_masks, mask_values
 
 DETECTOR, BOXES, SEGMENTOR = 'mask-rcnn_swin-demo_fpn', 'retinanet_swin-t-p4-w7_fpn_1x_coco', 'upernet_swin-demo'
 TRAIN, VAL = 'annotations/instances_train2017.json', 'annotations/instances_val2017.json'
@@ -268,7 +268,7 @@ def test_masks_of_0_and_255_are_refused_or_mapped(tmp_path, capsys):
     status, config = write(tmp_path, *arguments, '--mask-values', '0,255', name=SEGMENTOR)
     assert status == 0
     for split in ('train', 'val', 'test'):
-        assert labels(config, split) == [0, 1]
+        assert mask_values(config, split) == [0, 1]
     unmapped = copy.deepcopy(config)
     for split in ('train', 'val'):
         unmapped[f'{split}_dataloader'].dataset.pipeline.pop(1)
@@ -278,15 +278,6 @@ def test_masks_of_0_and_255_are_refused_or_mapped(tmp_path, capsys):
     assert write(tmp_path, *arguments, '--mask-values', '0,1', name=SEGMENTOR)[0] == 0
     assert main(['config', str(tmp_path / 'mine.py'), '--ignore', '0']) == 2
     assert 'the classes have the values 0, 1; got 0' in capsys.readouterr().err
-
-
-def labels(config, split):
-    from mmengine.registry import DATASETS, init_default_scope
-
-    init_default_scope('mmseg')
-    dataset = config[f'{split}_dataloader'].dataset
-    pipeline = [step for step in dataset.pipeline if step['type'].startswith(('LoadImage', 'LoadAnn', 'Map', 'Ignore'))]
-    return np.unique(DATASETS.build({**dataset, 'pipeline': pipeline})[0]['gt_seg_map']).tolist()
 
 
 def test_more_masks_are_read_before_all_are_said_to_have_one_class(tmp_path):
@@ -317,7 +308,7 @@ def test_masks_with_a_palette_and_a_class_that_does_not_occur(tmp_path):
     root = masks(tmp_path, palette)
     status, config = write(tmp_path, '--data-root', root, '--classes', 'a,b,c', name=SEGMENTOR)
     assert status == 0
-    assert labels(config, 'train') == [0, 1, 255]
+    assert mask_values(config, 'train') == [0, 1, 255]
     notes = check_data(config, ('train',))
     folder = f'{root}/annotations/training'
     assert notes == [
@@ -462,7 +453,7 @@ def test_masks_without_a_split_are_split(tmp_path):
     names = [set((tmp_path / f'mine.{part}.txt').read_text().split()) for part in ('train', 'val')]
     assert [len(part) for part in names] == [7, 3]
     assert names[0] | names[1] == {str(index) for index in range(10)}
-    assert labels(config, 'val') == [0, 1, 255]
+    assert mask_values(config, 'val') == [0, 1, 255]
     assert [note.partition(':')[2] for note in check_data(config, ('train', 'val'))] == [
         f' {count} masks, one for each image; read the values of {count}' for count in (7, 3)
     ]
