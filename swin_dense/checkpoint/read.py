@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.hub import tqdm
 
+from swin_dense.archs.weights import suggestion
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
@@ -64,7 +65,7 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     if path.is_dir():
         path = _usual_file(path)
     if not path.is_file():
-        raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
+        raise FileNotFoundError(f'no checkpoint file at {str(path)!r}{suggestion(str(path))}')
     if path.name.endswith(_INDEX):
         return _read_shards(path, trust)
     _check_suffix(path, path.name)
@@ -258,9 +259,11 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
 
 
 def _receive(address: str, path: Path) -> None:
-    _logger.info('Downloading %s', shown(address))
     with urlopen(_request(address), timeout=_TIMEOUT) as response:
         total = int(response.headers.get('Content-Length', -1))
+        size = 'of unknown size' if total < 0 else f'{total / 1e6:.1f} MB'
+        # A warning is printed without a configuration of logging, too.
+        _logger.warning('Downloading %s (%s) into %s', shown(address), size, path.parent)
         # Of tqdm, torch.hub's stand-in, for environments without that package, has only `update`.
         bar = tqdm(total=None if total < 0 else total, unit='B', unit_scale=True, desc=path.name)
         with bar, path.open('wb') as file:

@@ -22,7 +22,9 @@ from swin_dense.utils.choices import CHANNEL_POLICIES, FAMILIES, TABLE_METHODS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('source', help='checkpoint: file or address (http, https, hf or file)')
+    parser.add_argument(
+        'source', help='checkpoint: name (`swin-dense weights`), file or address (http, https, hf or file)'
+    )
     add_out(parser, 'file to write: .safetensors, or any other suffix for torch.save')
     parser.add_argument(
         '--to',

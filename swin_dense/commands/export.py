@@ -105,7 +105,7 @@ def check_together(args: argparse.Namespace) -> None:
             raise ValueError(
                 'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed'
             )
-        check_checkpoint(args.model[1])
+        check_checkpoint(args.model[1], of_backbone=False)
         if args.image is not None:
             check_file(args.image)
         return

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         recipe = recipe_with_weights(args.config)
         args.checkpoint = recipe.weights
     else:
-        check_checkpoint(args.checkpoint)
+        check_checkpoint(args.checkpoint, of_backbone=False)
     if args.out is not None:
         check_free(args.out, args.force)
     config = config_to_run(args)

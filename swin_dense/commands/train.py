@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.resume not in (None, 'auto'):
-        check_checkpoint(args.resume)
+        check_checkpoint(args.resume, of_backbone=False)
     config = config_to_run(args)
     # These import the frameworks, which --help does not need.
     from mmengine.dist import get_world_size

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from swin_dense.recipes.files import recipe_root
 from swin_dense.recipes.zoo import FOLDERS, Recipe, read_zoo
+from swin_dense.utils.texts import table
 
 # Published metric: the end of the framework's name of it, and the factor to percent.
 _MEASURED = {'box AP': ('bbox_mAP', 100), 'mask AP': ('segm_mAP', 100), 'PQ': ('panoptic/PQ', 1), 'mIoU': ('mIoU', 1)}
@@ -48,6 +49,4 @@ def side_by_side(recipe: Recipe, measured: Mapping[str, float], is_augmented: bo
             rows.append((metric, f'{published:.2f}', 'not measured', ''))
         else:
             rows.append((metric, f'{published:.2f}', f'{values[0]:.2f}', f'{values[0] - published:+.2f}'))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ('  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return '\n'.join(line.rstrip() for line in lines)
+    return table(rows)
