@@ -107,9 +107,7 @@ def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = Fal
     if isinstance(source, Mapping):
         return find(flatten(source), 'the given dict', prefix, ema)
     if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(
-            f'a checkpoint must be a path, the name of published weights, an address or a dict, got {type(source).__name__}'
-        )
+        raise TypeError(f'a checkpoint must be a path, a name, an address or a dict, got {type(source).__name__}')
     place = place_of(source) if isinstance(source, str) else source
     if is_address(place):
         with local_file(str(place)) as path:

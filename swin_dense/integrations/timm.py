@@ -2,8 +2,9 @@
 
     timm.create_model('swin_dense_t', features_only=True, checkpoint_path='swin_tiny_patch4_window7_224.pth')
 
-Libraries that build their networks with timm then accept these names. ``pretrained=True`` loads the
-weights of ``PRETRAINED``, which ``swin-dense weights`` lists. If a checkpoint contains several backbones, ``prefix='teacher'`` chooses one, as in ``load_checkpoint``.
+Libraries that build their networks with timm then accept these names. ``pretrained=True`` loads the weights of
+``PRETRAINED``, which ``swin-dense weights`` lists. If a checkpoint contains several backbones, ``prefix='teacher'``
+chooses one, as in ``load_checkpoint``.
 """
 
 from __future__ import annotations
