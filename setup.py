@@ -1,4 +1,4 @@
-"""Add configs, tools and model-index.yml to wheels at the place where mim and mmengine expect them.
+"""Add configs, model-index.yml and two tools to wheels at the place where mim and mmengine expect them.
 
 pyproject.toml cannot express this.
 """
@@ -10,6 +10,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+TOOLS = ('train.py', 'test.py')  # what mim runs; the other tools are for the clone
 
 
 class BuildWithRecipes(build_py):
@@ -21,9 +22,11 @@ class BuildWithRecipes(build_py):
             return
         mim = Path(self.build_lib, 'swin_dense', '.mim')
         shutil.rmtree(mim, ignore_errors=True)  # from an earlier build
-        for folder in ('configs', 'tools'):
-            shutil.copytree(ROOT / folder, mim / folder, ignore=shutil.ignore_patterns('__pycache__', '*.pyc'))
+        shutil.copytree(ROOT / 'configs', mim / 'configs', ignore=shutil.ignore_patterns('__pycache__', '*.pyc'))
         shutil.copy(ROOT / 'model-index.yml', mim)
+        (mim / 'tools').mkdir()
+        for name in TOOLS:
+            shutil.copy(ROOT / 'tools' / name, mim / 'tools')
 
 
 setup(cmdclass={'build_py': BuildWithRecipes})

@@ -4,8 +4,8 @@
     make docs SERVE=1          # and serve it at http://127.0.0.1:8000
     make docs PUBLISH=0.3.0    # and commit it to the branch gh-pages, where each version has a folder
 
-The pages are the Markdown files of the repository. mkdocs needs them in a separate folder, so they are copied with the
-same relative paths, which keeps links valid in both places. Notebooks become pages.
+The pages are the Markdown files that git tracks; a new one needs `git add`. mkdocs needs them in a separate folder, so
+they are copied with the same relative paths, which keeps links valid in both places. Notebooks become pages.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ def as_markdown(notebook: dict[str, Any], name: str) -> str:
     return '\n\n'.join([title, f'[Download the notebook]({name})', rest.strip(), *pages[1:]]) + '\n'
 
 
+def copy_pages(root: Path, pages: Path) -> None:
+    """Copy what git tracks, and nothing else, from a clone to the folder of the pages, which is replaced."""
+    shutil.rmtree(pages, ignore_errors=True)
+    listed = subprocess.run(['git', 'ls-files', '-z', *COPIED], cwd=root, check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split('\0')):
+        target = pages / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, target)
+        if target.suffix == '.ipynb':
+            target.with_suffix('.md').write_text(as_markdown(json.loads(target.read_text()), target.name))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--serve', action='store_true', help='serve the site after building it')
     parser.add_argument('--publish', metavar='VERSION', help='commit the site to the branch gh-pages as this version')
     args = parser.parse_args()
-    shutil.rmtree(PAGES, ignore_errors=True)
-    listed = subprocess.run(
-        ['git', 'ls-files', '--cached', '--others', '--exclude-standard', '-z', *COPIED],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    for name in filter(None, listed.stdout.split('\0')):
-        target = PAGES / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, target)
-        if target.suffix == '.ipynb':
-            target.with_suffix('.md').write_text(as_markdown(json.loads(target.read_text()), target.name))
+    copy_pages(ROOT, PAGES)
     subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--clean'], cwd=ROOT, check=True)
     if args.publish:
         mike = str(Path(sys.executable).with_name('mike'))  # runs mkdocs again, with the same settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -12,7 +13,16 @@ FORKS = {'mmengine': 'onedl-mmengine', 'mmcv': 'onedl-mmcv', 'mmdet': 'onedl-mmd
 FORKS['mmsegmentation'] = 'onedl-mmsegmentation'
 # The distributions that install the package mmcv.
 MMCVS = ('mmcv', 'onedl-mmcv', 'mmcv-lite')
-WITHOUT_COMPILER = "pip install '.[mm-lite]' ./mmcv_lite_ops (in the clone of swin_dense)"
+IN_THE_CLONE = '(in the clone of swin_dense)'
+WITHOUT_COMPILER = f"pip install '.[mm-lite]' ./mmcv_lite_ops {IN_THE_CLONE}"
+# The extras of pyproject.toml, but for those of mm packages, and the import names of their packages.
+EXTRAS = {
+    'checkpoints': {'huggingface_hub', 'safetensors', 'scipy'},
+    'features': {'imagecodecs', 'pyarrow', 'safetensors', 'tifffile', 'tqdm'},
+    'zarr': {'zarr'},
+    'visualize': {'matplotlib'},
+    'export': {'onnx', 'onnxruntime', 'onnxscript'},
+}
 # Import name: what to install, if that is another name.
 DISTRIBUTIONS = {
     'PIL': 'Pillow',
@@ -20,7 +30,6 @@ DISTRIBUTIONS = {
     'detectron2': 'git+https://github.com/facebookresearch/detectron2 --no-build-isolation',
     'mmseg': 'mmsegmentation',
     'yaml': 'PyYAML',
-    'zarr': "'zarr>=3'",
 }
 
 
@@ -67,15 +76,33 @@ def how_to_install(*packages: str) -> str:
 
 
 def install_command(*packages: str) -> str:
-    """Return the commands that install packages, given their import names."""
-    names = [distribution_of(package) for package in packages]
+    """Return the commands that install packages, given their import names: by the extras that have them."""
+    extras, others = _extras_of(packages)
+    names = [distribution_of(package) for package in others]
     if 'mmcv' in names or 'mmcv-lite' in names:
         return WITHOUT_COMPILER  # this installs the others of the extra, too
-    compiled = [compile_command(name) for name in names if name == 'onedl-mmcv']
-    others = [name for name in names if name != 'onedl-mmcv']
-    if others:
-        compiled.append(f'pip install {" ".join(others)}')
-    return '; '.join(compiled)
+    commands = [compile_command(name) for name in names if name == 'onedl-mmcv']
+    if extras:
+        commands.append(f"pip install '.[{','.join(extras)}]' {IN_THE_CLONE}")
+    names = [name for name in names if name != 'onedl-mmcv']
+    if names:
+        commands.append(f'pip install {" ".join(names)}')
+    return '; '.join(commands)
+
+
+def _extras_of(packages: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the fewest extras that have the packages, and the packages that are in none.
+
+    Without torch no extra serves, because each would install it; ``swin_dense.runtime`` works without.
+    """
+    extras: list[str] = []
+    left = set(packages)
+    known = set().union(*EXTRAS.values()) if find_spec('torch') else set()
+    while left & known:
+        best = max(EXTRAS, key=lambda name: len(EXTRAS[name] & left))
+        extras.append(best)
+        left = left - EXTRAS[best]
+    return extras, [package for package in packages if package in left]
 
 
 def compile_command(mmcv: str) -> str:

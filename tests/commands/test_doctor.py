@@ -67,6 +67,7 @@ REQUIREMENTS = [
     'torch>=2.1',
     'filelock; extra == "features"',
     'tifffile>=2024; extra == "features"',
+    'swin-dense[features,mm]; extra == "all"',
     'mmcv==2.1.0; extra == "mm"',
     'ftfy; extra == "mm"',
 ]
@@ -77,7 +78,7 @@ def test_extras_and_what_is_missing_from_each(installed, monkeypatch):
     installed(filelock='4.2')
     features, mm = extras()
     assert (features.name, features.status, features.text) == ('features', 'note', 'missing: tifffile')
-    assert features.cure == 'pip install tifffile'
+    assert features.cure == "pip install '.[features]' (in the clone of swin_dense)"
     assert mm.cure == "pip install '.[mm-lite]' ./mmcv_lite_ops (in the clone of swin_dense)"
     installed(mmcv_lite='2.1.0', ftfy='6.3.1')
     assert extras()[1].status == 'ok'

@@ -122,7 +122,7 @@ def test_a_bug_is_not_reported_as_wrong_usage(command):
         ('flops', 'yaml', 'pip install PyYAML'),
         ('flops', 'pkg_resources', "pip install 'setuptools<81'"),
         ('flops', 'mmengine.config', './mmcv_lite_ops (in the clone of swin_dense); see docs/install.md'),
-        ('features', 'safetensors', 'not installed: pip install safetensors'),
+        ('features', 'safetensors', "not installed: pip install '.[checkpoints]' (in the clone"),
     ],
 )
 def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):

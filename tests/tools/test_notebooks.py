@@ -41,11 +41,26 @@ def test_a_notebook_runs(name, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+BUILDER = runpy.run_path(str(ROOT / 'tools' / 'site.py'))  # its name is that of a module of Python
+
+
+def test_the_site_has_what_git_tracks_alone(tmp_path):
+    clone, pages = tmp_path / 'clone', tmp_path / 'pages'
+    (clone / 'docs').mkdir(parents=True)
+    for name in ('README.md', 'docs/a.md', 'docs/untracked.bin', 'NOTES.md', 'setup.py'):
+        (clone / name).write_text('#')
+    for command in (['init', '-q'], ['add', 'README.md', 'docs/a.md', 'setup.py']):
+        subprocess.run(['git', *command], cwd=clone, check=True)
+    pages.mkdir()
+    (pages / 'old.md').write_text('from an earlier build')
+    BUILDER['copy_pages'](clone, pages)
+    assert {str(path.relative_to(pages)) for path in pages.rglob('*.*')} == {'README.md', 'docs/a.md'}
+
+
 def test_pages_of_the_site():
-    builder = runpy.run_path(str(ROOT / 'tools' / 'site.py'))  # its name is that of a module of Python
     for path in NOTEBOOKS.glob('*.ipynb'):
         notebook = json.loads(path.read_text())
-        page = builder['as_markdown'](notebook, path.name)
+        page = BUILDER['as_markdown'](notebook, path.name)
         assert page.startswith(''.join(notebook['cells'][0]['source']).partition('\n')[0] + '\n')
         assert f'[Download the notebook]({path.name})' in page
         blocks = re.findall(r'^```python\n(.*?)\n```$', page, re.S | re.M)

@@ -28,8 +28,8 @@ BLOCKED = (
 
 
 @pytest.fixture(scope='module')
-def wheel(tmp_path_factory):
-    """The wheel of the sdist of all files that git does not ignore, made as by `python -m build` in a clean folder."""
+def sdist(tmp_path_factory):
+    """The sdist of all files that git does not ignore, made as by `python -m build` in a clean folder."""
     folder = tmp_path_factory.mktemp('wheel')
     listed = subprocess.run(['git', 'ls-files', '-z', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True)
     assert listed.returncode == 0, listed.stderr
@@ -39,7 +39,13 @@ def wheel(tmp_path_factory):
         if (ROOT / name).is_file():
             copy.write_bytes((ROOT / name).read_bytes())
     build([sys.executable, '-c', "from setuptools.build_meta import build_sdist; build_sdist('..')"], folder / 'source')
-    (sdist,) = folder.glob('*.tar.gz')
+    (archive,) = folder.glob('*.tar.gz')
+    return archive
+
+
+@pytest.fixture(scope='module')
+def wheel(sdist):
+    folder = sdist.parent
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter='data')
     options = ['--quiet', '--no-deps', '--no-build-isolation', '-w', folder]
@@ -73,14 +79,23 @@ def run(installed, code, cwd, blocked=()):
     return done.stdout
 
 
+def test_the_sdist_has_no_tests(sdist):
+    with tarfile.open(sdist) as archive:
+        names = [name.partition('/')[2] for name in archive.getnames()]
+    assert 'swin_dense/__init__.py' in names
+    assert [name for name in names if name.startswith('tests')] == []
+
+
 def test_files_in_the_wheel(wheel):
     held = {name.removeprefix('swin_dense/.mim/') for name in zipfile.ZipFile(wheel).namelist()}
-    expected = {str(path.relative_to(ROOT)) for folder in ('configs', 'tools') for path in (ROOT / folder).rglob('*.*')}
-    expected |= {str(path.relative_to(ROOT)) for path in (ROOT / 'swin_dense').rglob('*.*')}
+    expected = {
+        str(path.relative_to(ROOT)) for folder in ('configs', 'swin_dense') for path in (ROOT / folder).rglob('*.*')
+    }
     expected = {name for name in expected if '__pycache__' not in name}
     assert len(expected) > 70
     assert expected | {'model-index.yml', 'swin_dense/py.typed'} <= held
     assert held >= {f'swin_dense/explore/assets/{name}' for name in ('page.html', 'page.css', 'page.js', 'labels.json')}
+    assert {name for name in held if name.startswith('tools/')} == {'tools/train.py', 'tools/test.py'}
     others = ('tests/', 'benchmarks/', 'mmcv')  # a folder mmcv without mmcv could be imported
     assert not {name for name in held if name.startswith(others) or '__pycache__' in name}
     assert f'-{swin_dense.__version__}-' in wheel.name
