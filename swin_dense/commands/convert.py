@@ -20,6 +20,8 @@ from swin_dense.commands._options import (
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import CHANNEL_POLICIES, FAMILIES, TABLE_METHODS
 
+GROUP = 'backbones'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -98,5 +100,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({'out': str(path), 'to': args.to, **report.as_dict()}, indent=2))
     else:
-        print(f'{report}\nWrote {path} ({args.to})')
+        print(f'{report}\nwrote {path} ({args.to})')
     return 0

@@ -17,6 +17,9 @@ from swin_dense.commands._options import add_force, check_checkpoint
 from swin_dense.recipes.published import recipe_with_weights, side_by_side
 from swin_dense.utils.atomic import check_free
 
+GROUP = 'models'
+EXTRA = 'mm'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)

@@ -16,6 +16,9 @@ import argparse
 from swin_dense.commands._mm import add_run_arguments, config_to_run, print_notes, run_to_its_end
 from swin_dense.commands._options import add_check_images, check_checkpoint
 
+GROUP = 'models'
+EXTRA = 'mm'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)

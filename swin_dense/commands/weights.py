@@ -17,6 +17,8 @@ from swin_dense.archs.weights import Weights, published
 from swin_dense.utils import checks
 from swin_dense.utils.texts import table
 
+GROUP = 'backbones'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('words', nargs='*', metavar='WORD', help='list only weights that match all words')

@@ -476,7 +476,7 @@ def test_a_split_that_cannot_be_used_leaves_no_file(tmp_path, capsys):
     (root / 'annotations/instances_val2017.json').unlink()
     arguments = ['--data-root', root, '--val-share', '0.2']
     for words, message in (
-        (['--classes', 'plum'], 'give the classes to train with'),
+        (['--classes', 'plum'], 'give those to train with, such as all of the file: --classes "'),
         (['--classes', ','.join(CLASSES), '--val-share', '0.99'], 'leaves none for training'),
         (['--classes', ','.join(CLASSES), '--val-share', '1'], '--val-share must be between 0 and 1'),
         (['--train-images', 'images/default', '--val-images', 'images'], 'without validation data'),
