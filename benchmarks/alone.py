@@ -9,6 +9,7 @@ each process has one model; all of them run once, in a random order, before the 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import random
 import shlex
@@ -57,6 +58,7 @@ def main() -> None:
         print(f'turn {turn + 1} of {args.turns} is done', file=sys.stderr)
     report: dict[str, Any] = {
         'command': shlex.join(['python', 'benchmarks/alone.py', *sys.argv[1:]]),
+        'date': datetime.date.today().isoformat(),
         'machine': benchmark.machine(argparse.Namespace(device='cpu')),
         'seconds': seconds,
         'ratios': {case: ratios(own) for case, own in seconds.items()},

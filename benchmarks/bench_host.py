@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-# The processors of the results of benchmark.py, by the first word of the file name.
-PROCESSORS = {'amd': 'AMD EPYC, Zen 4', 'intel': 'Intel Xeon, AMX'}
+# The processors of the results of benchmark.py and alone.py, by the first word of the file name.
+PROCESSORS = {'amd': 'AMD EPYC, Zen 4', 'zen5': 'AMD EPYC, Zen 5', 'intel': 'Intel Xeon, AMX'}
 FEATURES = ('avx2', 'avx512f', 'avx512_bf16', 'amx_tile')  # those on which the speed of matrix products depends
 
 

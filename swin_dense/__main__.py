@@ -177,7 +177,7 @@ def _commands_by_group() -> str:
     for name in command_names():
         source = ast.parse((_FOLDER / f'{name}.py').read_text(encoding='utf-8'))
         constants = {
-            ast.unparse(node.targets[0]): node.value.value
+            ast.unparse(node.targets[0]): str(node.value.value)
             for node in source.body
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         }

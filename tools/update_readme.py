@@ -147,15 +147,30 @@ def short_speed_table(*reports: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def alone_table(report: dict[str, Any]) -> str:
+def alone_table(*reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/alone.py: our time, and the times of others relative to ours."""
-    peers = [name for name in PEERS if all(name in own for own in report['ratios'].values())]
-    lines = [f'| Swin-T, float32, {report["processor"]} | ours | ' + ' | '.join(peers) + ' |']
-    lines.append('|' + ' --- |' * (len(peers) + 2))
-    for case, own in report['ratios'].items():
-        ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
-        ratios = [ratio({'ratios': own}, name, 'auto') for name in peers]
-        lines.append(f'| {case} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
+    reports = tuple(report for report in reports if all(ALONE_PEERS[-1] in own for own in report['ratios'].values()))
+    lines = ['| Swin-T, float32 | processor | ours | ' + ' | '.join(ALONE_PEERS) + ' |']
+    lines.append('|' + ' --- |' * (len(ALONE_PEERS) + 3))
+    for report in reports:
+        for case, own in report['ratios'].items():
+            ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
+            ratios = [ratio({'ratios': own}, name, 'auto') for name in ALONE_PEERS]
+            lines.append(f'| {case} | {report["processor"]} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def processors_table(*reports: dict[str, Any]) -> str:
+    """Return a table of benchmarks/alone.py: the median time of mmdet's Swin relative to ours on each processor."""
+    cases = list(reports[0]['seconds'])
+    lines = ['| processor, date | ' + ' | '.join(cases) + ' |', '|' + ' --- |' * (len(cases) + 1)]
+    for report in sorted(reports, key=lambda report: report['processor'], reverse=True):
+        cells = []
+        for case in cases:
+            relative = statistics.median(report['ratios'][case]['mmdet'])
+            ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
+            cells.append(f'**{relative:.2f}** ({ours:,.0f} ms)')
+        lines.append(f'| {report["processor"]}, {report["date"]} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -258,6 +273,17 @@ def whole_models_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def short_whole_models_table(report: dict[str, Any]) -> str:
+    """Return the times of the whole models of benchmarks/exports_whole.py that were run in each way."""
+    ways = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
+    lines = ['| Swin-T, Intel Xeon, AMX, two cores | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
+    for row in report['rows']:
+        if 'AMX' in row['processor'] and all(way in row for way in ways):
+            cells = ' | '.join(f'{row[way]["ms"] / 1e3:.1f} s' for way in ways)
+            lines.append(f'| {row["model"]}, {" x ".join(map(str, row["size"]))} | {cells} |')
+    return '\n'.join(lines) + '\n'
+
+
 def _figures(row: dict[str, float]) -> str:
     units = {'ms': 'ms', 'mib': 'MiB'}
     return ', '.join(f'{row[key]:,.0f} {unit}' for key, unit in units.items() if key in row) or 'not measured'
@@ -310,6 +336,7 @@ def _case(report: dict[str, Any]) -> str:
 
 
 PEERS = ('mmdet', 'mmseg', 'timm', 'transformers', 'torchvision')
+ALONE_PEERS = tuple(name for name in PEERS if name != 'mmseg')
 SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix products alone'}
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
 PAGES = (
@@ -334,7 +361,9 @@ CHINESE = {
     ': time': '：时间',
     ': memory': '：内存',
     '| processor |': '| 处理器 |',
+    '| processor, date |': '| 处理器，日期 |',
     '| stack |': '| 环境 |',
+    ', two cores |': '，双核 |',
     'tests of the core': '核心测试',
     ' steps, loss ': ' 步，损失 ',
     'not run: ': '未运行：',
@@ -348,6 +377,7 @@ CPU_REPORTS = [
     *(f'amd_{case}.json' for case in ('infer_224', 'infer_8x224', 'infer_512', 'infer_800x1344', 'train_512')),
     *(f'intel_{case}.json' for case in ('infer_512', 'infer_800x1344', 'train_512')),
 ]
+ALONE_REPORTS = sorted(path.name for path in (ROOT / 'benchmarks').glob('*_alone.json'))
 # Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'mmcv operators': (['mmcv_operators.json'], mmcv_operators_table),
@@ -356,7 +386,8 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'tiled detections': (['tiled_detections.json'], tiled_detections_table),
     'speed in short': (CPU_REPORTS, short_speed_table),
     'speed': (CPU_REPORTS, speed_table),
-    'speed alone': (['amd_alone.json'], alone_table),
+    'speed alone': (ALONE_REPORTS, alone_table),
+    'processors': (ALONE_REPORTS, processors_table),
     'checkpointing': (['checkpointing.json'], checkpointing_table),
     'revisions small core': (['revisions_small_core.json'], revisions_table),
     'memory': (['intel_train_512.json', 'amd_train_512.json'], memory_table),
@@ -365,6 +396,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'explore': (['explore.json'], explore_table),
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
+    'files in short': (['exports_whole.json'], short_whole_models_table),
     'whole models': (['exports_whole.json'], whole_models_table),
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),

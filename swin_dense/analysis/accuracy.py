@@ -45,11 +45,6 @@ class Scores:
     top5: int = 0
     broken: dict[str, str] = field(default_factory=dict)
 
-    def add(self, label: int, ranking: Sequence[int]) -> None:
-        self.images += 1
-        self.top1 += ranking[0] == label
-        self.top5 += label in ranking
-
     def as_dict(self) -> dict[str, Any]:
         """Return counts and percentages, ready for JSON; without percentages if no image was scored."""
         result: dict[str, Any] = {'images': self.images, 'broken': self.broken}
@@ -59,19 +54,9 @@ class Scores:
 
 
 def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int) -> dict[str, int]:
-    """List the images of a folder that contains one folder of images per class.
+    """Return {path of an image: index of its class} for a folder that contains one folder of images per class.
 
-    Args:
-        folder: the folder.
-        classes: the folder names in the order of the classes; None takes all folders, sorted by name.
-        num_classes: number of classes of the classifier.
-
-    Returns:
-        {path of an image: index of its class}.
-
-    Raises:
-        ValueError: the folders do not match the classes, or there is no image.
-        FileNotFoundError: the folder does not exist.
+    ``classes`` has the names of their folders in order; None takes all folders, sorted by name.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f'there is no folder {folder}')
@@ -106,31 +91,19 @@ def read_square(
 
     The EXIF orientation is ignored, except with bands, a scale or other than three channels, and of TIFF and images of
     more than 8 bits, which no published evaluation had: they are read as :func:`swin_dense.extract_pyramid` does.
-
-    Args:
-        path: the image file.
-        size: side of the square in pixels.
-        crop: crop the centre of the image; if False, resize the whole image to the square.
-        normalization: how stored values become the input.
-        channels: input channels of the classifier.
+    Without ``crop``, the whole image is resized to the square.
     """
     with naming(path):
-        image = None
         if channels == 3 and normalization.bands is None and normalization.scale is None:
-            image = _photograph(path)
-        if image is not None:
-            square = np.asarray(_resized(image, size, crop))
-            return normalization.prepare(normalization.stored(Pixels(square), 3))
+            with path.open('rb') as file, decoding(), Image.open(file) as image:
+                # Of others, PIL would lose values or bands.
+                if image.mode in _MODES and image.format != 'TIFF':
+                    square = np.asarray(_resized(image.convert('RGB'), size, crop))
+                    return normalization.prepare(normalization.stored(Pixels(square), 3))
         stored = normalization.stored(pixels_of(path), channels)
         bands = (scale(stored) if normalization.scale is None else stored.float()).numpy()
     squares = [np.asarray(_resized(Image.fromarray(band), size, crop)) for band in bands]
     return normalization.prepare(torch.from_numpy(np.stack(squares)))
-
-
-def _photograph(path: Path) -> Image.Image | None:
-    """Return an image in RGB, or None for TIFF and for more than 8 bits, of which PIL would lose values or bands."""
-    with path.open('rb') as file, decoding(), Image.open(file) as opened:
-        return opened.convert('RGB') if opened.mode in _MODES and opened.format != 'TIFF' else None
 
 
 def _resized(image: Image.Image, size: int, crop: bool) -> Image.Image:
@@ -154,12 +127,12 @@ def evaluate(
     on_image: Callable[[], Any] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Scores:
-    """Measure the accuracy of a classifier on labelled images.
+    """Measure the accuracy of a classifier, (B, channels, size, size) to (B, classes), on labelled images.
 
     Args:
-        classifier: module from (B, 3, size, size) to (B, classes).
+        classifier: the module.
         images: output of :func:`list_labelled`.
-        size: input size in pixels.
+        size: side of its input in pixels.
         crop: crop the centre, else resize the whole image; :func:`crops_at` returns the published choice.
         normalization: how stored values become the input.
         channels: input channels of the classifier.
@@ -187,8 +160,12 @@ def evaluate(
                 continue
             with torch.inference_mode():
                 outs = classifier(squares.to(parameter.device, parameter.dtype))
-            for item, ranking in zip(members, outs.topk(min(TOP, outs.shape[1])).indices.tolist(), strict=True):
-                scores.add(images[item.name], ranking)
+            rankings = outs.topk(min(TOP, outs.shape[1])).indices.tolist()
+            for item, ranking in zip(members, rankings, strict=True):
+                label = images[item.name]
+                scores.images += 1
+                scores.top1 += ranking[0] == label
+                scores.top5 += label in ranking
                 on_image()
             if should_stop():
                 break

@@ -52,14 +52,7 @@ class BackboneCosts:
 def backbone_costs(
     arch: str | Mapping[str, Any] | Arch, height: int, width: int, window_size: int | Pair = 7
 ) -> BackboneCosts:
-    """Count the FLOPs of a backbone for one image of height x width pixels.
-
-    Args:
-        arch: as for :class:`swin_dense.SwinBackbone`.
-        height: image height in pixels.
-        width: image width in pixels.
-        window_size: as for :class:`swin_dense.SwinBackbone`.
-    """
+    """Count the FLOPs of a :class:`swin_dense.SwinBackbone` for one image of height x width pixels."""
     with torch.device('meta'):
         backbone = SwinBackbone(arch, window_size=window_size)
     counted = count(backbone, height, width)

@@ -58,9 +58,6 @@ def token_attention(
         pixel: (row, column) in the image.
         bgr: an array or tensor is in BGR order.
         normalization: how the stored values of the image become the backbone's input.
-
-    Raises:
-        ValueError: the stage, block or pixel does not exist.
     """
     _check_index('stage', stage, len(backbone.stages))
     _check_index('block', block, len(backbone.stages[stage].blocks))
@@ -72,17 +69,10 @@ def token_attention(
         backbone(img)
     stride = math.prod(backbone.strides[: stage + 1])
     cell = (pixel[0] // stride, pixel[1] // stride)
-    weights = _attention_weights(attn, recorded[0], cell)
-    return TokenAttention(weights, 1 - weights.sum((1, 2)), cell, stride, (img.shape[2], img.shape[3]))
-
-
-def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
-    """Return the attention weights (A, H, W) of one query token.
-
-    The output is linear in the values, so its gradient with respect to the values is the weights. This handles shift,
-    padding and mask without reimplementing attention, and gives the weights in raster order.
-    """
-    channels, w_msa = x.shape[-1], attn.w_msa
+    # The output is linear in the values, so its gradient with respect to the values is the weights. This handles
+    # shift, padding and mask without reimplementing attention, and gives the weights in raster order.
+    x, w_msa = recorded[0], attn.w_msa
+    channels = x.shape[-1]
     head_dim = channels // w_msa.num_heads
     window, shift = attn.windows_on(x.shape[1], x.shape[2])
     spec = WindowSpec(w_msa.num_heads, window, shift, w_msa.scale)
@@ -93,7 +83,8 @@ def _attention_weights(attn: Any, x: Tensor, cell: tuple[int, int]) -> Tensor:
         out = plain.window_attention(qkv, nn.Identity(), w_msa.relative_bias(window), spec, nn.Identity())
         # Heads do not mix, so one gradient of the sum gives the weights of all heads.
         (gradient,) = torch.autograd.grad(out[0, cell[0], cell[1], ::head_dim].sum(), values)
-    return gradient[0, : x.shape[1], : x.shape[2], ::head_dim].permute(2, 0, 1)
+    weights = gradient[0, : x.shape[1], : x.shape[2], ::head_dim].permute(2, 0, 1)
+    return TokenAttention(weights, 1 - weights.sum((1, 2)), cell, stride, (img.shape[2], img.shape[3]))
 
 
 def padding_key_and_value(w_msa: Any, x: Tensor) -> Tensor:
@@ -118,21 +109,20 @@ def grad_cam(
         backbone: a :class:`swin_dense.SwinBackbone`.
         image: any source of :func:`swin_dense.features.images.read_image`.
         stage: index of the stage, from 0, whose output is weighted by the gradient.
-        target: function from {stride: (1, C, H, W)} to a scalar tensor, such as a class score of a head. None for
-            :func:`strongest_channel`.
+        target: function from {stride: (1, C, H, W)} to a scalar tensor, such as a class score of a head, that depends
+            on the stage. None for :func:`strongest_channel`.
         bgr: an array or tensor is in BGR order.
         normalization: how the stored values of the image become the backbone's input.
 
     Returns:
         (H, W) of the stage's map, non-negative, not scaled.
-
-    Raises:
-        ValueError: the stage does not exist, or the target does not depend on it.
     """
     _check_index('stage', stage, len(backbone.stages))
     # With a gradient, so that there is a graph even if all parameters are frozen.
     img = _prepare(backbone, image, bgr, normalization).requires_grad_()
-    with evaluation_mode(backbone), torch.enable_grad(), _recording_map(backbone.stages[stage]) as recorded:
+    recorded: list[Tensor] = []
+    hook = backbone.stages[stage].register_forward_hook(lambda module, args, output: recorded.append(output[0]))
+    with evaluation_mode(backbone), torch.enable_grad(), hook:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         score = (target or strongest_channel)(maps)
         if not isinstance(score, Tensor) or score.numel() != 1:
@@ -162,21 +152,8 @@ def _prepare(backbone: Any, image: Any, bgr: bool, normalization: Normalization)
 def recording_input(module: nn.Module) -> Iterator[list[Tensor]]:
     """Record the first input of each call of the module inside the block, with a forward pre-hook."""
     recorded: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
-    try:
+    with module.register_forward_pre_hook(lambda module, args: recorded.append(args[0])):
         yield recorded
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _recording_map(stage: nn.Module) -> Iterator[list[Tensor]]:
-    recorded: list[Tensor] = []
-    handle = stage.register_forward_hook(lambda module, args, output: recorded.append(output[0]))
-    try:
-        yield recorded
-    finally:
-        handle.remove()
 
 
 def _check_index(name: str, value: int, length: int) -> None:

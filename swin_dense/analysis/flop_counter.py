@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,17 +44,10 @@ class Count:
 def count(
     model: nn.Module, height: int, width: int, run: Callable[[nn.Module, Tensor], object] = nn.Module.__call__
 ) -> Count:
-    """Count parameters and FLOPs of a model for one image.
+    """Count parameters and FLOPs of a model on the meta device, which ``run`` calls with an image (1, C, H, W).
 
-    Args:
-        model: a module on the meta device.
-        height: image height in pixels.
-        width: image width in pixels.
-        run: calls the model with an image (1, C, height, width).
-
-    Raises:
-        ValueError: the model is on another device, has no convolution from which to infer the image channels, or its
-            cost depends on values, not only on shapes.
+    Raises ValueError if the model is on another device, has no convolution from which to infer the image channels, or
+    its cost depends on values, not only on shapes.
     """
     if not all(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model must be on the meta device; build it there, or pass model.to('meta')")
@@ -101,8 +95,8 @@ class _Meter:
     def attached_to(self, model: nn.Module) -> Iterator[None]:
         with ExitStack() as stack:
             for name, module in model.named_modules():
-                stack.callback(module.register_forward_pre_hook(self._enter(name)).remove)
-                stack.callback(module.register_forward_hook(self._leave(name)).remove)
+                stack.enter_context(module.register_forward_pre_hook(partial(self._enter, name)))
+                stack.enter_context(module.register_forward_hook(partial(self._leave, name)))
             stack.enter_context(self._counter)
             yield
             self._charge()
@@ -112,25 +106,19 @@ class _Meter:
         self.flops[self._running[-1]] += total - self._charged
         self._charged = total
 
-    def _enter(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor]) -> None:
-            self._charge()
-            self._running.append(name)
+    def _enter(self, name: str, module: nn.Module, args: tuple[Tensor]) -> None:
+        self._charge()
+        self._running.append(name)
 
-        return hook
-
-    def _leave(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor], output: Any) -> None:
-            self._charge()
-            self._running.pop()
-            if isinstance(module, ShiftedWindowAttention):
-                batch, height, width, channels = args[0].shape
-                window, _ = module.windows_on(height, width)
-                rows, columns = window_grid(height, width, window)
-                tokens = batch * (rows * window[0] * columns * window[1] - height * width)
-                self.padding[f'{name}.w_msa.proj'] += tokens * channels**2
-
-        return hook
+    def _leave(self, name: str, module: nn.Module, args: tuple[Tensor], output: Any) -> None:
+        self._charge()
+        self._running.pop()
+        if isinstance(module, ShiftedWindowAttention):
+            batch, height, width, channels = args[0].shape
+            window, _ = module.windows_on(height, width)
+            rows, columns = window_grid(height, width, window)
+            tokens = batch * (rows * window[0] * columns * window[1] - height * width)
+            self.padding[f'{name}.w_msa.proj'] += tokens * channels**2
 
 
 @contextmanager
@@ -151,12 +139,7 @@ def _with_ancestors(own: Mapping[str, int]) -> Counter[str]:
     """Add the value of each module to all modules that contain it."""
     inclusive: Counter[str] = Counter()
     for name, value in own.items():
-        for module in (*reversed(_ancestors(name)), name):
-            inclusive[module] += value
+        parts = name.split('.') if name else []
+        for length in range(len(parts) + 1):
+            inclusive['.'.join(parts[:length])] += value
     return inclusive
-
-
-def _ancestors(name: str) -> list[str]:
-    """Return the names of the modules that contain ``name``, innermost first and '' last."""
-    parts = name.split('.') if name else []
-    return ['.'.join(parts[:length]) for length in reversed(range(len(parts)))]

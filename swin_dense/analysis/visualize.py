@@ -1,7 +1,8 @@
 """Figures of features, attention, Grad-CAM, windows, masks and cost; every function returns a matplotlib figure.
 
 Figures are created without pyplot, so they need no display and no global state. Save one with
-``figure.savefig('picture.png')`` or ``.pdf``.
+``figure.savefig('picture.png')`` or ``.pdf``. An image is any source of :func:`swin_dense.features.images.read_image`;
+with ``bgr``, arrays and tensors are in BGR order.
 """
 
 from __future__ import annotations
@@ -34,15 +35,10 @@ _COST_SIDES, _COST_TICKS = range(112, 1793, 112), (112, 224, 448, 896, 1792)
 
 
 def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
-    """Draw the image and every level, with its first three principal components as red, green and blue.
-
-    Args:
-        pyramid: the pyramid of the image.
-        image: any source of :func:`swin_dense.features.images.read_image`.
-        bgr: an array or tensor is in BGR order.
-    """
+    """Draw an image and every level, with its first three principal components as red, green and blue."""
+    pixels = _pixels_of(image, bgr, pyramid.image_size)
     figure, axes = _panels(1 + len(pyramid), pyramid.image_size)
-    _show_image(axes[0], image, pyramid.image_size, bgr)
+    _show_image(axes[0], pixels)
     axes[0].set_title(f'image {pyramid.image_size[0]} x {pyramid.image_size[1]}')
     for ax, (stride, level) in zip(axes[1:], pyramid.items(), strict=True):
         _show_cells(ax, pca_rgb(level), stride, pyramid.image_size)
@@ -51,25 +47,19 @@ def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
 
 
 def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] = (), bgr: bool = False) -> Figure:
-    """Draw the attention weights of a token as heat maps over the image: the mean over all heads, then single heads.
-
-    Args:
-        attention: output of :func:`swin_dense.analysis.explain.token_attention`.
-        image: the image of ``attention``.
-        heads: indices of the heads, from 0.
-        bgr: an array or tensor is in BGR order.
-    """
+    """Draw the attention weights of a token as heat maps over the image: the mean over all heads, then single heads."""
     count = len(attention.weights)
     for head in heads:
         checks.one_of(f'every entry of {checks.argument("heads")}', head, range(count))
     panels = [(f'mean of {count} heads', attention.weights.mean(0), float(attention.padding.mean()))]
     panels += [(f'head {head}', attention.weights[head], float(attention.padding[head])) for head in heads]
+    pixels = _pixels_of(image, bgr, attention.image_size)
     figure, axes = _panels(1 + len(panels), attention.image_size)
+    _show_image(axes[0], pixels)
     axes[0].set_title('token')
     for ax, (title, heat, padding) in zip(axes[1:], panels, strict=True):
-        _show_heat(ax, heat, attention.stride, attention.image_size, image, bgr)
+        _show_heat(ax, heat, attention.stride, pixels)
         ax.set_title(title if padding < 0.005 else f'{title}, {padding:.0%} on padding')
-    _show_image(axes[0], image, attention.image_size, bgr)
     for ax in axes:
         row, column = attention.cell
         corner = (column * attention.stride, row * attention.stride)
@@ -79,13 +69,12 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
 
 def draw_grad_cam(cams: Mapping[int, Tensor], image: Any, bgr: bool = False) -> Figure:
     """Draw Grad-CAMs, {stride: (H, W)} of :func:`swin_dense.analysis.explain.grad_cam`, as heat maps over the image."""
-    pixels = read_image(image, bgr=bgr, page=0)
-    image_size = (pixels.shape[1], pixels.shape[2])
-    figure, axes = _panels(1 + len(cams), image_size)
-    _show_image(axes[0], image, image_size, bgr)
+    pixels = _pixels_of(image, bgr)
+    figure, axes = _panels(1 + len(cams), (pixels.shape[0], pixels.shape[1]))
+    _show_image(axes[0], pixels)
     axes[0].set_title('image')
     for ax, (stride, cam) in zip(axes[1:], cams.items(), strict=True):
-        _show_heat(ax, cam, stride, image_size, image, bgr)
+        _show_heat(ax, cam, stride, pixels)
         ax.set_title(f'stride {stride}')
     return figure
 
@@ -95,38 +84,36 @@ def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) 
 
     Cells of one tint belong to one window. With a shift, the windows at the edges consist of regions from opposite
     sides; the regions of one window share a bright colour, but attention stays within each region. Padding cells, which
-    also take part in attention, are hatched.
-
-    Args:
-        image: any source of :func:`swin_dense.features.images.read_image`.
-        stride: stride of the stage in pixels per cell.
-        window_size: (height, width) in cells.
-        bgr: an array or tensor is in BGR order.
+    also take part in attention, are hatched. The stride is in pixels per cell, the window in cells.
     """
     window_size = checks.pair('window_size', window_size)
-    pixels = read_image(image, bgr=bgr, page=0)
-    image_size = (pixels.shape[1], pixels.shape[2])
+    pixels = _pixels_of(image, bgr)
+    image_size = (pixels.shape[0], pixels.shape[1])
     rows, columns = window_grid(*level_size(image_size, stride), window_size)
     padded = (rows * window_size[0] * stride, columns * window_size[1] * stride)
     figure, axes = _panels(2, padded, side=5.2)
     for ax, shift in zip(axes, ((0, 0), (window_size[0] // 2, window_size[1] // 2)), strict=True):
-        _show_image(ax, image, image_size, bgr)
+        _show_image(ax, pixels)
         cells = (rows * window_size[0], columns * window_size[1])
         windows, regions = _window_ids(cells, window_size, shift)
         _show_cells(ax, _tint(windows, regions, columns), stride, padded)
-        _draw_borders(ax, windows * 9 + regions, stride)
-        _hatch_padding(ax, image_size, padded, stride)
+        # Draw lines between neighbouring cells of different regions, and hatch the padding.
+        ids = windows * 9 + regions
+        lines: dict[str, Any] = {'colors': 'black', 'linewidth': 0.8}
+        row, column = np.nonzero(ids[1:] != ids[:-1])
+        ax.hlines((row + 1) * stride, column * stride, (column + 1) * stride, **lines)
+        row, column = np.nonzero(ids[:, 1:] != ids[:, :-1])
+        ax.vlines((column + 1) * stride, row * stride, (row + 1) * stride, **lines)
+        height, width = (side * stride for side in level_size(image_size, stride))
+        style: dict[str, Any] = {'facecolor': 'none', 'edgecolor': 'grey', 'hatch': '////', 'linewidth': 0}
+        ax.add_patch(Rectangle((width, 0), padded[1] - width, padded[0], **style))
+        ax.add_patch(Rectangle((0, height), width, padded[0] - height, **style))
         ax.set_title(f'stride {stride}: windows of {window_size[0]} x {window_size[1]}, shift {shift[0]}, {shift[1]}')
     return figure
 
 
 def draw_costs(arch: str, window_size: Pair) -> Figure:
-    """Draw the FLOPs of a backbone against the side of a square image, for global and for window attention.
-
-    Args:
-        arch: 'swin_t', 'swin_s', 'swin_b' or 'swin_l'.
-        window_size: (height, width) in tokens.
-    """
+    """Draw the FLOPs of a backbone against the side of a square image, for global and for window attention."""
     letter = arch_letter(arch)
     figure = Figure(figsize=(7, 4.5), layout='constrained')
     axes = figure.add_subplot()
@@ -155,9 +142,7 @@ def draw_costs(arch: str, window_size: Pair) -> Figure:
 def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
     """Draw the attention masks of the four kinds of shifted windows, as matrices of query and key tokens.
 
-    Args:
-        grid: (height, width) of the map in tokens.
-        window_size: (height, width) in tokens, at most 64 x 64.
+    The map is a ``grid`` of tokens, and the window has at most 64 x 64.
     """
     grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
     if max(window_size) > _LARGEST_MASK:
@@ -171,13 +156,10 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
     )
     rows, columns = window_grid(height, width, window_size)
     ids = region_ids(height, width, window_size, shift).reshape(rows, columns, -1)
-    kinds = {'bottom right': ids[-1, -1]}
-    if columns > 1:
-        kinds = {'bottom row': ids[-1, 0], **kinds}
-    if rows > 1:
-        kinds = {'right column': ids[0, -1], **kinds}
-    if rows > 1 and columns > 1:
-        kinds = {'inside': ids[0, 0], **kinds}
+    # With one row or column of windows, some kinds are the same window, which has the last of their names.
+    names = {(0, 0): 'inside', (0, columns - 1): 'right column', (rows - 1, 0): 'bottom row'}
+    names[rows - 1, columns - 1] = 'bottom right'
+    kinds = {name: ids[place] for place, name in names.items()}
     figure, axes = _panels(len(kinds), (1, 1), side=3.2, margin=0.8)
     for ax, (name, window) in zip(axes, kinds.items(), strict=True):
         ax.set_axis_on()
@@ -202,36 +184,37 @@ def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> t
     return figure, axes[:count]
 
 
-def _show_image(ax: Axes, image: Any, image_size: Pair, bgr: bool, brightness: float = 1.0) -> None:
-    pixels = read_image(image, bgr=bgr, page=0)
-    if tuple(pixels.shape[1:]) != tuple(image_size):
+def _pixels_of(image: Any, bgr: bool, expected: Pair | None = None) -> np.ndarray:
+    """Return an image as colours, (H, W, 3) in [0, 1]; raise ValueError if it has not the expected size."""
+    pixels = read_image(image, bgr=bgr, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
+    if expected is not None and pixels.shape[:2] != tuple(expected):
         raise ValueError(
-            f'the image has {tuple(pixels.shape[1:])} pixels but the features are of an image of {tuple(image_size)} '
-            'pixels; use the same image for both'
+            f'the image has {pixels.shape[:2]} pixels but the features are of an image of {tuple(expected)} pixels; '
+            'use the same image for both'
         )
-    ax.imshow(brightness * pixels.permute(1, 2, 0).clamp(0, 1).numpy(), extent=_extent(image_size))
-    _limit(ax, image_size)
+    return pixels
 
 
-def _show_cells(ax: Axes, cells: np.ndarray, stride: int, image_size: Pair, **style: Any) -> Any:
+def _show_image(ax: Axes, pixels: np.ndarray) -> None:
+    ax.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0))
+
+
+def _show_cells(ax: Axes, cells: np.ndarray, stride: int, image_size: Pair) -> None:
     """Show a map with each cell over its pixels; cells that extend beyond the image are clipped."""
-    shown = ax.imshow(
-        cells,
-        extent=_extent((cells.shape[0] * stride, cells.shape[1] * stride)),
-        interpolation='nearest',
-        **style,
-    )
-    _limit(ax, image_size)
-    return shown
+    bottom, right = cells.shape[0] * stride, cells.shape[1] * stride
+    ax.imshow(cells, extent=(0, right, bottom, 0), interpolation='nearest')
+    ax.set_xlim(0, image_size[1])
+    ax.set_ylim(image_size[0], 0)
 
 
-def _show_heat(ax: Axes, heat: Tensor, stride: int, image_size: Pair, image: Any, bgr: bool) -> None:
+def _show_heat(ax: Axes, heat: Tensor, stride: int, pixels: np.ndarray) -> None:
     """Show a heat map (H, W) over the darkened image; larger values are more opaque."""
-    _show_image(ax, image, image_size, bgr, brightness=0.55)
+    _show_image(ax, 0.55 * pixels)
     values = heat.detach().cpu().float().numpy()
     top = values.max()
     scaled = values / top if top > 0 else values
-    _show_cells(ax, np.dstack([colormaps['inferno'](scaled)[:, :, :3], 0.75 * np.sqrt(scaled)]), stride, image_size)
+    colours = np.dstack([colormaps['inferno'](scaled)[:, :, :3], 0.75 * np.sqrt(scaled)])
+    _show_cells(ax, colours, stride, (pixels.shape[0], pixels.shape[1]))
 
 
 def _window_ids(cells: Pair, window_size: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -253,27 +236,3 @@ def _tint(windows: np.ndarray, regions: np.ndarray, columns: int) -> np.ndarray:
     for index, window in enumerate(mixed):
         colours[windows == window] = (*colormaps['tab20'](index % 20)[:3], 0.5)
     return colours
-
-
-def _draw_borders(ax: Axes, ids: np.ndarray, stride: int) -> None:
-    """Draw lines between neighbouring cells with different ids."""
-    rows, columns = np.nonzero(ids[1:] != ids[:-1])
-    ax.hlines((rows + 1) * stride, columns * stride, (columns + 1) * stride, colors='black', linewidth=0.8)
-    rows, columns = np.nonzero(ids[:, 1:] != ids[:, :-1])
-    ax.vlines((columns + 1) * stride, rows * stride, (rows + 1) * stride, colors='black', linewidth=0.8)
-
-
-def _hatch_padding(ax: Axes, image_size: Pair, padded: Pair, stride: int) -> None:
-    height, width = (side * stride for side in level_size(image_size, stride))
-    style: dict[str, Any] = {'facecolor': 'none', 'edgecolor': 'grey', 'hatch': '////', 'linewidth': 0}
-    ax.add_patch(Rectangle((width, 0), padded[1] - width, padded[0], **style))
-    ax.add_patch(Rectangle((0, height), width, padded[0] - height, **style))
-
-
-def _extent(size: Pair) -> tuple[float, float, float, float]:
-    return 0, size[1], size[0], 0
-
-
-def _limit(ax: Axes, image_size: Pair) -> None:
-    ax.set_xlim(0, image_size[1])
-    ax.set_ylim(image_size[0], 0)

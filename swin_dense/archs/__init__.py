@@ -66,18 +66,16 @@ def published_letter(options: Mapping[str, Any]) -> str | None:
     return None
 
 
-# Prefixes of model names, in front of the letter of the architecture.
-PREFIXES = {'swin': ('swin_', 'swin-'), 'swinv2': ('swinv2_', 'swinv2-', 'swin_v2_', 'swin-v2-')}
+_PREFIX = re.compile(r'swin(?P<v2>[_-]?v2)?[_-]')
 
 
 def split_name(name: str) -> tuple[str | None, str]:
     """Split a model name into its family, 'swin', 'swinv2' or None, and the rest: ('swin', 't') for 'swin_t'."""
     name = name.lower()
-    for family in ('swinv2', 'swin'):
-        for prefix in PREFIXES[family]:
-            if name.startswith(prefix):
-                return family, name.removeprefix(prefix)
-    return None, name
+    prefix = _PREFIX.match(name)
+    if prefix is None:
+        return None, name
+    return 'swinv2' if prefix['v2'] else 'swin', name[prefix.end() :]
 
 
 # The rest of a name, after the prefix, in timm's model names and in the authors' file names.
@@ -87,12 +85,7 @@ _CHECKPOINT_NAME = re.compile(rf'({"|".join(ALIASES)})_(?:patch4_)?window(\d+)')
 def arch_letter(name: str, family: str = 'swin') -> str:
     """Return the letter of a named architecture: 't' for 't', 'tiny', 'swin_t' and 'swin_tiny'.
 
-    Args:
-        name: name of an architecture, with or without its family as a prefix.
-        family: 'swin' or 'swinv2'; a prefix in ``name`` must match it.
-
-    Raises:
-        ValueError: the name is unknown, or belongs to the other family.
+    Raises ValueError if the name is unknown, or has the prefix of another family than 'swin' or 'swinv2'.
     """
     named, short = split_name(name)
     if named not in (None, family):
@@ -124,16 +117,9 @@ def arch_letter(name: str, family: str = 'swin') -> str:
 
 
 def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> Arch:
-    """Return the architecture for a name or a mapping.
+    """Return the architecture for a name, as of :func:`arch_letter`, or a mapping with the fields of :class:`Arch`.
 
-    Args:
-        arch: 't', 's', 'b' or 'l', a longer form such as 'tiny', 'swin_t' or 'swin_tiny', or a mapping with the keys
-            ``embed_dims``, ``depths`` and ``num_heads``.
-        family: 'swin' or 'swinv2'; a prefix in the name must match it.
-
-    Raises:
-        ValueError: the name is unknown, keys are missing or unknown, or the values do not fit together.
-        TypeError: ``arch`` has another type.
+    Raises ValueError if the name is unknown or the values do not fit together, TypeError for another type.
     """
     if isinstance(arch, Arch):
         return arch

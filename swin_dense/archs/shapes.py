@@ -11,11 +11,7 @@ _BLOCK = re.compile(r'stages\.(\d{1,3})\.blocks\.(\d{1,3})\.')
 
 
 def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Infer the options of a model from the shapes of its parameters; omit those on which parameters disagree.
-
-    Args:
-        shapes: maps our parameter names to shapes.
-    """
+    """Infer the options of a model from the shapes of its parameters; omit those on which parameters disagree."""
     inferred: dict[str, set[Any]] = {'use_abs_pos_embed': {'absolute_pos_embed' in shapes}}
     if len(patch := shapes.get('patch_embed.projection.weight', ())) == 4:
         inferred.update(in_channels={patch[1]}, patch_size={patch[2]})

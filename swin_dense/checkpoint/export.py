@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
 from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.read import file_digest, safetensors_torch
-from swin_dense.ops.windows import Pair, log_spaced_offsets
+from swin_dense.checkpoint.resize import offsets
+from swin_dense.ops.windows import log_spaced_offsets
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination, written_whole
 from swin_dense.utils.choices import FAMILIES
@@ -55,16 +56,7 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
 
 
 def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Target) -> dict[str, Tensor]:
-    """Return a copy of some or all backbone parameters with the names and layouts of another library.
-
-    Args:
-        parameters: maps our parameter names to tensors.
-        family: see :func:`export_state_dict`.
-        target: the backbone that the parameters belong to.
-
-    Raises:
-        ValueError: the family is unknown or has no Swin V2, or a name is not a parameter of a Swin.
-    """
+    """Return a copy of some or all parameters of a backbone, by our names, as :func:`export_state_dict` does of all."""
     checks.one_of('family', family, FAMILIES)
     layout = EXPORTED[family]
     if target.version == 2:
@@ -74,6 +66,7 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
     if layout.joined_bias:
         parameters = _join_biases(parameters)
     exported = {}
+    window = target.backbone.window_size
     for our_name, parameter in parameters.items():
         name = MMDET.read(our_name)
         if name is None:
@@ -86,43 +79,33 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
             exported[inner + key] = tensor.clone(memory_format=torch.contiguous_format)
             if name.role == 'logit_scale' and layout.coordinates:
                 trained = target.trained_windows[name.stage or 0]
-                exported[key.replace('logit_scale', COORDINATES)] = _coordinates(target.backbone.window_size, trained)
+                grid = (1, *offsets(window), 2)
+                exported[key.replace('logit_scale', COORDINATES)] = log_spaced_offsets(window, trained).view(grid)
             if name.role in ('table', 'logit_scale') and layout.index is not None:
-                index = _position_index(target.backbone.window_size)
+                # The row in the table of each pair of tokens, (T, T): the difference of their numbers in its grid.
+                token = torch.arange(window[0])[:, None] * offsets(window)[1] + torch.arange(window[1])
+                index = token.flatten()[:, None] - token.flatten() + token.max()
                 index_key = key.rpartition('.')[0] + '.relative_position_index'
                 exported[inner + index_key] = index.flatten() if layout.index == 'flat' else index
     return exported
 
 
 def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> dict[str, Any]:
-    """Return a state dict with the nesting and prefix that the loader of a family expects in a file.
-
-    Args:
-        state_dict: from :func:`export_state_dict`.
-        family: the family of ``state_dict``.
-        flat: do not nest the state dict under a key, because safetensors files hold a flat dict.
-    """
+    """Return a state dict of a family with the prefix and, unless ``flat``, the nesting that its loader expects."""
     key, prefix = _LOCATIONS.get(family, (None, ''))
     prefixed = {prefix + name: tensor for name, tensor in state_dict.items()}
     return prefixed if flat or key is None else {key: prefixed}
 
 
 def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
-    """Write a checkpoint atomically.
+    """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path.
 
     Args:
-        path: the destination. With the suffix .safetensors, ``checkpoint`` must be a flat dict of tensors.
+        path: the destination.
         checkpoint: the data to write.
         force: overwrite an existing file.
         add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies; more, if
             none of them is a letter.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        FileExistsError: the file exists and ``force`` is not set.
-        FileNotFoundError: the folder of ``path`` does not exist.
     """
     check_destination(path, force)
     with written_whole(path) as unfinished:
@@ -139,15 +122,6 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
     return unfinished.destination
 
 
-def _position_index(window: Pair) -> Tensor:
-    """Return the row in the bias table for each pair of tokens in a window, shape (T, T)."""
-    height, width = window
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing='ij')
-    row_offsets = rows.flatten()[:, None] - rows.flatten()[None] + height - 1
-    column_offsets = columns.flatten()[:, None] - columns.flatten()[None] + width - 1
-    return row_offsets * (2 * width - 1) + column_offsets
-
-
 def _join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Join the query and value biases of V2 into one qkv bias, with a key bias of zeros."""
     joined = {name: tensor for name, tensor in parameters.items() if not name.endswith(('.q_bias', '.v_bias'))}
@@ -156,8 +130,3 @@ def _join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
             stem = name.removesuffix('q_bias')
             joined[f'{stem}qkv.bias'] = torch.cat([q_bias, torch.zeros_like(q_bias), parameters[f'{stem}v_bias']])
     return joined
-
-
-def _coordinates(window: Pair, trained: Pair) -> Tensor:
-    """Return the coordinate buffer of a window, scaled to the pretraining window."""
-    return log_spaced_offsets(window, trained).view(1, 2 * window[0] - 1, 2 * window[1] - 1, 2)

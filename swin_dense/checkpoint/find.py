@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,8 +95,7 @@ class Found:
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
     """Return all tensors and stand-ins in nested dicts by dotted name, so that keys of containers become prefixes.
 
-    Cycles, ``optimizer`` states, dicts nested deeper than 32 levels, and a dict that is in more than 8 places are
-    skipped.
+    Cycles, ``optimizer`` states, dicts nested too deep, and a dict that is in too many places are skipped.
     """
     return dict(_values('', checkpoint, (), Counter()))
 
@@ -118,11 +117,7 @@ def _values(name: str, value: Any, around: tuple[int, ...], visits: Counter[int]
 
 
 def find(values: Mapping[str, Value], described: str, prefix: str | None = None, ema: bool = False) -> Found:
-    """Find the backbone in the result of :func:`flatten`, and convert it; see :func:`load_checkpoint`.
-
-    Raises:
-        CheckpointError: the checkpoint has no Swin backbone, or several.
-    """
+    """Find the backbone in the result of :func:`flatten`, and convert it; see :func:`load_checkpoint`."""
     plain_names = {key: plain_name(key) for key in values}
     # mmengine's EMAHook saves the average as state_dict and the current weights as ema_state_dict.
     ema = ema and 'ema_state_dict.steps' not in values
@@ -131,7 +126,14 @@ def find(values: Mapping[str, Value], described: str, prefix: str | None = None,
         raise _none_found(values, described)
     scheme, prefix = _choose(candidates, described, prefix, ema)
     family = resolve_family(scheme, prefix, plain_names.values())
-    found = Found(described, _label(family, prefix, plain_names.values()), prefix, family.version, family.stems)
+    label = family.name
+    for library, end, beside, special in _LABELS:
+        start = _around(prefix) + beside
+        is_beside = any(plain.startswith(start) for plain in plain_names.values())
+        if family.name == library and prefix.endswith(end) and is_beside:
+            label = special
+            break
+    found = Found(described, label, prefix, family.version, family.stems)
     parts: dict[Name, dict[int, str]] = {}
     for key, plain in plain_names.items():
         name = family.read(plain.removeprefix(prefix)) if plain.startswith(prefix) else None
@@ -144,8 +146,12 @@ def find(values: Mapping[str, Value], described: str, prefix: str | None = None,
             _keep_other(key, plain, values, family, found)
     for name, keys in parts.items():
         _convert(name, [keys[part] for part in sorted(keys)], values, family, found)
-    if family.joined_bias:
-        _split_biases(found)
+    if family.joined_bias:  # into a query and a value bias; the key bias has no effect and is dropped
+        for joined in [ours for ours in found.parameters if ours.endswith('.attn.w_msa.qkv.bias')]:
+            q_bias, _, v_bias = found.parameters.pop(joined).chunk(3)
+            stem = joined.removesuffix('qkv.bias')
+            found.parameters.update({f'{stem}q_bias': q_bias, f'{stem}v_bias': v_bias})
+            found.keys[f'{stem}q_bias'] = found.keys[f'{stem}v_bias'] = found.keys.pop(joined)
     return found
 
 
@@ -243,60 +249,37 @@ def _choose(candidates: dict[Candidate, set[str]], described: str, prefix: str |
     parts = {choice: set(choice[1].split('.')) for choice in candidates}
     chosen = [c for c in candidates if bool(_AVERAGES & parts[c]) == ema and not _MOMENTUM_BRANCHES & parts[c]]
     if prefix is not None:
-        named = _named(candidates, prefix)
+        # Those with this prefix, or else those whose prefix contains its components.
+        wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
+        named = [choice for choice in candidates if choice[1] == wanted]
+        if not named and wanted:
+            named = [choice for choice in candidates if f'.{wanted}' in f'.{choice[1]}']
         chosen = [choice for choice in named if choice in chosen] or named
     # A few unrelated keys may match, and the schemes of two libraries have the names of the MLP in common, but a
     # backbone, whole or partly wrapped, has more kinds of parameters.
     enough = min(3, max((len(candidates[choice]) for choice in chosen), default=0))
     chosen = [choice for choice in chosen if len(candidates[choice]) >= enough]
-    if len(chosen) != 1:
-        raise CheckpointError(f'{described}: {_why_no_choice(candidates, chosen, prefix, ema)}')
-    return chosen[0]
-
-
-def _named(candidates: Iterable[Candidate], prefix: str) -> list[Candidate]:
-    """Return the candidates with a prefix, or else those whose prefix contains its components."""
-    wanted = plain_name(f'{prefix.rstrip(".")}.') if prefix else ''
-    exact = [choice for choice in candidates if choice[1] == wanted]
-    return exact or [choice for choice in candidates if wanted and f'.{wanted}' in f'.{choice[1]}']
-
-
-def _why_no_choice(candidates: Iterable[Candidate], chosen: list[Candidate], prefix: str | None, ema: bool) -> str:
+    if len(chosen) == 1:
+        return chosen[0]
+    average, all_prefixes = checks.argument('ema', True), _prefixes(candidates)
     if chosen:
-        return (
+        reason = (
             f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with '
             f'{checks.argument("prefix", ...)}'
         )
-    if prefix is not None:
-        return f'no backbone under {checks.argument("prefix", prefix)}, only under {_prefixes(candidates)}'
-    average = checks.argument('ema', True)
-    if ema:
-        return f'the checkpoint contains no running average of the weights; omit {average}'
-    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with {average}'
+    elif prefix is not None:
+        reason = f'no backbone under {checks.argument("prefix", prefix)}, only under {all_prefixes}'
+    elif ema:
+        reason = f'the checkpoint contains no running average of the weights; omit {average}'
+    else:
+        reason = f'the checkpoint contains only running averages, under {all_prefixes}; load them with {average}'
+    raise CheckpointError(f'{described}: {reason}')
 
 
 def _prefixes(choices: Iterable[Candidate]) -> str:
     return ', '.join(sorted({repr(prefix) for _, prefix in choices}))
 
 
-def _label(family: Family, prefix: str, keys: Collection[str]) -> str:
-    """Return the name of the library in reports."""
-    for library, end, beside, label in _LABELS:
-        start = _around(prefix) + beside
-        if family.name == library and prefix.endswith(end) and any(key.startswith(start) for key in keys):
-            return label
-    return family.name
-
-
 def _around(prefix: str) -> str:
     """Return the prefix of the module that contains the one with this prefix."""
     return ''.join(prefix[:-1].rpartition('.')[:2])
-
-
-def _split_biases(found: Found) -> None:
-    """Split each joined qkv bias of V2 into a query and a value bias. The key bias has no effect and is dropped."""
-    for name in [name for name in found.parameters if name.endswith('.attn.w_msa.qkv.bias')]:
-        q_bias, _, v_bias = found.parameters.pop(name).chunk(3)
-        stem = name.removesuffix('qkv.bias')
-        found.parameters.update({f'{stem}q_bias': q_bias, f'{stem}v_bias': v_bias})
-        found.keys[f'{stem}q_bias'] = found.keys[f'{stem}v_bias'] = found.keys.pop(name)

@@ -64,11 +64,7 @@ class Target:
 
     @classmethod
     def of(cls, model: nn.Module) -> Target:
-        """Describe a SwinBackbone or a SwinClassifier.
-
-        Raises:
-            TypeError: ``model`` is neither.
-        """
+        """Describe a SwinBackbone or a SwinClassifier; raise TypeError for other modules."""
         is_classifier = getattr(model, 'is_swin_classifier', False) is True
         backbone: Any = model.backbone if is_classifier else model
         if not hasattr(backbone, 'patch_embed') or not hasattr(backbone, 'position_grid'):
@@ -123,23 +119,23 @@ class Target:
             hidden = {name for name, match in stages.items() if int(match[1]) < self.stages}
             names, shapes = {name: name for name in hidden}, dict.fromkeys(hidden)
             return replace(self, names={**names, **self.names}, shapes={**shapes, **self.shapes})
-        ours = {own: name for name, tensor in given.items() if (own := self._wrapped(name, tuple(tensor.shape)))}
+        ours = {}
+        for name, tensor in given.items():
+            # The parameters of this shape, with components inserted into this name (by LoRA, say).
+            dots = [index for index, character in enumerate(name) if character == '.']
+            wrapped = [
+                own
+                for own in self.added
+                if self.shapes[own] == tensor.shape
+                and any(own.startswith(name[:dot]) and own.endswith(name[dot:]) for dot in dots)
+            ]
+            if len(wrapped) == 1:
+                ours[wrapped[0]] = name
         return replace(
             self,
             names={ours.get(own, own): key for own, key in self.names.items()},
             shapes={ours.get(own, own): shape for own, shape in self.shapes.items()},
         )
-
-    def _wrapped(self, name: str, shape: Shape) -> str | None:
-        """Return the parameter of this shape and of this name with components inserted (by LoRA, say), if unique."""
-        dots = [index for index, character in enumerate(name) if character == '.']
-        inside = [
-            own
-            for own in self.added
-            if self.shapes[own] == shape
-            and any(own.startswith(name[:dot]) and own.endswith(name[dot:]) for dot in dots)
-        ]
-        return inside[0] if len(inside) == 1 else None
 
 
 def is_standard(name: str) -> bool:
@@ -159,11 +155,7 @@ def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Options:
-    """Options for weights that do not match the model; see :func:`swin_dense.checkpoint.load_checkpoint`.
-
-    Raises:
-        ValueError: ``table_resize`` or ``in_channels`` is unknown.
-    """
+    """Options for weights that do not match the model; see :func:`swin_dense.checkpoint.load_checkpoint`."""
 
     allow_partial: bool = False
     final_norm: bool = False
@@ -177,13 +169,11 @@ class Options:
 
 
 def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tensor], Report]:
-    """Return the tensors to load, with the names and shapes of the model, and the report.
-
-    Raises:
-        CheckpointError: parameters are missing, have wrong shapes or are not part of the model.
-    """
+    """Return the tensors to load, with the names and shapes of the model, and the report, or raise CheckpointError."""
     if options.window_size is not None:
-        _use_window(options.window_size, found)
+        for name, table in found.parameters.items():
+            if _is_table(name) and table.shape[:1].numel() == math.prod(offsets(options.window_size)):
+                found.sizes[name] = options.window_size
     _check_network(found, target, options)
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
     if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
@@ -222,14 +212,7 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
         return
     if target.is_classifier and 'head.weight' not in found.parameters:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
-    if len({(x.shape[:1], found.sizes.get(name)) for name, x in found.parameters.items() if _is_table(name)}) > 1:
-        _check_windows(found, target)
-    if found.version == 2:
-        _check_trained_windows(found, target)
-
-
-def _check_windows(found: Found, target: Target) -> None:
-    """Raise a CheckpointError if windows differ per stage, as far as buffers or lengths of tables determine them."""
+    # The window of each stage, as far as buffers or lengths of tables determine it.
     windows = {}
     for name, table in found.parameters.items():
         if _is_table(name) and table.ndim == 2 and (stage := STAGE.match(name)) and int(stage[1]) < target.stages:
@@ -239,15 +222,14 @@ def _check_windows(found: Found, target: Target) -> None:
     if len(set(windows.values())) > 1:
         shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
         raise CheckpointError(
-            f'{found.described} ({found.family}): its windows differ per stage ({shown} tokens), but a model has one '
-            'window for all stages, so the tables of other stages would be resized, which changes their maps',
+            f'{described}: its windows differ per stage ({shown} tokens), but a model has one window for all stages, '
+            'so the tables of other stages would be resized, which changes their maps',
             '. To resize them, build the model with one of these windows as window_size and use '
             'load_checkpoint(..., allow_partial=True)',
         )
-
-
-def _check_trained_windows(found: Found, target: Target) -> None:
-    """Raise a CheckpointError if a V2 model would give its position networks coordinates of another scale."""
+    if found.version == 1:
+        return
+    # The windows to which the position networks of V2 scale their coordinates.
     given = [found.trained_windows.get(stage) for stage in range(target.stages)]
     pairs = list(zip(given, target.trained_windows, strict=False))
     if target.backbone.clamp_window and pairs[0][0] == pairs[0][1]:
@@ -256,7 +238,7 @@ def _check_trained_windows(found: Found, target: Target) -> None:
     if any(trained not in (None, own) for trained, own in pairs):
         sides = tuple(max(trained or own) for trained, own in zip(given, target.trained_windows, strict=False))
         raise CheckpointError(
-            f'{found.described} ({found.family}): its position networks were trained with windows of '
+            f'{described}: its position networks were trained with windows of '
             f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens per stage, other than those of '
             f'the model; build the model with pretrained_window_size={sides} and any window_size'
         )
@@ -316,13 +298,6 @@ def _is_table(name: str) -> bool:
 
 def _by(pair: Sequence[int]) -> str:
     return f'{pair[0]}x{pair[1]}'
-
-
-def _use_window(window: Pair, found: Found) -> None:
-    """Take a window that the user gives as that of the tables with as many offsets."""
-    for name, table in found.parameters.items():
-        if _is_table(name) and table.shape[:1].numel() == math.prod(offsets(window)):
-            found.sizes[name] = window
 
 
 def _use_final_norm(found: Found, target: Target) -> None:

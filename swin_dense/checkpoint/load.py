@@ -96,7 +96,14 @@ def load_checkpoint(
     """
     window = None if window_size is None else checks.pair('window_size', window_size)
     options = Options(allow_partial, final_norm, table_resize, in_channels, window)
-    target = _target_in(backbone)
+    # The model inside wrappers of data parallelism and compilation.
+    while isinstance(inner := getattr(backbone, 'module', getattr(backbone, '_orig_mod', None)), nn.Module):
+        backbone = inner
+    target = Target.of(backbone)
+    if target.is_meta:
+        raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
+    if any(hasattr(parameter, 'device_mesh') for parameter in backbone.parameters()):
+        raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
     return load_found(target, find_backbone(source, prefix, ema, trust), options, log)
 
 
@@ -127,18 +134,6 @@ def load_found(target: Target, found: Found, options: Options = _STANDARD, log: 
     if log is not None:
         log(report)
     return report
-
-
-def _target_in(model: nn.Module) -> Target:
-    """Describe the model inside wrappers of data parallelism and compilation, into which weights can be copied."""
-    while isinstance(inner := getattr(model, 'module', getattr(model, '_orig_mod', None)), nn.Module):
-        model = inner
-    target = Target.of(model)
-    if target.is_meta:
-        raise CheckpointError('the backbone is on the meta device and has no memory; call to_empty(...) first')
-    if any(hasattr(parameter, 'device_mesh') for parameter in model.parameters()):
-        raise CheckpointError('the backbone is sharded over devices; load the checkpoint before fully_shard(...)')
-    return target
 
 
 def _input_preset(found: Found, report: Report) -> str | None:
@@ -188,9 +183,6 @@ def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any],
 
     A hook for ``register_load_state_dict_pre_hook``, which passes the arguments; ``state_dict`` is a copy made for
     this load. PyTorch and mmengine always pass True for ``strict``, so it is ignored.
-
-    Raises:
-        CheckpointError: parameters of the backbone are missing or do not fit. The backbone keeps its weights.
     """
     if _required.get() != 'nothing':
         _convert(module, state_dict, prefix)
@@ -205,8 +197,16 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
     given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     if _needs_no_conversion(given, target) or (partial and not given):
         return
+    if not given and not prefix:
+        raise CheckpointError('the state dict is empty')
     if not given:
-        raise CheckpointError(_no_keys_message(prefix))
+        raise CheckpointError(
+            f'the checkpoint has no backbone weights: no key begins with {prefix!r}. If it is a checkpoint of a '
+            "backbone or a classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', "
+            'checkpoint=...) of the backbone in a config, or with load_checkpoint(model.backbone, ...). To keep the '
+            'weights of the backbone, load it inside "with swin_dense.allow_partial_loading():", or in a config set '
+            'allow_partial=True as an option of the backbone'
+        )
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
     try:
         found = find(flatten(given), described)
@@ -244,16 +244,4 @@ def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
             isinstance(tensor, Tensor) and target.shapes[own[key]] in (None, tuple(tensor.shape))
             for key, tensor in given.items()
         )
-    )
-
-
-def _no_keys_message(prefix: str) -> str:
-    if not prefix:
-        return 'the state dict is empty'
-    return (
-        f'the checkpoint has no backbone weights: no key begins with {prefix!r}. If it is a checkpoint of a backbone '
-        "or a classifier, load it into the backbone: with init_cfg=dict(type='Pretrained', checkpoint=...) of the "
-        'backbone in a config, or with load_checkpoint(model.backbone, ...). To keep the weights of the backbone, '
-        'load it inside "with swin_dense.allow_partial_loading():", or in a config set allow_partial=True as an '
-        'option of the backbone'
     )

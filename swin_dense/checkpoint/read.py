@@ -63,7 +63,11 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
     """
     path = path.expanduser()
     if path.is_dir():
-        path = _usual_file(path)
+        usual = [path / name for name in _USUAL_NAMES if (path / name).is_file()]
+        if not usual:
+            names = ' or '.join(_USUAL_NAMES)
+            raise CheckpointError(f'{path} is a folder without a {names}; give the checkpoint file in it')
+        path = usual[0]
     if not path.is_file():
         raise FileNotFoundError(f'no checkpoint file at {str(path)!r}{suggestion(str(path))}')
     if path.name.endswith(_INDEX):
@@ -101,19 +105,8 @@ def _check_suffix(path: Path, name: str) -> None:
         )
 
 
-def _usual_file(folder: Path) -> Path:
-    for name in _USUAL_NAMES:
-        if (folder / name).is_file():
-            return folder / name
-    raise CheckpointError(f'{folder} is a folder without a {" or ".join(_USUAL_NAMES)}; give the checkpoint file in it')
-
-
 def _read_index(path: Path) -> dict[str, list[str]]:
-    """Return the shards listed in an index of ``save_pretrained``, mapped to their tensor names.
-
-    Raises:
-        CheckpointError: the index is damaged, or lists a file that is not in its own folder.
-    """
+    """Return the shards listed in an index of ``save_pretrained``, mapped to their tensor names."""
     try:
         places = json.loads(path.read_text(encoding='utf-8'))['weight_map']
         shards = {
@@ -259,7 +252,14 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
 
 
 def _receive(address: str, path: Path) -> None:
-    with urlopen(_request(address), timeout=_TIMEOUT) as response:
+    """Download an address, which may contain credentials as in ``https://user:password@host/``."""
+    parts = urlsplit(address)
+    access, _, host = parts.netloc.rpartition('@')
+    request = Request(parts._replace(netloc=host).geturl(), headers={'User-Agent': 'swin_dense'})
+    if access:
+        encoded = b64encode(unquote(access).encode()).decode()
+        request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not sent to the host of a redirect
+    with urlopen(request, timeout=_TIMEOUT) as response:
         total = int(response.headers.get('Content-Length', -1))
         size = 'of unknown size' if total < 0 else f'{total / 1e6:.1f} MB'
         # A warning is printed without a configuration of logging, too.
@@ -274,17 +274,6 @@ def _receive(address: str, path: Path) -> None:
                 raise HTTPException(f'the connection ended after {file.tell()} of {total} bytes')
 
 
-def _request(address: str) -> Request:
-    """Return a request for an address, which may contain credentials as in ``https://user:password@host/``."""
-    parts = urlsplit(address)
-    access, _, host = parts.netloc.rpartition('@')
-    request = Request(parts._replace(netloc=host).geturl(), headers={'User-Agent': 'swin_dense'})
-    if access:
-        encoded = b64encode(unquote(access).encode()).decode()
-        request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not sent to the host of a redirect
-    return request
-
-
 def _download_from_hub(address: str) -> Path:
     """Download a file with huggingface_hub. For an index, also download its shards into the same folder."""
     hub = packages.optional(shown(address), 'huggingface_hub')
@@ -293,18 +282,15 @@ def _download_from_hub(address: str) -> Path:
     repository, _, revision = repository.partition('@')
     if not owner or not repository:
         raise CheckpointError(f'{shown(address)} must be of the form hf://owner/repository[@revision][/file]')
-    names = [file] if file else _USUAL_NAMES
     unreachable: Exception | None = None
 
     def fetch(name: str) -> Path:
         # An unreachable hub costs half a minute per attempt, so after the first failure only use the cache.
-        cached_only = unreachable is not None
-        return Path(
-            hub.hf_hub_download(f'{owner}/{repository}', name, revision=revision or None, local_files_only=cached_only)
-        )
+        options = {'revision': revision or None, 'local_files_only': unreachable is not None}
+        return Path(hub.hf_hub_download(f'{owner}/{repository}', name, **options))
 
     try:
-        for name in names:
+        for name in [file] if file else _USUAL_NAMES:
             try:
                 path = fetch(name)
                 break
@@ -313,7 +299,8 @@ def _download_from_hub(address: str) -> Path:
             except hub.errors.EntryNotFoundError:
                 continue
         else:
-            raise unreachable or CheckpointError(f'{shown(address)}: the repository has no file {" or ".join(names)}')
+            names = file or ' or '.join(_USUAL_NAMES)
+            raise unreachable or CheckpointError(f'{shown(address)}: the repository has no file {names}')
         for shard in _read_index(path) if path.name.endswith(_INDEX) else ():
             if fetch(str(PurePosixPath(name).with_name(shard))).parent != path.parent:
                 raise CheckpointError(f'{shown(address)} changed during the download; load it again')

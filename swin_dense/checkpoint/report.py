@@ -116,11 +116,8 @@ def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:
 def misfit(report: Report, given: Mapping[str, Any], wanted: Mapping[str, Any], excess: list[str]) -> CheckpointError:
     """Return the error of a failed load: the likely cause, then the parameters.
 
-    Args:
-        report: the report of the load.
-        given: the options that the shapes in the checkpoint determine.
-        wanted: those of the model.
-        excess: keys of a Swin in the checkpoint that are not part of the model.
+    ``given`` and ``wanted`` are the options by the shapes in the checkpoint and in the model, ``excess`` the keys of a
+    Swin that are not part of the model.
     """
     lines = [f'{report.source} ({report.family}) does not fit the model, which keeps its weights.']
     has_other_stem = any(map(_CONVOLUTIONAL_STEM.search, report.unexpected))
@@ -147,13 +144,7 @@ def misfit(report: Report, given: Mapping[str, Any], wanted: Mapping[str, Any], 
 
 
 def other_version(described: str, version: int, given: Mapping[str, Any]) -> CheckpointError:
-    """Return the error of loading a Swin V2 into a V1 or the reverse.
-
-    Args:
-        described: the checkpoint and its family.
-        version: the version of the checkpoint, 1 or 2.
-        given: the options that the shapes in the checkpoint determine.
-    """
+    """Return the error of loading a Swin of this version into a model of the other."""
     letter = published_letter(given)
     kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[version]
     name = f'{"swin_" if version == 1 else "swinv2_"}{letter}'

@@ -13,12 +13,7 @@ from swin_dense.utils import packages
 
 
 def window_of_index(index: Tensor, length: int) -> Pair | None:
-    """Return the window of a ``relative_position_index`` buffer, square or not, or None.
-
-    Args:
-        index: the buffer, T x T entries in any shape.
-        length: number of rows of the bias table.
-    """
+    """Return the window of a ``relative_position_index`` buffer, T x T entries, for a table of ``length`` rows."""
     tokens = math.isqrt(index.numel())
     index = index.reshape(-1)
     for height in range(1, tokens + 1):
@@ -38,8 +33,7 @@ def window_of_coordinates(coordinates: Tensor) -> Pair:
 def trained_window(coordinates: Tensor) -> Pair | None:
     """Return the pretraining window to which a coordinate buffer is scaled, or None if its values do not determine it.
 
-    Args:
-        coordinates: the buffer ``relative_coords_table``, (1, 2 * window height - 1, 2 * window width - 1, 2).
+    The buffer ``relative_coords_table`` is (1, 2 * window height - 1, 2 * window width - 1, 2).
     """
     sides = []
     for axis, side in enumerate(window_of_coordinates(coordinates)):
@@ -56,17 +50,10 @@ def offsets(window: Pair) -> Pair:
 
 
 def resize_table(table: Tensor, old: Pair, new: Pair, method: str = 'bicubic') -> Tensor:
-    """Interpolate a relative position bias table from one window to another.
+    """Interpolate a bias table ((2 * height - 1) * (2 * width - 1), A) from one window to another, in tokens.
 
-    Args:
-        table: ((2 * height - 1) * (2 * width - 1), A) of the old window.
-        old: window (height, width) in tokens.
-        new: likewise.
-        method: 'bicubic', or 'geometric': a cubic spline over offsets with geometrically growing distances, which
-            changes the bias of near offsets less (fine-tuning code of SimMIM and BEiT).
-
-    Returns:
-        The table of the new window.
+    The method is 'bicubic', or 'geometric': a cubic spline over offsets with geometrically growing distances, which
+    changes the bias of near offsets less (fine-tuning code of SimMIM and BEiT).
     """
     interpolate = _bicubic if method == 'bicubic' else _geometric
     maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(old))
@@ -80,16 +67,9 @@ def resize_position(position: Tensor, old: Pair, new: Pair) -> Tensor:
 
 
 def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Tensor:
-    """Adapt the weight of the patch projection to another number of image channels.
+    """Adapt the weight (C, channels, p, p) of the patch projection to a number of image channels.
 
-    Args:
-        weight: (C, channels of the checkpoint, p, p).
-        channels: number of image channels of the model.
-        policy: 'repeat' repeats the channels in turn and 'mean' repeats their mean, both rescaled so that a grey
-            image keeps its response; 'zero' keeps the channels and appends zeros.
-
-    Raises:
-        ValueError: ``policy`` is 'zero' and the model has fewer channels than the checkpoint.
+    The policies are those of the argument ``in_channels`` of :func:`swin_dense.load_checkpoint`.
     """
     given = weight.shape[1]
     if policy == 'zero':
@@ -110,10 +90,14 @@ def _bicubic(maps: Tensor, size: Pair) -> Tensor:
 
 
 def _geometric(maps: Tensor, size: Pair) -> Tensor:
+    interpolate = packages.optional("table_resize='geometric'", 'scipy.interpolate')
     for axis, new in zip((2, 3), size, strict=True):
-        old = maps.shape[axis]
-        if old != new:
-            maps = _spline(maps, axis, _geometric_positions(old // 2, new // 2), new // 2)
+        if maps.shape[axis] == new:
+            continue
+        positions = _geometric_positions(maps.shape[axis] // 2, new // 2)
+        spline = interpolate.make_interp_spline(positions, maps.cpu().numpy(), k=min(3, len(positions) - 1), axis=axis)
+        wanted = torch.arange(-(new // 2), new // 2 + 1, dtype=torch.float64).clamp(positions[0], positions[-1])
+        maps = torch.from_numpy(spline(wanted.numpy())).to(maps)
     return maps
 
 
@@ -131,10 +115,3 @@ def _geometric_positions(old: int, new: int) -> list[float]:
     for step in range(old):
         distances.append(distances[-1] + ratio**step)
     return [-distance for distance in reversed(distances[1:])] + distances
-
-
-def _spline(maps: Tensor, axis: int, positions: list[float], new: int) -> Tensor:
-    interpolate = packages.optional("table_resize='geometric'", 'scipy.interpolate')
-    spline = interpolate.make_interp_spline(positions, maps.cpu().numpy(), k=min(3, len(positions) - 1), axis=axis)
-    wanted = torch.arange(-new, new + 1, dtype=torch.float64).clamp(positions[0], positions[-1])
-    return torch.from_numpy(spline(wanted.numpy())).to(maps)

@@ -127,10 +127,10 @@ def _scalar(dtype: Any, content: Any = b'') -> Any:
     return np.frombuffer(content, dtype, 1)[0] if isinstance(dtype, np.dtype) else StandIn('a NumPy value')
 
 
-def _from_buffer(buffer: Any, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
+def _from_buffer(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
     if not isinstance(dtype, np.dtype):
         return StandIn('an array of another type')
-    return np.frombuffer(buffer, dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+    return np.frombuffer(buffer, dtype).reshape(shape, order=order)
 
 
 def _bytes(text: str = '', *_: Any) -> bytes:
@@ -218,7 +218,11 @@ class Unpickler(_PythonUnpickler):
         if isinstance(owner, StandIn):
             owner.is_module |= _is_state_of_module(state)
         elif isinstance(owner, np.ndarray):
-            _fill_array(owner, state)
+            *_, shape, dtype, _, content = state
+            if isinstance(content, list) and len(content) != math.prod(shape):  # NumPy would read beyond the list
+                raise RefusedError('an array that exceeds its data')
+            if isinstance(dtype, np.dtype):
+                owner.__setstate__(state)
         elif isinstance(owner, np.dtype) and isinstance(state, tuple) and state[2:5] == (None, None, None):
             owner.__setstate__(state)  # type: ignore[attr-defined]
         elif not isinstance(owner, (OrderedDict, Tensor)):  # their attributes, such as _metadata, are not weights
@@ -231,20 +235,16 @@ class Unpickler(_PythonUnpickler):
             self.stack[-1] = wanted[1]
         elif kind in ('storage', b'storage') and wanted[5:] in ((), (None,)):
             super().load_binpersid()
-            if len(wanted) == 6:  # of a legacy file
-                self._clear(wanted[2])
+            if len(wanted) == 6 and wanted[2] not in self._cleared:
+                # Of a legacy file: torch allocated the storage, and fills it later if the file lists it.
+                storage = self.stack[-1]._untyped_storage
+                self._unread -= storage.nbytes()
+                if self._unread < 0:
+                    raise RefusedError('more data than the file contains')
+                self._cleared.add(wanted[2])
+                storage.fill_(0)
         else:
             raise RefusedError('an object outside of the pickle')  # or a view of a storage, of torch before 0.4
-
-    def _clear(self, key: Any) -> None:
-        """Clear a storage that torch allocated and fills later, if a legacy file lists it, and check its size."""
-        storage = self.stack[-1]._untyped_storage
-        if key not in self._cleared:
-            self._unread -= storage.nbytes()
-            if self._unread < 0:
-                raise RefusedError('more data than the file contains')
-            self._cleared.add(key)
-            storage.fill_(0)
 
     def refuse(self) -> NoReturn:
         """Refuse the registry of extensions, whose objects are used without a name."""
@@ -265,14 +265,6 @@ def _is_state_of_module(value: Any) -> bool:
     return isinstance(value, dict) and '_modules' in value
 
 
-def _fill_array(array: np.ndarray, state: Any) -> None:
-    *_, shape, dtype, _, content = state
-    if isinstance(content, list) and len(content) != math.prod(shape):  # NumPy would read beyond the end of the list
-        raise RefusedError('an array that exceeds its data')
-    if isinstance(dtype, np.dtype):
-        array.__setstate__(state)
-
-
 def load(file: Any, **options: Any) -> Any:
     """See ``pickle.load``."""
     return Unpickler(file, **options).load()
@@ -281,13 +273,8 @@ def load(file: Any, **options: Any) -> Any:
 def read_pickle(path: Path, trust: bool = False, mmap: bool = False) -> Any:
     """Read a file of ``torch.save``, or a plain pickle of arrays or tensors, as in projects based on detectron2.
 
-    Args:
-        trust: unpickle everything, which can execute arbitrary code.
-        mmap: memory-map the tensors of a zip file of ``torch.save``, so that they are read on use.
-
-    Raises:
-        RefusedError: the file contains an object or operation that no training code writes.
-        Exception: almost any type, for a damaged file.
+    With ``trust``, unpickle everything, which can execute arbitrary code. With ``mmap``, the tensors of a zip file are
+    read on use. Objects or operations that no training code writes raise RefusedError, a damaged file almost any error.
     """
     reader: Any = pickle if trust else sys.modules[__name__]
     with path.open('rb') as file:
@@ -296,20 +283,15 @@ def read_pickle(path: Path, trust: bool = False, mmap: bool = False) -> Any:
             file.seek(0)
             return reader.load(file, encoding='latin1')
     is_zip = start.startswith(b'PK\x03\x04')
-    if not trust:
-        _check_container(path, is_zip)
-    return torch.load(str(path), map_location='cpu', weights_only=False, pickle_module=reader, mmap=mmap and is_zip)
-
-
-def _check_container(path: Path, is_zip: bool) -> None:
-    """Raise a RefusedError for files with which torch.load would do more than unpickle and read tensors."""
-    if not is_zip:
+    # Of other containers, torch.load would do more than unpickle and read tensors.
+    if is_zip and not trust:
+        if 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
+            raise RefusedError('code in TorchScript')  # torch.load would execute parts of it
+        with zipfile.ZipFile(path) as entries:
+            if sum(entry.file_size for entry in entries.infolist()) > _MOST_UNPACKED * path.stat().st_size:
+                raise RefusedError(f'an archive of more than {_MOST_UNPACKED} times its size')
+    elif not trust:
         with contextlib.suppress(tarfile.TarError), tarfile.open(path, 'r:') as archive:
             if archive.next() is not None:
                 raise RefusedError('a tar archive of torch before 0.2', 'would be extracted')
-        return
-    if 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
-        raise RefusedError('code in TorchScript')  # torch.load would execute parts of it
-    with zipfile.ZipFile(path) as entries:
-        if sum(entry.file_size for entry in entries.infolist()) > _MOST_UNPACKED * path.stat().st_size:
-            raise RefusedError(f'an archive of more than {_MOST_UNPACKED} times its size')
+    return torch.load(str(path), map_location='cpu', weights_only=False, pickle_module=reader, mmap=mmap and is_zip)

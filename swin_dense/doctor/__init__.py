@@ -17,7 +17,6 @@ import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TRAPS
 from swin_dense.utils.packages import (
@@ -91,8 +90,7 @@ class Finding:
 def examine(times: bool = False) -> Iterator[Finding]:
     """Run all checks and yield each finding as soon as it is known, ordered by topic; raises nothing.
 
-    Args:
-        times: also time linear layers on this CPU and, on a GPU, the Triton kernel, after comparing it with float64.
+    With ``times``, also time linear layers on this CPU and, on a GPU, the Triton kernel, after comparing it.
     """
     yield from versions()
     core, *frameworks = CHECKS
@@ -117,7 +115,7 @@ def versions() -> list[Finding]:
     """Compare the installed versions with those that were tested together."""
     is_tested = (3, 10) <= sys.version_info[:2] <= (3, 13)
     python = Finding('version', 'python', 'ok' if is_tested else 'note', platform.python_version())
-    return [python, *(_version(package) for package in VERSIONS)]
+    return [python, *map(_version, VERSIONS)]
 
 
 def _version(package: str) -> Finding:
@@ -154,14 +152,14 @@ def extras() -> list[Finding]:
         found = re.match(r'([\w.-]+).*;.*extra == [\'"]([\w-]+)', requirement)
         if found and found[1] != 'swin-dense':  # the extra 'all' consists of other extras
             packages.setdefault(found[2], []).append(found[1])
-    return [_extra(name, packages[name]) for name in sorted(packages)]
-
-
-def _extra(name: str, packages: list[str]) -> Finding:
-    missing = [package for package in packages if not versions_of(package)]
-    if not missing:
-        return Finding('extra', name, 'ok', f'has {", ".join(packages)}')
-    return Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
+    findings = []
+    for name, needed in sorted(packages.items()):
+        missing = [package for package in needed if not versions_of(package)]
+        finding = Finding('extra', name, 'ok', f'has {", ".join(needed)}')
+        if missing:
+            finding = Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
+        findings.append(finding)
+    return findings
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -170,14 +168,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def probe(topic: str, name: str) -> Finding:
     """Run one check in a separate process."""
-    found = _ask(topic, name)
-    if isinstance(found, Finding):
-        return found
-    return Finding(topic, name, 'note' if found.startswith('not ') else 'ok', found)
-
-
-def _ask(topic: str, name: str) -> Any:
-    """Run a probe in a separate process; return its result, or a finding with its error."""
     # Pass on this sys.path: otherwise a folder named mmcv in the current directory would shadow the package.
     code = f'import sys; sys.path[:] = {sys.path!r}; from swin_dense.doctor.probes import main; main({name!r})'
     try:
@@ -190,7 +180,8 @@ def _ask(topic: str, name: str) -> Any:
         )
         answer = json.loads(done.stdout.strip().rpartition('\n')[2])
         if 'found' in answer:
-            return answer['found']
+            status = 'note' if answer['found'].startswith('not ') else 'ok'
+            return Finding(topic, name, status, answer['found'])
         error, package = answer['error'], answer['package']
     except subprocess.TimeoutExpired:
         return Finding(topic, name, 'broken', f'did not answer within {TIMEOUT} seconds', _by_hand(name))
@@ -206,12 +197,7 @@ def _by_hand(name: str) -> str:
 
 
 def cure_for(error: str, package: str = '') -> str:
-    """Return the suggested fix for an error, '' if none is known.
-
-    Args:
-        error: the error's type and message, in one line.
-        package: the package that raised it, '' if unknown.
-    """
+    """Return the suggested fix for an error in one line, raised by this package ('' if unknown); '' without a fix."""
     cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, error)), None)
     missing = re.search(r"No module named '(\w+)'", error)
     if cure is None and missing:
@@ -219,11 +205,8 @@ def cure_for(error: str, package: str = '') -> str:
     if cure is None:
         cure = REPAIRS.get(package)
     if cure is not None:
-        return cure.format(compile_mmcv=_compile_mmcv())
+        mmcv = distribution_of('mmcv')
+        wheel = mmcv.replace('-', '_')  # as in pip's cache
+        compile_mmcv = f'pip uninstall {mmcv} mmcv-lite; pip cache remove {wheel}; {compile_command(mmcv)}'
+        return cure.format(compile_mmcv=compile_mmcv)
     return f'pip install --force-reinstall --no-deps {distribution_of(package)}' if package else ''
-
-
-def _compile_mmcv() -> str:
-    mmcv = distribution_of('mmcv')
-    # Wheels in pip's cache have names with underscores.
-    return f'pip uninstall {mmcv} mmcv-lite; pip cache remove {mmcv.replace("-", "_")}; {compile_command(mmcv)}'

@@ -41,11 +41,7 @@ CASES = [
 
 
 def examine() -> str:
-    """Return what the kernel gains on the first GPU, and whether to set it.
-
-    Raises:
-        RuntimeError: a result of the kernel is wrong.
-    """
+    """Return what the kernel gains on the first GPU, and whether to set it; raise RuntimeError if it is wrong."""
     if not torch.cuda.is_available():
         return 'not run: torch sees no GPU'
     device = torch.device('cuda', 0)

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -230,16 +231,9 @@ def main(name: str) -> None:
     try:
         answer = {'found': {**TRAPS, **CHECKS, **BACKENDS, **TIMED}[name]()}
     except BaseException as error:  # packages can raise any error, even SystemExit
-        answer = {'error': ' '.join(f'{type(error).__name__}: {error}'.split()), 'package': _raised_in(error)}
+        names = [frame.f_globals.get('__name__', '') for frame, _ in traceback.walk_tb(error.__traceback__)]
+        packages = [name.partition('.')[0] for name in names]
+        not_others = {'swin_dense', '__main__', *sys.stdlib_module_names}
+        package = next((package for package in reversed(packages) if package not in not_others), '')
+        answer = {'error': ' '.join(f'{type(error).__name__}: {error}'.split()), 'package': package}
     print(json.dumps(answer))
-
-
-def _raised_in(error: BaseException) -> str:
-    """Return the third-party package of the innermost frame in an error's traceback."""
-    found, trace = '', error.__traceback__
-    while trace is not None:
-        package = trace.tb_frame.f_globals.get('__name__', '').partition('.')[0]
-        if package not in sys.stdlib_module_names and package not in ('swin_dense', '__main__'):
-            found = package
-        trace = trace.tb_next
-    return found

@@ -46,11 +46,7 @@ def weights_digest(module: torch.nn.Module) -> str:
 def extract(
     backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
 ) -> Generator[Step, None, None]:
-    """Extract the features of images into a folder, and yield each step; closing the generator ends the extraction.
-
-    Raises:
-        OSError: the folder cannot be written. Features that are already written are kept.
-    """
+    """Extract the features of images into a folder, and yield each step; closing the generator ends the extraction."""
     if inference.tiling is not None:
         yield from _in_tiles(backbone, items, folder, inference)
         return

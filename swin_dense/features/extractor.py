@@ -45,15 +45,11 @@ class Extractor:
         max_side: downscale images with a longer side until it has this many pixels.
         dtype: dtype of the vectors, 'float32' or 'float16'.
         autocast: dtype of ``torch.autocast``, 'float16' or 'bfloat16'; None disables it.
-        mean: one number or one per channel, after division by ``scale``.
-        std: likewise.
+        mean: see :class:`swin_dense.features.Normalization`, also for ``std``, ``scale``, ``bands`` and ``clamp``.
         batch_size: maximum number of images of equal size per batch; reduced if memory is short.
         workers: number of threads that read and decode images.
         page: page of multi-page files, counted from 0; None for the only one.
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
-        scale: what to divide stored values by, one number or one per channel; None for the largest value of their type.
-        bands: which bands to use, in this order, counted from 0; None for all.
-        clamp: clamp the normalised values to [0, 1].
         normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset; None takes ``mean``,
             ``std``, ``scale``, ``bands`` and ``clamp``, its short form.
 
@@ -107,10 +103,9 @@ class Extractor:
         self._runner = Runner(self._backbone, self._inference)
 
     def __reduce__(self) -> Any:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
         # Defaults are left out, as unpickling copies them: a wrong mean is warned of only if it is the default itself.
-        defaults = {field.name: field.default for field in fields(self)}
-        return partial(Extractor, **{name: value for name, value in given.items() if value is not defaults[name]}), ()
+        given = ((field, getattr(self, field.name)) for field in fields(self))
+        return partial(Extractor, **{field.name: value for field, value in given if value is not field.default}), ()
 
     def __call__(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Return the features of a batch of images.

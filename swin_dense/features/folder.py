@@ -77,7 +77,9 @@ class FeatureFolder:
         self._versions: dict[str, str | None] = {}
         for path in self._parts():
             self._next = 1 + int(path.stem.rpartition('-')[2])
-            self._versions.update(self._versions_in(path))
+            columns = _read(path, ['path', 'version', 'error']).columns
+            for name, version, error in zip(*(column.to_pylist() for column in columns), strict=True):
+                self._versions[name] = version if error is None else None
 
     def is_finished(self, name: str, version: str | None) -> bool:
         """Return whether this version of an image has features; None, a deleted image, matches any version."""
@@ -89,6 +91,10 @@ class FeatureFolder:
         """Add the row of a finished image if it is missing: a run may have been killed between file and row."""
         if self.pool == 'none' and item.version not in (None, self._versions.get(readable(item.name))):
             self._add_maps(item, self._attributes(item.name)[_SIZE_KEY])
+
+    def fail(self, item: Item, error: str) -> None:
+        """Record the error of an image that has no features."""
+        self._add(item, error=readable(error))
 
     def path_of(self, name: str) -> Path:
         """Return the file of an image's maps, named by the image and a hash of its path, which avoids collisions."""
@@ -102,10 +108,7 @@ class FeatureFolder:
     def receive(self, item: Item, image_size: Pair, tile: Pair | None = None) -> Iterator[PooledSink | MapSink]:
         """Return a context manager that gives a sink for an image's maps; they are stored if the block does not raise.
 
-        Args:
-            item: the image; its version was obtained before it was read.
-            image_size: (height, width) in pixels.
-            tile: (height, width) in pixels of each block; None for the whole image.
+        The version of the item was obtained before it was read. Each block covers a tile of this size, or the image.
         """
         if self.pool != 'none':
             sink = PooledSink(self.pool)
@@ -122,21 +125,13 @@ class FeatureFolder:
                 remove(path)
         self._add_maps(item, image_size)
 
-    def fail(self, item: Item, error: str) -> None:
-        """Record the error of an image that has no features."""
-        self._add(item, error=readable(error))
-
     def close(self) -> None:
         """Write the buffered rows, also after an error, and remove temporary files."""
         self._flush()
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def prune(self, names: Collection[str]) -> int:
-        """Remove this shard's rows and files of all other images, and return the number of rows removed.
-
-        Args:
-            names: names of the images and tar files to keep.
-        """
+        """Remove this shard's rows and files of all images and tar files but these; return the number of rows."""
         self._flush()
         kept = set(map(readable, names))
         gone = {path for path in self._column('path') if path not in kept and tar_of(path) not in kept}
@@ -202,11 +197,6 @@ class FeatureFolder:
 
     def _parts(self) -> list[Path]:
         return sorted(self.root.glob(f'part-{self.shard}-*.parquet'))
-
-    def _versions_in(self, part: Path) -> dict[str, str | None]:
-        table = _read(part, ['path', 'version', 'error'])
-        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-        return {name: version if error is None else None for name, version, error in rows}
 
     def _write(self, path: Path, table: Any) -> None:
         from pyarrow import parquet

@@ -32,7 +32,7 @@ from swin_dense.utils.pixels import (
 
 # Resampling lets float images slightly exceed [0, 1]; images on the scale 0 to 255 are far outside.
 _OVERSHOOT = 0.5
-_LEAST_STD = 1e-6  # dividing by a smaller number makes later layers overflow
+_LEAST_STD = 1e-6  # a fifteenth of a 16-bit step; dividing by a smaller number makes later layers overflow
 _FULL_SCALE = {torch.uint8: 255.0, compat.UINT16: 65535.0}
 _STORED_AS = {'u1': np.uint8, 'u2': compat.NUMPY_UINT16}  # floats become float32
 _KEPT_MODES = ('L', 'LA', 'RGB', 'RGBA', 'F', 'I', 'I;16', 'I;16L', 'I;16B', 'I;16N')
@@ -81,20 +81,16 @@ def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels
     if isinstance(source, Image.Image):
         with decoding():
             return _pil_pixels(source)
-    is_path = isinstance(source, (str, os.PathLike))
-    return decode(read_bytes(source) if is_path else _content_of(source), page)
-
-
-def _content_of(source: Any) -> bytes:
-    """Return the content of an image file that is open or in memory."""
+    if isinstance(source, (str, os.PathLike)):
+        return decode(read_bytes(source), page)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return bytes(source)
+        return decode(bytes(source), page)
     if hasattr(source, 'read'):
         content = source.read()
         if not isinstance(content, bytes):
             kind = type(content).__name__
             raise TypeError(f"{name_of(source)}: an image file must be opened with 'rb', but read() gave {kind}")
-        return content
+        return decode(content, page)
     raise TypeError(
         'an image must be a path, an address, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
         f'{type(source).__name__}'
@@ -116,30 +112,21 @@ def decode(content: bytes, page: int | None = None) -> Pixels:
     if not content:
         raise ImageError('the file is empty')
     with decoding():
-        if content.startswith(tiff.MAGIC) and (pixels := _decode_tiff(content, page)) is not None:
-            return pixels
+        if content.startswith(tiff.MAGIC):
+            with contextlib.ExitStack() as stack:
+                pixels = tiff.open_tiff(io.BytesIO(content), page, stack)
+            if pixels is not None:
+                return pixels
+            tiff.check_kept_by_pil(Image.open(io.BytesIO(content)), page)
         image = Image.open(io.BytesIO(content))
         if page:  # page 0 always exists, and `n_frames` may read the whole file
-            _seek(image, page)
+            pages = getattr(image, 'n_frames', 1)
+            if page >= pages:
+                raise ImageError(f'there is no page {page}; it has {pages}, counted from 0')
+            image.seek(page)
         if image.format == 'PNG' and content[_PNG_DEPTH] == 16 and image.mode in ('LA', 'RGB', 'RGBA'):
             return _deep_png_pixels(image, content)
         return _pil_pixels(image)
-
-
-def _decode_tiff(content: bytes, page: int | None) -> Pixels | None:
-    """Decode a page with tifffile, or return None if PIL must decode it and keeps all of it."""
-    with contextlib.ExitStack() as stack:
-        pixels = tiff.open_tiff(io.BytesIO(content), page, stack)
-    if pixels is None:
-        tiff.check_kept_by_pil(Image.open(io.BytesIO(content)), page)
-    return pixels
-
-
-def _seek(image: Image.Image, page: int) -> None:
-    pages = getattr(image, 'n_frames', 1)
-    if page >= pages:
-        raise ImageError(f'there is no page {page}; it has {pages}, counted from 0')
-    image.seek(page)
 
 
 def _deep_png_pixels(image: Image.Image, content: bytes) -> Pixels:
@@ -193,8 +180,17 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
     values = pixels.values[:, :, None] if pixels.values.ndim == 2 else pixels.values
     if values.ndim != 3 or 0 in values.shape:
         raise ImageError('an array must have the shape (H, W) or (H, W, C) and at least one pixel')
+    given = values.shape[2]
+    if given != channels and pixels.has_alpha:
+        values = values[:, :, :-1]
+    if values.shape[2] == 1 and channels == 3:
+        values = values.repeat(3, 2)
     if values.shape[2] != channels:
-        values = _fit_channels(values[:, :, :-1] if pixels.has_alpha else values, channels, values.shape[2])
+        hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in values.shape[:2] else ''
+        raise ImageError(
+            f'it has {given} channels but the backbone takes {channels}; select channels, or build the backbone with '
+            f'in_channels={given}{hint}'
+        )
     dtype = np.float32 if values.dtype.kind == 'f' else _STORED_AS.get(values.dtype.str[1:])
     if dtype is None:
         raise ImageError(
@@ -208,28 +204,11 @@ def to_tensor(pixels: Pixels, channels: int, check_range: bool = True) -> Tensor
     return image
 
 
-def _fit_channels(values: np.ndarray, channels: int, given: int) -> np.ndarray:
-    """Repeat a grey image over three channels; raise ImageError for other numbers of channels than the backbone's."""
-    if values.shape[2] == 1 and channels == 3:
-        values = values.repeat(3, 2)
-    if values.shape[2] != channels:
-        hint = '; arrays are (H, W, C), tensors (C, H, W)' if channels in values.shape[:2] else ''
-        raise ImageError(
-            f'it has {given} channels but the backbone takes {channels}; select channels, or build the backbone with '
-            f'in_channels={given}{hint}'
-        )
-    return values
-
-
 def scale(image: Tensor, by: Statistic = None) -> Tensor:
     """Convert an image of :func:`to_tensor`, or a batch of them, to float32: in [0, 1], or divided by given numbers."""
-    if by is not None:
-        return _divided(image, by)
-    largest = _FULL_SCALE.get(image.dtype)
-    return image if largest is None else image.to(torch.float32) / largest
-
-
-def _divided(image: Tensor, by: Statistic) -> Tensor:
+    if by is None:
+        largest = _FULL_SCALE.get(image.dtype)
+        return image if largest is None else image.to(torch.float32) / largest
     divisors = per_channel('scale', by, image.shape[-3])
     if not all(0 < value < math.inf for value in divisors):
         raise ValueError(f'{checks.argument("scale")} must be above 0 and finite, got {by!r}')
@@ -253,8 +232,7 @@ def check_floats(image: Tensor, check_range: bool) -> None:
 def normalize(image: Tensor, mean: Statistic, std: Statistic, any_range: bool = False) -> Tensor:
     """Return ``(image - mean) / std`` for (C, H, W) or (B, C, H, W), or the image itself if both are None.
 
-    Each is one number or one per channel, on the scale 0 to 1 unless ``any_range``. ``std`` is at least a fifteenth of
-    a 16-bit step, 1e-6.
+    Each is one number or one per channel, on the scale 0 to 1 unless ``any_range``.
     """
     if mean is None and std is None:
         return image
@@ -272,9 +250,9 @@ def normalize(image: Tensor, mean: Statistic, std: Statistic, any_range: bool = 
 
 def per_channel(name: str, values: Any, channels: int) -> tuple[float, ...]:
     """Return one number per channel, from these or from one number for all."""
-    if isinstance(values, str):
-        raise TypeError(f'{checks.argument(name)} must be one number per channel, got {values!r}')
     try:
+        if isinstance(values, str):
+            raise TypeError
         numbers = tuple(map(float, values)) if hasattr(values, '__len__') else (float(values),) * channels
     except (TypeError, ValueError):
         raise TypeError(

@@ -49,12 +49,7 @@ def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | 
 
 
 def on_device(module: nn.Module | Tensor, device: torch.device | str) -> Any:
-    """Move a module or a tensor to a device.
-
-    Raises:
-        ValueError: the device is not available.
-        TypeError: ``device`` is not a device.
-    """
+    """Move a module or a tensor to a device; raise ValueError if it is not available, TypeError if it is none."""
     try:
         return module.to(device=device)  # by keyword, because `to` would accept a dtype in its place
     except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
@@ -70,19 +65,15 @@ def check_levels(backbone: Any, levels: Sequence[int] | None) -> tuple[int, ...]
     """Validate ``levels`` and return the strides to extract, in the backbone's order."""
     strides = tuple(backbone.out_strides)
     chosen = strides if levels is None else checks.integers('levels', levels)
-    if len(set(strides)) < len(strides):
-        raise _ambiguous(strides)
+    stride, count = Counter(strides).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f'{count} of the maps have stride {stride}, but strides must be unique; '
+            'select one of them with out_indices when building the backbone'
+        )
     for stride in chosen:
         checks.one_of(f'every entry of {checks.argument("levels")}', stride, strides)
     return tuple(stride for stride in strides if stride in chosen)
-
-
-def _ambiguous(strides: tuple[int, ...]) -> ValueError:
-    stride, count = Counter(strides).most_common(1)[0]
-    return ValueError(
-        f'{count} of the maps have stride {stride}, but strides must be unique; '
-        'select one of them with out_indices when building the backbone'
-    )
 
 
 def batches(
@@ -118,8 +109,7 @@ def _stacked(group: list[tuple[Key, Tensor]]) -> tuple[list[Key], Tensor]:
 def run_batch(backbone: Any, images: Tensor, inference: Inference, gradients: bool = False) -> list[dict[int, Tensor]]:
     """Compute the maps of a batch (B, C, H, W) of images of :meth:`Inference.read`, in evaluation mode, on any device.
 
-    Returns:
-        Per image, {stride: (C, ceil(H / stride), ceil(W / stride))}; with ``gradients``, in the autograd graph.
+    Return, per image, {stride: (C, ceil(H / stride), ceil(W / stride))}; with ``gradients``, in the autograd graph.
     """
     autocast, dtype = inference.autocast, inference.dtype
     with contextlib.nullcontext() if gradients else torch.inference_mode():
@@ -180,10 +170,7 @@ def read_ahead(
 class Runner:
     """Run batches, and split them when the device runs out of memory; the reduced size is kept for later batches.
 
-    Attributes:
-        backbone: in evaluation mode, on its device, without a wrapper.
-        inference: options of preprocessing and computation.
-        pixels: largest number of pixels in a batch.
+    The backbone is in evaluation mode, on its device, without a wrapper. A batch has at most this many pixels.
     """
 
     backbone: Any
@@ -223,9 +210,6 @@ class Runner:
             if not is_out_of_memory(error):
                 raise
         # After the `except` block, because the exception references the tensors of the failed attempt.
-        return self._run_halves(images)
-
-    def _run_halves(self, images: Tensor) -> list[Any]:
         device = next(self.backbone.parameters()).device
         if device.type == 'cuda':
             torch.cuda.empty_cache()

@@ -91,25 +91,34 @@ def list_images(
 
     Raises:
         FileNotFoundError: a place does not exist, or is a pattern without matches.
-        ImportError: fsspec, or the package that it needs for an address, is not installed.
     """
     found: dict[str, str | None] = {}
     skipped = {} if skipped is None else skipped
     for place in (os.fspath(place) for place in places):
+        path = Path(place)
         if is_address(place) and not place.endswith('.txt'):
             found.update(_expand_address(place, skipped))
+            continue
+        if path.is_dir() and path.suffix != '.zarr':
+            left_out = {os.path.realpath(one) for one in without}
+            names = sorted(search.walk(place, _is_listed, skipped, left_out))
+        elif path.suffix == '.txt' and (is_address(place) or path.is_file()):
+            names = lines_in(place)
+        elif path.exists():
+            names = [place]
         else:
-            for name in _expand(place, skipped, without):
-                found[name if is_address(name) else os.path.abspath(name)] = None
+            matches = sorted(glob.glob(place, recursive=True))
+            if not matches:
+                raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
+            names = [match for match in matches if match.endswith('.zarr') or not search.is_special(match)]
+        found.update((name if is_address(name) else os.path.abspath(name), None) for name in names)
     return found
 
 
 def iterate(listed: Listed, is_wanted: IsWanted = lambda name, version: True) -> Iterator[Item]:
-    """Yield every image of a list, including each image in tar files; only wanted members of tar files are read.
+    """Yield every image of :func:`list_images`, including each one in tar files, of which only wanted ones are read.
 
-    Args:
-        listed: names and versions of :func:`list_images`.
-        is_wanted: called with the name and the current version of each image.
+    ``is_wanted`` is called with the name and the current version of each image.
     """
     for name, version in listed:
         if name.endswith(_TAR):
@@ -120,13 +129,9 @@ def iterate(listed: Listed, is_wanted: IsWanted = lambda name, version: True) ->
 
 
 def locate(listed: Iterable[str]) -> Iterator[Location]:
-    """Yield the location of every image of a list, including each image in tar files, without reading images.
+    """Yield the location of every name of :func:`list_images`, and of each image in tar files, without reading images.
 
-    Args:
-        listed: names of :func:`list_images`.
-
-    Raises:
-        OSError: a tar file cannot be read, or only in part.
+    Raises OSError if a tar file cannot be read, or only in part.
     """
     for name in listed:
         if not name.endswith(_TAR):
@@ -151,7 +156,9 @@ def version_of(name: str) -> str | None:
     """Return the size and modification time of a file or object as text, or None if it does not exist."""
     try:
         if is_address(name):
-            return _version_of_address(name)
+            with any_error_as_os_error(name):
+                system, inside = file_system(name)
+                return _version_in(system.info(inside))
         status = os.stat(name)
     except OSError:
         return None
@@ -191,12 +198,6 @@ def _open(path: str) -> Any:
     return open(path, 'rb')
 
 
-def _version_of_address(address: str) -> str:
-    with any_error_as_os_error(address):
-        system, inside = file_system(address)
-        return _version_in(system.info(inside))
-
-
 def _version_in(info: dict[str, Any]) -> str:
     """Return the version of a file from its fsspec info."""
     state = next((info[key] for key in _VERSION_KEYS if info.get(key)), '')
@@ -226,19 +227,3 @@ def lines_in(place: str | os.PathLike) -> list[str]:
     else:
         text = content.removeprefix(codecs.BOM_UTF8).decode(errors='surrogateescape')
     return [line for line in text.splitlines() if line.strip()]
-
-
-def _expand(place: str, skipped: Skipped, without: Sequence[str | os.PathLike]) -> list[str]:
-    path = Path(place)
-    if path.is_dir() and path.suffix != '.zarr':
-        return sorted(search.walk(place, _is_listed, skipped, {os.path.realpath(one) for one in without}))
-    if path.suffix == '.txt' and (is_address(place) or path.is_file()):
-        return lines_in(place)
-    return [place] if path.exists() else _matches(place)
-
-
-def _matches(place: str) -> list[str]:
-    matches = sorted(glob.glob(place, recursive=True))
-    if not matches:
-        raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
-    return [match for match in matches if match.endswith('.zarr') or not search.is_special(match)]

@@ -85,14 +85,19 @@ class Normalization:
         return self.mean is not None and self.scale is None
 
     def check_for(self, backbone: Any) -> None:
-        """Check that the numbers fit a backbone, and warn if its weights are known to expect others.
-
-        Raises:
-            ValueError: ``mean``, ``std``, ``scale`` or ``bands`` are not as many as the channels of the backbone.
-        """
+        """Raise ValueError if the numbers do not fit a backbone, and warn if its weights are known to expect others."""
         channels, known = backbone.in_channels, backbone.input_preset
         if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
-            _not_imagenet(channels, known)
+            names = [checks.argument(name, ...) for name in ('mean', 'std', 'scale')]
+            advice = f'give {", ".join(names)}, or a preset'
+            if known:
+                advice = f'give {checks.argument("normalization", known)}'
+            if channels != len(IMAGENET_MEAN):
+                raise ValueError(
+                    f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
+                    f'{len(IMAGENET_MEAN)}; {advice}'
+                )
+            _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
         if self.bands is not None and len(self.bands) != channels:
             name = checks.argument('bands')
             raise ValueError(f'{name} must be one per input channel of the backbone, {channels}, got {self.bands}')
@@ -102,7 +107,10 @@ class Normalization:
         """Return the chosen bands of decoded pixels, (channels, H, W) of uint8, uint16 or float32."""
         values, has_alpha = pixels.values, pixels.has_alpha
         if self.bands is not None:
-            values, has_alpha = _chosen(values, self.bands), False
+            values, has_alpha = values[:, :, None] if values.ndim == 2 else values, False
+            if max(self.bands) >= values.shape[2]:
+                raise ImageError(f'there is no band {max(self.bands)}; it has {values.shape[2]}, counted from 0')
+            values = values[:, :, list(self.bands)]
         if self.scale is not None and (pixels.stretch != 1 or values.dtype.kind == 'i' or values.dtype.itemsize > 2):
             values = np.asarray(values, np.float32) / np.float32(pixels.stretch)
         return to_tensor(Pixels(values, has_alpha), channels, self.check_range)
@@ -128,15 +136,8 @@ def chosen(
 ) -> Normalization:
     """Return the normalisation that the arguments of a function ask for.
 
-    Args:
-        normalization: the argument ``normalization``: an object, or the name of a preset, with which ``bands`` may be
-            given; None for the short form.
-        short: its short form, the five arguments ``mean``, ``std``, ``scale``, ``bands`` and ``clamp``.
-        default: the five arguments that are not given.
-
-    Raises:
-        ValueError: both are given, or there is no such preset.
-        TypeError: ``normalization`` has another type.
+    ``normalization`` is an object, or the name of a preset, with which ``bands`` may be given. None takes ``short``,
+    the arguments ``mean``, ``std``, ``scale``, ``bands`` and ``clamp``, which otherwise must have their ``default``.
     """
     if normalization is None:
         return short
@@ -149,21 +150,6 @@ def chosen(
     if short != default:
         raise ValueError('normalization= contains mean, std, scale, clamp and bands; leave them out')
     return normalization
-
-
-def _not_imagenet(channels: int, known: str | None) -> None:
-    """Raise ValueError if ImageNet's statistics do not fit the channels, else warn that the weights expect others."""
-    if known:
-        advice = f'give {checks.argument("normalization", known)}'
-    else:
-        names = [checks.argument(name, ...) for name in ('mean', 'std', 'scale')]
-        advice = f'give {", ".join(names)}, or a preset'
-    if channels != len(IMAGENET_MEAN):
-        raise ValueError(
-            f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
-            f'{len(IMAGENET_MEAN)}; {advice}'
-        )
-    _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
 
 
 class Tiling(NamedTuple):
@@ -222,9 +208,14 @@ class Inference(Normalization):
         """
         with naming(source):
             image = self.stored(pixels_of(source, self.bgr, self.page), channels)
-            too_large = self.max_side is not None and max(image.shape[1:]) > self.max_side
-            # What `scale` is to divide stays on its own scale.
-            return _shrunk(image, self.max_side, 1.0 if self.scale is not None else None) if too_large else image
+            longer = max(image.shape[1:])
+            if self.max_side is None or longer <= self.max_side:
+                return image
+            height, width = (max(1, round(side * self.max_side / longer)) for side in image.shape[1:])
+            # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
+            if image.dtype != torch.uint8 or height * width == 1:
+                image = scale(image, None if self.scale is None else 1.0)  # what `scale` divides keeps its own scale
+            return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]
 
     def input_for(self, backbone: Any, images: Tensor) -> Tensor:
         """Return a batch (B, C, H, W) of images of :meth:`read` as input of a backbone, on its device, of its dtype."""
@@ -247,19 +238,3 @@ def band_count(pixels: Pixels, bands: Sequence[int] | None) -> int:
     if bands is not None:
         return len(bands)
     return (pixels.values.shape[2] if pixels.values.ndim == 3 else 1) - pixels.has_alpha
-
-
-def _chosen(values: Any, bands: Sequence[int]) -> Any:
-    """Return the bands of an array (H, W) or (H, W, C), in their order."""
-    values = values[:, :, None] if values.ndim == 2 else values
-    if max(bands) >= values.shape[2]:
-        raise ImageError(f'there is no band {max(bands)}; it has {values.shape[2]}, counted from 0')
-    return values[:, :, list(bands)]
-
-
-def _shrunk(image: Tensor, max_side: Any, divisor: float | None) -> Tensor:
-    """Downscale an image of :func:`to_tensor` until its longer side has ``max_side`` pixels."""
-    height, width = (max(1, round(side * max_side / max(image.shape[1:]))) for side in image.shape[1:])
-    # uint8 takes a quarter of the memory, but torch cannot resize it to a single pixel.
-    image = image if image.dtype == torch.uint8 and height * width > 1 else scale(image, divisor)
-    return F.interpolate(image[None], (height, width), mode='bilinear', antialias=True)[0]

@@ -45,12 +45,6 @@ class Plane:
     Args:
         group: an OME-Zarr group up to version 0.5, or the root of a bioformats2raw output, whose first image is read.
         page: index of the plane, counted from 0 over the depth and then over time; None for the only one.
-
-    Attributes:
-        shape: (height, width) in pixels.
-
-    Raises:
-        ImageError: the group contains no image, the page does not exist, or there are several and none is given.
     """
 
     def __init__(self, group: Any, page: int | None) -> None:

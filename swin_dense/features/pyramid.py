@@ -156,12 +156,7 @@ def extract_pyramid(
         levels: strides of the maps to return; None for all of the backbone.
         normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset. None takes the next five
             arguments, its short form.
-        mean: one number or one per channel, after division by ``scale``; None, with ``std=None``, if images are
-            normalised. The default is ImageNet's.
-        std: likewise.
-        scale: what to divide stored values by, one number or one per channel; None for the largest value of their type.
-        bands: which bands to use, in this order, counted from 0; None for all.
-        clamp: clamp the normalised values to [0, 1].
+        mean: see :class:`swin_dense.features.Normalization`, also for ``std``, ``scale``, ``bands`` and ``clamp``.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them.
         batch_size: maximum number of images of equal size per batch.
         tile: side or (height, width) in pixels of tiles in which to read and process an image, multiples of
@@ -206,12 +201,23 @@ def extract_pyramid(
         **vars(how), levels=strides, bgr=bgr, dtype=dtype, autocast=autocast, page=page, max_side=max_side
     )
     inference.check_for(backbone)
-    sources, is_single = _as_list(images)
+    if isinstance(images, Tensor) and images.ndim == 4:
+        is_single = False
+    else:  # an open file is one image
+        is_single = not isinstance(images, (list, tuple, Iterator)) or hasattr(images, 'read')
+    sources = [images] if is_single else list(images)
     if tile is None and not (overlap is None and out is None):
         raise ValueError('overlap= and out= need tile=; give tile= too, or leave them out')
     if tile is not None:
         inference = replace(inference, tiling=check_tiling(backbone, tile, overlap, strides))
-        _check_tiled(out, gradients, is_single, dtype or autocast or next(backbone.parameters()).dtype)
+        if gradients:
+            raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
+        if out is not None and not is_single:
+            raise ValueError('out= stores the maps of one image; call extract_pyramid once per image')
+        if out is not None and (dtype or autocast or next(backbone.parameters()).dtype) == torch.bfloat16:
+            raise ValueError(
+                'out= writes .npy files, which cannot store bfloat16; give dtype=torch.float32 or torch.float16'
+            )
     if device is not None:
         on_device(backbone, device)
     with evaluation_mode(backbone):
@@ -223,11 +229,7 @@ def extract_pyramid(
 
 
 def bare_backbone(backbone: Any) -> Any:
-    """Unwrap the backbone from DataParallel, DistributedDataParallel and similar wrappers, which hide its attributes.
-
-    Raises:
-        TypeError: the module is not a backbone and does not wrap one.
-    """
+    """Unwrap the backbone from DataParallel and similar wrappers, which hide its attributes."""
     bare = backbone
     while not hasattr(bare, 'out_strides') and isinstance(getattr(bare, 'module', None), nn.Module):
         bare = bare.module
@@ -235,17 +237,6 @@ def bare_backbone(backbone: Any) -> Any:
         inside = '; pass its .backbone' if hasattr(bare, 'backbone') else ''
         raise TypeError(f'backbone must be a SwinBackbone, or wrap one, got {type(backbone).__name__}{inside}')
     return bare
-
-
-def _check_tiled(out: Any, gradients: bool, is_single: bool, map_dtype: torch.dtype) -> None:
-    if gradients:
-        raise ValueError('gradients=True needs the whole image in memory; leave tile= out, or crop the image')
-    if out is not None and not is_single:
-        raise ValueError('out= stores the maps of one image; call extract_pyramid once per image')
-    if out is not None and map_dtype == torch.bfloat16:
-        raise ValueError(
-            'out= writes .npy files, which cannot store bfloat16; give dtype=torch.float32 or torch.float16'
-        )
 
 
 def _extract_in_batches(
@@ -268,15 +259,6 @@ def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str
         for blocks in run_tiles(backbone, image, inference):
             sink.write(blocks)
         return Pyramid(sink.levels(), image.size)
-
-
-def _as_list(images: Any) -> tuple[list[Any], bool]:
-    """Return the images as a list, and whether a single image was given."""
-    if isinstance(images, Tensor) and images.ndim == 4:
-        return list(images), False
-    if isinstance(images, (list, tuple, Iterator)) and not hasattr(images, 'read'):  # an open file is one image
-        return list(images), False
-    return [images], True
 
 
 def _read_for_gradients(inference: Inference, source: Any, channels: int) -> Tensor:

@@ -29,16 +29,8 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
     zarr, and imagecodecs if compressed. Rotated TIFFs, TIFFs of 32-bit integers and other files are decoded as a whole
     and kept in memory at full bit depth. A warning is logged if a missing imagecodecs is the cause.
 
-    Args:
-        source: any source of :func:`swin_dense.features.images.read_image`, a zarr array, or the path of a zarr folder.
-        bgr: arrays are in BGR order.
-        page: page of a multi-page file, or plane of an OME-Zarr image (over the depth, then over time), counted from 0;
-            None for the only one, or the first frame of an animation.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ImageError: the content is not an image, or has several pages or planes and ``page`` is not given.
-        TypeError: the source is none of the above.
+    The source, the arguments and the errors are those of :func:`swin_dense.features.images.read_image`; the source may
+    also be a zarr array or the path of a zarr folder, of which ``page`` is a plane over the depth, then over time.
     """
     with contextlib.ExitStack() as stack:
         with naming(source):

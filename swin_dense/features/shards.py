@@ -42,11 +42,7 @@ ALL = Shard()
 
 
 def parse_shard(text: str) -> Shard:
-    """Parse a shard given as 'I/N'.
-
-    Raises:
-        ValueError: the text is malformed, or I is not between 0 and N - 1.
-    """
+    """Parse a shard given as 'I/N', with I from 0 to N - 1."""
     index, slash, count = text.partition('/')
     if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ValueError(f'--shard must be I/N with I from 0 to N - 1, such as 0/8, got {text!r}')
@@ -56,22 +52,19 @@ def parse_shard(text: str) -> Shard:
 def shard_of_environment(environment: Mapping[str, str]) -> tuple[Shard, str]:
     """Return this process's shard under torchrun, a Slurm array or both, and the environment variables it is from."""
     index, count = int(environment.get('RANK', 0)), int(environment.get('WORLD_SIZE', 1))
-    task, tasks = _slurm_task(environment) if 'SLURM_ARRAY_TASK_COUNT' in environment else (0, 1)
-    used = {'RANK': count > 1, 'SLURM_ARRAY_TASK_ID': 'SLURM_ARRAY_TASK_COUNT' in environment}
-    return Shard(index + task * count, count * tasks), ' and '.join(name for name in used if used[name])
-
-
-def _slurm_task(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return the position of this task in its Slurm array, and the number of tasks."""
-    names = ('ID', 'COUNT', 'MIN', 'MAX')
-    task, tasks, first, last = (int(environment[f'SLURM_ARRAY_TASK_{name}']) for name in names)
-    step = (last - first) // max(tasks - 1, 1) or 1
-    if first + step * (tasks - 1) != last:
-        raise ValueError(
-            f'the {tasks} tasks of the Slurm array from {first} to {last} are not evenly spaced, so their shards are '
-            'unknown; give --shard $SLURM_ARRAY_TASK_ID/N'
-        )
-    return (task - first) // step, tasks
+    used = ['RANK'] if count > 1 else []
+    if 'SLURM_ARRAY_TASK_COUNT' in environment:
+        used.append('SLURM_ARRAY_TASK_ID')
+        names = ('ID', 'COUNT', 'MIN', 'MAX')
+        task, tasks, first, last = (int(environment[f'SLURM_ARRAY_TASK_{name}']) for name in names)
+        step = (last - first) // max(tasks - 1, 1) or 1
+        if first + step * (tasks - 1) != last:
+            raise ValueError(
+                f'the {tasks} tasks of the Slurm array from {first} to {last} are not evenly spaced, so their shards '
+                'are unknown; give --shard $SLURM_ARRAY_TASK_ID/N'
+            )
+        index, count = index + (task - first) // step * count, count * tasks
+    return Shard(index, count), ' and '.join(used)
 
 
 def hash_of_name(name: str) -> str:
@@ -82,11 +75,7 @@ def hash_of_name(name: str) -> str:
 class Record:
     """The settings and the image list of a shard, stored as one JSON file per shard in the feature folder.
 
-    Args:
-        folder: the feature folder.
-        shard: the shard of this process.
-        settings: the options that determine the features.
-        names: the names of all listed images and tar files, not only of this shard's.
+    The settings are the options that determine the features, the names those of all listed images and tar files.
     """
 
     def __init__(self, folder: Path, shard: Shard, settings: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -99,12 +88,7 @@ class Record:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Lock this shard, compare its settings with those of all shards that have started, and write its record.
-
-        Raises:
-            ValueError: another process is writing this shard, or the folder contains features of other settings, of
-                another number of shards, or of another version of this package that wrote other files.
-        """
+        """Lock this shard, compare its settings with those of all shards that have started, and write its record."""
         if (self._folder / 'settings.json').exists():
             raise _refused(self._folder, 'contains features of an older version, which cannot be extended, only read')
         busy = f'another extraction is writing shard {self._shard.index}/{self._shard.count} of {self._folder}; wait '

@@ -29,24 +29,13 @@ def tile_alignment(backbone: Any) -> Pair:
 def exact_overlap(backbone: Any, levels: Sequence[int]) -> Pair:
     """Return the smallest aligned overlap, (vertical, horizontal) in pixels, that gives the whole image's features."""
     alignment = tile_alignment(backbone)
-    vertical, horizontal = (
-        -(-_reach(backbone, levels, axis) // alignment[axis]) * alignment[axis] for axis in range(2)
-    )
+    reach = [_reach(backbone, levels, axis) for axis in range(2)]
+    vertical, horizontal = (-(-one // period) * period for one, period in zip(reach, alignment, strict=True))
     return vertical, horizontal
 
 
 def check_tiling(backbone: Any, tile: Any, overlap: Any, levels: Sequence[int]) -> Tiling:
-    """Validate tile and overlap.
-
-    Args:
-        backbone: the backbone.
-        tile: one integer or (height, width).
-        overlap: one integer, (vertical, horizontal), or None for :func:`exact_overlap`.
-        levels: strides of the maps to compute.
-
-    Raises:
-        ValueError: a size is not a multiple of :func:`tile_alignment`, or the backbone does not support tiling.
-    """
+    """Validate the arguments ``tile`` and ``overlap`` of :func:`swin_dense.extract_pyramid`."""
     if backbone.absolute_pos_embed is not None:
         raise ValueError(
             f'{checks.argument("tile", ...)} cannot be used with use_abs_pos_embed=True, which is resized to the whole '

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -97,14 +97,21 @@ class UnlabelledImages(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image = self._readable(index)
+        wanted, image = index, None
+        while image is None:
+            try:
+                image = self._read(index)
+            except (ImageError, FileNotFoundError) as error:
+                self._skip(index, error)
+                # The random numbers of training must not depend on the held-out images.
+                index = int(torch.randint(len(self), ())) if self.is_training else (index + 1) % len(self)
         box = self._random_box(*image.shape[1:]) if self.is_training else _centre(*image.shape[1:])
         crop = scale(image[:, box[0] : box[0] + box[2], box[1] : box[1] + box[3]], self._read_as.scale)
         size = (self.crop_size, self.crop_size)
         resized = F.interpolate(crop[None], size, mode='bilinear', align_corners=False, antialias=True)[0]
         if self.is_training and torch.rand(()) < 0.5:
             resized = resized.flip(-1)
-        return {'inputs': resized, 'index': index}
+        return {'inputs': resized, 'index': wanted}
 
     def check(self, rank: int = 0, processes: int = 1, every_image: bool = False) -> list[str]:
         """Check, before training, that images are not smaller than a crop, and that they can be read.
@@ -126,11 +133,17 @@ class UnlabelledImages(Dataset):
         mine = range(rank, len(self), processes)
         looked_at = mine if every_image else _evenly(mine, _HEADERS)
         local = [index for index in looked_at if not is_address(self.images[index].tar or self.images[index].name)]
-        small = [
-            f'{self.images[index].name!r} ({side})'
-            for index, side in self._shorter_sides(local)
-            if side < self.crop_size
-        ]
+        small = []
+        for index in local:
+            location = self.images[index]
+            try:
+                with naming(location.name):
+                    side = min(_size(location.source(), self.page))
+            except (ImageError, FileNotFoundError) as error:
+                self._skip(index, error)
+                continue
+            if side < self.crop_size:
+                small.append(f'{location.name!r} ({side})')
         if small:
             named = ', '.join(small[:_NAMED]) + (', ...' if len(small) > _NAMED else '')
             raise ValueError(
@@ -139,7 +152,13 @@ class UnlabelledImages(Dataset):
                 'crop_size for training and validation'
             )
         decoded = looked_at if every_image else _evenly(looked_at, _DECODED)
-        errors = [error for index in decoded if (error := self._error_of(index)) is not None]
+        errors: list[Exception] = []
+        for index in decoded:
+            try:
+                self._read(index)
+            except (ImageError, FileNotFoundError) as error:
+                self._skip(index, error)
+                errors.append(error)
         if len(errors) > max(1, len(decoded) // 10) or len(errors) == len(decoded) > 0:
             raise errors[0]  # not single files, but a kind of images that the options do not fit
         split = 'training' if self.is_training else 'held-out'
@@ -148,36 +167,13 @@ class UnlabelledImages(Dataset):
             f'{len(errors)} cannot be read'
         ]
 
-    def _readable(self, index: int) -> Tensor:
-        """Return the stored values of an image, (in_channels, H, W), or of another if it cannot be read."""
-        while True:
-            try:
-                return self._read(index)
-            except (ImageError, FileNotFoundError) as error:
-                self._skip(index, error)
-            # The random numbers of training must not depend on the held-out images.
-            index = int(torch.randint(len(self), ())) if self.is_training else (index + 1) % len(self)
-
     def _read(self, index: int) -> Tensor:
         location = self.images[index]
         with naming(location.name):
             return self._read_as.stored(pixels_of(location.source(), page=self.page), self.in_channels)
 
-    def _error_of(self, index: int) -> Exception | None:
-        """Return the error of decoding an image, which is reported, or None."""
-        try:
-            self._read(index)
-        except (ImageError, FileNotFoundError) as error:
-            self._skip(index, error)
-            return error
-        return None
-
     def _skip(self, index: int, error: Exception) -> None:
-        """Report an image that cannot be read, once in each process.
-
-        Raises:
-            ImageError: too many images cannot be read.
-        """
+        """Report an image that cannot be read, once in each process; raise ImageError if these are too many."""
         if index in self._unreadable:
             return
         self._unreadable.add(index)
@@ -187,15 +183,6 @@ class UnlabelledImages(Dataset):
             raise ImageError(
                 f'{count} of {len(self)} images cannot be read, more than one in a hundred; the last: {error}'
             ) from error
-
-    def _shorter_sides(self, indices: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield index and shorter side in pixels of images that can be read."""
-        for index in indices:
-            try:
-                with naming(self.images[index].name):
-                    yield index, min(_size(self.images[index].source(), self.page))
-            except (ImageError, FileNotFoundError) as error:
-                self._skip(index, error)
 
     def _random_box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of a crop as torchvision's RandomResizedCrop does."""

@@ -8,19 +8,13 @@ from types import ModuleType
 
 from torch import nn
 
-from swin_dense.utils import packages
+from swin_dense.utils import checks, packages
+
+STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
 
 
 def require(package: str, tested: str) -> ModuleType:
-    """Import the package of an integration, and warn if its version was not tested.
-
-    Args:
-        package: its import name.
-        tested: the version with which the integration was tested. Another minor version gives a warning.
-
-    Raises:
-        ImportError: the package is missing (the message contains the install command) or cannot be imported.
-    """
+    """Import the package of an integration, and warn if its minor version is not the ``tested`` one."""
     integration = 'smp' if package == 'segmentation_models_pytorch' else package
     module = packages.optional(f'swin_dense.integrations.{integration}', package)
     try:
@@ -34,6 +28,12 @@ def require(package: str, tested: str) -> ModuleType:
             stacklevel=3,
         )
     return module
+
+
+def strides_of(output_stride: int) -> tuple[int, ...]:
+    """Return the strides of the stages for a last map of this stride in pixels."""
+    checks.one_of('output_stride', output_stride, STRIDES)
+    return STRIDES[output_stride]
 
 
 def set_checkpointing(model: nn.Module, enable: bool) -> None:

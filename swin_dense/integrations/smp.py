@@ -12,14 +12,12 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from swin_dense.archs import ARCHS
-from swin_dense.integrations import require
+from swin_dense.integrations import require, strides_of
 from swin_dense.models.create import BACKBONES
 
 require('segmentation_models_pytorch', '0.6.0')
 from segmentation_models_pytorch import encoders  # noqa: E402
 from segmentation_models_pytorch.encoders._base import EncoderMixin  # noqa: E402
-
-STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
 
 
 class SwinDenseEncoder(nn.Module, EncoderMixin):
@@ -41,11 +39,8 @@ class SwinDenseEncoder(nn.Module, EncoderMixin):
             raise ValueError(
                 f'encoder_depth must be between 2 and 5 for a Swin, whose first map has stride 4, got {depth}'
             )
-        if output_stride not in STRIDES:
-            raise ValueError(f'output_stride must be one of {list(STRIDES)}, got {output_stride!r}')
-        self.backbone = BACKBONES[network](
-            arch, out_indices=range(depth - 1), strides=STRIDES[output_stride], **options
-        )
+        strides = strides_of(output_stride)
+        self.backbone = BACKBONES[network](arch, out_indices=range(depth - 1), strides=strides, **options)
         self._depth, self._in_channels, self._output_stride = depth, 3, output_stride
         self._out_channels = [3, 0, *self.backbone.out_channels]
 

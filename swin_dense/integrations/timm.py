@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from swin_dense.archs import resolve_arch
 from swin_dense.archs.weights import Weights, published
 from swin_dense.checkpoint import load_checkpoint
-from swin_dense.integrations import require, set_checkpointing
+from swin_dense.integrations import require, set_checkpointing, strides_of
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
@@ -57,7 +57,6 @@ RENAMED = {
     'img_size': 'pretrain_img_size',
     'proj_drop_rate': 'drop_rate',
 }
-STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
 
 
 class _TimmModel(nn.Module):
@@ -234,13 +233,13 @@ def _stage_indices(name: str, wanted: int | Sequence[int], stages: int) -> list[
 
 def _prefix_patterns(patterns: Any) -> Any:
     """Return nested patterns of parameter names with the prefix 'backbone.' added."""
+    if isinstance(patterns, str):
+        return patterns.replace('^', r'^backbone\.')
     if isinstance(patterns, dict):
         return {key: _prefix_patterns(value) for key, value in patterns.items()}
-    if isinstance(patterns, list):
-        return [_prefix_patterns(value) for value in patterns]
-    if isinstance(patterns, tuple):
-        return (_prefix_patterns(patterns[0]), *patterns[1:])
-    return patterns.replace('^', r'^backbone\.')
+    if isinstance(patterns, (list, tuple)):
+        return type(patterns)(map(_prefix_patterns, patterns))
+    return patterns
 
 
 def _build(
@@ -268,10 +267,7 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     weights = published()[PRETRAINED[variant]]
     kwargs = {'window_size': weights.window_size, **_OPTIONS.get(variant, {}), **kwargs}
     if 'output_stride' in kwargs:
-        stride = kwargs.pop('output_stride')
-        if stride not in STRIDES:
-            raise ValueError(f'output_stride must be one of {list(STRIDES)}, got {stride!r}')
-        kwargs['strides'] = STRIDES[stride]
+        kwargs['strides'] = strides_of(kwargs.pop('output_stride'))
     ignored: tuple[str, ...] = ()
     if features:
         ignored = ('num_classes', 'global_pool', 'feature_cls', 'drop_rate')

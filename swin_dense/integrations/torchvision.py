@@ -66,10 +66,6 @@ class SwinFPN(nn.Module):
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
         """Return the pyramid levels by name, finest first: '0', '1', ..., then 'pool' or 'p6' and 'p7'.
 
-        Args:
-            images: (B, in_channels, H, W), any H and W.
-
-        Returns:
-            A dict from names to maps (B, out_channels, ceil(H / stride), ceil(W / stride)).
+        Images are (B, in_channels, H, W), levels (B, out_channels, ceil(H / stride), ceil(W / stride)).
         """
         return self.fpn(OrderedDict((str(level), maps) for level, maps in enumerate(self.body(images))))

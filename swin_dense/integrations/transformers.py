@@ -87,7 +87,15 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
         self.arch = arch
         own = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
         self.options = {**(options or {}), **own}
-        derived = self._derived()
+        # The attributes that transformers' models read from a config, taken from a backbone on meta.
+        with torch.device('meta'):
+            backbone = self._build(None)
+        stages = len(backbone.arch.depths)
+        derived = {
+            'num_channels': backbone.in_channels,
+            'hidden_size': backbone.arch.channels[-1],
+            'stage_names': ['stem', *(f'stage{stage}' for stage in range(1, stages + 1))],
+        }
         for name, value in kwargs.items():
             if name in derived and value != derived[name]:
                 raise TypeError(
@@ -108,17 +116,6 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
         if 'stem' in self.out_features:
             raise ValueError(f'out_features must be among {self.stage_names[1:]}: the stem is not returned')
 
-    def _derived(self) -> dict[str, Any]:
-        """Return the attributes that transformers' models read from a config, taken from a backbone on meta."""
-        with torch.device('meta'):
-            backbone = self._build(None)
-        stages = len(backbone.arch.depths)
-        return {
-            'num_channels': backbone.in_channels,
-            'hidden_size': backbone.arch.channels[-1],
-            'stage_names': ['stem', *(f'stage{stage}' for stage in range(1, stages + 1))],
-        }
-
     def build(self) -> SwinBackbone:
         """Return a backbone with these options and random weights."""
         return self._build([index - 1 for index in self.out_indices])
@@ -138,15 +135,7 @@ class SwinDenseConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def of_swin(cls, config: PreTrainedConfig, **kwargs: Any) -> SwinDenseConfig:
-        """Return the config that corresponds to a SwinConfig of transformers.
-
-        Args:
-            config: the config of transformers' Swin.
-            **kwargs: arguments that override it.
-
-        Raises:
-            ValueError: the activation is not supported.
-        """
+        """Return the config that corresponds to a SwinConfig of transformers, with ``kwargs`` that override it."""
         if config.hidden_act not in ACTIVATIONS:
             raise ValueError(
                 f'the activation {config.hidden_act!r} is not supported; it must be one of {list(ACTIVATIONS)}'
@@ -256,7 +245,10 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
                         '.to(...) afterwards'
                     )
                 model = cls(SwinDenseConfig.of_swin(found, **kwargs))
-                load_checkpoint(model.backbone, _source_of(pretrained_model_name_or_path, revision), prefix=prefix)
+                source = str(pretrained_model_name_or_path)
+                if not os.path.isdir(source):
+                    source = f'hf://{source}' + ('' if revision is None else f'@{revision}')
+                load_checkpoint(model.backbone, source, prefix=prefix)
                 return model.eval()
         if prefix is not None:
             raise TypeError('prefix chooses a backbone in weights of a Swin of transformers only')
@@ -284,13 +276,6 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
             maps = self.backbone(pixel_values)
         output = BackboneOutput(feature_maps=maps, hidden_states=states, attentions=None)
         return output.to_tuple() if return_dict is False else output
-
-
-def _source_of(name_or_path: Any, revision: str | None) -> str:
-    """Return the path of a local folder, or the address of a repository on the Hub."""
-    if os.path.isdir(name_or_path):
-        return str(name_or_path)
-    return f'hf://{name_or_path}' + ('' if revision is None else f'@{revision}')
 
 
 AutoConfig.register(SwinDenseConfig.model_type, SwinDenseConfig)

@@ -24,11 +24,7 @@ _FOREIGN_BASE = re.compile(r"'(mmdet|mmseg)::")
 
 
 def recipe_root() -> Path:
-    """Return the folder that contains ``configs`` and ``model-index.yml``.
-
-    Raises:
-        FileNotFoundError: the package was installed without them.
-    """
+    """Return the folder that contains ``configs`` and ``model-index.yml``."""
     for root in (_PACKAGE / '.mim', _PACKAGE.parent):
         if (root / 'model-index.yml').is_file():
             return root
@@ -60,9 +56,16 @@ def load_recipe(name: str) -> Config:
             return config
         except Exception as error:  # a config is a program and can raise any exception
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
-    path = _find(name)
-    if isinstance(path, str):
-        return _with_our_swin(path)
+    stem = Path(name).name.removesuffix('.py')
+    place = framework_configs(recipe_root()).get(stem)
+    if place is not None:
+        return _with_our_swin(place)
+    path = next((path for path in _recipe_files() if path.stem == stem), None)
+    if path is None:
+        raise ValueError(
+            f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
+            '(`swin-dense zoo` lists the recipes)'
+        )
     for package in _FOREIGN_BASE.findall(path.read_text(encoding='utf-8')):
         _configs_of(package, path.stem)
     with tempfile.TemporaryDirectory() as folder:
@@ -82,11 +85,7 @@ def _recipe_files() -> list[Path]:
 
 
 def _with_our_swin(place: str) -> Config:
-    """Read a config of mmdet or mmseg and replace the type of its backbone by SwinDense.
-
-    Args:
-        place: package and path, such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'.
-    """
+    """Read a config such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py' with SwinDense as its backbone."""
     from mmengine.config import Config
 
     package, _, file = place.partition('::')
@@ -96,21 +95,6 @@ def _with_our_swin(place: str) -> Config:
     imports = [imports] if isinstance(imports, str) else list(imports)
     config.custom_imports = {'imports': ['swin_dense', *imports], 'allow_failed_imports': False}
     return config
-
-
-def _find(name: str) -> Path | str:
-    """Return the file of a recipe, or 'package::path' for a config of mmdet or mmseg."""
-    stem = Path(name).name.removesuffix('.py')
-    for path in _recipe_files():
-        if path.stem == stem:
-            return path
-    place = framework_configs(recipe_root()).get(stem)
-    if place is not None:
-        return place
-    raise ValueError(
-        f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
-        '(`swin-dense zoo` lists the recipes)'
-    )
 
 
 def _configs_of(package: str, recipe: str) -> Path:

@@ -15,11 +15,7 @@ _AUGMENTED = '(ms+flip)'  # at the end of metrics that were measured with test-t
 
 
 def recipe_with_weights(name: str) -> Recipe:
-    """Return the recipe of a name, or of a path of its file, that has published weights.
-
-    Raises:
-        ValueError: there is no such recipe, or it has no published weights or no published accuracy.
-    """
+    """Return the recipe of a name, or of a path of its file, that has published weights and a published accuracy."""
     stem = Path(name).name.removesuffix('.py')
     found = [recipe for folder in FOLDERS for recipe in read_zoo(recipe_root(), folder) if recipe.config.stem == stem]
     if not found:
@@ -35,10 +31,7 @@ def recipe_with_weights(name: str) -> Recipe:
 def side_by_side(recipe: Recipe, measured: Mapping[str, float], is_augmented: bool = False) -> str:
     """Return a table of the published and the measured accuracy, in percent.
 
-    Args:
-        recipe: a recipe with published accuracy.
-        measured: metrics by the framework's names, as its test returns them.
-        is_augmented: whether test-time augmentation was used.
+    The measured metrics have the framework's names, as its test returns them, with or without test-time augmentation.
     """
     rows = [('metric', 'published', 'measured', 'difference')]
     for metric, published in recipe.metrics.items():

@@ -133,12 +133,8 @@ def plain(recipes: list[Recipe], weights: bool = False) -> str:
 def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: str = '', size: str = '') -> list[Recipe]:
     """Return the recipes that match all conditions; the case of letters does not matter.
 
-    Args:
-        recipes: recipes to choose from.
-        words: words that must all occur in the recipe's name or in what is known of it.
-        task: part of the task, such as 'panoptic'.
-        data: part of the names of the data sets.
-        size: 't', 's', 'b', 'l', or '' for any.
+    All words must occur in the recipe's name or in what is known of it. The others are parts of the task and of the
+    names of the data sets, and the letter of the size.
     """
     return [
         recipe

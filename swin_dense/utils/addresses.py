@@ -36,9 +36,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 def file_system(address: str) -> tuple[Any, str]:
     """Return the fsspec file system of an address, and the path within that file system.
 
-    Raises:
-        ImportError: fsspec, or the package that it needs for the address, is not installed.
-        ValueError: fsspec does not support the protocol of the address.
+    Raises ImportError if a package that the address needs is not installed, ValueError for an unknown protocol.
     """
     import fsspec
 

@@ -18,11 +18,7 @@ from swin_dense.utils import checks
 
 
 def check_destination(path: Path, force: bool) -> None:
-    """Check that a file can be written to a path, and that no existing file is replaced unless ``force`` is given.
-
-    Raises:
-        OSError: its folder does not exist, it is a folder itself, or it exists and ``force`` is not given.
-    """
+    """Raise OSError if a file cannot be written to a path, or would replace another without ``force``."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f'there is no folder {path.parent}; create it first')
     if path.is_dir():
@@ -31,11 +27,7 @@ def check_destination(path: Path, force: bool) -> None:
 
 
 def check_free(path: Path, force: bool) -> None:
-    """Check that a path does not exist, or is an empty folder, unless ``force`` is given.
-
-    Raises:
-        FileExistsError: the path exists, and ``force`` is not given.
-    """
+    """Raise FileExistsError if a path exists and is no empty folder, unless ``force`` is given."""
     if not force and (any(path.iterdir()) if path.is_dir() else path.exists()):
         raise FileExistsError(f'{path} exists already; {checks.argument("force", True)} replaces it')
 
@@ -57,9 +49,8 @@ class Unfinished:
 def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unfinished]:
     """Return a context manager that moves the written file to its destination, or removes it if the block raises.
 
-    Args:
-        destination: the final path, replaced if it is a file; its folder must exist.
-        beside: a folder for the temporary file, on the same file system; None for the folder of ``destination``.
+    The folder of the destination must exist. The temporary file is written there, or to the folder ``beside`` on the
+    same file system.
     """
     unfinished = Unfinished((beside or destination.parent) / f'.{secrets.token_hex(4)}-{destination.name}', destination)
     try:
@@ -88,10 +79,8 @@ def put_in_place(finished: Path, destination: Path) -> None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Allocate the disk space of a file, so that a full disk raises an OSError here.
-
-    Otherwise the first write to a memory-mapped page would fail with a bus error, which kills the process.
-    """
+    """Allocate the disk space of a file, so that a full disk raises an OSError here."""
+    # Otherwise the first write to a memory-mapped page would fail with a bus error, which kills the process.
     if hasattr(os, 'posix_fallocate'):
         with path.open('rb+') as file:
             os.posix_fallocate(file.fileno(), 0, size)

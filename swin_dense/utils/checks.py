@@ -34,9 +34,7 @@ def on_command_line() -> bool:
 def argument(name: str, *value: Any) -> str:
     """Return an argument as its user writes it, for a message: arch='swin_t', or --arch swin_t on the command line.
 
-    Args:
-        name: its name in Python.
-        value: its value; ... for any, as in advice to give it: arch=, or --arch; none for the name alone.
+    The value is ... in advice to give the argument, whatever its value: arch=, or --arch.
     """
     option = _spelling(name, *value) if _spelling else None
     if option is not None:

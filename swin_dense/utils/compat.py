@@ -67,12 +67,7 @@ def _is_autocast_enabled(device_type: str) -> bool:
     return torch.is_autocast_cpu_enabled() if device_type == 'cpu' else torch.is_autocast_enabled()
 
 
-def _get_autocast_dtype(device_type: str) -> torch.dtype:
-    return torch.get_autocast_cpu_dtype() if device_type == 'cpu' else torch.get_autocast_gpu_dtype()
-
-
 is_autocast_enabled = torch.is_autocast_enabled if _HAS_2_4 else _is_autocast_enabled
-get_autocast_dtype = torch.get_autocast_dtype if _HAS_2_4 else _get_autocast_dtype
 
 
 def register_load_state_dict_pre_hook(module: nn.Module, hook: Callable[..., None]) -> None:
@@ -81,18 +76,6 @@ def register_load_state_dict_pre_hook(module: nn.Module, hook: Callable[..., Non
         module.register_load_state_dict_pre_hook(hook)
     else:
         module._register_load_state_dict_pre_hook(hook, with_module=True)
-
-
-def has_saved_tensors_hooks() -> bool:
-    """Return whether saved-tensor hooks are active, also while tracing, or disabled; always True before 2.5."""
-    if not _HAS_2_5 or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
-        return True
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def get_safe_globals() -> list[Any]:
-    """See ``torch.serialization.get_safe_globals``; empty before 2.6."""
-    return torch.serialization.get_safe_globals() if _HAS_2_6 else []
 
 
 def add_safe_globals(entries: list[Any]) -> None:

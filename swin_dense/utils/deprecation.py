@@ -11,13 +11,8 @@ from typing import Any
 def former_name(module: str, name: str, names: Mapping[str, str]) -> Any:
     """Return the object that replaces a former name of a module, and warn; called by the module's ``__getattr__``.
 
-    Args:
-        module: name of the module.
-        name: name that was asked for.
-        names: by former name, the full new name, such as {'build': 'swin_dense.create_backbone'}.
-
-    Raises:
-        AttributeError: the name is not a former one.
+    ``names`` has the full new name by former name, such as {'build': 'swin_dense.create_backbone'}. Another name raises
+    an AttributeError.
     """
     if name not in names:
         raise AttributeError(f'module {module!r} has no attribute {name!r}')

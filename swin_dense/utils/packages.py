@@ -34,26 +34,14 @@ DISTRIBUTIONS = {
 
 
 def require(user: str, *packages: str) -> None:
-    """Check that packages are installed, without importing them.
-
-    Args:
-        user: what needs them; the message begins with it.
-        packages: import names.
-
-    Raises:
-        ImportError: packages are missing; the message contains their names and how to install them.
-    """
+    """Raise ImportError, with how to install them, if ``packages`` (import names) that ``user`` needs are missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise ImportError(_is_missing(user, missing))
 
 
 def optional(user: str, module: str) -> ModuleType:
-    """Import a module of an optional package.
-
-    Raises:
-        ImportError: its package is not installed; the message contains how to install it.
-    """
+    """Import a module of an optional package; an ImportError says how to install it for ``user``."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

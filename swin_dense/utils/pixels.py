@@ -41,17 +41,7 @@ class Pixels(NamedTuple):
 
 
 class LargeImage:
-    """An image whose regions are read on demand.
-
-    Args:
-        source: what it was opened from.
-        pixels: values that are read when they are sliced.
-        is_bgr: they are in BGR order.
-
-    Attributes:
-        source: what it was opened from.
-        size: (height, width) in pixels.
-    """
+    """An image of ``size``, (height, width), whose regions are read on demand, by slicing the values of its pixels."""
 
     def __init__(self, source: Any, pixels: Pixels, is_bgr: bool = False) -> None:
         self.source = source
@@ -60,11 +50,7 @@ class LargeImage:
         self._is_bgr = is_bgr
 
     def read(self, top: int, left: int, bottom: int, right: int) -> np.ndarray:
-        """Return the values in a box, half open, (h, w) or (h, w, C).
-
-        Raises:
-            ImageError: they are damaged; the message names the source.
-        """
+        """Return the values in a box, half open, (h, w) or (h, w, C); an ImageError says which image is damaged."""
         with naming(self.source), decoding():
             region = np.asarray(self._pixels.values[top:bottom, left:right])
         return reverse_colours(region) if self._is_bgr else region
@@ -124,22 +110,19 @@ def naming(source: Any) -> Iterator[None]:
     except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise
-        raise _named(name_of(source), error) from error
-
-
-def _named(name: str, error: Exception) -> Exception:
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f'{name} does not exist')
-    if isinstance(error, IsADirectoryError):
-        return ImageError(
-            f"{name} is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
-            f'features FOLDER --out DIR`; to read a zarr folder, give {checks.argument("tile", ...)}'
-        )
-    if isinstance(error, OSError):
-        return ImageError(f'{name} cannot be read: {error.strerror or error}')
-    return ImageError(
-        f'{name}: there is too little memory to read it; use {checks.argument("tile", ...)}, or smaller tiles'
-    )
+        name, tile = name_of(source), checks.argument('tile', ...)
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(f'{name} does not exist') from error
+        if isinstance(error, IsADirectoryError):
+            reason = (
+                " is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
+                f'features FOLDER --out DIR`; to read a zarr folder, give {tile}'
+            )
+        elif isinstance(error, OSError):
+            reason = f' cannot be read: {error.strerror or error}'
+        else:
+            reason = f': there is too little memory to read it; use {tile}, or smaller tiles'
+        raise ImageError(name + reason) from error
 
 
 @contextlib.contextmanager
@@ -150,17 +133,14 @@ def decoding() -> Iterator[None]:
     except (ImageError, MemoryError):
         raise
     except Exception as error:
-        raise ImageError(_reason(error)) from error
+        from PIL import Image, UnidentifiedImageError  # not needed for arrays
 
-
-def _reason(error: Exception) -> str:
-    from PIL import Image, UnidentifiedImageError  # not needed for arrays
-
-    if isinstance(error, UnidentifiedImageError):
-        return 'the content is not an image of a supported format'
-    if isinstance(error, Image.DecompressionBombError):
-        return (
-            f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and use '
-            f'{checks.argument("tile", ...)}'
-        )
-    return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'
+        reason = f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'
+        if isinstance(error, UnidentifiedImageError):
+            reason = 'the content is not an image of a supported format'
+        elif isinstance(error, Image.DecompressionBombError):
+            reason = (
+                f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and '
+                f'use {checks.argument("tile", ...)}'
+            )
+        raise ImageError(reason) from error

@@ -11,12 +11,8 @@ def walk(
 ) -> Iterator[str]:
     """Yield the wanted files of a folder and its subfolders, following links; a folder ``NAME.zarr`` counts as a file.
 
-    Args:
-        folder: the folder.
-        is_wanted: called with the name of a file.
-        skipped: filled with the paths of other files, and the reason, or None for files that are not wanted.
-        seen: real paths of folders that are left out, because they were visited, as links may form cycles, or are not
-            to be searched; extended by those that are visited.
+    ``skipped`` is filled with other paths and the reason, None for files that are not wanted. ``seen`` contains the
+    real paths of folders to leave out, and is extended by those that are visited, because links may form cycles.
     """
     real = os.path.realpath(folder)
     if real in seen:

@@ -24,7 +24,7 @@ _logger = logging.getLogger(__package__)
 
 
 def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_regions: bool = False) -> Pixels | None:
-    """Read a page of a TIFF.
+    """Read a page of a TIFF, a path or an open file that ``stack`` closes.
 
     Args:
         file: a path or an open file.
@@ -41,11 +41,20 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     page = open_page(file, number, stack, by_regions)
     if page is None:
         return None
-    is_32_bit = _check_type(page)
+    kind, bits = page.dtype.kind, page.dtype.itemsize * 8
+    is_32_bit = kind in 'iu' and bits == 32 == page.bitspersample
+    if not (kind in 'bf' or (kind in 'iu' and bits <= 16) or is_32_bit):
+        raise ImageError(f'its pixels are {page.dtype}; convert them to uint8, uint16 or floats between 0 and 1')
     regions = regions_of(page, stack) if by_regions and not is_32_bit else None
     if regions is not None:
         return Pixels(regions, _has_alpha(page), _stretch(page))
-    _check_size(page)
+    # PIL's limit on the size of an image; four channels count as one pixel.
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and page.imagewidth * page.imagelength * max(1, page.samplesperpixel / 4) > 2 * limit:
+        raise Image.DecompressionBombError(
+            f'Image size ({page.imagewidth} x {page.imagelength} pixels of {page.samplesperpixel} channels) exceeds '
+            f'limit of {2 * limit} pixels'
+        )
     try:
         values = page.asarray()
     except ValueError:
@@ -86,10 +95,7 @@ def open_page(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
 
 
 def regions_of(page: Any, stack: contextlib.ExitStack) -> Any:
-    """Return the pixels of a page of :func:`open_page`, decoded when they are sliced by rows and columns.
-
-    Returns None for a rotated page, and if zarr is not installed.
-    """
+    """Return the pixels of a page, decoded when they are sliced; None for a rotated page, and without zarr."""
     if _orientation(page) != 1 or not find_spec('zarr'):
         return None
     import zarr
@@ -151,26 +157,6 @@ def _page(file: Any, number: int | None) -> Any:
 
 def _orientation(page: Any) -> int:
     return page.tags['Orientation'].value if 'Orientation' in page.tags else 1
-
-
-def _check_type(page: Any) -> bool:
-    """Raise ImageError for pixels whose scale is unknown; return whether they are integers of 32 bits."""
-    kind, bits = page.dtype.kind, page.dtype.itemsize * 8
-    is_32_bit = kind in 'iu' and bits == 32 == page.bitspersample
-    if not (kind in 'bf' or (kind in 'iu' and bits <= 16) or is_32_bit):
-        raise ImageError(f'its pixels are {page.dtype}; convert them to uint8, uint16 or floats between 0 and 1')
-    return is_32_bit
-
-
-def _check_size(page: Any) -> None:
-    """Apply PIL's limit on the size of an image; four channels count as one pixel."""
-    limit = Image.MAX_IMAGE_PIXELS
-    pixels = page.imagewidth * page.imagelength * max(1, page.samplesperpixel / 4)
-    if limit is not None and pixels > 2 * limit:
-        raise Image.DecompressionBombError(
-            f'Image size ({page.imagewidth} x {page.imagelength} pixels of {page.samplesperpixel} channels) exceeds '
-            f'limit of {2 * limit} pixels'
-        )
 
 
 def _has_alpha(page: Any) -> bool:
