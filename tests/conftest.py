@@ -109,6 +109,16 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return module
 
 
+def assert_same(
+    ours: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None], **tolerance: float
+) -> None:
+    """Compare tensors one by one, by default to 1e-9; gradients that do not exist are None on both sides."""
+    for found, wanted in zip(ours, expected, strict=True):
+        assert (found is None) == (wanted is None)
+        if found is not None:
+            torch.testing.assert_close(found, wanted, **tolerance or {'rtol': 1e-9, 'atol': 1e-9})
+
+
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[None]:
     """Mount a tmpfs of a size such as '600k' on a folder, or skip the test if mounting is not permitted."""

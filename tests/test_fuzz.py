@@ -4,10 +4,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from swin_dense import SwinBackbone
-from tests.fuzzing import KINDS, refused
+from tests.fuzzing import arrays, checkpoints, commands, network
+from tests.fuzzing.common import refused
 
 # Total over all kinds, divided by their shares and the same in each run.
 EXAMPLES = 1000
+KINDS = network.KINDS | arrays.KINDS | checkpoints.KINDS | commands.KINDS
 
 
 @pytest.mark.parametrize('name', KINDS)

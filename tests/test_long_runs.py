@@ -40,7 +40,7 @@ def test_many_image_sizes_leak_nothing():
     assert late[2] < 1.3 * early[2]
 
 
-@pytest.mark.parametrize('attn_backend', ['auto', 'sdpa', 'reference'])
+@pytest.mark.parametrize('attn_backend', ['auto', 'reference'])
 def test_eight_threads_on_one_model_equal_serial_results(attn_backend):
     model = SwinBackbone(**TINY, attn_backend=attn_backend).eval()
     images = [torch.randn(1, 3, 20 + 9 * index, 90 - 7 * index) for index in range(8)]

@@ -25,12 +25,23 @@ COPIED = ('*.md', 'docs/*', 'configs/*', 'examples/*', 'benchmarks/*', 'LICENSE'
 
 
 def as_markdown(notebook: dict[str, Any], name: str) -> str:
-    """Return the page of a notebook, which holds no outputs, with a link to the notebook below the title."""
-    cells = [''.join(cell['source']).strip() for cell in notebook['cells']]
-    is_code = [cell['cell_type'] == 'code' for cell in notebook['cells']]
-    pages = [f'```python\n{cell}\n```' if code else cell for cell, code in zip(cells, is_code, strict=True)]
+    """Return the page of a notebook, with its outputs, and a link to the notebook below the title."""
+    pages = []
+    for cell in notebook['cells']:
+        source = ''.join(cell['source']).strip()
+        pages.append(f'```python\n{source}\n```' if cell['cell_type'] == 'code' else source)
+        pages += [_shown(output) for output in cell.get('outputs', ())]
     title, _, rest = pages[0].partition('\n')
     return '\n\n'.join([title, f'[Download the notebook]({name})', rest.strip(), *pages[1:]]) + '\n'
+
+
+def _shown(output: dict[str, Any]) -> str:
+    """Return an output of a notebook as Markdown."""
+    data = output.get('data', {})
+    if 'image/png' in data:
+        return f'![output](data:image/png;base64,{data["image/png"].strip()})'
+    text = ''.join(output.get('text') or data['text/plain']).strip()
+    return f'```text\n{text}\n```'
 
 
 def copy_pages(root: Path, pages: Path) -> None:

@@ -162,15 +162,16 @@ def alone_table(*reports: dict[str, Any]) -> str:
 
 def processors_table(*reports: dict[str, Any]) -> str:
     """Return a table of benchmarks/alone.py: the median time of mmdet's Swin relative to ours on each processor."""
-    cases = list(reports[0]['seconds'])
-    lines = ['| processor, date | ' + ' | '.join(cases) + ' |', '|' + ' --- |' * (len(cases) + 1)]
-    for report in sorted(reports, key=lambda report: report['processor'], reverse=True):
+    newest = sorted(reports, key=lambda report: report['processor'], reverse=True)
+    titles = [f'{report["processor"]}, {report["date"]}' for report in newest]
+    lines = ['| Swin-T, float32 | ' + ' | '.join(titles) + ' |', '|' + ' --- |' * (len(titles) + 1)]
+    for case in newest[0]['seconds']:
         cells = []
-        for case in cases:
+        for report in newest:
             relative = statistics.median(report['ratios'][case]['mmdet'])
             ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
             cells.append(f'**{relative:.2f}** ({ours:,.0f} ms)')
-        lines.append(f'| {report["processor"]}, {report["date"]} | ' + ' | '.join(cells) + ' |')
+        lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -284,6 +285,18 @@ def short_whole_models_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def first_minutes_table(report: dict[str, Any]) -> str:
+    """Return a table of tests/set_up/first_ten_minutes.py: what was typed, the seconds, the last line of the output."""
+    lines = ['| typed | seconds | last line of the output |', '| --- | --- | --- |']
+    for row in report['rows']:
+        output = f'`{row["output"].replace("|", " ").strip()}`' if row['output'] else ''
+        lines.append(f'| `{row["command"]}` | {row["seconds"]:.0f} | {output} |')
+    minutes = sum(row['seconds'] for row in report['rows']) / 60
+    lines.append(f'| in all, minutes | {minutes:.1f} | |')
+    busy = f'{report["date"]}, {report["processor"]}; load average before, {report["load"]}'
+    return '\n'.join([*lines, '', busy, ''])
+
+
 def _figures(row: dict[str, float]) -> str:
     units = {'ms': 'ms', 'mib': 'MiB'}
     return ', '.join(f'{row[key]:,.0f} {unit}' for key, unit in units.items() if key in row) or 'not measured'
@@ -348,6 +361,7 @@ PAGES = (
     'docs/deploy.md',
     'docs/explore.md',
     'docs/features.md',
+    'docs/first-ten-minutes.md',
     'docs/geotiff.md',
     'docs/install.md',
     'docs/predictions.md',
@@ -361,7 +375,6 @@ CHINESE = {
     ': time': '：时间',
     ': memory': '：内存',
     '| processor |': '| 处理器 |',
-    '| processor, date |': '| 处理器，日期 |',
     '| stack |': '| 环境 |',
     ', two cores |': '，双核 |',
     'tests of the core': '核心测试',
@@ -397,6 +410,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
+    'first minutes': (['first_ten_minutes.json'], first_minutes_table),
     'whole models': (['exports_whole.json'], whole_models_table),
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),

@@ -49,13 +49,16 @@ def official_classifier(backbone, classes=10):
 
 def same_outputs(ours, theirs):
     with torch.no_grad():
-        for a, b in zip(ours(IMAGE), theirs(IMAGE), strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+        torch.testing.assert_close(ours(IMAGE), theirs(IMAGE), rtol=0, atol=1e-9)
+
+
+def equal_weights(ours, theirs):
+    theirs = theirs.state_dict()
+    return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
 
 
 def same_weights(ours, theirs):
-    theirs = theirs.state_dict()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
+    assert equal_weights(ours, theirs)
 
 
 def raises_and_keeps(backbone, source, match, **options):
@@ -64,10 +67,6 @@ def raises_and_keeps(backbone, source, match, **options):
         load(backbone, source, **options)
     for name, tensor in backbone.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-
-
-def equal_weights(backbone, source):
-    return all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in backbone.state_dict().items())
 
 
 SAFETENSORS = pytest.param('model.safetensors', marks=needs('safetensors'))

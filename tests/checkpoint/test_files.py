@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import datetime
 import functools
-import operator
 import os
 import pathlib
 import pickle
@@ -23,7 +22,8 @@ from swin_dense import SwinBackbone, create_backbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.find import flatten
-from tests.checkpoint.helpers import SAFETENSORS, SMALL, edit_index, equal_weights, load, write_shards
+from tests.checkpoint.helpers import SAFETENSORS, SMALL, edit_index, equal_weights, load, raises_and_keeps, write_shards
+from tests.checkpoint.test_unpickler import Runs
 from tests.conftest import IfInstalled, needs
 
 mmengine_config, mmengine_logging = IfInstalled('mmengine.config'), IfInstalled('mmengine.logging')
@@ -156,29 +156,11 @@ def test_objects_that_are_not_read_are_named(tmp_path, source, backbone, importa
         load(backbone, tmp_path / 'a.pkl')
 
 
-class Malicious:
-    def __init__(self, tool):
-        self.tool = tool
-
-    def __reduce__(self):
-        return self.tool
-
-
-def _evil_tools(trap):
-    return [
-        (os.system, (f'touch {trap}',)),
-        (pathlib.Path.touch, (pathlib.Path(trap),)),
-        (eval, (f'open({str(trap)!r}, "w")',)),
-        (operator.methodcaller('touch'), (pathlib.Path(trap),)),
-    ]
-
-
 @pytest.mark.parametrize('zipped', [True, False])
-@pytest.mark.parametrize('tool', range(4))
-def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, tool, zipped):
+def test_a_malicious_pickle_does_not_run(tmp_path, source, backbone, zipped):
     """What it names is never called; the weights beside it load."""
     trap, path = tmp_path / 'trap', tmp_path / 'evil.pth'
-    evil = Malicious(_evil_tools(trap)[tool])
+    evil = Runs(os.system, f'touch {trap}')
     torch.save({'model': source.state_dict(), 'x': evil}, path, _use_new_zipfile_serialization=zipped)
     load(backbone, path)
     created = create_backbone(checkpoint=path)
@@ -249,7 +231,7 @@ def test_a_whole_graph_is_named(tmp_path, backbone):
 
 def test_a_model_beside_other_weights_is_not_blamed(tmp_path, backbone):
     torch.save({'state_dict': {'fc.weight': torch.ones(1)}, 'loss': torch.nn.GELU()}, tmp_path / 'resnet.ckpt')
-    with pytest.raises(CheckpointError, match=r'contains state_dict\.fc\.weight and objects'):
+    with pytest.raises(CheckpointError, match=r'state_dict\.fc\.weight and objects'):
         load(backbone, tmp_path / 'resnet.ckpt')
 
 
@@ -332,10 +314,7 @@ def test_values_that_are_not_finite(source, backbone):
     state = source.state_dict()
     state['stages.0.blocks.0.ffn.layers.0.0.weight'][3, 2] = float('nan')
     state['norm0.bias'][:2] = float('inf')
-    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r'weight: 1 of its 256 values are NaN'):
-        load(backbone, state)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    raises_and_keeps(backbone, state, r'weight: 1 of its 256 values are NaN')
     report = load(backbone, state, allow_partial=True)
     assert list(report.damaged) == ['stages.0.blocks.0.ffn.layers.0.0.weight', 'norm0.bias']
     assert 'damaged, not loaded: norm0.bias: 2 of its 8 values' in str(report)
@@ -394,11 +373,8 @@ def test_an_incomplete_sharded_checkpoint(tmp_path, source, backbone, damage, me
     index = write_shards(tmp_path / 'in', source.state_dict(), 'pytorch_model.bin')
     for shard in index.parent.glob('*.bin'):  # shards in another folder, which an index must not reach
         write_file(tmp_path / shard.name, source.state_dict())
-    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     damage(index)
-    with pytest.raises(CheckpointError, match=message):
-        load(backbone, index.parent)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    raises_and_keeps(backbone, index.parent, message)
 
 
 def test_contents_and_paths_without_a_checkpoint(tmp_path, backbone):

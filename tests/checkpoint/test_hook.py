@@ -12,6 +12,7 @@ from torch import nn
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.models.swin import SwinBlock
+from tests.checkpoint.helpers import equal_weights
 from tests.conftest import TINY, IfInstalled, needs_fully_shard, randomize
 
 mmengine_checkpoint = IfInstalled('mmengine.runner.checkpoint')
@@ -24,11 +25,6 @@ class Detector(nn.Module):
         super().__init__()
         self.backbone = randomize(SwinBackbone(**{**ARCH, **options}), seed)
         self.head = randomize(nn.Linear(2, 2), seed)
-
-
-def equal_weights(ours, theirs):
-    theirs = theirs.state_dict()
-    return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
 
 
 def frameworks_checkpoint(detector):
@@ -80,7 +76,7 @@ def test_a_backbone_that_does_not_load_raises_and_keeps_its_weights(load, damage
 
 
 def test_the_error_for_a_bare_backbone_suggests_a_fix():
-    with pytest.raises(CheckpointError, match=r"no key begins with 'backbone\.'.*init_cfg=.*allow_partial_loading"):
+    with pytest.raises(CheckpointError, match=r"'backbone\.'.*init_cfg=.*allow_partial"):
         Detector().load_state_dict(SwinBackbone(**ARCH).state_dict(), strict=False)
     with pytest.raises(CheckpointError, match='the state dict is empty'):
         SwinBackbone(**ARCH).load_state_dict({})

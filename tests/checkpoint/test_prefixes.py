@@ -66,32 +66,6 @@ def test_final_norm_on_request():
     raises_and_keeps(build(out_indices=(0, 1)), checkpoint, 'does not return', final_norm=True)
 
 
-def test_of_moby_and_simmim_only_the_encoder_loads():
-    source = build(1)
-    classifier = {k: v for k, v in official_classifier(source)['model'].items() if not k.startswith('head')}
-    other = official_classifier(build(3))['model']
-    moby = {
-        **{f'encoder.{k}': v for k, v in classifier.items()},
-        **{f'encoder_k.{k}': v for k, v in other.items()},
-        'projector.linear_out.weight': torch.zeros(2, 2),
-        'queue1': torch.zeros(4, 4),
-    }
-    simmim = {
-        **{f'encoder.{k}': v for k, v in classifier.items()},
-        'encoder.mask_token': torch.zeros(1, 1, 8),
-        'decoder.0.weight': torch.zeros(8, 64, 1, 1),
-    }
-    for family, state in (('moby', moby), ('simmim', simmim)):
-        backbone = build(2)
-        report = load(backbone, {'model': state})
-        assert report.family == family
-        assert torch.equal(backbone.stages[1].downsample.reduction.weight, source.stages[1].downsample.reduction.weight)
-        assert torch.equal(
-            backbone.stages[2].blocks[0].attn.w_msa.qkv.weight, source.stages[2].blocks[0].attn.w_msa.qkv.weight
-        )
-        assert not report.unexpected
-
-
 def test_a_running_average_loads_only_on_request():
     weights, average, backbone = build(1), build(2), build(3)
     checkpoint = {
@@ -211,5 +185,5 @@ def test_a_few_keys_that_resemble_a_backbone_are_not_one():
 
 
 def test_a_prefix_without_a_checkpoint_is_an_error():
-    with pytest.raises(TypeError, match="prefix='teacher' chooses a backbone in a checkpoint"):
+    with pytest.raises(TypeError, match=r"prefix='teacher' .* in a checkpoint"):
         create_backbone('swin_t', prefix='teacher')

@@ -16,6 +16,7 @@ import swin_dense
 from swin_dense.__main__ import GROUPS, command_names, main
 from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
+from tests.processes import python
 
 
 @pytest.fixture
@@ -89,20 +90,20 @@ def test_every_argument_has_a_help_text(name):
                 parsers += action.choices.values()
 
 
-def test_help_and_usage_errors_need_no_optional_package():
+def test_help_and_usage_errors_need_neither_torch_nor_optional_packages():
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({OPTIONAL_PACKAGES}))
 from swin_dense.__main__ import command_names, main
-for name in command_names():
-    for arguments in ([name, '--help'], [name, '--no-such-option']):
-        try:
-            print(*arguments, 'returned', main(arguments))
-        except SystemExit as stopped:
-            print(*arguments, 'ended with', stopped.code)
+of_each = ([name, option] for name in command_names() for option in ('--help', '--no-such-option'))
+for arguments in (['--help'], ['zoo'], *of_each):
+    try:
+        print(*arguments, 'returned', main(arguments))
+    except SystemExit as stopped:
+        print(*arguments, 'ended with', stopped.code)
+assert not {{'torch', 'numpy'}} & sys.modules.keys()
 """
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = python('-c', code)
     for name in command_names():
         assert f'usage: swin-dense {name} ' in done.stdout
         assert f'{name} --help ended with 0' in done.stdout

@@ -2,27 +2,14 @@
 
 import argparse
 import importlib
-import os
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
 
 from swin_dense.__main__ import command_names, main, spelling
 from swin_dense.utils import checks
-from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
-
-HELP_OF_ALL = """
-import sys
-from swin_dense.__main__ import command_names, main
-for arguments in [['--help'], ['zoo'], *([name, '--help'] for name in command_names())]:
-    try:
-        main(arguments)
-    except SystemExit as stopped:
-        assert stopped.code == 0, arguments
-assert 'torch' not in sys.modules and 'numpy' not in sys.modules
-"""
+from tests.conftest import OPTIONAL_PACKAGES, needs
+from tests.processes import python
 
 
 def parsers(name):
@@ -34,11 +21,14 @@ def parsers(name):
     return found
 
 
-@pytest.mark.parametrize('command', [['-c', HELP_OF_ALL], ['-m', 'swin_dense', 'zoo']], ids=['all', 'as a module'])
-def test_help_and_zoo_import_no_torch(command):
-    done = subprocess.run([sys.executable, '-X', 'importtime', *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    imported = {line.rpartition('|')[2].strip() for line in done.stderr.splitlines()}
+def imported_by(*arguments):
+    """Run `python -m swin_dense` with the arguments, and return the names of the modules that it imports."""
+    done = python('-X', 'importtime', '-m', 'swin_dense', *arguments)
+    return {line.rpartition('|')[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_zoo_imports_no_torch():
+    imported = imported_by('zoo')
     assert 'swin_dense.recipes.zoo' in imported
     assert 'torch' not in imported
 
@@ -50,11 +40,8 @@ def test_a_prediction_with_a_file_imports_no_torch(tmp_path):
     from tests.commands.files import write_file
 
     Image.new('RGB', (40, 30)).save(tmp_path / 'a.png')
-    command = ['-X', 'importtime', '-m', 'swin_dense', 'predict', *write_file(tmp_path / 'model.onnx')]
-    arguments = [str(tmp_path / 'a.png'), '--out', str(tmp_path / 'out')]
-    done = subprocess.run([sys.executable, *command, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    imported = {line.rpartition('|')[2].strip() for line in done.stderr.splitlines()}
+    model = write_file(tmp_path / 'model.onnx')
+    imported = imported_by('predict', *model, tmp_path / 'a.png', '--out', tmp_path / 'out')
     assert 'onnxruntime.capi' in imported
     assert not {'torch', 'mmengine', 'mmcv'} & imported
 
@@ -190,15 +177,6 @@ def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_c
 
 
 @pytest.mark.parametrize(
-    'path', ['arch=swin_t prefix=a.png', 'device=cam1/a.jpg', 'prefix=3.jpg', 'window_size=(7, 7)']
-)
-def test_texts_of_users_are_not_rewritten(place, capsys, path):
-    """As a path in an error was, by a version that replaced names in sentences."""
-    assert main(['explore', path, '--out', 'a.html']) == 2
-    assert f'there is no file {path}' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ('arguments', 'message'),
     [
         ('convert none.pth --out a.pth', "there is no checkpoint file 'none.pth'"),
@@ -231,8 +209,6 @@ sys.modules.update(dict.fromkeys(['torch', *{OPTIONAL_PACKAGES}]))
 from swin_dense.__main__ import main
 sys.exit(main({arguments.split()}))
 """
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-    done = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
+    done = python('-c', code, status=2, cwd=place)
     assert message in done.stderr
     assert 'torch' not in done.stderr

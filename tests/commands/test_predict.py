@@ -152,10 +152,10 @@ def test_class_names_come_from_the_checkpoint_or_the_data_set(tmp_path, framewor
 @pytest.mark.parametrize(
     ('framework', 'meta', 'dataset', 'message'),
     [
-        ('mmdet', {}, {'metainfo': {}}, 'predicts 5 classes, but the checkpoint has 0 class names and .* set 80'),
-        ('mmdet', {'CLASSES': SIX}, {}, 'predicts 5 classes, but the checkpoint has 6 class names and .* set 5'),
-        ('mmseg', {}, {'type': 'ADE20KDataset', 'metainfo': {}}, 'predicts 6 .* has 0 class names and .* set 150'),
-        ('mmseg', {}, {'type': 'BaseSegDataset', 'metainfo': {}}, 'predicts 6 .* has 0 class names and .* set 0'),
+        ('mmdet', {}, {'metainfo': {}}, 'predicts 5 .* 0 class names .* set 80'),
+        ('mmdet', {'CLASSES': SIX}, {}, 'predicts 5 .* 6 class names and .* set 5'),
+        ('mmseg', {}, {'type': 'ADE20KDataset', 'metainfo': {}}, 'predicts 6 .* 0 class names .* set 150'),
+        ('mmseg', {}, {'type': 'BaseSegDataset', 'metainfo': {}}, 'predicts 6 .* 0 class names and .* set 0'),
     ],
 )
 def test_class_names_must_be_as_many_as_the_head_has(tmp_path, framework, meta, dataset, message):
@@ -168,7 +168,7 @@ def test_class_names_must_be_as_many_as_the_head_has(tmp_path, framework, meta, 
 
 
 def test_a_config_without_a_framework_is_refused():
-    with pytest.raises(ValueError, match="must have default_scope = 'mmdet' or 'mmseg', got None"):
+    with pytest.raises(ValueError, match=r"default_scope = .* or 'mmseg', got None"):
         Predictor(Config({'model': {}}), 'a.pth', 'cpu')
 
 
@@ -438,7 +438,7 @@ def test_images_are_read_with_the_options_of_the_loader(tmp_path, load, dtype, t
 def test_the_pipeline_must_begin_with_a_loader(tmp_path):
     config = load_recipe(RECIPES['mmseg'])
     config.test_dataloader.dataset.pipeline = config.test_dataloader.dataset.pipeline[-1:]
-    with pytest.raises(ValueError, match="first step of the test pipeline must load the image, got 'PackSegInputs'"):
+    with pytest.raises(ValueError, match="load the image, got 'PackSegInputs'"):
         Predictor(config, 'weights.pth', 'cpu')
 
 

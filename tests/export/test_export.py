@@ -285,7 +285,7 @@ def test_a_model_that_cannot_be_recorded_raises(tmp_path):
     [
         # onnxscript replaces both by Clip with bounds of the same names, and writes an invalid file.
         (TwoClamps(), 20, 'the file does not run on an image'),
-        (build(out_indices=(0,)), 26, 'cannot write opset=26 for this model, only 18; omit it for 20'),
+        (build(out_indices=(0,)), 26, 'opset=26 .*, only 18; omit it for 20'),
     ],
     ids=['onnxscript', 'opset'],
 )
@@ -318,7 +318,7 @@ def test_bad_arguments(tmp_path, path, options, error, message):
 @pytest.mark.parametrize(
     ('model', 'error', 'message'),
     [
-        (nn.Linear(3, 3), ValueError, 'must contain a SwinBackbone, got a Linear'),
+        (nn.Linear(3, 3), ValueError, 'a SwinBackbone, got a Linear'),
         ('swin_t', TypeError, 'must be a torch.nn.Module'),
         (build().half(), ValueError, r'call .float\(\) first'),
     ],

@@ -13,16 +13,22 @@ DEEP = RGB.astype(np.uint16) * 257
 tifffile, cv2 = IfInstalled('tifffile'), IfInstalled('cv2')
 
 
-def with_pil(file_format, mode='RGB', **options):
+def encode(image, file_format, **options):
+    """Return the content of a file that Pillow writes of an image or an array."""
     file = io.BytesIO()
-    Image.fromarray(RGB).convert(mode).save(file, file_format, **options)
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, file_format, **options)
     return file.getvalue()
 
 
-def with_tifffile(pixels=RGB, **options):
+def encode_tiff(pixels, **options):
+    """Return the content of a file that tifffile writes."""
     file = io.BytesIO()
     tifffile.imwrite(file, pixels, **options)
     return file.getvalue()
+
+
+def with_pil(file_format, mode='RGB', **options):
+    return encode(Image.fromarray(RGB).convert(mode), file_format, **options)
 
 
 ORIGINALS = {
@@ -41,13 +47,13 @@ ORIGINALS = {
     'tga': lambda: with_pil('tga'),
     'tiff': lambda: with_pil('tiff'),
     'lzw tiff': lambda: with_pil('tiff', compression='tiff_lzw'),
-    '16-bit tiff': lambda: with_tifffile(DEEP, photometric='rgb'),
-    'tiled jpeg tiff': lambda: with_tifffile(tile=(16, 16), compression='jpeg'),
-    'tiled zlib tiff': lambda: with_tifffile(tile=(16, 16), compression='zlib', photometric='rgb'),
-    'tiff of 5 channels': lambda: with_tifffile(
+    '16-bit tiff': lambda: encode_tiff(DEEP, photometric='rgb'),
+    'tiled jpeg tiff': lambda: encode_tiff(RGB, tile=(16, 16), compression='jpeg'),
+    'tiled zlib tiff': lambda: encode_tiff(RGB, tile=(16, 16), compression='zlib', photometric='rgb'),
+    'tiff of 5 channels': lambda: encode_tiff(
         RGB[..., [0, 1, 2, 0, 1]], photometric='minisblack', planarconfig='contig'
     ),
-    'big tiff': lambda: with_tifffile(bigtiff=True, photometric='rgb'),
+    'big tiff': lambda: encode_tiff(RGB, bigtiff=True, photometric='rgb'),
 }
 if '.avif' not in Image.registered_extensions():  # an older Pillow
     del ORIGINALS['avif']

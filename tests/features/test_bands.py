@@ -234,9 +234,7 @@ def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys,
 
 @pytest.mark.parametrize('scale', [None, 255])
 def test_clamp_needs_a_mean(scale):
-    with pytest.raises(
-        ValueError, match=r"would cut off most of what ImageNet's mean and std give; give mean= and std="
-    ):
+    with pytest.raises(ValueError, match=r'cut off .*; give mean= and std='):
         Normalization(clamp=True, scale=scale)
     assert Normalization(**preset('satlas-rgb')).clamp
 
@@ -258,15 +256,19 @@ def test_statistics_of_the_last_folder_are_not_continued_without_them(tmp_path):
             pass
 
 
-@pytest.mark.parametrize('suffix', ['.onnx', '.ts'])
-def test_an_exported_file_takes_stored_values(tmp_path, suffix):
+@pytest.mark.parametrize(
+    ('suffix', 'options'),
+    [('.onnx', OPTIONS), ('.ts', OPTIONS), ('.ts', {'normalization': Normalization(**OPTIONS)})],
+    ids=['onnx', 'torchscript', 'normalization='],
+)
+def test_an_exported_file_takes_stored_values(tmp_path, suffix, options):
     """One block suffices: the export takes a time for each, and normalises before the first."""
     one_block = {'embed_dims': 16, 'depths': (1,), 'num_heads': (1,), 'strides': (4,)}
     backbone = randomize(SwinBackbone(**one_block, in_channels=4)).eval()
     for package in ('onnx', 'onnxscript', 'onnxruntime') if suffix == '.onnx' else ():
         pytest.importorskip(package)
     path = tmp_path / f'model{suffix}'
-    export_model(backbone, path, **OPTIONS)
+    export_model(backbone, path, **options)
     img = counts().transpose(2, 0, 1)[None].astype(np.float32)
     if suffix == '.onnx':
         import onnxruntime
@@ -282,13 +284,13 @@ def test_an_exported_file_takes_stored_values(tmp_path, suffix):
     ('options', 'message'),
     [
         ({'scale': 0}, 'scale must be above 0'),
-        ({'scale': (1, 2)}, 'scale must be one value per channel, that is 4'),
-        ({'bands': (0, 1)}, r'bands must be one per input channel of the backbone, 4, got \(0, 1\)'),
-        ({'bands': (0, 1, 2, 5)}, 'there is no band 5; it has 5, counted from 0'),
+        ({'scale': (1, 2)}, 'scale must be .* per channel, that is 4'),
+        ({'bands': (0, 1)}, r'bands must be one per .*, got \(0, 1\)'),
+        ({'bands': (0, 1, 2, 5)}, 'no band 5; it has 5, counted from 0'),
         ({'bands': (0, 1, 2, -1)}, 'every entry of bands must be at least 0'),
         ({'bgr': True, 'bands': BANDS}, 'bgr= and bands= both choose an order'),
         ({'mean': 1500, 'std': 800}, 'mean and std must be on the scale 0 to 1'),
-        ({'mean': IMAGENET_MEAN, 'std': IMAGENET_STD}, "the backbone takes 4 channels, but ImageNet's mean"),
+        ({'mean': IMAGENET_MEAN, 'std': IMAGENET_STD}, "takes 4 channels, but ImageNet's mean"),
     ],
 )
 def test_wrong_numbers_are_refused(backbone, options, message):
@@ -323,11 +325,6 @@ def test_presets(name):
 
     img = how.prepare(how.stored(Pixels(values), channels))
     np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)
-
-
-def test_the_command_line_offers_the_presets():
-    with pytest.raises(ValueError, match=r"preset must be one of .* did you mean 'satlas-landsat'"):
-        preset('satlas-landsats')
 
 
 @pytest.mark.parametrize(
@@ -390,13 +387,3 @@ def test_a_normalisation_is_one_argument_or_its_short_form(backbone, tmp_path):
         extract_pyramid(backbone, values, normalization='landsat')
     with pytest.raises(TypeError, match=r'normalization must be a .*, got dict'):
         extract_pyramid(backbone, values, normalization=OPTIONS)
-
-
-def test_an_exported_file_normalises_itself_by_either_form(backbone, tmp_path):
-    files = [
-        export_model(backbone, tmp_path / f'{number}.ts', size=64, **options).path
-        for number, options in enumerate(({'normalization': Normalization(**OPTIONS)}, OPTIONS))
-    ]
-    img = torch.from_numpy(counts().astype(np.float32)).permute(2, 0, 1)[None]
-    for long, short in zip(*(torch.jit.load(path)(img) for path in files), strict=True):
-        torch.testing.assert_close(long, short, rtol=0, atol=0)

@@ -1,6 +1,5 @@
 """`swin-dense features`: output, recovery from failures and signals, and shards."""
 
-import errno
 import os
 import random
 import signal
@@ -14,7 +13,6 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.features import images
 from swin_dense.features.pyramid import extract_pyramid
 from tests.conftest import TINY, IfInstalled, randomize, small_disk, some
 from tests.features.helpers import (
@@ -181,73 +179,6 @@ def test_tar_files_and_object_storage(run, backbone, tmp_path, pool):
             torch.testing.assert_close(torch.tensor(row['level_32']), level.mean((1, 2)), rtol=1e-5, atol=1e-5)
 
 
-def test_a_local_object_store(run, backbone, tmp_path, monkeypatch):
-    server = pytest.importorskip('moto.server')
-    s3fs = pytest.importorskip('s3fs')
-    paths = make_images(tmp_path / 'photos', 4, broken=False)
-    store = server.ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
-    store.start()
-    try:
-        host, port = store.get_host_and_port()
-        for name, value in {
-            'AWS_ENDPOINT_URL': f'http://{host}:{port}',
-            'AWS_ACCESS_KEY_ID': 'a',
-            'AWS_SECRET_ACCESS_KEY': 'b',
-            'AWS_DEFAULT_REGION': 'us-east-1',
-        }.items():
-            monkeypatch.setenv(name, value)
-        system = s3fs.S3FileSystem()
-        system.mkdir('bucket')
-        for index, path in enumerate(paths[:3]):
-            system.pipe_file(f'bucket/photos/{index}.png', path.read_bytes())
-        system.pipe_file('bucket/photos/broken.png', b'')
-        tar = write_tar(tmp_path / 'a.tar', [('in.png', paths[3].read_bytes())])
-        system.pipe_file('bucket/a.tar', tar.read_bytes())
-        assert run('s3://bucket', '--pool', 'avg') == 1
-        first = rows_of(tmp_path / 'out')
-        system.pipe_file('bucket/photos/broken.png', paths[0].read_bytes())
-        system.pipe_file('bucket/photos/0.png', paths[1].read_bytes())
-        s3fs.S3FileSystem.clear_instance_cache()
-        assert run('s3://bucket', '--pool', 'avg') == 0
-    finally:
-        store.stop()
-    rows = rows_of(tmp_path / 'out')
-    expected = {'photos/0.png': 1, 'photos/1.png': 1, 'photos/2.png': 2, 'photos/broken.png': 0, 'a.tar/in.png': 3}
-    assert set(rows) == {f's3://bucket/{name}' for name in expected}
-    assert {name for name in rows if rows[name] != first[name]} == {
-        's3://bucket/photos/0.png',
-        's3://bucket/photos/broken.png',
-    }
-    for name, index in expected.items():
-        vector = extract_pyramid(backbone, paths[index])[32].mean((1, 2))
-        torch.testing.assert_close(torch.tensor(rows[f's3://bucket/{name}']['level_32']), vector, rtol=1e-5, atol=1e-5)
-
-
-def test_an_unreadable_image_does_not_end_a_tiled_run(run, tmp_path, monkeypatch, capsys):
-    paths = make_images(tmp_path / 'photos', 3, broken=False)
-    really_open = Path.open
-
-    def fail_for_one(path, *args, **options):
-        if path == paths[1]:
-            raise OSError(errno.EIO, 'Input/output error')
-        return really_open(path, *args, **options)
-
-    monkeypatch.setattr(Path, 'open', fail_for_one)
-    assert run(tmp_path / 'photos', '--tile', 224) == 1
-    assert failures_in(tmp_path / 'out') == [paths[1].name]
-    assert '2 of 3 images' in capsys.readouterr().err
-
-
-def test_a_repaired_image_is_no_longer_a_failure(run, tmp_path):
-    make_images(tmp_path / 'photos', 1)
-    assert run(tmp_path / 'photos') == 1
-    for name in ('empty.jpg', 'text.png'):
-        Image.fromarray(PHOTOGRAPH[:40, :40]).save(tmp_path / 'photos' / name)
-    assert run(tmp_path / 'photos') == 0
-    assert failures_in(tmp_path / 'out') == []
-    assert len(finished_in(tmp_path / 'out')) == 3
-
-
 def test_other_settings_need_another_folder(run, tmp_path, capsys):
     (path,) = make_images(tmp_path / 'photos', 1, broken=False)
     assert run(path) == 0
@@ -329,22 +260,6 @@ def test_errors_are_named_and_libraries_are_silent(tmp_path):
     assert len(lines) == 2, errors
     assert lines[0].startswith(f"skipped: image '{tmp_path}/photos/a.tif': it has 4 channels")
     assert lines[1] == f'1 of 2 images are in {tmp_path}/out, 1 failed'
-
-
-@pytest.mark.parametrize('options', [(), ('--tile', '224')])
-def test_lack_of_memory_for_one_image_names_it(run, tmp_path, monkeypatch, capsys, options):
-    paths = make_images(tmp_path / 'photos', 3, broken=False)
-    really = images.decode
-
-    def decode(content, page=None):
-        if content == paths[1].read_bytes():
-            raise MemoryError
-        return really(content, page)
-
-    monkeypatch.setattr(images, 'decode', decode)
-    assert run(tmp_path / 'photos', *options) == 1
-    assert f"skipped: image '{paths[1]}': there is too little memory to read it; use --tile" in capsys.readouterr().err
-    assert failures_in(tmp_path / 'out') == [paths[1].name]
 
 
 @pytest.mark.parametrize('options', [(), ('--tile', '224', '--overlap', '0')])
@@ -479,12 +394,6 @@ class TestShards:
         assert '_shard-00000-of-00002.json has another list: 4 images' in capsys.readouterr().err
         assert run(tmp_path / 'photos', '--shard', '0/2') == 0
         assert len(finished_in(tmp_path / 'out')) == 5
-
-    def test_a_different_number_of_shards_is_refused(self, run, tmp_path, capsys):
-        make_images(tmp_path / 'photos', 4, broken=False)
-        assert run(tmp_path / 'photos', '--shard', '0/2') == 0
-        assert run(tmp_path / 'photos') == 2
-        assert 'was written with another number of shards' in capsys.readouterr().err
 
     def test_the_shard_is_read_from_slurm(self, run, tmp_path, monkeypatch, capsys):
         paths = make_images(tmp_path / 'photos', 6, broken=False)

@@ -1,10 +1,7 @@
 """Extractor maps columns to columns, equals extract_pyramid, and returns a row with an error for a broken image."""
 
-import io
 import logging
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +10,10 @@ from PIL import Image
 
 from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_state_dict, extract_pyramid
 from swin_dense.features import Extractor, inference
-from tests.conftest import ROOT, TINY, photograph, randomize
+from tests.conftest import TINY, photograph, randomize
 from tests.features.helpers import counted
+from tests.features.mutations import encode
+from tests.processes import python
 
 PHOTOGRAPH = photograph(97, 131)
 IMAGES = [PHOTOGRAPH[:40, :52], PHOTOGRAPH[10:50, 20:72], PHOTOGRAPH, PHOTOGRAPH[5:45, :52]]
@@ -32,12 +31,6 @@ def checkpoint(backbone, tmp_path_factory):
     return path
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, 'png')
-    return file.getvalue()
-
-
 def expected(backbone, pool, stride, **options):
     levels = [pyramid[stride].double() for pyramid in extract_pyramid(backbone, IMAGES, **options)]
     if pool == 'avg':
@@ -51,8 +44,8 @@ def test_extractor_equals_extract_pyramid(backbone, checkpoint, tmp_path, form, 
     for index, image in enumerate(IMAGES):
         Image.fromarray(image).save(tmp_path / f'{index}.png')
     column, values = {
-        'bytes': ('bytes', [png(image) for image in IMAGES]),
-        'bytes in numpy': ('bytes', np.array([png(image) for image in IMAGES], object)),
+        'bytes': ('bytes', [encode(image, 'png') for image in IMAGES]),
+        'bytes in numpy': ('bytes', np.array([encode(image, 'png') for image in IMAGES], object)),
         'path': ('path', np.array([str(tmp_path / f'{index}.png') for index in range(4)])),
         'image': ('image', IMAGES),
         'PIL': ('image', list(map(Image.fromarray, IMAGES))),
@@ -79,7 +72,7 @@ def test_arrays_of_equal_size(backbone, checkpoint):
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_a_broken_image_gives_a_row_with_an_error(backbone, checkpoint, workers):
-    contents = [b'', png(IMAGES[0]), png(IMAGES[1])[:300], None, png(IMAGES[3])]
+    contents = [b'', encode(IMAGES[0], 'png'), encode(IMAGES[1], 'png')[:300], None, encode(IMAGES[3], 'png')]
     rows = Extractor(checkpoint, [32], device='cpu', workers=workers)({'bytes': contents, 'path': list('abcde')})
     assert rows['path'] == list('abcde')
     assert [error == '' for error in rows['error']] == [False, True, False, False, True]
@@ -117,17 +110,15 @@ def test_invalid_options_raise_in_the_constructor(checkpoint, options, message):
 
 
 def test_page(backbone, checkpoint):
-    file = io.BytesIO()
-    first, second = map(Image.fromarray, IMAGES[:2])
-    first.save(file, 'tiff', save_all=True, append_images=[second])
-    rows = Extractor(checkpoint, [32], device='cpu', page=1)({'bytes': [file.getvalue()]})
+    content = encode(IMAGES[0], 'tiff', save_all=True, append_images=[Image.fromarray(IMAGES[1])])
+    rows = Extractor(checkpoint, [32], device='cpu', page=1)({'bytes': [content]})
     np.testing.assert_allclose(rows['level_32'], expected(backbone, 'avg', 32)[1:2], rtol=1e-4, atol=1e-5)
-    (error,) = Extractor(checkpoint, [32], device='cpu')({'bytes': [file.getvalue()]})['error']
+    (error,) = Extractor(checkpoint, [32], device='cpu')({'bytes': [content]})['error']
     assert f'{counted(2)} pages of equal size; give page=' in error
 
 
 def test_a_missing_image_column_is_an_error(checkpoint):
-    with pytest.raises(ValueError, match=r"one of the columns \['bytes', 'image', 'path'\] .*got \['img'\]"):
+    with pytest.raises(ValueError, match=r"'image', 'path'\] .*got \['img'\]"):
         Extractor(checkpoint, device='cpu')({'img': []})
 
 
@@ -159,8 +150,8 @@ def test_prefix_chooses_one_of_several_backbones(backbone, checkpoint, tmp_path)
 
 def test_importing_features_imports_no_data_engine():
     code = 'import sys\nimport swin_dense.features\nprint(sorted({name.partition(".")[0] for name in sys.modules}))'
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {'ray', 'datasets', 'pyspark', 'daft', 'pyarrow', 'pandas'} & set(eval(done.stdout))
+    imported = set(eval(python('-c', code).stdout))
+    assert not {'ray', 'datasets', 'pyspark', 'daft', 'pyarrow', 'pandas'} & imported
 
 
 def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplog):

@@ -4,8 +4,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from PIL import Image
 
 from swin_dense.__main__ import main
 from swin_dense.utils import signals
-from tests.conftest import ROOT, photograph
+from tests.conftest import photograph
 from tests.features.helpers import (
     EVERY_FORMAT,
     command_line,
@@ -31,6 +29,7 @@ from tests.features.helpers import (
     wait_for_images,
 )
 from tests.features.mutations import ORIGINALS, mutate
+from tests.processes import python
 
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
@@ -87,18 +86,6 @@ def test_incomplete_and_outdated_maps_are_recomputed(run, tmp_path, file_format)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     done_again = {rows_of(tmp_path / 'out')[str(path)]['file'] for path in paths[:2]}
     assert {'/'.join(Path(name).parts[:3]) for name in changed} == done_again
-
-
-def test_a_replaced_image_has_one_row_with_its_new_size(run, tmp_path):
-    paths = make_images(tmp_path / 'photos', 5, broken=False)
-    args = (tmp_path / 'photos', '--pool', 'avg', '--part-rows', 2)
-    assert run(*args) == 0
-    before = rows_of(tmp_path / 'out')
-    Image.fromarray(photograph(70, 33)).save(paths[1])
-    assert run(*args) == 0
-    after = rows_of(tmp_path / 'out')
-    assert {name for name in after if after[name] != before[name]} == {str(paths[1])}
-    assert (after[str(paths[1])]['height'], after[str(paths[1])]['width']) == (70, 33)
 
 
 @pytest.mark.filterwarnings('ignore')
@@ -167,12 +154,6 @@ def test_maps_within_the_folder_of_the_images_are_no_images(monkeypatch, tmp_pat
         assert len(rows_of(photos / place)) == 3
 
 
-def test_a_different_batch_size_continues_in_the_same_folder(run, tmp_path):
-    make_images(tmp_path / 'photos', 3, broken=False)
-    assert run(tmp_path / 'photos', '--batch-size', 2) == 0
-    assert run(tmp_path / 'photos', '--batch-size', 1) == 0
-
-
 @pytest.mark.skipif(torch.__version__ < '2.6', reason='the limits are for the memory that later versions take')
 @pytest.mark.parametrize(('spare', 'status'), [(330, 0), pytest.param(80, 1, marks=pytest.mark.long)])
 def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
@@ -184,11 +165,8 @@ def test_too_little_memory_halves_the_batch(run, tmp_path, spare, status):
 
     Image.fromarray(image[:64, :64]).save(tmp_path / 'small.bmp')
     paths = [tmp_path / name for name in ('small.bmp', 'photos', 'out')]
-    command = [sys.executable, '-c', WITH_LITTLE_MEMORY, *paths, str(spare)]
-    # Without it, malloc reserves 64 MiB for an arena per thread, but not in every run.
-    environment = {**os.environ, 'MALLOC_ARENA_MAX': '1'}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == status, done.stderr
+    # Without the variable, malloc reserves 64 MiB for an arena per thread, but not in every run.
+    python('-c', WITH_LITTLE_MEMORY, *paths, spare, status=status, MALLOC_ARENA_MAX='1')
     assert len(finished_in(tmp_path / 'out')) == (8 if status == 0 else 0)
     if status:
         errors = [row['error'] for row in rows_of(tmp_path / 'out').values()]

@@ -3,9 +3,6 @@
 import io
 import os
 import tarfile
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -87,17 +84,6 @@ def test_links_to_folders_are_followed_once(tmp_path):
     (tmp_path / 'elsewhere' / 'circle').symlink_to(tmp_path / 'photos')
     found = list_images([tmp_path / 'photos'])
     assert sorted(map(os.path.realpath, found)) == sorted(map(str, paths))
-
-
-def test_versions_differ_between_states_of_a_file(tmp_path):
-    (tmp_path / 'a.jpg').write_bytes(b'12')
-    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18 + 1))
-    first = version_of(str(tmp_path / 'a.jpg'))
-    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18))
-    second = version_of(str(tmp_path / 'a.jpg'))
-    (tmp_path / 'a.jpg').write_bytes(b'123')
-    os.utime(tmp_path / 'a.jpg', ns=(0, 10**18))
-    assert len({first, second, version_of(str(tmp_path / 'a.jpg')), version_of(str(tmp_path / 'b.jpg'))}) == 4
 
 
 class TestTar:
@@ -201,26 +187,3 @@ class TestAddresses:
         pytest.importorskip('fsspec')
         with pytest.raises(ImportError, match=r'hdfs|adlfs|gcsfs|s3fs|paramiko'):
             read_bytes('sftp://host/a.png')
-
-
-def test_http_server(tmp_path):
-    pytest.importorskip('aiohttp')
-    (path,) = make_images(tmp_path / 'photos', 1, broken=False)
-    write_tar(tmp_path / 'a.tar', [('in.png', path.read_bytes())])
-    (tmp_path / 'photo.png').write_bytes(path.read_bytes())
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(('127.0.0.1', 0), partial(Handler, directory=tmp_path)) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            address = f'http://127.0.0.1:{server.server_address[1]}'
-            listed = list_images([f'{address}/photo.png', f'{address}/a.tar'])
-            items = list(iterate(listed.items()))
-            assert [item.name for item in items] == [f'{address}/photo.png', f'{address}/a.tar/in.png']
-            for item in items:
-                assert torch.equal(read_image(item.source), read_image(path))
-        finally:
-            server.shutdown()

@@ -134,8 +134,7 @@ def test_gradients_reach_every_parameter_and_the_image(backbone):
     mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     outs = backbone(((image - mean) / std)[None])
     expected = torch.autograd.grad(sum(out.square().mean() for out in outs), [image, *backbone.parameters()])
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_without_gradients_an_image_that_requires_them_is_like_any_other(backbone):

@@ -190,11 +190,6 @@ def save_slide(path, compression):
     return save_tiff(path, tile=(64, 64), compression=compression)
 
 
-def test_the_jpeg_slide_is_ycbcr_as_from_scanners(tmp_path):
-    with tifffile.TiffFile(save_slide(tmp_path / 'x.tif', 'jpeg')) as file:
-        assert file.pages[0].photometric == tifffile.PHOTOMETRIC.YCBCR
-
-
 def test_a_warning_tells_that_regions_need_imagecodecs(tmp_path, monkeypatch, caplog):
     path = save_slide(tmp_path / 'x.tif', 'jpeg')
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {})
@@ -208,12 +203,3 @@ def test_images_beyond_pils_limit_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 1000)
     with pytest.raises(ImageError, match='convert it to TIFF or zarr'), open_large_image(path):
         pass
-
-
-def test_a_damaged_tiff_names_the_file(tmp_path):
-    path = save_tiff(tmp_path / 'x.tif', tile=(32, 48), compression='zlib')
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 4000] = bytes(4000)
-    path.write_bytes(content)
-    with pytest.raises(ImageError, match=r'x\.tif'), open_large_image(path) as image:
-        image.read(0, 0, *image.size)

@@ -91,22 +91,6 @@ def test_settings_and_number_of_shards_must_match_other_shards(tmp_path):
         begin(tmp_path)
 
 
-def test_different_lists_of_other_shards_are_reported(tmp_path):
-    first, second = record(tmp_path, Shard(0, 2)), record(tmp_path, Shard(1, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
-    with first.writing():
-        pass
-    assert first.other_lists() == []  # the other shard has no record yet
-    with second.writing():
-        pass
-    for one, other in ((first, '1-of-00002.json has another list: 3'), (second, '0-of-00002.json has another list')):
-        (message,) = one.other_lists()
-        assert other in message
-    again = record(tmp_path, Shard(0, 2), names=['a.jpg', 'b.jpg', 'c.jpg'])
-    with again.writing():
-        pass
-    assert again.other_lists() == second.other_lists() == []
-
-
 @pytest.mark.parametrize('content', ['', '{"arch": ', '[]x', '["arch"]', '3', '{}', '{"settings": 3}'])
 def test_a_damaged_record(tmp_path, content):
     (tmp_path / '_shard-00001-of-00002.json').write_text(content)
@@ -123,8 +107,8 @@ def test_a_folder_of_an_older_version(tmp_path):
 @pytest.mark.parametrize(
     ('written', 'message'),
     [
-        (FORMAT + 1, 'has the format 2 of a later version of swin_dense, this one reads up to 1: update swin_dense'),
-        ('one', r"is damaged: its format must be an integer from 1, got 'one'"),
+        (FORMAT + 1, 'the format 2 of .*: update swin_dense'),
+        ('one', r"damaged: its format must .*, got 'one'"),
     ],
 )
 def test_a_folder_of_another_format(tmp_path, written, message):

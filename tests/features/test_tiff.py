@@ -17,6 +17,7 @@ from swin_dense.features.images import read_image, scale, to_tensor
 from swin_dense.features.regions import open_large_image
 from swin_dense.utils.pixels import ImageError, Pixels
 from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
+from tests.features.mutations import encode_tiff, with_pil
 
 tifffile = IfInstalled('tifffile')
 pytest.importorskip('imagecodecs')
@@ -107,12 +108,10 @@ FILES = {
 
 
 def encode(pixels, **options):
-    file = io.BytesIO()
     try:
-        tifffile.imwrite(file, pixels, **options)
+        return encode_tiff(pixels, **options)
     except NotImplementedError as missing:  # packed bits, before imagecodecs 2025.8, which needs Python 3.11
         pytest.skip(f'imagecodecs has no {missing}')
-    return file.getvalue()
 
 
 def expected_of(values):
@@ -206,22 +205,29 @@ def test_an_array_of_two_channels_has_no_opacity():
         read_image(BANDS[:, :, :2])
 
 
-@pytest.mark.parametrize('dtype', ['int8', 'int16'])
-def test_signed_integers_need_a_scale(dtype, tmp_path):
-    path = tmp_path / 'x.tif'
-    path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
-    with pytest.raises(ImageError, match=rf'x\.tif.*got {dtype}; give scale='):
-        read_image(path)
+VOLUME = {'volumetric': True, 'tile': (1, 16, 16)}
 
 
-@pytest.mark.parametrize('dtype', ['int64', 'uint64', 'complex64'])
-def test_unknown_scales_are_refused(dtype, tmp_path):
+@pytest.mark.parametrize(
+    ('pixels', 'options', 'whole', 'region'),
+    [
+        *(((GREY // 2).astype(kind), GREYSCALE, f'got {kind}; give scale=', '') for kind in ('int8', 'int16')),
+        *(
+            ((GREY // 2).astype(kind), GREYSCALE, f'{kind}; convert them', f'its pixels are {kind}')
+            for kind in ('int64', 'uint64', 'complex64')
+        ),
+        *((np.zeros((7, 32, 48), kind), VOLUME, 'volume', 'volume') for kind in ('uint8', 'complex64')),
+    ],
+)
+def test_values_without_a_scale_and_volumes_are_refused(tmp_path, pixels, options, whole, region):
+    """Regions of signed integers can be read, as they are stored."""
     path = tmp_path / 'x.tif'
-    path.write_bytes(encode((GREY // 2).astype(dtype), **GREYSCALE))
-    with pytest.raises(ImageError, match=rf'x\.tif.*{dtype}; convert them'):
+    path.write_bytes(encode(pixels, **options))
+    with pytest.raises(ImageError, match=rf'x\.tif.*{whole}'):
         read_image(path)
-    with pytest.raises(ImageError, match=f'its pixels are {dtype}'), open_large_image(path):
-        pass
+    if region:
+        with pytest.raises(ImageError, match=region), open_large_image(path):
+            pass
 
 
 def test_integers_beyond_16_bits_are_refused(tmp_path):
@@ -265,16 +271,6 @@ def test_a_stack_in_one_page_is_refused(tmp_path):
             read_image(path, page=page)
 
 
-@pytest.mark.parametrize('dtype', ['uint8', 'complex64'])
-def test_volumes_are_refused(dtype, tmp_path):
-    path = tmp_path / 'x.tif'
-    path.write_bytes(encode(np.zeros((7, 32, 48), dtype), volumetric=True, tile=(1, 16, 16)))
-    with pytest.raises(ImageError, match='volume'):
-        read_image(path)
-    with pytest.raises(ImageError, match='volume'), open_large_image(path):
-        pass
-
-
 def test_smaller_versions_of_an_image_need_no_page(tmp_path):
     path = tmp_path / 'x.tif'
     with tifffile.TiffWriter(path) as file:
@@ -301,16 +297,10 @@ def test_regions_of_unusual_files_are_read_lazily(tmp_path, monkeypatch):
 YCBCR = pytest.param('YCbCr', marks=pytest.mark.skipif(PIL.__version__ < '13', reason='needs Pillow 13'))
 
 
-def with_pil(mode, **options):
-    file = io.BytesIO()
-    Image.fromarray(RGB).convert(mode).save(file, 'tiff', **options)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize('mode', ['1', 'L', 'P', 'RGB', 'RGBA', 'LA', 'CMYK', YCBCR])
 @pytest.mark.parametrize('has_tifffile', [True, False])
 def test_files_of_pil(mode, has_tifffile, monkeypatch):
-    content = with_pil(mode)
+    content = with_pil('tiff', mode)
     if not has_tifffile:
         monkeypatch.setitem(sys.modules, 'tifffile', None)
     expected = np.array(Image.open(io.BytesIO(content)).convert('RGB')) / 255
@@ -319,7 +309,7 @@ def test_files_of_pil(mode, has_tifffile, monkeypatch):
 
 @pytest.mark.parametrize('compression', ['tiff_lzw', 'jpeg', 'packbits', 'tiff_adobe_deflate'])
 def test_without_imagecodecs(compression, monkeypatch):
-    content = with_pil('RGB', compression=compression)
+    content = with_pil('tiff', compression=compression)
     expected = read_image(content)
     monkeypatch.setattr('swin_dense.utils.tiff.find_spec', lambda name: None)
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {1: None})

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import extract_pyramid
-from swin_dense.features.sinks import level_size
 from swin_dense.features.tiling import exact_overlap, tile_alignment
 from swin_dense.utils.tiles import plan_tiles
 from tests.conftest import TINY, randomize, small_disk
@@ -214,7 +213,7 @@ def test_several_images_and_float32(tmp_path):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'tile': 50}, 'tile must be a multiple of 24 pixels, .* got 50; use 48 or 72'),
+        ({'tile': 50}, 'tile must .* got 50; use 48 or 72'),
         ({'tile': 10}, 'use 24$'),
         ({'tile': 0}, 'at least 1'),
         ({'tile': 24, 'overlap': 12}, 'overlap must be a multiple of 24'),
@@ -230,14 +229,3 @@ def test_absolute_position_cannot_be_tiled():
     backbone = SwinBackbone(**SMALL, use_abs_pos_embed=True)
     with pytest.raises(ValueError, match='use_abs_pos_embed'):
         extract_pyramid(backbone, np.zeros((30, 30, 3)), tile=24)
-
-
-def test_an_invalid_value_in_one_tile_is_detected(small):
-    image = np.zeros((60, 60, 3))
-    image[50, 50] = np.nan
-    with pytest.raises(ValueError, match='NaN'):
-        extract_pyramid(small, image, tile=24)
-
-
-def test_level_size():
-    assert level_size((199, 301), 4) == (50, 76)

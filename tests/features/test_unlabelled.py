@@ -111,7 +111,7 @@ def test_bands_and_sixteen_bits(tmp_path):
 
 def test_images_smaller_than_a_crop_are_refused_by_name(photos):
     Image.new('RGB', (200, 31)).save(photos / 'narrow.png')
-    with pytest.raises(ValueError, match=r"crops of 32 pixels: '.*narrow.png' \(31\)"):
+    with pytest.raises(ValueError, match=r"of 32 pixels: '.*narrow.png' \(31\)"):
         UnlabelledImages(str(photos), 32, held_out=0.0).check()
     shares = [UnlabelledImages(str(photos), 32, held_out=0.0) for _ in range(2)]
     refused = 0
@@ -172,7 +172,7 @@ def test_more_than_one_damaged_image_in_a_hundred_ends_the_training(damaged):
     dataset = UnlabelledImages(str(damaged), 32, held_out=0.0)
     dataset[7]
     dataset[50]
-    with pytest.raises(ImageError, match=r'3 of 200 images cannot be read, more than one in a hundred; .*100\.jpg'):
+    with pytest.raises(ImageError, match=r'3 of 200 images cannot .*100\.jpg'):
         dataset[100]
     assert UnlabelledImages([str(damaged / '007.jpg'), str(damaged / '008.jpg')], 32, held_out=0.0)[0]
     with pytest.raises(ImageError, match='1 of 1 images cannot be read'):

@@ -4,7 +4,6 @@ import ast
 import importlib
 import os
 import re
-import subprocess
 import sys
 import types
 import warnings
@@ -15,6 +14,7 @@ import pytest
 
 from swin_dense import integrations
 from tests.conftest import ROOT, some
+from tests.processes import python
 
 FOLDER = ROOT / 'swin_dense' / 'integrations'
 PACKAGES = {
@@ -50,9 +50,7 @@ def test_an_incompatible_version_is_reported_with_the_tested_one(name, tmp_path)
         (tmp_path / path).write_text(text)
     # mmengine also imports some of these packages.
     program = f'import sys; sys.modules["mmengine"] = None; import swin_dense.integrations.{name}'
-    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run([sys.executable, '-c', program], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
+    done = python('-c', program, status=1, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
     assert f'swin_dense.integrations.{name} was tested with {package} ' in done.stderr
     assert f', but 99.0 is installed; if it fails, install {package} ' in done.stderr
     assert re.match(rf'(ImportError|ModuleNotFoundError): .*{package}', done.stderr.splitlines()[-1])

@@ -1,7 +1,5 @@
 """Options of configs for other Swins, as they occur in public repositories, build with one warning that lists all."""
 
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 from swin_dense import SwinDense, SwinDenseV2
 from swin_dense.mm import backbone as module
 from tests.conftest import TINY
+from tests.processes import python
 
 AUTHORS = {
     'embed_dim': 16,
@@ -150,7 +149,7 @@ def test_a_swin_v2_of_mmpretrain():
         backbone = SwinDenseV2(**options, img_size=256, use_abs_pos_embed=True)
         assert (backbone.window_size, backbone.clamp_window, backbone.position_grid) == ((8, 8), False, (64, 64))
         assert SwinDenseV2(arch=TINY, pad_small_map=True, use_abs_pos_embed=True).position_grid == (64, 64)
-        with pytest.raises(ValueError, match='with pad_small_map=True, and other windows per stage are not supported'):
+        with pytest.raises(ValueError, match='pad_small_map=True, and other windows'):
             SwinDenseV2(**{**options, 'window_size': [24, 24, 24, 12]}, img_size=384)
 
 
@@ -180,9 +179,9 @@ def test_what_no_swin_here_has_is_refused_with_all_names_at_once():
 
 
 def test_one_option_under_two_names_is_refused():
-    with pytest.raises(ValueError, match='embed_dim and embed_dims are the same option; give one'):
+    with pytest.raises(ValueError, match=r'embed_dim and embed_dims .*; give one'):
         SwinDense(**TINY, embed_dim=16)
-    with pytest.raises(ValueError, match='in_channels are the same option; give one'):
+    with pytest.raises(ValueError, match=r'in_channels are the same .*; give one'):
         SwinDense(**TINY, in_chans=3, num_channels=4)
 
 
@@ -201,5 +200,5 @@ def test_a_scope_before_the_name_resolves_if_mmdet_is_imported_later():
         ' if 0 else MODELS.get("mmdet.SwinDense"))\n'
         'import mmdet.registry; print(mmdet.registry.MODELS.get("mmdet.SwinDense"))'
     )
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True)
+    done = python('-W', 'ignore', '-c', code)
     assert done.stdout.count("<class 'swin_dense.mm.backbone.SwinDense'>") == 2

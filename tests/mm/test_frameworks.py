@@ -56,6 +56,17 @@ def _nms_takes_float64(monkeypatch):
     monkeypatch.setattr(module, 'nms', in_float32)
 
 
+def step(model, optimizer, batch, seed):
+    """Train on a copy of a batch, and return the losses, {name: value}."""
+    torch.manual_seed(seed)  # the samplers of proposals draw the same
+    data = in_float64(model.data_preprocessor(copy.deepcopy(batch), training=True))
+    loss, values = model.parse_losses(model(**data, mode='loss'))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return {name: value.item() for name, value in values.items() if 'loss' in name}
+
+
 def test_losses_of_three_steps_and_predictions_are_the_same(framework, demo_data):
     cfg = demo_config(framework, demo_data)
     theirs = build(cfg, PEER)
@@ -66,20 +77,11 @@ def test_losses_of_three_steps_and_predictions_are_the_same(framework, demo_data
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
     cfg.train_dataloader.batch_size = 2
     batches = itertools.cycle(Runner.build_dataloader(cfg.train_dataloader, seed=0))
-    for step in range(3):
+    for seed in range(3):
         batch = next(batches)
-        losses = []
-        for model, optimizer in zip(models, optimizers, strict=True):
-            torch.manual_seed(step)  # the samplers of proposals draw the same
-            data = in_float64(model.data_preprocessor(batch, training=True))
-            loss, values = model.parse_losses(model(**data, mode='loss'))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append({name: value.item() for name, value in values.items() if 'loss' in name})
-        expected, *found = losses
+        expected, *found = (step(*pair, batch, seed) for pair in zip(models, optimizers, strict=True))
         for values in found:
-            assert values == pytest.approx(expected, rel=1e-5, abs=1e-5), step
+            assert values == pytest.approx(expected, rel=1e-5, abs=1e-5), seed
 
     for batch in Runner.build_dataloader(cfg.test_dataloader, seed=0):
         expected, found = (model.float().eval().test_step(batch) for model in models[:2])  # masks are pasted in float32
@@ -91,16 +93,6 @@ def test_losses_of_three_steps_and_predictions_are_the_same(framework, demo_data
                 assert torch.allclose(exact.pred_instances.bboxes, sample.pred_instances.bboxes, atol=1e-2)
                 assert torch.allclose(exact.pred_instances.scores, sample.pred_instances.scores, atol=1e-4)
                 assert torch.equal(exact.pred_instances.labels, sample.pred_instances.labels)
-
-
-def step(model, optimizer, batch, seed):
-    torch.manual_seed(seed)
-    data = in_float64(model.data_preprocessor(batch, training=True))
-    loss, _ = model.parse_losses(model(**data, mode='loss'))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 @pytest.mark.parametrize(
@@ -115,14 +107,13 @@ def test_a_training_continues_with_the_other_class(framework, demo_data, before,
     models = [build(cfg, backbone) for backbone in (before, after)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in models]
     for seed in range(2):
-        step(models[0], optimizers[0], copy.deepcopy(batches[seed]), seed)
+        step(models[0], optimizers[0], batches[seed], seed)
     outcome = models[1].load_state_dict(copy.deepcopy(models[0].state_dict()), strict=False)
     assert all(key.endswith('relative_position_index') for key in (*outcome.missing_keys, *outcome.unexpected_keys))
     optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
     for seed in (2, 3):
         expected, found = (
-            step(model, optimizer, copy.deepcopy(batches[seed]), seed)
-            for model, optimizer in zip(models, optimizers, strict=True)
+            step(model, optimizer, batches[seed], seed) for model, optimizer in zip(models, optimizers, strict=True)
         )
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
@@ -139,17 +130,10 @@ def test_a_compiled_backbone_trains_like_the_eager_one(framework, demo_data):
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (eager, compiled)]
     torch._dynamo.reset()  # drop the code that other tests compiled
     torch._dynamo.utils.counters.clear()
-    for step in range(10):
-        batch, losses = next(batches), []
-        for model, optimizer in zip((eager, compiled), optimizers, strict=True):
-            torch.manual_seed(step)
-            data = in_float64(model.data_preprocessor(batch, training=True))
-            loss, _ = model.parse_losses(model(**data, mode='loss'))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[1] == pytest.approx(losses[0], rel=1e-5), step
+    for seed in range(10):
+        batch = next(batches)
+        expected, found = (step(*pair, batch, seed) for pair in zip((eager, compiled), optimizers, strict=True))
+        assert found == pytest.approx(expected, rel=1e-5), seed
     assert torch._dynamo.utils.counters['stats']['unique_graphs'] >= 1
     assert not torch._dynamo.utils.counters['graph_break']
 

@@ -122,19 +122,6 @@ def test_init_cfg_loads_into_a_backbone_with_additional_modules(saved, tmp_path,
     assert sorted(reports[0].new) == sorted(['adapter.weight', 'adapter.bias', *norms])
 
 
-def test_load_from_loads_into_a_backbone_with_more_outputs_and_an_adapter(saved, tmp_path):
-    """Load a file without the norm of the first stage, like that of a RetinaNet, into a Mask R-CNN."""
-    state = {name: x for name, x in torch.load(saved)['state_dict'].items() if 'backbone.norm0' not in name}
-    torch.save({'state_dict': state}, tmp_path / 'retinanet.pth')
-    model = detector('SwinDense', 2)
-    model.backbone.adapter = nn.Linear(2, 2)
-    norm = model.backbone.norm0.weight.clone()
-    load_by_mmengine(model, str(tmp_path / 'retinanet.pth'))
-    assert torch.equal(model.backbone.norm0.weight, norm)
-    assert torch.equal(model.backbone.norm1.weight, state['backbone.norm1.weight'])
-    assert torch.equal(model.neck.fpn_convs[0].conv.weight, state['neck.fpn_convs.0.conv.weight'])
-
-
 @pytest.mark.parametrize(
     'part',
     [

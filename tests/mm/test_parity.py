@@ -64,11 +64,10 @@ def test_hooks_on_attention_dropout_see_the_same_weights():
                 block.attn.w_msa.attn_drop.register_forward_hook(lambda m, args, out, found=found: found.append(out))
         model(img)
     assert len(seen[1]) == sum(TINY['depths'])
-    for exact, weights in zip(*seen, strict=True):
-        torch.testing.assert_close(weights, exact, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*seen, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
+@pytest.mark.parametrize('backend', some(['auto', 'reference'], every=2))
 @pytest.mark.parametrize(
     ('peer', 'window_size'),
     [
@@ -85,7 +84,7 @@ def test_outputs_and_gradients_equal_at_many_sizes(peer, window_size, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('backend', some(['auto', 'sdpa', 'reference'], every=3))
+@pytest.mark.parametrize('backend', some(['auto', 'reference'], every=2))
 @pytest.mark.parametrize(
     ('size', 'window_size'),
     [
@@ -113,19 +112,13 @@ def test_outputs_and_gradients_equal_at_detection_sizes(size, window_size, backe
         {'strides': (4, 2, 4, 2)},
         {'in_channels': 3, 'window_size': 1},
         {'act_cfg': {'type': 'ReLU'}, 'norm_cfg': {'type': 'LN', 'eps': 1e-3}},
+        {'use_abs_pos_embed': True, 'pretrain_img_size': (76, 64)},  # of as many patches: mmdet resizes no map
     ],
     ids=str,
 )
 def test_options_have_the_same_meaning(options):
     theirs, ours = pair('mmdet', 'auto', **options)
     img = torch.randn(2, 3, 75, 61, dtype=torch.float64)
-    for out, exact in zip(ours(img), theirs(img), strict=True):
-        assert (out - exact).abs().max() < TOLERANCE
-
-
-def test_absolute_position_embedding_is_equal_at_the_pretraining_size():
-    theirs, ours = pair('mmdet', 'auto', use_abs_pos_embed=True, pretrain_img_size=64)
-    img = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     for out, exact in zip(ours(img), theirs(img), strict=True):
         assert (out - exact).abs().max() < TOLERANCE
 

@@ -1,8 +1,6 @@
 """SwinDense in the registries of mmengine."""
 
 import pickle
-import subprocess
-import sys
 
 import mmdet.registry
 import mmseg.registry
@@ -17,6 +15,7 @@ from torch import nn
 import swin_dense
 from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
 from tests.conftest import TINY, some
+from tests.processes import python
 
 
 @pytest.mark.parametrize('registry', [MODELS, mmdet.registry.MODELS, mmseg.registry.MODELS])
@@ -47,7 +46,7 @@ def test_custom_imports_of_a_config_register_swin_dense(scope, tmp_path):
         f'cfg = Config.fromfile({str(config)!r}); init_default_scope({scope!r})\n'
         'print(type(MODELS.build(cfg.model)).__name__)'
     )
-    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True)
+    done = python('-W', 'ignore', '-c', code)
     assert done.stdout.split()[-1] == 'SwinDense'
 
 
@@ -169,7 +168,7 @@ def test_an_unsupported_address_scheme_is_named():
     backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'torchvision://swin_t'})
     with pytest.raises(
         swin_dense.CheckpointError,
-        match=r'torchvision://swin_t cannot be fetched: .* The address must begin with http://, https://, hf://, file://',
+        match=r'torchvision://.* must begin with http://',
     ):
         backbone.init_weights()
 
@@ -205,8 +204,7 @@ def test_registered_activations_and_norms_work_as_in_mmdet(registered, scope):
     img = torch.randn(1, 3, 50, 60, dtype=torch.float64)
     theirs.double().eval()
     ours.double().eval().load_state_dict(theirs.state_dict(), strict=False)
-    for found, expected in zip(ours(img), theirs(img), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(ours(img), theirs(img), rtol=1e-7, atol=1e-9)
 
 
 def test_an_unregistered_activation_is_refused():

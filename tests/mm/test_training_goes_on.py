@@ -6,7 +6,7 @@ import torch
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
-from tests.conftest import TINY, some
+from tests.conftest import TINY
 from tests.mm.demo import demo_config
 
 ENDING = {'mmdet': 'epoch_1.pth', 'mmseg': 'iter_2.pth'}
@@ -58,24 +58,8 @@ def test_a_run_with_the_frameworks_backbone_is_resumed(framework, demo_data, tmp
         expected, found = predictions(started), predictions(resumed)
         assert len(expected) == len(found)
         assert any(tensor.numel() for tensor in expected)
-        for theirs, ours in zip(expected, found, strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         assert resumed.iter == started.iter
         resumed.train()
         assert resumed.iter == 2 * started.iter
         assert all(parameter.isfinite().all() for parameter in resumed.model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('framework', some(ENDING, every=2))
-def test_load_from_accepts_a_whole_model_and_refuses_a_bare_backbone(framework, demo_data, tmp_path):
-    with DefaultScope.overwrite_default_scope(None):
-        theirs = build_runner(framework, demo_data, tmp_path / 'theirs', 'SwinTransformer', end=1)
-        torch.save({'state_dict': theirs.model.state_dict()}, tmp_path / 'model.pth')
-        torch.save({'state_dict': theirs.model.backbone.state_dict()}, tmp_path / 'backbone.pth')
-        ours = build_runner(framework, demo_data, tmp_path / 'ours', 'SwinDense', end=1)
-        ours.load_checkpoint(str(tmp_path / 'model.pth'))
-        for expected, found in zip(predictions(theirs), predictions(ours), strict=True):
-            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-        with pytest.raises(ValueError, match=r"no key begins with 'backbone\.'"):
-            ours.load_checkpoint(str(tmp_path / 'backbone.pth'))

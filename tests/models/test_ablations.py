@@ -26,7 +26,7 @@ def make(seed=0, **options):
 def test_every_backend_agrees_and_every_parameter_learns(options):
     img = torch.randn(2, 3, 41, 50, dtype=torch.float64)
     found = {}
-    for backend in ('auto', 'sdpa', 'reference'):
+    for backend in ('auto', 'reference'):
         model = make(**options, attn_backend=backend)
         outs = model(img)
         weights = [torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin() for out in outs]
@@ -39,9 +39,7 @@ def test_every_backend_agrees_and_every_parameter_learns(options):
                 gradient[2 * gradient.shape[0] // 3 :] if 'qkv' in name and options == {'qk_scale': 0.0} else gradient
             )
             assert gradient.abs().max() > 0, f'{name} of {tuple(parameter.shape)}'
-    for backend in ('auto', 'sdpa'):
-        for ours, expected in zip(found[backend], found['reference'], strict=True):
-            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found['auto'], found['reference'], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize('family', ['official', 'mmdet', 'timm', 'torchvision', 'transformers'])

@@ -43,8 +43,7 @@ def test_further_sizes_need_one_recompilation(with_cp):
             if is_training:
                 grads = torch.autograd.grad(sum(out.square().mean() for out in outs), list(model.parameters()))
             results.append([*outs, *grads])
-        for ours, expected in zip(*results, strict=True):
-            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
         assert counter.frame_count <= 1 + (size != SIZES[0]), size
     assert counter.frame_count == 2
 
@@ -60,8 +59,7 @@ def test_inductor_trains_with_activation_checkpointing():
     for run in (compiled, model):
         torch.manual_seed(0)
         grads.append(torch.autograd.grad(run(img)[0].square().mean(), list(model.parameters())))
-    for ours, expected in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -72,8 +70,7 @@ def test_an_exported_program_has_a_dynamic_batch_and_no_custom_operators():
     program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': {0: batch}})
     assert 'swin_dense' not in program.graph_module.code
     img = torch.randn(3, 3, 50, 70)
-    for ours, expected in zip(program.module()(img), model(img), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(program.module()(img), model(img), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -88,5 +85,4 @@ def test_torchs_own_export_with_dynamic_sizes():
         program = torch.export.export(model, (torch.randn(2, 3, 50, 70),), dynamic_shapes={'img': sides})
     for size in ((1, 3, 5, 7), (3, 3, 64, 96), (2, 3, 16, 300)):
         img = torch.randn(size)
-        for ours, expected in zip(program.module(check_guards=False)(img), model(img), strict=True):
-            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(program.module(check_guards=False)(img), model(img), rtol=1e-4, atol=1e-5)

@@ -79,7 +79,7 @@ def test_another_window_of_a_swin_v2_keeps_the_scale_of_its_position_networks(pr
     assert all(torch.equal(a, b) for a, b in zip(loaded(IMAGE), expected(IMAGE), strict=True))
     given = SwinV2Backbone.from_pretrained(tmp_path, window_size=8, pretrained_window_size=8)
     assert given.pretrained_window_size == (8, 8, 8, 8)
-    with pytest.raises(AttributeError, match='window_size=8 and pretrained_window_size, the side of the windows'):
+    with pytest.raises(AttributeError, match='window_size=8 and pretrained_window_size'):
         small.window_size = 8
 
 
@@ -94,7 +94,7 @@ def test_a_window_of_a_swin_v2_that_may_not_change_is_refused(model, why, tmp_pa
     assert safetensors.save_file
     model = model()
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f'cannot change without pretrained_window_size.*{why}'):
+    with pytest.raises(ValueError, match=f'without pretrained_window_size.*{why}'):
         type(model).from_pretrained(tmp_path, window_size=6)
     changed = type(model).from_pretrained(tmp_path, window_size=6, pretrained_window_size=8)
     assert getattr(changed, 'backbone', changed).window_size == (6, 6)
@@ -154,10 +154,10 @@ def test_options_are_recorded_as_they_were(tmp_path):
     [
         (
             lambda: SwinBackbone(224, 4, 3),
-            r'takes only arch by position, got \(224, 4, 3\); give options by',
+            r'got \(224, 4, 3\); give options by',
         ),
         (lambda: PassesOn('t', 96, (2, 2, 6, 2)), 'PassesOn takes only arch by position'),
-        (lambda: SwinClassifier('swin_t', 10, 4), 'takes only name and num_classes by position'),
+        (lambda: SwinClassifier('swin_t', 10, 4), 'only name and num_classes by position'),
     ],
 )
 def test_options_by_position_are_refused(build, words):
@@ -170,12 +170,12 @@ def test_options_by_position_are_refused(build, words):
     [
         (
             lambda: SwinBackbone(224),
-            'arch, the first argument, must be one of .* got 224 of type int; give other options',
+            'arch, .* got 224 .*; give other options',
         ),
-        (lambda: SwinBackbone(img_size=512), 'images of any size work; the size for which an absolute position'),
+        (lambda: SwinBackbone(img_size=512), 'images of any size work'),
         (
             lambda: SwinBackbone(embed_dim=96, foo=1),
-            r"options:\n  'embed_dim': it is called 'embed_dims' here\n  'foo'\n",
+            r"called 'embed_dims' here\n  'foo'\n",
         ),
     ],
 )
@@ -205,9 +205,9 @@ def test_options_can_be_changed(saved):
 
 def test_errors_name_the_cause(saved, tmp_path):
     _, folder = saved
-    with pytest.raises(TypeError, match="unknown option 'windw_size'; did you mean 'window_size'"):
+    with pytest.raises(TypeError, match="'windw_size'; did you mean 'window_size'"):
         SwinBackbone.from_pretrained(folder, windw_size=5)
-    with pytest.raises(ValueError, match=r'contains a SwinBackbone: call SwinBackbone\.from_pretrained'):
+    with pytest.raises(ValueError, match=r'call SwinBackbone\.from_pretrained'):
         SwinV2Backbone.from_pretrained(folder)
     drop(folder, 'norm1.bias')
     with pytest.raises(CheckpointError, match=r'norm1\.bias'):
@@ -256,7 +256,7 @@ def test_a_missing_package_is_named(package, tmp_path, monkeypatch):
     for name in (package, f'{package}.torch'):
         monkeypatch.setitem(sys.modules, name, None)
     model = SwinBackbone('t', **TINY)
-    with pytest.raises(ImportError, match=rf"{package}, which is not installed: pip install '\.\[checkpoints\]'"):
+    with pytest.raises(ImportError, match=rf"{package}, .* pip install '\.\[checkpoints\]'"):
         model.save_pretrained(tmp_path) if package == 'safetensors' else model.push_to_hub('me/mine')
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.layers import Linear
-from tests.conftest import TINY, needs, randomize
+from tests.conftest import TINY, assert_same, needs, randomize
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
 SIZE = (1, 3, 50, 71)  # every stage has padding
@@ -26,11 +26,6 @@ def make(kind=SwinBackbone, **options):
 
 def make_image(batch=1):
     return torch.randn(batch, *SIZE[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def assert_same(ours, expected, **tolerance):
-    for out, exact in zip(ours, expected, strict=True):
-        torch.testing.assert_close(out, exact, **tolerance or {'rtol': 1e-9, 'atol': 1e-9})
 
 
 def lend_by_hooks(module, lend, take_back):
@@ -136,29 +131,13 @@ class Shift(nn.Module):
         return x + 0.5
 
 
-def attention_weights(model, name):
-    seen = []
-    model.get_submodule(name).register_forward_hook(lambda module, args, out: seen.append(out))
-    return seen
-
-
 @pytest.mark.parametrize('kind', VERSIONS)
-def test_hooks_on_attention_dropout_see_the_weights(kind):
-    model = make(kind)
-    expected = model(make_image())
-    seen = attention_weights(model, 'stages.0.blocks.1.attn.w_msa.attn_drop')
-    assert_same(model(make_image()), expected)
-    (weights,) = seen
-    assert weights.shape == (4 * 5, 1, 16, 16)  # windows, heads, tokens, tokens
-    torch.testing.assert_close(weights.sum(-1), torch.ones(20, 1, 16, dtype=torch.float64))
-
-
-def test_a_module_in_place_of_attention_dropout_is_called():
+def test_a_module_in_place_of_attention_dropout_is_called(kind):
     class Half(nn.Module):
         def forward(self, weights):
             return weights / 2
 
-    model = make()
+    model = make(kind)
     w_msa = model.stages[0].blocks[0].attn.w_msa
     expected = model(make_image())[0]
     w_msa.attn_drop = Half()
@@ -183,7 +162,7 @@ def test_any_module_may_embed_the_patches():
     model = make()
     model.patch_embed = Embed().double()
     assert model(torch.rand(1, 3, 64, 96, dtype=torch.float64))[0].shape[2:] == (16, 24)
-    with pytest.raises(TypeError, match=r'img is torch.float32, but the weights are torch.float64'):
+    with pytest.raises(TypeError, match=r'float32, .* weights .* torch.float64'):
         model(torch.rand(1, 3, 64, 96))
     model.patch_embed = nn.Identity()  # without parameters, any dtype may fit
     with pytest.raises(TypeError, match='got list'):
@@ -192,11 +171,11 @@ def test_any_module_may_embed_the_patches():
 
 def test_the_window_size_is_fixed():
     model = make()
-    with pytest.raises(AttributeError, match='build a backbone with window_size=8 and call load_checkpoint'):
+    with pytest.raises(AttributeError, match='window_size=8 and call load_checkpoint'):
         model.window_size = 8
     assert model.window_size == (4, 4)
     model.stages[0].blocks[0].attn.w_msa.window_size = (8, 8)
-    with pytest.raises(RuntimeError, match=r"\[15, 15\] don't multiply up to the size of dim 0 \(49\)"):
+    with pytest.raises(RuntimeError, match=r'\[15, 15\] .* the size of dim 0 \(49\)'):
         model(make_image())
 
 
@@ -205,7 +184,7 @@ def test_the_window_size_is_fixed():
 def test_dynamic_quantisation(kind):
     """It looks layers up by their exact type, and would leave all others as they are without a word."""
     model = make(kind).float()
-    with pytest.warns(UserWarning, match=r'use torchao, or first set layer\.__class__ = torch\.nn\.Linear'):
+    with pytest.warns(UserWarning, match=r'torchao, or first set layer\.__class__'):
         untouched = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     assert any(type(layer) is Linear for layer in untouched.modules())
     for layer in model.modules():
@@ -238,33 +217,6 @@ def test_functions_among_the_options_do_not_prevent_pickling(tmp_path):
         assert_same(twin(make_image()), model(make_image()), rtol=0, atol=0)
         with pytest.raises(TypeError, match='norm_cfg cannot be written'):
             twin.save_pretrained(tmp_path)
-
-
-def test_group_norm():
-    """A GroupNorm expects channels first, so it needs a permutation around it."""
-
-    class ChannelsFirst(nn.Module):
-        def __init__(self, channels):
-            super().__init__()
-            self.norm = nn.GroupNorm(2, channels)
-
-        def forward(self, x):
-            return self.norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-
-    ours, plain = (make(norm_cfg=ChannelsFirst, attn_backend=backend) for backend in ('auto', 'reference'))
-    with torch.no_grad():
-        found = ours(make_image())
-    assert_same(found, plain(make_image()))
-
-
-def test_a_wide_map():
-    model = SwinBackbone(embed_dims=4, depths=(2,), num_heads=(1,), strides=(4,), drop_path_rate=0.0).eval()
-    img = torch.rand(1, 3, 9, 60_000)
-    with torch.no_grad():
-        (out,) = model(img)
-        # The first windows do not depend on the right end of the image.
-        torch.testing.assert_close(out[..., :700], model(img[..., : 4 * 749])[0][..., :700])
-    assert out.shape == (1, 4, 3, 15_000)
 
 
 def test_a_stage_returns_its_map_and_the_input_of_the_next():
@@ -306,10 +258,7 @@ def test_hidden_patches_under_a_checkpoint():
         maps, stages = run(make_image(), hidden, token, True)
         loss = sum(out.square().mean() for out in (*maps, *itertools.chain(*stages)))
         results.append([loss, *torch.autograd.grad(loss, [token, *model.parameters()], allow_unused=True)])
-    for ours, expected in zip(*results, strict=True):
-        assert (ours is None) == (expected is None)
-        if ours is not None:
-            torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    assert_same(*results, rtol=1e-12, atol=1e-12)
     assert results[0][1].abs().sum() > 0
 
 

@@ -33,28 +33,26 @@ def check_gradients(model, outs):
 
 
 @pytest.mark.parametrize('image', IMAGES)
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, FLOAT16], ids=str)
-def test_cast_models_are_finite(dtype, image):
-    reference = SwinBackbone(**TINY, drop_path_rate=0.0).double()
-    model = copy.deepcopy(reference).to(dtype)
+@pytest.mark.parametrize('backend', ['sdpa', 'reference'])
+@pytest.mark.parametrize(
+    ('dtype', 'is_autocast'),
+    [
+        *((dtype, False) for dtype in (torch.float64, torch.float32, torch.bfloat16)),
+        (torch.bfloat16, True),
+        *(pytest.param(torch.float16, is_autocast, marks=needs_half) for is_autocast in (False, True)),
+    ],
+    ids=str,
+)
+def test_low_precision_is_finite_and_follows_float64(dtype, is_autocast, backend, image):
+    options = {'drop_path_rate': 0.0, 'attn_backend': backend, 'use_abs_pos_embed': True}
+    reference = SwinBackbone(**TINY, **options).double()
+    model = copy.deepcopy(reference).to(torch.float32 if is_autocast else dtype)
     images = IMAGES[image]()
-    outs = model(images.to(dtype))
-    assert all(out.isfinite().all() and out.dtype == dtype for out in outs)
-    if image == 'noise' and dtype in BOUNDS:
-        assert error(outs, reference(images.double())) <= BOUNDS[dtype]
-    check_gradients(model, outs)
-
-
-@pytest.mark.parametrize('image', IMAGES)
-@pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16], ids=str)
-def test_autocast_is_finite(dtype, image):
-    reference = SwinBackbone(**TINY, drop_path_rate=0.0).double()
-    model = copy.deepcopy(reference).float()
-    images = IMAGES[image]()
-    with torch.autocast('cpu', dtype):
-        outs = model(images)
+    with torch.autocast('cpu', dtype if is_autocast else torch.bfloat16, enabled=is_autocast):
+        outs = model(images if is_autocast else images.to(dtype))
     assert all(out.isfinite().all() for out in outs)
-    if image == 'noise':
+    assert is_autocast or {out.dtype for out in outs} == {dtype}
+    if image == 'noise' and dtype in BOUNDS:
         assert error(outs, reference(images.double())) <= BOUNDS[dtype]
     check_gradients(model, outs)
 

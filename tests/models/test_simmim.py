@@ -2,9 +2,6 @@
 
 import copy
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from torch import nn
 
 from swin_dense import SimMIM, SwinBackbone, SwinV2Backbone, create_backbone, load_checkpoint
 from tests.conftest import ROOT, TINY, needs, randomize
+from tests.processes import python
 
 OPTIONS = {**TINY, 'window_size': 4, 'clamp_window': True, 'drop_path_rate': 0.0}
 KINDS = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
@@ -197,8 +195,7 @@ def test_patches_are_hidden_in_a_backbone_that_was_compiled_and_called_before():
         mask = model.draw_mask(img, torch.Generator().manual_seed(0))
         loss = model.pixel_loss(img, model.reconstruct(img, mask), mask)
         results.append([loss, *torch.autograd.grad(loss, [model.mask_token, *model.decoder.parameters()])])
-    for ours, expected in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
     assert results[0][1].abs().sum() > 0
 
 
@@ -219,16 +216,16 @@ def test_compiled_it_takes_images_of_several_sizes():
 @pytest.mark.parametrize(
     ('make', 'options', 'words'),
     [
-        ({'clamp_window': False}, {}, 'build the backbone with clamp_window=True'),
-        ({'out_indices': (2, 3)}, {}, r'build the backbone with out_indices=\(3,\), got \(2, 3\)'),
-        ({'out_indices': (2,)}, {}, r'build the backbone with out_indices=\(3,\)'),
+        ({'clamp_window': False}, {}, 'the backbone with clamp_window=True'),
+        ({'out_indices': (2, 3)}, {}, r'with out_indices=\(3,\), got \(2, 3\)'),
+        ({'out_indices': (2,)}, {}, r'the backbone with out_indices=\(3,\)'),
         ({}, {'mask_patch': 30}, 'mask_patch must be a multiple of 4'),
         ({}, {'mask_ratio': 1.0}, 'mask_ratio must be above 0 and below 1'),
-        ({}, {'norm_target': 46}, 'norm_target must be an odd number of pixels'),
-        ({}, {'teacher': {'in_channels': 4}}, r'the teacher has 4 bands of an image \(in_channels\), the backbone 3'),
-        ({}, {'teacher': {'embed_dims': 32}}, 'the teacher has 256 channels of the last stage, the backbone 128'),
+        ({}, {'norm_target': 46}, 'norm_target must be an odd number'),
+        ({}, {'teacher': {'in_channels': 4}}, r'has 4 .*\(in_channels\), the backbone 3'),
+        ({}, {'teacher': {'embed_dims': 32}}, 'teacher has 256 .*, the backbone 128'),
         ({}, {'teacher': {'clamp_window': False}}, 'build the teacher with clamp_window=True'),
-        ({}, {'teacher': {'out_indices': (1,)}}, 'the teacher has 2 stages and the backbone 4'),
+        ({}, {'teacher': {'out_indices': (1,)}}, 'teacher has 2 stages and the backbone 4'),
     ],
 )
 def test_what_is_not_the_published_method_is_refused(make, options, words):
@@ -254,13 +251,7 @@ def test_the_example_trains_and_its_result_loads(tmp_path):
     for index in range(2):
         pixels = np.random.default_rng(index).integers(0, 255, (200, 240, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f'{index}.png')
-    command = [sys.executable, ROOT / 'examples/simmim.py', tmp_path, '--out', tmp_path / 'swin.pth', '--epochs', '2']
-    done = subprocess.run(
-        [*command, '--batch-size', '2'],
-        env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    options = ['--out', tmp_path / 'swin.pth', '--epochs', '2', '--batch-size', '2']
+    done = python(ROOT / 'examples/simmim.py', tmp_path, *options)
     assert done.stdout.count('loss') == 2
     assert create_backbone(checkpoint=str(tmp_path / 'swin.pth')).window_size == (6, 6)

@@ -1,4 +1,4 @@
-"""Swin V2, except the comparisons with other libraries, which are in tests/peers/test_v2.py."""
+"""Swin V2, except the comparisons with other libraries, which are in tests/peers/test_networks.py."""
 
 import pytest
 import torch
@@ -31,8 +31,7 @@ def test_the_default_backend_equals_the_reference(options):
     img = torch.randn(2, 3, 50, 61, dtype=torch.float64)
     found = run(make(**options), img)
     expected = run(make(**{**options, 'with_cp': False}, attn_backend='reference'), img)
-    for ours, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     assert all(gradient.abs().max() > 0 for gradient in found[4:])
 
 
@@ -156,7 +155,7 @@ def test_names_build_the_right_network():
 
 def test_checkpoints_of_the_other_version_are_refused(caplog):
     v1, v2 = SwinBackbone(**TINY), make(1)
-    with pytest.raises(CheckpointError, match=r'It is a Swin V2.*Build SwinV2Backbone, SwinDenseV2 in a config') as e:
+    with pytest.raises(CheckpointError, match=r'a Swin V2.*Build SwinV2Backbone') as e:
         v1.load_state_dict(v2.state_dict())
     assert 'allow_partial' not in str(e.value)  # no weights would match
     with pytest.raises(CheckpointError, match='It is a Swin V1'):
@@ -171,7 +170,7 @@ def test_checkpoints_of_the_other_version_are_refused(caplog):
 
 def test_a_file_of_a_different_window_needs_pretrained_window_size():
     file = export_state_dict(make(window_size=8), 'official')
-    with pytest.raises(CheckpointError, match=r'build the model with pretrained_window_size=\(8, 8, 8, 8\)'):
+    with pytest.raises(CheckpointError, match=r'pretrained_window_size=\(8, 8, 8, 8\)'):
         load_checkpoint(make(window_size=6), file)
     load_checkpoint(make(window_size=6, pretrained_window_size=8), file)
 
@@ -212,8 +211,7 @@ def test_a_trace_and_tiles_are_right_at_other_sizes():
     backbone = make().eval()
     traced = torch.jit.trace(backbone, torch.randn(1, 3, 64, 64, dtype=torch.float64), check_trace=False)
     img = torch.rand(2, 3, 50, 61, dtype=torch.float64)
-    for ours, expected in zip(traced(img), backbone(img), strict=True):
-        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(traced(img), backbone(img))
     photo = torch.rand(3, 200, 310, dtype=torch.float64)
     whole, tiled = extract_pyramid(backbone, photo), extract_pyramid(backbone, photo, tile=128)
     for stride, expected in whole.items():

@@ -1,8 +1,5 @@
 """Environments to test kernels in: triton's interpreter, a GPU if available, and compilation without a GPU."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -11,6 +8,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from swin_dense.ops.triton import gpu
+from tests.processes import python
 
 _reason = gpu._unusable if gpu.IS_INTERPRETED else 'needs triton, and TRITON_INTERPRET=1 at its import'
 if TorchVersion(np.__version__) >= '2.5':
@@ -24,14 +22,7 @@ device = pytest.mark.parametrize(
 
 def run_python(code, **environment):
     """Run a program in a separate process and return its stdout."""
-    result = subprocess.run(
-        [sys.executable, '-c', textwrap.dedent(code)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return python('-c', textwrap.dedent(code), **environment).stdout
 
 
 def compile_for_h200(code):

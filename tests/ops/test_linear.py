@@ -209,8 +209,7 @@ def test_a_backbone_whose_biases_are_columns_of_a_matrix():
     columns = {
         name: torch.stack([bias, bias + 1], 1)[:, 0] for name, bias in model.named_parameters() if bias.ndim == 1
     }
-    for ours, want in zip(torch.func.functional_call(model, columns, (img,)), expected, strict=True):
-        torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.func.functional_call(model, columns, (img,)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('act', ['ReLU', 'SiLU', 'LeakyReLU'])
@@ -225,8 +224,7 @@ def test_activations_and_dropout_in_place_after_the_layer(calls, act):
         x = torch.linspace(-1, 1, 2 * 3 * 7).view(2, 3, 7).requires_grad_()
         out = model.train()(x)
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])])
-    for ours, expected in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(*results)
     assert calls
 
 

@@ -82,8 +82,7 @@ def run(inputs, spec, backend):
 
 
 def assert_like_the_textbook(inputs, spec, backend):
-    for ours, expected in zip(run(inputs, spec, backend), run(inputs, spec, 'textbook'), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(run(inputs, spec, backend), run(inputs, spec, 'textbook'), rtol=1e-9, atol=1e-11)
 
 
 @ON_A_CPU
@@ -155,24 +154,11 @@ def test_a_single_gradient(backend, wanted):
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize('backend', ['auto', 'sdpa', 'reference'])
+@pytest.mark.parametrize('backend', ['auto', 'reference'])
 def test_meta_tensors_give_a_shape(backend):
     inputs, spec = make_inputs((2, 9, 8, (3, 4), (1, 2), True, True), torch.float32)
     out = attend(Inputs(*(tensor.to('meta') for tensor in inputs)), spec, backend)
     assert out.shape == (2, 9, 8, HEADS * 16)
-
-
-@ON_A_CPU
-def test_another_default_device(backend):
-    """A tensor created there by mistake would lose its values."""
-    inputs, spec = make_inputs((2, 11, 13, (5, 4), (2, 1), True, True), torch.float64)
-    expected = run(inputs, spec, 'textbook')
-    sdpa.plan_windows.cache_clear()
-    with torch.device('meta'):
-        out = attend(inputs, spec, backend)
-    grads = torch.autograd.grad(out.square().sum(), list(inputs))
-    torch.testing.assert_close(out.detach(), expected[0])
-    assert all(grad.device.type == 'cpu' for grad in grads)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
@@ -258,7 +244,7 @@ def test_another_module_in_place_of_dropout_is_called(backend, kind):
 
 def test_an_unknown_backend():
     inputs, spec = make_inputs(CASE, torch.float64)
-    with pytest.raises(ValueError, match="backend must be one of auto, sdpa, reference, triton, got 'bmm'"):
+    with pytest.raises(ValueError, match=r"backend must be .*, triton, got 'bmm'"):
         attend(inputs, spec, 'bmm')
 
 

@@ -1,5 +1,6 @@
 """Helpers for comparisons with the Swins of other libraries."""
 
+import pytest
 import torch
 
 from swin_dense import SwinBackbone
@@ -9,6 +10,11 @@ from tests.conftest import randomize
 TINY = {'embed_dims': 16, 'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8), 'window_size': 2}
 IMAGE_SIZE = 128
 IMAGES = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def needed(module):
+    """Import a module of another library, or skip the tests that need it."""
+    return pytest.importorskip(module, reason='see the group peers of pyproject.toml')
 
 
 def build(seed, **options):

@@ -6,6 +6,9 @@ import torch
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
 from tests.conftest import TINY, randomize
 
+from .detection import train
+from .peer import needed
+
 IMAGE = torch.rand(1, 3, 97, 133)
 LINEAR = ['qkv', 'proj', 'layers.0.0', 'layers.1', 'reduction']
 
@@ -21,7 +24,7 @@ def largest_difference(ours, theirs):
 class TestPEFT:
     @pytest.fixture(autouse=True)
     def _weights(self):
-        self.peft = pytest.importorskip('peft', reason='see the group peers of pyproject.toml')
+        self.peft = needed('peft')
         self.weights = build().state_dict()
 
     def adapted(self, **options):
@@ -32,12 +35,7 @@ class TestPEFT:
     def test_adapters_train_save_load_and_merge(self, tmp_path):
         model = self.adapted()
         before = [x.detach() for x in model.eval()(IMAGE)]
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-        for _ in range(5):
-            loss = sum(x.square().mean() for x in model.train()(IMAGE))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        train(model.train(), lambda: {str(i): x.square().mean() for i, x in enumerate(model(IMAGE))}, steps=5, lr=1e-2)
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         assert {name.split('.lora')[0].split('.')[-1] for name in trained} == {'qkv', 'proj', '0', '1', 'reduction'}
         assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
@@ -60,7 +58,7 @@ class TestPEFT:
 
 @torch.no_grad()
 def test_torchao_stores_weights_in_8_bits(tmp_path):
-    quantization = pytest.importorskip('torchao.quantization', reason='see the group peers of pyproject.toml')
+    quantization = needed('torchao.quantization')
     backbone = SwinBackbone('t').eval()
     before = backbone(IMAGE)
     quantization.quantize_(backbone, quantization.Int8WeightOnlyConfig())
@@ -90,9 +88,7 @@ def models_with_backbones():
 
 
 def test_fx_tracing_is_refused_with_an_alternative():
-    extraction = pytest.importorskip(
-        'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
-    )
+    extraction = needed('torchvision.models.feature_extraction')
     for model in models_with_backbones():
         with pytest.raises(TypeError, match=r'torch\.fx cannot trace .*out_indices'):
             torch.fx.symbolic_trace(model)
@@ -101,9 +97,7 @@ def test_fx_tracing_is_refused_with_an_alternative():
 
 
 def test_fx_traces_the_backbone_as_a_leaf():
-    extraction = pytest.importorskip(
-        'torchvision.models.feature_extraction', reason='see the group peers of pyproject.toml'
-    )
+    extraction = needed('torchvision.models.feature_extraction')
     classifier = randomize(SwinClassifier('swin_t', 5, **TINY)).eval()
     nodes = {'backbone': 'maps', 'head': 'scores'}
     leaf = {'leaf_modules': [SwinBackbone]}
@@ -111,12 +105,3 @@ def test_fx_traces_the_backbone_as_a_leaf():
     found = extractor(IMAGE)
     assert torch.equal(found['scores'], classifier(IMAGE))
     assert torch.equal(found['maps'][-1], classifier.backbone(IMAGE)[-1])
-
-
-def test_forward_hooks_give_intermediate_maps():
-    backbone, found = randomize(build()), {}
-    hook = backbone.stages[1].register_forward_hook(lambda module, args, out: found.update(stage1=out))
-    backbone(IMAGE)
-    hook.remove()
-    tokens, merged = found['stage1']
-    assert (tokens.shape, merged.shape) == ((1, 13, 17, 32), (1, 7, 9, 64))

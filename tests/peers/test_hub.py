@@ -14,9 +14,9 @@ import threading
 import pytest
 from safetensors.torch import save
 
-from .peer import build
+from .peer import build, needed
 
-pytest.importorskip('huggingface_hub', reason='see the group peers of pyproject.toml')
+needed('huggingface_hub')
 WITH_NETWORK = """
 import sys, torch
 from swin_dense.checkpoint import CheckpointError, load_checkpoint

@@ -6,7 +6,7 @@ import torch
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.checkpoint import export_state_dict
 
-from .peer import IMAGE_SIZE, TINY
+from .peer import IMAGE_SIZE, TINY, needed
 
 SHAPE = {'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
 
@@ -21,7 +21,7 @@ def marked(backbone):
 
 
 def test_mmpretrain():
-    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
+    backbones = needed('mmpretrain.models.backbones')
     backbone = SwinBackbone(**TINY, use_abs_pos_embed=True)
     peer = backbones.SwinTransformer(arch={'embed_dims': 16, **SHAPE}, window_size=2)
     names = marked(backbone)
@@ -37,7 +37,7 @@ def test_mmpretrain():
     ('kind', 'model'), [(SwinBackbone, 'swin_tiny_patch4_window7_224'), (SwinV2Backbone, 'swinv2_tiny_window8_256')]
 )
 def test_timm(kind, model):
-    timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+    timm = needed('timm')
     from timm.models import group_parameters
 
     backbone = kind(**TINY)

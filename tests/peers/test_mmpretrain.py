@@ -4,9 +4,9 @@ import torch
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from tests.conftest import randomize
 
-from .peer import IMAGE_SIZE, IMAGES, build, largest_difference
+from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, needed
 
-backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
+backbones = needed('mmpretrain.models.backbones')
 ARCH = {'embed_dims': 16, 'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
 
 

@@ -13,6 +13,9 @@ import yaml
 from swin_dense import SwinBackbone, create_backbone
 from tests.conftest import ROOT, randomize
 
+from .detection import train
+from .peer import needed
+
 PAGE = (ROOT / 'docs' / 'models.md').read_text()
 
 
@@ -20,10 +23,10 @@ PAGE = (ROOT / 'docs' / 'models.md').read_text()
 def test_ultralytics(tmp_path, monkeypatch):
     monkeypatch.setenv('YOLO_OFFLINE', 'true')
     monkeypatch.setenv('YOLO_CONFIG_DIR', str(tmp_path))
-    tasks = pytest.importorskip('ultralytics.nn.tasks', reason='see the group peers of pyproject.toml')
+    tasks = needed('ultralytics.nn.tasks')
     theirs = tasks.TorchVision
     (config,) = re.findall(r'```yaml\n(.*?)```', PAGE, re.S)
-    (code,) = re.findall(r'```py\n(import torch\nfrom ultralytics.*?)```', PAGE, re.S)
+    (code,) = re.findall(r'```py\n(# needs ultralytics.*?)```', PAGE, re.S)
     weights = tmp_path / 'swin_tiny_patch4_window7_224.pth'
     torch.save(SwinBackbone('t').state_dict(), weights)
     monkeypatch.chdir(tmp_path)
@@ -36,21 +39,14 @@ def test_ultralytics(tmp_path, monkeypatch):
     assert model.stride.tolist() == [8, 16, 32]
     assert isinstance(model.model[0].backbone, SwinBackbone)
     model.args = types.SimpleNamespace(box=7.5, cls=0.5, dfl=1.5)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     batch = {
         'img': torch.rand(2, 3, 96, 128),
         'batch_idx': torch.tensor([0.0, 1.0]),
         'cls': torch.tensor([[0.0], [1.0]]),
         'bboxes': torch.tensor([[0.5, 0.5, 0.4, 0.4], [0.4, 0.6, 0.3, 0.3]]),
     }
-    losses = []
     model.train()
-    for _ in range(8):
-        loss = model(batch)[0].sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train(model, lambda: {'loss': model(batch)[0].sum()}, steps=8, lr=1e-4)
     assert losses[-1] < 0.8 * losses[0]
     assert all(parameter.grad is not None for parameter in model.model[0].parameters())
     with torch.no_grad():
@@ -92,5 +88,4 @@ def test_birefnet(birefnet):
         assert mask.std() > 1e-3
         torch.testing.assert_close(birefnet(img)[-1], mask, rtol=1e-4, atol=1e-5)
     img = torch.rand(2, 3, 250, 330)
-    for ours, other in zip(birefnet.bb(img), theirs(img), strict=True):
-        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(birefnet.bb(img), theirs(img), rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ import torch
 
 from swin_dense import SwinBackbone
 from tests.conftest import ROOT
-from tests.tools.test_notebooks import code_of
+from tests.tools.test_notebooks import compare_outputs
 from tests.workbench.configs.data import make_coco
 
 REQUIRED = ('torchvision', 'timm', 'segmentation_models_pytorch', 'transformers', 'peft', 'torchao', 'pycocotools')
@@ -59,8 +59,8 @@ def test_python(place):
 @pytest.mark.slow
 @pytest.mark.long
 def test_notebook(place):
-    (place / 'notebook.py').write_text(code_of('torchvision_and_transformers'))
-    run(place, 'notebook.py')
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    compare_outputs('torchvision_and_transformers', place, '-m', 'tests.peers.cuda_stubs', PYTHONPATH=path)
 
 
 @pytest.mark.slow

@@ -7,16 +7,18 @@ from swin_dense import SwinBackbone, load_checkpoint
 from swin_dense.checkpoint import CheckpointError
 from tests.conftest import TINY, randomize
 
+from .peer import needed
+
 
 def of_torchvision(path, prefix):
-    pytest.importorskip('torchvision', reason='see the group peers of pyproject.toml')
+    needed('torchvision')
     from swin_dense.integrations.torchvision import SwinFPN
 
     return SwinFPN('swin_t', path, prefix=prefix, **TINY).body
 
 
 def of_timm(path, prefix):
-    timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+    timm = needed('timm')
     import swin_dense.integrations.timm  # noqa: F401
 
     return timm.create_model(
@@ -25,7 +27,7 @@ def of_timm(path, prefix):
 
 
 def of_smp_with_timm(path, prefix):
-    smp = pytest.importorskip('segmentation_models_pytorch', reason='see the group peers of pyproject.toml')
+    smp = needed('segmentation_models_pytorch')
     import swin_dense.integrations.timm  # noqa: F401
 
     unet = smp.Unet('tu-swin_dense_t', encoder_weights=None, checkpoint_path=str(path), prefix=prefix, **TINY)
@@ -33,7 +35,7 @@ def of_smp_with_timm(path, prefix):
 
 
 def of_smp(path, prefix):
-    smp = pytest.importorskip('segmentation_models_pytorch', reason='see the group peers of pyproject.toml')
+    smp = needed('segmentation_models_pytorch')
     from swin_dense.integrations.smp import SwinDenseEncoder
 
     assert smp.encoders.encoders['swin_dense_t']['encoder'] is SwinDenseEncoder
@@ -58,7 +60,7 @@ def of_detectron2(path, prefix):
 
 
 def of_transformers(path, prefix):
-    tf = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
+    tf = needed('transformers')
     from swin_dense.integrations.transformers import SwinDenseBackbone
 
     sizes = {'embed_dim': 16, 'depths': [2, 2, 2, 2], 'num_heads': [1, 2, 4, 8]}
@@ -88,12 +90,12 @@ def test_several_backbones_without_a_prefix_are_refused(adapter, tmp_path):
     weights = SwinBackbone('t', **TINY).state_dict()
     path = tmp_path / 'both.pth'
     torch.save({'student': {'backbone': weights}, 'teacher': {'backbone': weights}}, path)
-    with pytest.raises(CheckpointError, match=r"several backbones, under 'student\.backbone\.', 'teacher\.backbone\.'"):
+    with pytest.raises(CheckpointError, match=r"'student\.backbone\.', 'teacher\."):
         adapter(path, None)
 
 
 def test_a_prefix_is_refused_where_transformers_loads_its_own_files(tmp_path):
-    pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
+    needed('transformers')
     from swin_dense.integrations.transformers import SwinDenseBackbone, SwinDenseConfig
 
     SwinDenseBackbone(SwinDenseConfig('swin_t', **TINY)).save_pretrained(tmp_path)

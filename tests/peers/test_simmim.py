@@ -8,6 +8,8 @@ import torch
 from swin_dense import SimMIM, SwinBackbone, SwinV2Backbone, load_checkpoint
 from tests.conftest import randomize
 
+from .peer import needed
+
 # With windows of 4, the maps have sides of 32, 16, 8 and 4 tokens: the last is one window, which must not be shifted.
 SIDE = 128
 ARCH = {'embed_dims': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
@@ -53,7 +55,7 @@ def differences(kind, theirs, names, token, decoder, loss, mask):
 
 
 def test_mmpretrain():
-    pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
+    needed('mmpretrain.models.backbones')
     from mmpretrain.models.heads import SimMIMHead
     from mmpretrain.models.necks import SimMIMLinearDecoder
     from mmpretrain.models.selfsup.simmim import SimMIMSwinTransformer
@@ -81,7 +83,7 @@ def test_mmpretrain():
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_transformers(kind):
-    tf = pytest.importorskip('transformers', reason='see the group peers of pyproject.toml')
+    tf = needed('transformers')
     config, model = {
         'swin': (tf.SwinConfig, tf.SwinForMaskedImageModeling),
         'swinv2': (tf.Swinv2Config, tf.Swinv2ForMaskedImageModeling),

@@ -12,7 +12,9 @@ from swin_dense import SwinBackbone
 from swin_dense.archs.weights import published
 from tests.conftest import randomize
 
-timm = pytest.importorskip('timm', reason='see the group peers of pyproject.toml')
+from .peer import needed
+
+timm = needed('timm')
 import swin_dense.integrations.timm as ours  # noqa: E402
 
 TINY = {'embed_dim': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
@@ -204,7 +206,7 @@ def test_scriptable_models_are_refused(options):
 
 @torch.no_grad()
 def test_timm_backbone_of_mmpretrain():
-    backbones = pytest.importorskip('mmpretrain.models.backbones', reason='see the group peers of pyproject.toml')
+    backbones = needed('mmpretrain.models.backbones')
     options = {'features_only': True, 'pretrained': False, 'out_indices': (1, 3), **TINY}
     model = backbones.TIMMBackbone('swin_dense_t', **options)
     model.eval()
@@ -225,11 +227,3 @@ def test_universal_encoder_of_smp():
     smp = pytest.importorskip('segmentation_models_pytorch')
     model = smp.Unet('tu-swin_dense_t', encoder_weights=None, in_channels=5, classes=2, **TINY).eval()
     assert model(torch.rand(1, 5, 96, 160)).shape == (1, 2, 96, 160)
-
-
-@torch.no_grad()
-def test_feature_extractor_of_anomalib():
-    components = pytest.importorskip('anomalib.models.components', reason='pip install anomalib')
-    layers = ['backbone.stages.1', 'backbone.stages.2']
-    extractor = components.TimmFeatureExtractor(backbone='swin_dense_t', layers=layers, pre_trained=False)
-    assert {name: x.shape[1] for name, x in extractor(IMAGE).items()} == dict(zip(layers, (192, 384), strict=True))

@@ -12,8 +12,9 @@ from tests.conftest import ROOT, randomize
 from tests.workbench.configs.data import make_coco
 
 from .detection import HEIGHT, OPTIONS, WIDTH, scene, train, without_gradient
+from .peer import needed
 
-detection = pytest.importorskip('torchvision.models.detection', reason='see the group peers of pyproject.toml')
+detection = needed('torchvision.models.detection')
 from swin_dense.integrations.torchvision import SwinFPN  # noqa: E402
 
 SIZES = {'min_size': HEIGHT, 'max_size': WIDTH}

@@ -18,11 +18,13 @@ from tests.workbench.configs.data import make_camvid, make_coco
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LINKING = [
-    page for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*') for page in ROOT.glob(f'{folder}.md')
+    page
+    for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*', 'mmcv_lite_ops/*')
+    for page in ROOT.glob(f'{folder}.md')
 ]
-# The page on export needs packages and files that these tests lack. tests/peers runs the page on other libraries, and
-# tests/export the page on deployment.
-RUN = [page for page in PAGES if page.stem not in ('export', 'elsewhere', 'deploy') and '```' in page.read_text()]
+# The pages whose Python other tests run, which need its files and packages.
+ELSEWHERE = {'elsewhere': 'tests/peers/test_page.py', 'deploy': 'tests/workbench/export/test_whole.py'}
+RUN = [page for page in PAGES if page.stem not in ELSEWHERE and '```' in page.read_text()]
 # Replacements in the blocks: models that a CPU trains in seconds for Swin-T models, and short schedules.
 SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
@@ -31,7 +33,6 @@ SMALL = {
     'epoch_100.pth': 'epoch_2.pth',
     'load_from=mask_rcnn_swin-t-p4-w7_fpn_1x_coco.pth': 'load_from=work_dirs/fruit/epoch_1.pth',
     '--classes apple,pear': '--classes "apple,ripe pear"',
-    'swin_tiny.onnx': 'swin_tiny.ts --size 64 96',
     'tools/dist_train.sh mine.py 2': 'PORT=29531 tools/dist_train.sh mine.py 2',
 }
 SHORT = {
@@ -55,11 +56,21 @@ SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-    """A folder with the files that the pages assume: data, weights, images, the tools and the command."""
+    """A folder with the files that the pages assume, the tools and the command."""
     folder = tmp_path_factory.mktemp('pages')
+    prepare(folder)
+    shutil.copytree(ROOT / 'tools', folder / 'tools')
+    command = folder / 'bin' / 'swin-dense'
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
+def prepare(folder):
+    """Write small data, weights and images under the names that the pages use."""
     make_coco(folder / 'data' / 'fruit')
     make_camvid(folder / 'data' / 'camvid')
-    shutil.copytree(ROOT / 'tools', folder / 'tools')
     weights = SwinBackbone('t').state_dict()
     torch.save({'model': weights}, folder / 'swin_tiny_patch4_window7_224.pth')
     small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)).state_dict()
@@ -73,11 +84,6 @@ def prepared(tmp_path_factory):
         Image.fromarray(pixels).save(folder / 'photos' / f'{index}.png')
     Image.fromarray(pixels).save(folder / 'photo.jpg')
     tifffile.imwrite(folder / 'slide.tif', generator.integers(0, 255, (64, 96, 3), dtype=np.uint8))
-    command = folder / 'bin' / 'swin-dense'
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore -m swin_dense "$@"\n')
-    command.chmod(0o755)
-    return folder
 
 
 @pytest.fixture
@@ -95,12 +101,17 @@ def script(page):
             names += block
             lines.append(f"python - <<'END'\n{names}END")
             continue
-        for old, new in SMALL.items():
-            block = block.replace(old, new)
-        for name, settings in SHORT.items():
-            block = re.sub(rf'(--out {name}(?:.*\\\n)*.*?)( --set (.*))?\n', rf'\1 --set {settings} \3\n', block)
-        lines.append(block)
+        lines.append(replace_large(block).replace('swin_tiny.onnx', 'swin_tiny.ts --size 64 96'))
     return '\n'.join(lines)
+
+
+def replace_large(block):
+    """Replace models and schedules of commands by small ones."""
+    for old, new in SMALL.items():
+        block = block.replace(old, new)
+    for name, settings in SHORT.items():
+        block = re.sub(rf'(--out {name}(?:.*\\\n)*.*?)( --set (.*))?\n', rf'\1 --set {settings} \3\n', block)
+    return block
 
 
 @pytest.mark.slow
@@ -117,6 +128,27 @@ def test_a_page_runs(place, page):
         run('swin-dense config mask-rcnn_swin-demo_fpn --out mine.py --data-root data/fruit '
             f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
     run(script(page), place, environment)
+
+
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_runs_in_a_test_or_names_what_it_needs(page):
+    text = page.read_text()
+    if '```python\n' in text:
+        names_the_page = ELSEWHERE.get(page.stem, 'tests/tools/test_readme.py')
+        assert page in RUN or page.name in (ROOT / names_the_page).read_text()
+    needs = re.findall(r'^```py\n(.*)', text, re.M)
+    assert [line for line in needs if not line.startswith('# needs ')] == []
+
+
+@pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.stem)
+def test_a_page_says_first_what_its_code_needs(page):
+    text = page.read_text()
+    code = '\n'.join(re.findall(r'^(?:```\w+\n.*?^```| {4}swin-dense .*?$)', text, re.S | re.M))
+    first = text.split('\n\n')[1]
+    if re.search(r'swin-dense (?:config|train|test|predict) |from mm(?:engine|det|seg)', code):
+        assert "'.[mm-lite]' ./mmcv_lite_ops" in first
+    if 'swin_tiny_patch4_window7_224.pth' in code:
+        assert '`swin_tiny_patch4_window7_224.pth`' in first
 
 
 def run(text, place, environment):
@@ -166,7 +198,9 @@ def test_every_page_is_in_the_navigation():
     assert notebooks <= listed
     assert [path for path in listed - notebooks if not path.is_file()] == []
     pages = {
-        page for page in LINKING if page.is_relative_to(ROOT / 'docs') or page.parent in (ROOT, ROOT / 'benchmarks')
+        page
+        for page in LINKING
+        if page.is_relative_to(ROOT / 'docs') or page.parent in (ROOT, ROOT / 'benchmarks', ROOT / 'mmcv_lite_ops')
     }
     assert pages <= listed
 

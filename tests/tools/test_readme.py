@@ -2,12 +2,12 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import python
 
 sys.path.insert(0, str(ROOT / 'tools'))
 import badges
@@ -100,6 +100,11 @@ def test_commands_name_existing_files():
         assert (ROOT / path).is_file(), path
 
 
+def python_blocks():
+    """Return the Python of the README, with a file in place of an address."""
+    return [block.replace(WEIGHTS, '') for block in re.findall(r'```python\n(.*?)```', README, re.S)]
+
+
 def test_python_examples_run(tmp_path):
     """With a random checkpoint and a grey photograph under the names that the examples use."""
     prepare = (
@@ -107,11 +112,8 @@ def test_python_examples_run(tmp_path):
         "torch.save({'model': SwinBackbone('t').state_dict()}, 'swin_tiny_patch4_window7_224.pth')\n"
         "Image.new('RGB', (64, 64), 'grey').save('photo.jpg')\n"
     )
-    blocks = re.findall(r'```python\n(.*?)```', README, re.S)
-    assert len(blocks) == 3
-    code = prepare + '\n'.join(blocks).replace(WEIGHTS, '')
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert len(python_blocks()) == 3
+    done = python('-c', prepare + '\n'.join(python_blocks()), cwd=tmp_path)
     assert '4 (96, 16, 16)' in done.stdout
     assert '[(1, 256, 60, 80), (1, 512, 30, 40), (1, 1024, 15, 20)]' in done.stdout
     assert '(256, 512, 1024) (8, 16, 32)' in done.stdout

@@ -3,16 +3,14 @@
 import json
 import pickle
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
 from PIL import Image
 
 import swin_dense  # noqa: F401  its import lets torch.load read the checkpoints of mmengine
-from tests.conftest import ROOT, some
-from tests.processes import cli, environment
+from tests.conftest import some
+from tests.processes import cli, python
 
 CONFIGS = {
     'mmdet': 'configs/demo/mask-rcnn_swin-demo_fpn.py',
@@ -25,7 +23,6 @@ SHORT = {
         'train_dataloader.batch_size=2',
     ],
 }  # fmt: skip
-FIRST = {'mmdet': 'epoch_1.pth', 'mmseg': 'iter_2.pth'}
 NO_DATA = 'train_dataloader.dataset.data_root=nowhere'
 LAST = {'mmdet': 'epoch_2.pth', 'mmseg': 'iter_4.pth'}
 
@@ -36,13 +33,6 @@ def options(framework, data):
     if framework == 'mmdet':
         found += [f'{split}_evaluator.ann_file={root}annotations/instances_val2017.json' for split in ('val', 'test')]
     return [*found, 'default_hooks.logger.interval=1']
-
-
-def run(*command, check=True, cwd=ROOT):
-    command = [sys.executable, '-W', 'ignore', *map(str, command)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment())
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def losses(log):
@@ -68,44 +58,13 @@ def test_torch_load_reads_checkpoints_with_weights_only(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_resume_continues_after_the_checkpoint(trained):
-    framework, work_dir, log, common = trained
-    resumed = cli('train', CONFIGS[framework], *common, '--resume', work_dir / FIRST[framework]).stdout
-    assert re.search(r'resumed epoch: \d+, iter: 2', resumed)
-    assert len(losses(resumed)) == 2
-    # Flips and proposals are random, so the losses are only similar, but below those of a start from scratch.
-    assert losses(resumed) == pytest.approx(losses(log)[2:], rel=0.1)
-    assert losses(resumed)[0] < losses(log)[0]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_resume_finds_the_newest_checkpoint(trained):
-    framework, work_dir, _, common = trained
-    longer = {'mmdet': 'train_cfg.max_epochs=3', 'mmseg': 'train_cfg.max_iters=5'}[framework]
-    log = run('tools/train.py', CONFIGS[framework], *common, longer, '--resume').stdout
-    assert str(work_dir / LAST[framework]) in log
-    assert len(losses(log)) == {'mmdet': 2, 'mmseg': 1}[framework]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_load_from_starts_a_new_run_with_the_weights(trained, tmp_path):
-    framework, work_dir, log, common = trained
-    load = f'load_from={work_dir / LAST[framework]}'
-    common = ['--work-dir', tmp_path, *common[2:], load]
-    started = cli('train', CONFIGS[framework], *common).stdout
-    assert 'Load checkpoint from' in started
-    assert losses(started)[0] < losses(log)[0]
-
-
-@pytest.mark.slow
 def test_testing_writes_metrics_predictions_and_pictures(trained, tmp_path):
     framework, work_dir, _, common = trained
     out = tmp_path / ('predictions.pkl' if framework == 'mmdet' else 'label maps')
     common = ['--work-dir', tmp_path, *common[2:]]
-    run(
+    python(
+        '-W',
+        'ignore',
         'tools/test.py',
         CONFIGS[framework],
         work_dir / LAST[framework],
@@ -137,20 +96,9 @@ def test_test_time_augmentation(trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_two_ranks_train_with_frozen_stages(demo_data, tmp_path):
-    common = [*options('mmdet', demo_data), *SHORT['mmdet'], 'model.backbone.frozen_stages=2', 'train_cfg.max_epochs=1']
-    command = ['bash', 'tools/dist_train.sh', CONFIGS['mmdet'], '2', '--work-dir', tmp_path, '--cfg-options', *common]
-    variables = {**environment(), 'PATH': f'{sys.prefix}/bin:/usr/bin:/bin', 'PORT': '29511'}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, env=variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(losses(done.stdout)) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     out = tmp_path / 'demo of mine'
-    done = run('tools/demo.py', out, '--quick')
+    done = python('-W', 'ignore', 'tools/demo.py', out, '--quick')
     summary = json.loads((out / 'summary.json').read_text())
     assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50', 'mIoU', 'seconds', 'versions'} <= set(summary)
     assert set(summary['seconds']) >= {'data', 'mask_rcnn/train', 'mask_rcnn/test', 'upernet/train', 'pyramid'}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, TINY
-from tests.processes import cli, environment
+from tests.processes import cli, environment, python
 from tests.workbench.tiny_training import TinyRegressor, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -114,11 +114,9 @@ def test_two_hosts_give_the_weights_of_one_process(start, single, tmp_path):
 
 def train_sharded(config, work_dir, *options):
     """Train in two processes on this machine, and return their stdout."""
-    launch = [sys.executable, '-W', 'ignore', '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
-    command = [*launch, '-m', 'swin_dense', 'train', config, '--launcher', 'pytorch', '--work-dir', work_dir, *options]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    launch = ['-W', 'ignore', '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
+    command = ['-m', 'swin_dense', 'train', config, '--launcher', 'pytorch', '--work-dir', work_dir, *options]
+    return python(*launch, *command).stdout
 
 
 def test_a_sharded_training_is_resumed_from_one_file(start, single, tmp_path):

@@ -68,7 +68,7 @@ def test_predictions_are_written():
     config = prepared(DETECTOR, out='found.pkl')
     assert config.test_evaluator[0] == load_recipe(DETECTOR).test_evaluator
     assert config.test_evaluator[1:] == [{'type': 'DumpDetResults', 'out_file_path': 'found.pkl'}]
-    with pytest.raises(ValueError, match=r"must end in \.pkl or \.pickle, got 'found\.json'"):
+    with pytest.raises(ValueError, match=r"\.pkl or \.pickle, got 'found\.json'"):
         prepared(DETECTOR, out='found.json')
     assert prepared(SEGMENTOR, out='labels').test_evaluator.output_dir == 'labels'
 

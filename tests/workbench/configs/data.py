@@ -69,3 +69,13 @@ def make_camvid(root, count=4, ending=''):
             Image.fromarray(pixels).save(root / split / f'0001TP_{index:06}.png')
             Image.fromarray(mask).save(root / f'{split}annot' / f'0001TP_{index:06}{ending}.png')
     return root
+
+
+def mask_values(config, split='train'):
+    """Return the values in the first mask of a split, as mmseg loads it."""
+    from mmengine.registry import DATASETS, init_default_scope
+
+    init_default_scope('mmseg')
+    dataset = config[f'{split}_dataloader'].dataset
+    pipeline = [step for step in dataset.pipeline if step['type'].startswith(('Load', 'Map', 'Ignore'))]
+    return np.unique(DATASETS.build({**dataset, 'pipeline': pipeline})[0]['gt_seg_map']).tolist()

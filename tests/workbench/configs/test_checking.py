@@ -15,7 +15,7 @@ from PIL import Image
 
 from swin_dense.__main__ import main
 from swin_dense.workbench.configs.checking import check_data
-from tests.workbench.configs.data import CLASSES, SIDE, make_coco, make_masks
+from tests.workbench.configs.data import CLASSES, SIDE, make_coco, make_masks, mask_values
 
 DETECTOR, BOXES, SEGMENTOR = 'mask-rcnn_swin-demo_fpn', 'retinanet_swin-t-p4-w7_fpn_1x_coco', 'upernet_swin-demo'
 TRAIN, VAL = 'annotations/instances_train2017.json', 'annotations/instances_val2017.json'
@@ -133,11 +133,11 @@ def test_what_only_an_evaluation_needs(tmp_path):
     _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
     change(root, drop('iscrowd'))
     check_data(config, ('train',))
-    with pytest.raises(ValueError, match=r"val2017\.json: annotation 1 has no 'iscrowd'.*0 for a single object"):
+    with pytest.raises(ValueError, match=r"val2017\.json: .* 'iscrowd'.*0 for"):
         check_data(config, ('val',))
     change(root, each(lambda one: one.update(iscrowd=0, id=f'a{one["id"]}')))
     check_data(config, ('train',))
-    with pytest.raises(ValueError, match="annotation 'a0' has an id that is no whole number"):
+    with pytest.raises(ValueError, match="'a0' has an id that is no whole number"):
         check_data(config, ('val',))
 
 
@@ -180,9 +180,7 @@ def test_the_sizes_of_pictures_that_a_camera_stored_on_their_side(tmp_path):
         change(
             root, lambda content, s=suffix: content['images'][1].update(file_name=f'turned.{s}', width=SIDE, height=48)
         )
-        with pytest.raises(
-            ValueError, match=rf'turned\.{suffix} is stated as 64 x 48 pixels, but is read as 48 x 64.*EXIF'
-        ):
+        with pytest.raises(ValueError, match=rf'turned\.{suffix} .*read as 48 x 64.*EXIF'):
             check_data(config, ('train',))
         stored = copy.deepcopy(config)
         stored.train_dataloader.dataset.pipeline[0].color_type = 'color_ignore_orientation'
@@ -221,12 +219,12 @@ def test_images_that_only_decoding_finds_damaged(tmp_path, capsys):
     status, config = write(tmp_path, *arguments)
     assert status == 0
     check_data(config, ('train', 'val'))
-    with pytest.raises(ValueError, match=r'1 of 4 images looked at cannot be read: \S+val2017/2\.jpg'):
+    with pytest.raises(ValueError, match=r'1 of 4 .*: \S+val2017/2\.jpg'):
         check_data(config, ('train', 'val'), every_image=True)
     assert write(tmp_path, *arguments, '--check-images')[0] == 2
     assert 'val2017/2.jpg' in capsys.readouterr().err
     path.write_bytes(b'')
-    with pytest.raises(ValueError, match=r'of which 1 are missing: \S+val2017/2\.jpg \(empty\)'):
+    with pytest.raises(ValueError, match=r'missing: \S+val2017/2\.jpg \(empty\)'):
         check_data(config, ('val',))
 
 
@@ -270,7 +268,7 @@ def test_masks_of_0_and_255_are_refused_or_mapped(tmp_path, capsys):
     status, config = write(tmp_path, *arguments, '--mask-values', '0,255', name=SEGMENTOR)
     assert status == 0
     for split in ('train', 'val', 'test'):
-        assert labels(config, split) == [0, 1]
+        assert mask_values(config, split) == [0, 1]
     unmapped = copy.deepcopy(config)
     for split in ('train', 'val'):
         unmapped[f'{split}_dataloader'].dataset.pipeline.pop(1)
@@ -280,15 +278,6 @@ def test_masks_of_0_and_255_are_refused_or_mapped(tmp_path, capsys):
     assert write(tmp_path, *arguments, '--mask-values', '0,1', name=SEGMENTOR)[0] == 0
     assert main(['config', str(tmp_path / 'mine.py'), '--ignore', '0']) == 2
     assert 'the classes have the values 0, 1; got 0' in capsys.readouterr().err
-
-
-def labels(config, split):
-    from mmengine.registry import DATASETS, init_default_scope
-
-    init_default_scope('mmseg')
-    dataset = config[f'{split}_dataloader'].dataset
-    pipeline = [step for step in dataset.pipeline if step['type'].startswith(('LoadImage', 'LoadAnn', 'Map', 'Ignore'))]
-    return np.unique(DATASETS.build({**dataset, 'pipeline': pipeline})[0]['gt_seg_map']).tolist()
 
 
 def test_more_masks_are_read_before_all_are_said_to_have_one_class(tmp_path):
@@ -319,7 +308,7 @@ def test_masks_with_a_palette_and_a_class_that_does_not_occur(tmp_path):
     root = masks(tmp_path, palette)
     status, config = write(tmp_path, '--data-root', root, '--classes', 'a,b,c', name=SEGMENTOR)
     assert status == 0
-    assert labels(config, 'train') == [0, 1, 255]
+    assert mask_values(config, 'train') == [0, 1, 255]
     notes = check_data(config, ('train',))
     folder = f'{root}/annotations/training'
     assert notes == [
@@ -358,7 +347,10 @@ def test_a_config_without_classes_of_its_own_has_those_of_coco(tmp_path):
     root = make_coco(tmp_path / 'fruit')
     _, config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES))
     config.train_dataloader.dataset.pop('metainfo')
-    with pytest.raises(ValueError, match='has the classes apple,ripe pear, but the config has'):
+    with pytest.raises(
+        ValueError,
+        match=r'has 2 classes, apple, ripe pear, but the config has 80, person, .*, and a model of 2 classes; ',
+    ):
         check_data(config, ('train',))
 
 
@@ -389,7 +381,7 @@ def test_the_layout_of_roboflow_is_found(tmp_path, capsys):
     assert boxes_of(config, 'train') == boxes_of(config, 'val') == boxes_of(config, 'test') == [0, 1, 0, 1]
     assert config.val_evaluator.ann_file == str(root / 'valid/_annotations.coco.json')
     assert write(tmp_path, '--data-root', root)[0] == 2
-    assert 'has the classes fruits,apple,ripe pear, but the config has' in capsys.readouterr().err
+    assert 'has 3 classes, fruits, apple, ripe pear, but the config has' in capsys.readouterr().err
 
 
 def boxes_of(config, split):
@@ -464,7 +456,7 @@ def test_masks_without_a_split_are_split(tmp_path):
     names = [set((tmp_path / f'mine.{part}.txt').read_text().split()) for part in ('train', 'val')]
     assert [len(part) for part in names] == [7, 3]
     assert names[0] | names[1] == {str(index) for index in range(10)}
-    assert labels(config, 'val') == [0, 1, 255]
+    assert mask_values(config, 'val') == [0, 1, 255]
     assert [note.partition(':')[2] for note in check_data(config, ('train', 'val'))] == [
         f' {count} masks, one for each image; read the values of {count}' for count in (7, 3)
     ]

@@ -13,7 +13,7 @@ from swin_dense.__main__ import main
 from swin_dense.recipes.files import load_recipe
 from swin_dense.workbench.configs.checking import check_batch, check_data
 from tests.processes import cli
-from tests.workbench.configs.data import CLASSES, make_camvid, make_coco, make_masks
+from tests.workbench.configs.data import CLASSES, make_camvid, make_coco, make_masks, mask_values
 
 CAMVID = 'Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,Bicyclist'
 FOLDERS = ['--train-images', 'train', '--train-masks', 'trainannot', '--val-images', 'val', '--val-masks', 'valannot']
@@ -29,14 +29,6 @@ def write(tmp_path, *arguments, name=SEGMENTOR):
 def camvid(tmp_path, *arguments, **options):
     root = make_camvid(tmp_path / 'CamVid', **options)
     return root, write(tmp_path, '--data-root', root, *FOLDERS, '--classes', CAMVID, *arguments)
-
-
-def values(config, split='train'):
-    """Return the values in the first mask as loaded by mmseg."""
-    init_default_scope('mmseg')
-    dataset = config[f'{split}_dataloader'].dataset
-    pipeline = [step for step in dataset.pipeline if step['type'].startswith(('Load', 'Ignore'))]
-    return np.unique(DATASETS.build({**dataset, 'pipeline': pipeline})[0]['gt_seg_map']).tolist()
 
 
 @pytest.mark.slow
@@ -67,8 +59,8 @@ def test_paths_are_relative_to_the_data_root_or_the_working_directory(tmp_path, 
     option = [] if root == 'in each path' else ['--data-root', 'CamVid']
     config = write(tmp_path, *option, *paths, '--classes', CAMVID, '--ignore', '11')
     for split in ('train', 'val', 'test'):
-        assert 11 not in values(config, split)
-        assert 255 in values(config, split)
+        assert 11 not in mask_values(config, split)
+        assert 255 in mask_values(config, split)
     check_data(config, ('train', 'val', 'test'))
 
 
@@ -257,7 +249,7 @@ def test_a_batch_of_one(name, norm, batch_size, processes, is_refused):
         norm_cfg = {'type': norm, **({'num_groups': 4} if norm == 'GN' else {})}
         config.merge_from_dict({f'model.{head}.norm_cfg': norm_cfg for head in ('decode_head', 'auxiliary_head')})
     if is_refused:
-        with pytest.raises(ValueError, match=r'psp_modules\.0 .* train_dataloader\.batch'):
+        with pytest.raises(ValueError, match=r'psp_modules.* train_dataloader\.batch'):
             check_batch(config, processes)
     else:
         check_batch(config, processes)

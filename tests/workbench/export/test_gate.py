@@ -148,10 +148,10 @@ def test_unsupported_pipelines(demo_data, index, transform, message):
 @pytest.mark.parametrize(
     ('loader', 'message'),
     [
-        (None, 'the config has no test_dataloader.dataset'),
-        ({'batch_size': 1}, 'the config has no test_dataloader.dataset'),
-        ({'dataset': {'type': 'RepeatDataset', 'dataset': {}}}, 'test_dataloader.dataset is a RepeatDataset without a'),
-        ({'dataset': {'type': 'ConcatDataset', 'datasets': []}}, 'test_dataloader.dataset is a ConcatDataset without'),
+        (None, 'has no test_dataloader.dataset'),
+        ({'batch_size': 1}, 'has no test_dataloader.dataset'),
+        ({'dataset': {'type': 'RepeatDataset', 'dataset': {}}}, 'dataset is a RepeatDataset without a'),
+        ({'dataset': {'type': 'ConcatDataset', 'datasets': []}}, 'dataset is a ConcatDataset without'),
     ],
 )
 def test_a_missing_or_wrapped_test_data_set_is_named(demo_data, tmp_path, loader, message):
@@ -202,7 +202,7 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
         (['--out', 'x.ts', '--set', 'a=1'], '--image and --set are for a whole model'),
         (
             ['{config}', '{config}', '--out', 'x.onnx', '--set', 'test_dataloader=None'],
-            'the config has no test_dataloader.dataset',
+            'has no test_dataloader.dataset',
         ),
         (['--out', 'x.ts', '--image', 'a.jpg'], '--image and --set are for a whole model'),
     ],
@@ -215,7 +215,7 @@ def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, me
 
 
 def test_each_function_refuses_configs_of_other_frameworks(tmp_path):
-    with pytest.raises(ValueError, match="must have default_scope = 'mmseg', got 'mmdet'"):
+    with pytest.raises(ValueError, match="default_scope = 'mmseg', got 'mmdet'"):
         export_segmentor(Config({'default_scope': 'mmdet'}), 'w.pth', tmp_path / 'x.onnx')
-    with pytest.raises(ValueError, match="must have default_scope = 'mmdet', got None"):
+    with pytest.raises(ValueError, match="default_scope = 'mmdet', got None"):
         export_detector(Config({}), 'w.pth', tmp_path / 'x.onnx')

@@ -183,44 +183,6 @@ def test_inputs_that_a_file_does_not_support(exported, each):
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize('each', RUNTIMES)
-def test_damaged_and_foreign_files(exported, tmp_path, each):
-    *_, path = exported(CASES[0])
-    content = path.read_bytes()
-    facts = content.rindex(b'"task"')
-    damaged = {
-        'half': content[: len(content) // 2],
-        'cut': content[:-100],
-        'photo': b'\xff\xd8\xff\xe0' + content[4:2000],
-        'metadata': content[:facts] + b'!' + content[facts + 1 :],
-    }
-    for name, part in damaged.items():
-        (tmp_path / f'{name}.onnx').write_bytes(part)
-        with pytest.raises(ValueError, match=f'{name}.onnx') as raised:
-            runtime.load(tmp_path / f'{name}.onnx', runtime=each)
-        assert '\n' not in str(raised.value)
-        assert 'damaged' in str(raised.value)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize('each', RUNTIMES)
-def test_invalid_inputs(exported, each):
-    """Of an input of another type or shape, OpenVINO would convert some, and ONNX Runtime raise an error of its own."""
-    model = runtime.load(exported(CASES[0])[-1], runtime=each)
-    for dtype in (np.uint8, np.float16, np.float64):
-        with pytest.raises(TypeError, match=f'img must be .*got {np.dtype(dtype)}'):
-            model.run(np.zeros((1, 3, 64, 64), dtype))
-    for shape in ((3, 64, 64), (1, 64, 64, 3), (2, 3, 64, 64), (1, 3, 0, 64)):
-        with pytest.raises(ValueError, match=r'img must have the shape \(1, 3, H, W\)') as raised:
-            model.run(np.zeros(shape, np.float32))
-        assert str(shape) in str(raised.value)
-    with pytest.raises(ValueError, match=r'size is an input of segmentors.*\(9, 9\)'):
-        model.run(np.zeros((1, 3, 64, 64), np.float32), (9, 9))
-
-
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize('name', CASES)
 def test_the_runtime_equals_the_predictor(exported, demo_data, tmp_path, name):
     """Both read the image from a file, resize and pad it, and return predictions in its original size."""

@@ -308,17 +308,25 @@ def test_files_without_a_whole_model(other_file):
 
 @pytest.mark.parametrize('each', RUNTIMES)
 def test_damaged_files_and_files_of_later_versions(other_file, tmp_path, each):
+    model = onnx.load(other_file)
+    model.metadata_props.add(key=KEY, value=json.dumps({'format': FORMAT + 1}))
+    onnx.save(model, other_file)
     content = other_file.read_bytes()
-    damaged = {'empty': b'', 'half': content[: len(content) // 2], 'no onnx': b'no model' * 99}
+    damaged = {
+        'empty': b'',
+        'half': content[: len(content) // 2],
+        'cut': content[:-10],
+        'no onnx': b'no model' * 99,
+        'photo': b'\xff\xd8\xff\xe0' + content[4:2000],
+        'metadata': content.replace(b'{"format"', b'{!format"'),
+    }
     for name, part in damaged.items():
         path = tmp_path / f'{name}.onnx'
         path.write_bytes(part)
         with pytest.raises(ValueError, match=f'{name}.onnx') as raised:
             runtime.load(path, runtime=each)
         assert '\n' not in str(raised.value)
-    model = onnx.load(other_file)
-    model.metadata_props.add(key=KEY, value=json.dumps({'format': FORMAT + 1}))
-    onnx.save(model, other_file)
+        assert name in ('empty', 'no onnx') or 'damaged' in str(raised.value)
     with pytest.raises(ValueError, match=f'format {FORMAT + 1} of a later version'):
         runtime.load(other_file, runtime=each)
 

@@ -77,15 +77,15 @@ def test_annotations_are_a_data_set(tmp_path):
 
 def test_what_does_not_fit_is_refused():
     known = {'images': [{'file_name': 'a.jpg', 'id': 1}], 'categories': [{'id': 1, 'name': 'apple'}]}
-    with pytest.raises(ValueError, match="the annotations have no category 'pear', which the model predicts"):
+    with pytest.raises(ValueError, match="have no category 'pear'"):
         Coco(CLASSES, known)
-    with pytest.raises(ValueError, match=r'the annotations have no image some/folder/b.jpg; give those of this folder'):
+    with pytest.raises(ValueError, match=r'no image some/folder/b.jpg; give those'):
         collected({**known, 'categories': [*known['categories'], {'id': 2, 'name': 'pear'}]})
     with pytest.raises(ValueError, match='this model predicts none; use a detector'):
         Coco(CLASSES).add({'image': 'a.jpg', 'height': 8, 'width': 9, 'segments': []})
     with pytest.raises(ValueError, match=r'a.jpg has no height and width, .*predict'):
         Coco(CLASSES).add({'image': 'a.jpg', 'instances': []})
-    with pytest.raises(ValueError, match=r'a.jpg has the format 2 of a later version'):
+    with pytest.raises(ValueError, match=r'a.jpg has the format 2 of a later'):
         Coco(CLASSES).add({'format': RECORD_FORMAT + 1, 'image': 'a.jpg'})
 
 
@@ -114,7 +114,7 @@ def test_images_are_found_by_their_paths(image, name, expected):
     known = {'images': [{'id': 10 + i, 'file_name': name} for i, name in enumerate(KNOWN)]}
     made = Coco(CLASSES, {**known, 'categories': [{'id': 1, 'name': 'pear'}, {'id': 2, 'name': 'apple'}]})
     if expected is ValueError:
-        with pytest.raises(ValueError, match='of the annotations; give the folder that the names'):
+        with pytest.raises(ValueError, match='; give the folder that the names'):
             made.entry_of(image, name)
     else:
         found = made.entry_of(image, name)
@@ -125,7 +125,7 @@ def test_two_images_of_one_name_need_their_folders():
     made = Coco(CLASSES)
     first, second = record('a.jpg', 0), {**record('a.jpg', 1), 'image': 'other/a.jpg'}
     made.add(first)
-    with pytest.raises(ValueError, match=r'some/folder/a.jpg and other/a.jpg are both a.jpg'):
+    with pytest.raises(ValueError, match=r'a.jpg and other/a.jpg are both a.jpg'):
         made.add(second)
     made = Coco(CLASSES)
     made.add(first, 'folder/a.jpg')

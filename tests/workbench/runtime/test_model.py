@@ -93,6 +93,16 @@ def test_inputs_of_the_wrong_size_are_refused(shape, message):
         model.run(np.zeros(shape, np.float32))
 
 
+@pytest.mark.parametrize('dtype', [np.uint8, np.float16, np.float64])
+def test_other_types_and_a_size_for_a_detector_are_refused(dtype):
+    """OpenVINO would convert some of them, and ONNX Runtime raise an error of its own."""
+    model = Model(detected(), FACTS, 0.3)
+    with pytest.raises(TypeError, match=f'img must be .*got {np.dtype(dtype)}'):
+        model.run(np.zeros((1, 3, 64, 64), dtype))
+    with pytest.raises(ValueError, match=r'size is an input of segmentors.*\(9, 9\)'):
+        model.run(np.zeros((1, 3, 64, 64), np.float32), (9, 9))
+
+
 @pytest.mark.parametrize('name', SESSIONS)
 def test_what_a_library_itself_lacks_is_named(tmp_path, monkeypatch, name):
     (tmp_path / f'{name}.py').write_text('import what_it_lacks')

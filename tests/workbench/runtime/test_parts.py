@@ -115,9 +115,9 @@ def test_deep_images_and_alpha_are_read_as_the_frameworks_read_them(tmp_path, na
 @pytest.mark.parametrize(
     ('pixels', 'options', 'message'),
     [
-        (DEEP[:, :, 0].astype(np.float32), {}, 'pixels of the mode F, in a TIFF of 32 bits; only 8 and 16'),
-        (DEEP[:, :, 0].view(np.int16), {}, 'pixels of the mode I, in a TIFF of 16 bits'),
-        (DEEP[:, :, 0].astype(np.uint32), {}, 'pixels of the mode I, in a TIFF of 32 bits'),
+        (DEEP[:, :, 0].astype(np.float32), {}, 'mode F, in a TIFF of 32 bits; only 8'),
+        (DEEP[:, :, 0].view(np.int16), {}, 'the mode I, in a TIFF of 16 bits'),
+        (DEEP[:, :, 0].astype(np.uint32), {}, 'the mode I, in a TIFF of 32 bits'),
         (DEEP.astype(np.float32), {'photometric': 'rgb'}, 'not an image of a supported format'),
         (np.moveaxis(DEEP, 2, 0), {'photometric': 'rgb', 'planarconfig': 'separate'}, 'TIFF of 16 bits in planes'),
     ],
@@ -134,7 +134,7 @@ def test_damaged_and_missing_files(tmp_path):
     Image.fromarray(photograph(50, 70)).save(whole)
     for content in (whole.read_bytes()[:900], b'', b'no image'):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"half.jpg': (it cannot be decoded|the content is not an image)"):
+        with pytest.raises(ValueError, match=r"half.jpg': .*(cannot be|not an image)"):
             pictures.read(path)
     for missing in ('nowhere.jpg', tmp_path):
         with pytest.raises(FileNotFoundError, match='there is no file'):
@@ -154,7 +154,7 @@ def test_pil_images(tmp_path):
 @pytest.mark.parametrize(
     ('picture', 'error', 'message'),
     [
-        (b'bytes', TypeError, 'a file, a PIL image or an array, got bytes'),
+        (b'bytes', TypeError, 'a PIL image or an array, got bytes'),
         (None, TypeError, 'got NoneType'),
         (np.zeros((4, 4), np.uint8), ValueError, r'shape \(H, W, 3\), got \(4, 4\)'),
         (np.zeros((0, 4, 3), np.uint8), ValueError, r'got \(0, 4, 3\)'),
