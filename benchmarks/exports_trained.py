@@ -47,7 +47,7 @@ def main() -> None:
         # A file of other weights is not used.
         model, image = folder / f'{weights.stem}.onnx', data / 'coco' / 'val2017' / '000000000001.jpg'
         if not model.exists():
-            command('export', config, weights, model, '--image', image)
+            command('export', config, weights, '--out', model, '--image', image)
         report = json.loads(args.out.read_text()) if args.out.exists() else {}
         report[name] = {
             'processor': processor(),

@@ -1,6 +1,5 @@
 """A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch."""
 
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -56,6 +55,8 @@ _HOMES = {
     'extract_pyramid': 'features',
     'load_checkpoint': 'checkpoint',
 }
+# The packages with further public names.
+_PACKAGES = ('features', 'integrations', 'ops', 'runtime')
 
 
 def __getattr__(name: str) -> Any:
@@ -78,9 +79,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    loaded = [name for name in globals() if f'swin_dense.{name}' in sys.modules and not name.startswith('_')]
     with_mmengine = ['SwinDense', 'SwinDenseV2'] if find_spec('mmengine') else []
-    return sorted({*__all__, *with_mmengine, *loaded, '__version__'})
+    return sorted([*__all__, *_PACKAGES, *with_mmengine, '__version__'])
 
 
 def why_no_core() -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import itertools
 import logging
 import os
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -30,6 +32,12 @@ EXIT_STATUS = (
     'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
     f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
 )
+# Titles of the groups of commands in the help.
+GROUPS = {
+    'backbones': 'images and backbones',
+    'models': 'whole models of mmdet and mmsegmentation',
+    'installation': 'this installation',
+}
 _FOLDER = Path(__file__).with_name('commands')
 _CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be imported without
 
@@ -38,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] not in command_names():
-        _overview().parse_args(arguments[:1])  # prints the help, the version or an error, and exits
+        _print_overview(arguments[:1])  # or the version or an error, and exits
     name = arguments[0]
     parser = argparse.ArgumentParser(
         prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -49,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = importlib.import_module(f'swin_dense.commands.{name}')
         parser.description = command.__doc__
         command.add_arguments(parser)
+        _check_options(parser, arguments[1:])
         args = parser.parse_args(arguments[1:])
         with checks.command_line(spelling(parser)):
             status = command.run(args)
@@ -146,19 +155,55 @@ def command_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob('[!_]*.py'))
 
 
-def _overview() -> argparse.ArgumentParser:
-    """Return the parser of the first argument; its help lists every command with the first line of its docstring."""
+def _print_overview(arguments: Sequence[str]) -> None:
+    """Parse the first argument, which is no command, and exit; the help lists the commands by their groups."""
     parser = argparse.ArgumentParser(
         prog='swin-dense',
-        description=swin_dense.__doc__,
-        epilog=f'Run `swin-dense COMMAND --help` for help on a command. {CONVENTIONS} {EXIT_STATUS}',
+        usage='%(prog)s [-h] [--version] COMMAND ...',
+        description=textwrap.fill(swin_dense.__doc__ or '', 100),
+        epilog=_commands_by_group(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--version', action='version', version=f'swin-dense {swin_dense.__version__}')
-    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    parser.add_argument('command', nargs='?', help=argparse.SUPPRESS)
+    name = parser.parse_args(arguments).command
+    wrong = 'give a command' if name is None else f'there is no command {name!r}{checks.closest(name, command_names())}'
+    parser.error(f'{wrong} (`swin-dense --help` lists them)')
+
+
+def _commands_by_group() -> str:
+    """Return the end of the help: the first line of the docstring of each command, and the extra that it needs."""
+    lines: dict[str, list[str]] = {group: [] for group in GROUPS}
     for name in command_names():
-        explanation = ast.get_docstring(ast.parse((_FOLDER / f'{name}.py').read_text(encoding='utf-8'))) or ''
-        commands.add_parser(name, help=explanation.partition('\n')[0], add_help=False)
-    return parser
+        source = ast.parse((_FOLDER / f'{name}.py').read_text(encoding='utf-8'))
+        constants = {
+            ast.unparse(node.targets[0]): str(node.value.value)
+            for node in source.body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        }
+        summary = (ast.get_docstring(source) or '').partition('\n')[0]
+        extra = f' [{constants["EXTRA"]}]' if 'EXTRA' in constants else ''
+        lines[constants['GROUP']] += textwrap.wrap(
+            summary + extra, 100, initial_indent=f'  {name:10} ', subsequent_indent=' ' * 13
+        )
+    groups = ['\n'.join([f'{GROUPS[group]}:', *listed]) for group, listed in lines.items()]
+    extras = "[NAME]: needs an extra, pip install 'swin-dense[NAME]' or '.[NAME]'; [mm-lite] serves as [mm]."
+    more = f'Run `swin-dense COMMAND --help` for help on a command. {CONVENTIONS} {EXIT_STATUS}'
+    return '\n\n'.join([*groups, extras, textwrap.fill(more, 100)])
+
+
+def _check_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Exit with the option that may be meant, if one does not exist; argparse names none."""
+    parsers = [parser]
+    for one in parsers:
+        kinds = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers += [inner for action in kinds for inner in action.choices.values()]
+    options = [option for one in parsers for option in one._option_string_actions]
+    for argument in itertools.takewhile(lambda argument: argument != '--', arguments):
+        name = argument.partition('=')[0]
+        is_option = name.startswith('--') and ' ' not in name
+        if is_option and not any(option.startswith(name) for option in options):
+            parser.error(f'there is no option {name}{checks.closest(name, options)}')
 
 
 if __name__ == '__main__':

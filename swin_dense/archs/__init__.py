@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from swin_dense.archs.weights import published
 from swin_dense.utils import checks
 
 
@@ -94,6 +95,11 @@ def arch_letter(name: str, family: str = 'swin') -> str:
             'from the name'
         )
     letter = ALIASES.get(short, short)
+    if name in published():
+        raise ValueError(
+            f'{name!r} is the name of published weights: {checks.argument("checkpoint", name)} loads them, and the '
+            f'architecture is {published()[name].arch!r}'
+        )
     if match := _CHECKPOINT_NAME.match(short):
         arch = f'{named or family}_{match[1][0]}'
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from swin_dense.archs.weights import place_of
 from swin_dense.checkpoint.find import Found, find, flatten
 from swin_dense.checkpoint.fit import Options, Target, fit, state_of
 from swin_dense.checkpoint.read import local_file, read_file
@@ -58,8 +59,9 @@ def load_checkpoint(
 
     Args:
         backbone: a SwinBackbone or a SwinClassifier, bare or wrapped for data parallelism or compilation.
-        source: a path of a file or of a ``save_pretrained`` folder; an address, which may end in ``#sha256=DIGEST``
-            to verify the file; a state dict; or a whole checkpoint dict.
+        source: a path of a file or of a ``save_pretrained`` folder; the name of published weights, such as
+            'swin_t.in1k' (``swin-dense weights`` lists them); an address, which may end in ``#sha256=DIGEST`` to
+            verify the file; a state dict; or a whole checkpoint dict.
         prefix: which backbone, if the checkpoint contains several: the prefix of its parameter names, such as
             'teacher.backbone', or a part of it that no other has, such as 'teacher'.
         ema: load the running average that the checkpoint stores in addition to the weights. In files of mmengine's
@@ -106,16 +108,17 @@ def load_checkpoint(
 
 
 def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = False, trust: bool = False) -> Found:
-    """Read a checkpoint from a path, an address or a dict and return its backbone; see :func:`load_checkpoint`."""
+    """Read a checkpoint from any source of :func:`load_checkpoint`, and return its backbone."""
     if prefix is not None and not isinstance(prefix, str):
         raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
     if isinstance(source, Mapping):
         return find(flatten(source), 'the given dict', prefix, ema)
     if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(f'a checkpoint must be a path, an address or a dict, got {type(source).__name__}')
-    if is_address(source):
-        with local_file(str(source)) as path:
-            return find(flatten(read_file(path, trust)), shown(source), prefix, ema)
+        raise TypeError(f'a checkpoint must be a path, a name, an address or a dict, got {type(source).__name__}')
+    place = place_of(source) if isinstance(source, str) else source
+    if is_address(place):
+        with local_file(str(place)) as path:
+            return find(flatten(read_file(path, trust)), shown(place), prefix, ema)
     return find(flatten(read_file(Path(source), trust)), os.fspath(source), prefix, ema)
 
 
@@ -127,6 +130,7 @@ def load_found(target: Target, found: Found, options: Options = _STANDARD, log: 
     with _requiring('nothing'):
         target.model.load_state_dict(parameters, strict=False)
     target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
+    target.backbone.has_random_weights = False
     if log is not None:
         log(report)
     return report
@@ -184,6 +188,7 @@ def convert_before_load(module: nn.Module, state_dict: MutableMapping[str, Any],
         _convert(module, state_dict, prefix)
         if f'{prefix}patch_embed.projection.weight' in state_dict:
             module.input_preset = None  # type: ignore[assignment] # it belonged to the weights before
+            module.has_random_weights = False  # type: ignore[assignment]
 
 
 def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: str) -> None:

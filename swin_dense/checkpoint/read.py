@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.hub import tqdm
 
+from swin_dense.archs.weights import suggestion
 from swin_dense.checkpoint.report import CheckpointError, listed
 from swin_dense.checkpoint.unpickler import RefusedError, read_pickle
 from swin_dense.utils import packages
@@ -68,7 +69,7 @@ def read_file(path: Path, trust: bool = False) -> Mapping[Any, Any]:
             raise CheckpointError(f'{path} is a folder without a {names}; give the checkpoint file in it')
         path = usual[0]
     if not path.is_file():
-        raise FileNotFoundError(f'no checkpoint file at {str(path)!r}')
+        raise FileNotFoundError(f'no checkpoint file at {str(path)!r}{suggestion(str(path))}')
     if path.name.endswith(_INDEX):
         return _read_shards(path, trust)
     _check_suffix(path, path.name)
@@ -252,7 +253,6 @@ def _download(address: str, digest: re.Match[str] | None) -> Path:
 
 def _receive(address: str, path: Path) -> None:
     """Download an address, which may contain credentials as in ``https://user:password@host/``."""
-    _logger.info('Downloading %s', shown(address))
     parts = urlsplit(address)
     access, _, host = parts.netloc.rpartition('@')
     request = Request(parts._replace(netloc=host).geturl(), headers={'User-Agent': 'swin_dense'})
@@ -261,6 +261,9 @@ def _receive(address: str, path: Path) -> None:
         request.add_unredirected_header('Authorization', f'Basic {encoded}')  # not sent to the host of a redirect
     with urlopen(request, timeout=_TIMEOUT) as response:
         total = int(response.headers.get('Content-Length', -1))
+        size = 'of unknown size' if total < 0 else f'{total / 1e6:.1f} MB'
+        # A warning is printed without a configuration of logging, too.
+        _logger.warning('Downloading %s (%s) into %s', shown(address), size, path.parent)
         # Of tqdm, torch.hub's stand-in, for environments without that package, has only `update`.
         bar = tqdm(total=None if total < 0 else total, unit='B', unit_scale=True, desc=path.name)
         with bar, path.open('wb') as file:

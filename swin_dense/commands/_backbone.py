@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import Any
 
 import torch
 
 from swin_dense.commands._options import backbone_options
 from swin_dense.features.inference import on_device
-from swin_dense.models.create import create_backbone
+from swin_dense.models.create import create_backbone, warn_of_random_weights
 from swin_dense.models.swin import SwinBackbone
 
 
@@ -23,8 +22,7 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
     device, name = device_of(args), args.arch
     if args.checkpoint is None:
         torch.manual_seed(0)
-        if os.environ.get('RANK', '0') == '0':
-            print('WARNING: no --checkpoint given, so the weights and all results are RANDOM', file=sys.stderr)
+        warn_of_random_weights()
         name = name or 'swin_t'
     options = {**backbone_options(args), **options}
     return on_device(create_backbone(name, args.checkpoint, prefix=args.prefix, **options), device)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_dense.archs import resolve_arch, split_name
+from swin_dense.archs.weights import place_of, suggestion
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_destination
 from swin_dense.utils.choices import PRESETS
@@ -31,7 +32,9 @@ def add_backbone(parser: argparse._ActionsContainer, required: bool = False, dev
     """Add the options for the architecture, the weights and the device of a backbone."""
     inferred = 'default: that of the checkpoint'
     without = '' if required else ' (default: random weights)'
-    parser.add_argument('--checkpoint', required=required, help=f'weights of any family: file or address{without}')
+    parser.add_argument(
+        '--checkpoint', required=required, help=f'weights: name (`swin-dense weights`), file or address{without}'
+    )
     add_prefix(parser)
     parser.add_argument('--arch', help=f'swin_t to swin_l or swinv2_t to swinv2_l ({inferred}, else swin_t)')
     add_window_size(parser, default=None, help=f'weights are resized to it ({inferred}, else 7)')
@@ -171,10 +174,12 @@ def check_backbone(args: argparse.Namespace) -> None:
         check_checkpoint(args.checkpoint)
 
 
-def check_checkpoint(place: str) -> None:
-    """Check that a checkpoint exists, unless it is an address; a folder may be one."""
+def check_checkpoint(place: str, of_backbone: bool = True) -> None:
+    """Check that a checkpoint exists, unless it is an address, or names published weights; a folder may be one."""
+    place = place_of(place) if of_backbone else place
     if '://' not in place and not Path(place).exists():
-        raise FileNotFoundError(f'there is no checkpoint file {place!r}')
+        advice = suggestion(place) if of_backbone else ''
+        raise FileNotFoundError(f'there is no checkpoint file {place!r}{advice}')
 
 
 def check_arch(name: str) -> None:

@@ -37,6 +37,9 @@ from swin_dense.workbench.configs.standalone import as_text, check_form, checked
 if TYPE_CHECKING:
     from mmengine.config import Config
 
+GROUP = 'models'
+EXTRA = 'mm'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('config', help='name of a recipe (`swin-dense zoo` lists them), or a config file')

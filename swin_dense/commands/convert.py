@@ -20,9 +20,13 @@ from swin_dense.commands._options import (
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import CHANNEL_POLICIES, FAMILIES, TABLE_METHODS
 
+GROUP = 'backbones'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('source', help='checkpoint: file or address (http, https, hf or file)')
+    parser.add_argument(
+        'source', help='checkpoint: name (`swin-dense weights`), file or address (http, https, hf or file)'
+    )
     add_out(parser, 'file to write: .safetensors, or any other suffix for torch.save')
     parser.add_argument(
         '--to',
@@ -96,5 +100,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({'out': str(path), 'to': args.to, **report.as_dict()}, indent=2))
     else:
-        print(f'{report}\nWrote {path} ({args.to})')
+        print(f'{report}\nwrote {path} ({args.to})')
     return 0

@@ -13,6 +13,7 @@ import json
 
 from swin_dense.doctor import Finding, examine
 
+GROUP = 'installation'
 TITLES = {
     'version': 'Versions',
     'extra': 'Extras',

@@ -25,6 +25,9 @@ from swin_dense.commands._options import (
 )
 from swin_dense.utils import packages
 
+GROUP = 'backbones'
+EXTRA = 'features'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folder', type=Path, help='folder with one folder of images per class')

@@ -25,6 +25,7 @@ from swin_dense.utils import checks
 from swin_dense.utils.atomic import written_whole
 from swin_dense.utils.choices import LANGUAGES, LARGEST_PAGE
 
+GROUP = 'backbones'
 # The command prints a note if the displayed attention weights have a larger error.
 COARSE = 0.05
 

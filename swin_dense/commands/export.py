@@ -1,11 +1,12 @@
-"""Export a whole detector or segmentor to ONNX, or a backbone to ONNX, torch.export or TorchScript.
+"""Export a backbone to ONNX, torch.export or TorchScript, or a whole detector or segmentor to ONNX.
 
-    swin-dense export mine.py work_dirs/mine/epoch_12.pth model.onnx
-    swin-dense export --checkpoint swin_tiny_patch4_window7_224.pth --out swin_tiny.onnx
-    swin-dense export --checkpoint swin_tiny.pth --out swin_tiny_800x1344.onnx --static --size 800 1344 --half
+    swin-dense export swin_t.in1k --out swin_tiny.onnx
+    swin-dense export swin_tiny.pth --out swin_tiny_800x1344.onnx --static --size 800 1344 --half
+    swin-dense export mine.py work_dirs/mine/epoch_12.pth --out model.onnx
 
-With a config and a checkpoint, the command exports the whole model, from the image to boxes, masks or classes, for any
-height and width. Otherwise it exports a backbone, to .onnx, .pt2 (torch.export) or .ts (TorchScript) by the suffix.
+With a checkpoint, the command exports a backbone, to .onnx, .pt2 (torch.export) or .ts (TorchScript) by the suffix.
+With a config and a checkpoint, it exports the whole model, from the image to boxes, masks or classes, for any height
+and width.
 It compares the file with the model at sizes that the trace did not use, and deletes a file that differs.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +38,16 @@ from swin_dense.utils.choices import EXPORT_SUFFIXES
 if TYPE_CHECKING:
     from swin_dense.export import Exported
 
+GROUP = 'backbones'
+EXTRA = 'export'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'model',
         nargs='*',
         metavar='FILE',
-        help='for a whole model: CONFIG CHECKPOINT FILE.onnx; or CONFIG CHECKPOINT and --out',
+        help='CHECKPOINT of a backbone, or CONFIG CHECKPOINT of a whole model (default: a backbone of random weights)',
     )
     add_out(parser, '.onnx, .pt2 or .ts file to write', required=False)
     add_settings(parser)
@@ -75,8 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if len(args.model) == 3 and args.out is None:
         args.out = Path(args.model.pop())
+        warnings.warn(f'a third file will be refused; write --out {args.out}', FutureWarning, stacklevel=1)
+    if len(args.model) == 1 and args.checkpoint is None:
+        args.checkpoint = args.model.pop()
+    elif args.checkpoint is not None:
+        warnings.warn('--checkpoint will be removed; leave this word out', FutureWarning, stacklevel=1)
     if args.out is None or len(args.model) not in (0, 2):
-        raise ValueError('give CONFIG CHECKPOINT FILE.onnx for a whole model, or --checkpoint and --out for a backbone')
+        raise ValueError('give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE')
     check_out(args, *(['.onnx'] if args.model else EXPORT_SUFFIXES))
     check_together(args)
     write = _write_whole if args.model else _write_backbone
@@ -105,12 +115,12 @@ def check_together(args: argparse.Namespace) -> None:
             raise ValueError(
                 'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed'
             )
-        check_checkpoint(args.model[1])
+        check_checkpoint(args.model[1], of_backbone=False)
         if args.image is not None:
             check_file(args.image)
         return
     if args.image or args.set:
-        raise ValueError('--image and --set are for a whole model: CONFIG CHECKPOINT FILE.onnx')
+        raise ValueError('--image and --set are for a whole model; give CONFIG CHECKPOINT')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and not args.static:

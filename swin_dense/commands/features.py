@@ -29,6 +29,8 @@ from swin_dense.commands._options import (
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import MAP_FORMATS, POOLINGS, ROWS_PER_PART
 
+GROUP = 'backbones'
+EXTRA = 'features'
 # Suffixes that --out, a folder, must not have: its user expects a file. Tools do read a folder .parquet.
 _FILES = ('.csv', '.h5', '.hdf5', '.json', '.npy', '.npz', '.pkl', '.pt', '.pth', '.safetensors', '.tar', '.zarr')
 DTYPES = ('float32', 'float16', 'bfloat16')

@@ -17,11 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 
+from swin_dense.archs import split_name
 from swin_dense.commands import _options
 from swin_dense.commands._mm import read_config
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import written_whole
 
+GROUP = 'backbones'
 # The three modes, and the options of each.
 OPTIONS_OF = {
     'config': ('size', 'depth', 'json', 'set'),
@@ -59,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.arch is not None:
         _options.check_arch(args.arch)
+        if split_name(args.arch)[0] == 'swinv2':
+            raise ValueError(
+                f'--arch counts a Swin V1, not {args.arch}; of a Swin V2, give the config of a whole model'
+            )
     if args.out is not None:
         _options.check_out(args, '.png', '.pdf')
         packages.require('this command', 'matplotlib')

@@ -5,12 +5,12 @@
     swin-dense predict model.onnx photos/ --out predictions --format coco
     swin-dense predict mine.py work_dirs/mine/epoch_12.pth scene.tif --out predictions --tile 1024 --overlap 256
 
-The .onnx file must come from `swin-dense export CONFIG CHECKPOINT FILE`; it needs neither torch nor the frameworks. For
-each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json. With a detector, the JSON lists class, score,
-box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists the fraction of
-pixels of every class, and PHOTO.labels.png contains the class of every pixel (in 16 bits if one is above 255). With a
-panoptic model, it lists id, class and fraction of pixels of every segment, and PHOTO.panoptic.png contains the ids as
-COCO does: red + 256 green + 256^2 blue.
+The .onnx file must come from `swin-dense export CONFIG CHECKPOINT --out FILE`; it needs neither torch nor the
+frameworks. For each image PHOTO.jpg, the command writes PHOTO.painted.jpg and PHOTO.json. With a detector, the JSON
+lists class, score, box (x1, y1, x2, y2 in pixels) and mask (COCO's RLE) of every instance. With a segmentor, it lists
+the fraction of pixels of every class, and PHOTO.labels.png contains the class of every pixel (in 16 bits if one is
+above 255). With a panoptic model, it lists id, class and fraction of pixels of every segment, and PHOTO.panoptic.png
+contains the ids as COCO does: red + 256 green + 256^2 blue.
 
 With --tile, images of any size are read, predicted and written by tiles: nothing is painted, the classes are in
 PHOTO.labels.tif, with the georeference of a GeoTIFF, and the same object is not listed twice. With --format coco, the
@@ -45,6 +45,8 @@ from swin_dense.utils.signals import stop_signals
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime import Coco, Prediction
 
+GROUP = 'models'
+EXTRA = 'mm'
 _COCO = ('coco_results.json', 'coco_annotations.json')
 _ENDINGS = ('json', 'painted.jpg', 'labels.png', 'labels.tif', 'panoptic.png')
 _SETTINGS = '.predict.json'  # the options that determine the results in a folder

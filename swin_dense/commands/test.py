@@ -17,6 +17,9 @@ from swin_dense.commands._options import add_force, check_checkpoint
 from swin_dense.recipes.published import recipe_with_weights, side_by_side
 from swin_dense.utils.atomic import check_free
 
+GROUP = 'models'
+EXTRA = 'mm'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
@@ -40,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         recipe = recipe_with_weights(args.config)
         args.checkpoint = recipe.weights
     else:
-        check_checkpoint(args.checkpoint)
+        check_checkpoint(args.checkpoint, of_backbone=False)
     if args.out is not None:
         check_free(args.out, args.force)
     config = config_to_run(args)

@@ -16,6 +16,9 @@ import argparse
 from swin_dense.commands._mm import add_run_arguments, config_to_run, print_notes, run_to_its_end
 from swin_dense.commands._options import add_check_images, check_checkpoint
 
+GROUP = 'models'
+EXTRA = 'mm'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
@@ -35,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.resume not in (None, 'auto'):
-        check_checkpoint(args.resume)
+        check_checkpoint(args.resume, of_backbone=False)
     config = config_to_run(args)
     # These import the frameworks, which --help does not need.
     from mmengine.dist import get_world_size

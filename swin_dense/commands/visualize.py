@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+GROUP = 'backbones'
+EXTRA = 'visualize'
 SMALLEST_DPI = 10  # below, letters have no height and cannot be drawn
 STAGES = range(4)  # of every published size
 
@@ -80,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     figure = draw(args)
     with written_whole(args.out) as unfinished:
         figure.savefig(unfinished.path, dpi=args.dpi)
+    print(f'wrote {args.out}')
     return 0
 
 

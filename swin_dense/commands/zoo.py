@@ -14,6 +14,8 @@ import warnings
 from swin_dense.recipes.files import recipe_root
 from swin_dense.recipes.zoo import FOLDERS, chosen, plain, read_zoo
 
+GROUP = 'models'
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('words', nargs='*', metavar='WORD', help='list only recipes that match all words')

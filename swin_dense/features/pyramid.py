@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, TypedDict, overload
 
+import numpy as np
+import PIL.Image
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +21,13 @@ from swin_dense.features.normalization import Inference, Normalization, chosen
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
+from swin_dense.models.create import warn_of_random_weights
 from swin_dense.utils import checks
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError, naming
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Pyramid(Mapping[int, Tensor]):
@@ -72,6 +78,41 @@ class Pyramid(Mapping[int, Tensor]):
         return y // stride, x // stride
 
 
+class Extraction(TypedDict, total=False):
+    """The options of :func:`extract_pyramid`, for type checkers and editors."""
+
+    levels: Sequence[int] | None
+    normalization: Normalization | str | None
+    mean: Statistic
+    std: Statistic
+    scale: Statistic
+    bands: Sequence[int] | None
+    clamp: bool
+    bgr: bool
+    batch_size: int
+    tile: int | Sequence[int] | None
+    overlap: int | Sequence[int] | None
+    out: str | os.PathLike | None
+    page: int | None
+    max_side: int | None
+    device: torch.device | str | None
+    dtype: torch.dtype | str | None
+    autocast: torch.dtype | str | None
+    gradients: bool
+
+
+@overload
+def extract_pyramid(
+    backbone: nn.Module,
+    images: str | os.PathLike[str] | np.ndarray | PIL.Image.Image | IO[bytes],
+    **options: Unpack[Extraction],
+) -> Pyramid: ...
+@overload
+def extract_pyramid(
+    backbone: nn.Module, images: list[Any] | tuple[Any, ...] | Iterator[Any], **options: Unpack[Extraction]
+) -> list[Pyramid]: ...
+@overload  # a tensor is one image or several, by its axes
+def extract_pyramid(backbone: nn.Module, images: Any, **options: Unpack[Extraction]) -> Any: ...
 def extract_pyramid(
     backbone: Any,
     images: Any,
@@ -145,6 +186,8 @@ def extract_pyramid(
     dtype = check_dtype('dtype', dtype, ('float16', 'bfloat16', 'float32', 'float64'))
     autocast = check_dtype('autocast', autocast, ('float16', 'bfloat16'))
     backbone = bare_backbone(backbone)
+    if getattr(backbone, 'has_random_weights', False):
+        warn_of_random_weights()
     strides = check_levels(backbone, levels)
     how = chosen(normalization, Normalization(mean, std, scale, bands, clamp))
     inference = Inference(

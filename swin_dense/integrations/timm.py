@@ -1,9 +1,10 @@
-"""Models for timm's registry. Importing this module registers ``swin_dense_t`` and the other names of ``TWINS``.
+"""Models for timm's registry. Importing this module registers ``swin_dense_t`` and the other names of ``PRETRAINED``.
 
     timm.create_model('swin_dense_t', features_only=True, checkpoint_path='swin_tiny_patch4_window7_224.pth')
 
-Libraries that build their networks with timm then accept these names. ``pretrained=True`` loads the weights of timm's
-own Swins. If a checkpoint contains several backbones, ``prefix='teacher'`` chooses one, as in ``load_checkpoint``.
+Libraries that build their networks with timm then accept these names. ``pretrained=True`` loads the weights of
+``PRETRAINED``, which ``swin-dense weights`` lists. If a checkpoint contains several backbones, ``prefix='teacher'``
+chooses one, as in ``load_checkpoint``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from swin_dense.archs import resolve_arch
+from swin_dense.archs.weights import Weights, published
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.integrations import require, set_checkpointing, strides_of
 from swin_dense.models.classifier import SwinClassifier
@@ -25,32 +26,30 @@ from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops import plain
 from swin_dense.utils import checks
+from swin_dense.utils.choices import PRESETS
 
 require('timm', '1.0.31')
 from timm.layers import Format, is_scriptable  # noqa: E402
 from timm.models import (  # noqa: E402
     FeatureInfo,
-    PretrainedCfg,
     build_model_with_cfg,
     generate_default_cfgs,
-    get_pretrained_cfg,
     register_model,
 )
 
-# Maps our names to the timm model whose pretrained weights fit, and to the options that these weights require.
-TWINS: dict[str, tuple[str, dict[str, Any]]] = {
-    'swin_dense_t': ('swin_tiny_patch4_window7_224.ms_in1k', {}),
-    'swin_dense_s': ('swin_small_patch4_window7_224.ms_in1k', {}),
-    'swin_dense_b': ('swin_base_patch4_window7_224.ms_in22k_ft_in1k', {}),
-    'swin_dense_l': ('swin_large_patch4_window7_224.ms_in22k_ft_in1k', {}),
-    'swinv2_dense_t': ('swinv2_tiny_window8_256.ms_in1k', {'window_size': 8}),
-    'swinv2_dense_s': ('swinv2_small_window8_256.ms_in1k', {'window_size': 8}),
-    'swinv2_dense_b': ('swinv2_base_window8_256.ms_in1k', {'window_size': 8}),
-    'swinv2_dense_l': (
-        'swinv2_large_window12to16_192to256.ms_in22k_ft_in1k',
-        {'window_size': 16, 'pretrained_window_size': (12, 12, 12, 6)},
-    ),
+# Maps our names to the published weights of `pretrained=True`, which timm's own Swins use too.
+PRETRAINED = {
+    'swin_dense_t': 'swin_t.in1k',
+    'swin_dense_s': 'swin_s.in1k',
+    'swin_dense_b': 'swin_b.in22k_in1k',
+    'swin_dense_l': 'swin_l.in22k_in1k',
+    'swinv2_dense_t': 'swinv2_t.in1k_w8',
+    'swinv2_dense_s': 'swinv2_s.in1k_w8',
+    'swinv2_dense_b': 'swinv2_b.in1k_w8',
+    'swinv2_dense_l': 'swinv2_l.in22k_in1k_w16',
 }
+# Further options that these weights require.
+_OPTIONS = {'swinv2_dense_l': {'pretrained_window_size': (12, 12, 12, 6)}}
 # Maps option names of timm's Swins to ours.
 RENAMED = {
     'in_chans': 'in_channels',
@@ -88,8 +87,13 @@ class _TimmModel(nn.Module):
             state_dict = self.state_dict()
         return super().load_state_dict(state_dict, strict, assign)
 
-    def _load_foreign(self, state_dict: Mapping[str, Any], strict: bool) -> None:
-        load_checkpoint(self.backbone, state_dict, prefix=self.prefix)
+    def load_pretrained(self, path: str) -> None:
+        """Load the file of ``pretrained=True``, as timm asks for it; a classifier of other classes keeps its head."""
+        cfg: Any = self.pretrained_cfg
+        self._load_foreign(path, getattr(self, 'num_classes', None) == cfg['num_classes'])
+
+    def _load_foreign(self, source: str | Mapping[str, Any], strict: bool) -> None:
+        load_checkpoint(self.backbone, source, prefix=self.prefix)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Enable or disable gradient checkpointing."""
@@ -156,11 +160,11 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         self.feature_info = self._levels()
         self._set_classifier(num_classes, global_pool, self.head)
 
-    def _load_foreign(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+    def _load_foreign(self, source: str | Mapping[str, Any], strict: bool) -> None:
         if strict and isinstance(self.head, nn.Linear):
-            load_checkpoint(self, state_dict, prefix=self.prefix)
+            load_checkpoint(self, source, prefix=self.prefix)
         else:
-            load_checkpoint(self.backbone, state_dict, prefix=self.prefix, final_norm=True)
+            load_checkpoint(self.backbone, source, prefix=self.prefix, final_norm=True)
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -260,7 +264,8 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
         )
     network, _, arch = variant.replace('_dense', '').partition('_')
     features = kwargs.pop('features_only', False)
-    kwargs = {**TWINS[variant][1], **kwargs}
+    weights = published()[PRETRAINED[variant]]
+    kwargs = {'window_size': weights.window_size, **_OPTIONS.get(variant, {}), **kwargs}
     if 'output_stride' in kwargs:
         kwargs['strides'] = strides_of(kwargs.pop('output_stride'))
     ignored: tuple[str, ...] = ()
@@ -280,6 +285,23 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     )
 
 
+def _pretrained_cfg(weights: Weights) -> dict[str, Any]:
+    """Return timm's description of published weights, for our parameter names and any input size."""
+    return {
+        'url': weights.address,
+        'custom_load': True,  # by load_pretrained, because these files contain more than tensors
+        'input_size': (3, weights.img_size, weights.img_size),
+        'num_classes': weights.classes,
+        'crop_pct': 0.9,
+        'interpolation': 'bicubic',
+        **PRESETS[weights.normalization],
+        'first_conv': 'backbone.patch_embed.projection',
+        'classifier': 'head',
+        'license': weights.licence.lower(),
+        'origin_url': weights.source,
+    }
+
+
 def _register(variant: str) -> None:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return _create(variant, pretrained, **kwargs)
@@ -288,11 +310,6 @@ def _register(variant: str) -> None:
     register_model(create)
 
 
-# The pretrained configs of timm's Swins, adapted to our parameter names and to any input size.
-_OURS = {'first_conv': 'backbone.patch_embed.projection', 'classifier': 'head', 'fixed_input_size': False}
-_OURS |= {'architecture': None, 'tag': None}
-default_cfgs = generate_default_cfgs(
-    {name: {**asdict(get_pretrained_cfg(twin) or PretrainedCfg()), **_OURS} for name, (twin, _) in TWINS.items()}
-)
-for _name in TWINS:
+default_cfgs = generate_default_cfgs({name: _pretrained_cfg(published()[one]) for name, one in PRETRAINED.items()})
+for _name in PRETRAINED:
     _register(_name)

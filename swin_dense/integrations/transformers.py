@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.archs import split_name
+from swin_dense.archs.weights import place_of, published
 from swin_dense.checkpoint import load_checkpoint
+from swin_dense.checkpoint.load import find_backbone
 from swin_dense.integrations import require, set_checkpointing
-from swin_dense.models.create import BACKBONES
+from swin_dense.models.create import BACKBONES, options_for
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops import plain
 from swin_dense.utils import checks
@@ -212,7 +214,8 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
         """Load a model saved with ``save_pretrained``, or a Swin of transformers, from a folder or the Hub.
 
         Args:
-            pretrained_model_name_or_path: the folder or the name on the Hub.
+            pretrained_model_name_or_path: the folder, the name on the Hub, or the name of published weights, such as
+                'swin_t.in1k', for which ``kwargs`` are arguments of :class:`SwinDenseConfig`.
             *args: see ``PreTrainedModel.from_pretrained``.
             config: a config to use instead of the saved one.
             prefix: which backbone, if the weights of a Swin of transformers contain several.
@@ -222,6 +225,14 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
         Raises:
             TypeError: an unsupported argument is given for a Swin of transformers, or ``prefix`` for another model.
         """
+        name = str(pretrained_model_name_or_path)
+        if config is None and place_of(name) != name:
+            own = {option: kwargs.pop(option) for option in OPTIONS & kwargs.keys()}
+            _, options = options_for(find_backbone(name, prefix), published()[name].arch, own)
+            options.pop('out_indices', None)
+            model = cls(SwinDenseConfig(**options, **kwargs))
+            load_checkpoint(model.backbone, name, prefix=prefix)
+            return model.eval()
         if config is None:
             hub_arguments = {name: kwargs[name] for name in HUB_ARGUMENTS & kwargs.keys()}
             found = AutoConfig.from_pretrained(pretrained_model_name_or_path, **hub_arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -62,6 +62,10 @@ class SwinClassifier(HubMixin):
 
     def _kept_by_other_windows(self) -> dict[str, Any]:
         return self.backbone._kept_by_other_windows()
+
+    if TYPE_CHECKING:  # nn.Module declares neither arguments nor results
+
+        def __call__(self, img: Tensor) -> Tensor: ...
 
     def forward(self, img: Tensor) -> Tensor:
         """Return the scores of images, (B, in_channels, H, W), before softmax: (B, num_classes)."""

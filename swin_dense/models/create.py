@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swin_dense.archs import Arch, published_letter, split_name
 from swin_dense.archs.shapes import options_of, square_grid, square_window
@@ -11,10 +14,15 @@ from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.fit import OUT_NORM, Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
+from swin_dense.models.options import Options
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
 from swin_dense.utils import checks
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_logger = logging.getLogger(__package__)
 BACKBONES: dict[str, type[SwinBackbone]] = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
 Name = str | Mapping[str, Any] | Arch
 _FIRST_TABLE = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
@@ -27,7 +35,7 @@ def create_backbone(
     checkpoint: Checkpoint | None = None,
     *,
     prefix: str | None = None,
-    **backbone_options: Any,
+    **backbone_options: Unpack[Options],
 ) -> SwinBackbone:
     """Build a backbone, and load a checkpoint if one is given, ready for inference.
 
@@ -56,12 +64,22 @@ def create_backbone(
         if prefix is not None:
             given = checks.argument('prefix', prefix)
             raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
-        return BACKBONES[network_of(name) or 'swin'](name, **backbone_options).eval()
+        random_backbone = BACKBONES[network_of(name) or 'swin'](name, **cast('dict[str, Any]', backbone_options)).eval()
+        random_backbone.has_random_weights = True
+        return random_backbone
     found = find_backbone(checkpoint, prefix)
     network, options = options_for(found, name, backbone_options)
     backbone = BACKBONES[network](**options)
     load_found(Target.of(backbone), found)
     return backbone.eval()
+
+
+@functools.cache
+def warn_of_random_weights() -> None:
+    """Warn, once per process and only in the first of several, that features are those of random weights."""
+    if os.environ.get('RANK', '0') == '0':
+        given = checks.argument('checkpoint')
+        _logger.warning('WARNING: no %s was given, so the weights and all results are RANDOM', given)
 
 
 def network_of(name: Name | None) -> str | None:

@@ -4,12 +4,49 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from swin_dense.utils import checks
+
+
+class OptionsOfBoth(TypedDict, total=False):
+    """The options that ``SwinBackbone`` and ``SwinV2Backbone`` share, for type checkers and editors."""
+
+    embed_dims: int | None
+    depths: Sequence[int] | None
+    num_heads: Sequence[int] | None
+    pretrain_img_size: int | Sequence[int]
+    in_channels: int
+    patch_size: int
+    mlp_ratio: float
+    strides: Sequence[int] | None
+    out_indices: Sequence[int] | None
+    qkv_bias: bool
+    qk_scale: float | None
+    patch_norm: bool
+    drop_rate: float
+    attn_drop_rate: float
+    drop_path_rate: float
+    use_abs_pos_embed: bool
+    use_rel_pos_bias: bool
+    use_shift: bool
+    act_cfg: Any
+    norm_cfg: Any
+    with_cp: bool | str | Sequence[bool | str]
+    frozen_stages: int
+    attn_backend: str
+    clamp_window: bool
+
+
+class Options(OptionsOfBoth, total=False):
+    """The options of ``create_backbone``."""
+
+    window_size: int | Sequence[int]
+    pretrained_window_size: int | Sequence[int]
+
 
 # Option names of other Swin implementations, and the names here. SwinDense accepts them.
 FOREIGN_OPTIONS = {

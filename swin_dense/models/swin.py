@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NoReturn, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,28 @@ class SwinStage(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x, x if self.downsample is None else self.downsample(x)
+
+
+class _Call(Protocol):
+    """The arguments and results of ``SwinBackbone.forward``, for type checkers and editors."""
+
+    @overload
+    def __call__(
+        self,
+        img: Tensor,
+        hidden: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        return_stages: Literal[False] = False,
+    ) -> tuple[Tensor, ...]: ...
+    @overload
+    def __call__(
+        self,
+        img: Tensor,
+        hidden: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        *,
+        return_stages: Literal[True],
+    ) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]: ...
 
 
 class SwinBackbone(HubMixin):
@@ -110,7 +132,9 @@ class SwinBackbone(HubMixin):
         ((192, 384, 768), (8, 16, 32))
     """
 
+    __call__: _Call  # nn.Module declares neither arguments nor results
     input_preset: str | None = None
+    has_random_weights = False  # as create_backbone returns it without a checkpoint, until weights are loaded
 
     # SwinV2Backbone overrides these.
     _prefix = 'swin'
@@ -147,7 +171,7 @@ class SwinBackbone(HubMixin):
         frozen_stages: int = -1,
         attn_backend: str = 'auto',
         clamp_window: bool = False,
-        **unknown: Any,
+        **unknown: NoReturn,  # a type that no value has, so that checkers report unknown options
     ) -> None:
         super().__init__()
         options.reject_unknown(unknown, _option_names(type(self)))
@@ -258,6 +282,7 @@ class SwinBackbone(HubMixin):
         """Set training or evaluation mode, but keep frozen stages frozen; return self."""
         super().train(mode)
         self._freeze()
+        self.has_random_weights = self.has_random_weights and not mode  # to train from random weights is no mistake
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:

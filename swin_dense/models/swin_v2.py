@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,14 @@ from swin_dense.archs import Arch
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.block import SwinBlock, run
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
+from swin_dense.models.options import OptionsOfBoth
 from swin_dense.models.swin import SwinBackbone, SwinStage
 from swin_dense.ops import plain
 from swin_dense.ops.windows import Pair, log_spaced_offsets, relative_position_bias
 from swin_dense.utils import checks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 LARGEST_LOGIT_SCALE = math.log(100)
 LARGEST_BIAS = 16
@@ -144,7 +148,7 @@ class SwinV2Backbone(SwinBackbone):
         *,
         window_size: int | Sequence[int] = 8,
         pretrained_window_size: int | Sequence[int] = 0,
-        **options: Any,
+        **options: Unpack[OptionsOfBoth],
     ) -> None:
         super().__init__(arch, window_size=window_size, **options)
         stages = len(self.arch.depths)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swin_dense.recipes.files import recipe_root
-from swin_dense.recipes.zoo import FOLDERS, Recipe, aligned, read_zoo
+from swin_dense.recipes.zoo import FOLDERS, Recipe, read_zoo
+from swin_dense.utils.texts import table
 
 # Published metric: the end of the framework's name of it, and the factor to percent.
 _MEASURED = {'box AP': ('bbox_mAP', 100), 'mask AP': ('segm_mAP', 100), 'PQ': ('panoptic/PQ', 1), 'mIoU': ('mIoU', 1)}
@@ -41,4 +42,4 @@ def side_by_side(recipe: Recipe, measured: Mapping[str, float], is_augmented: bo
             rows.append((metric, f'{published:.2f}', 'not measured', ''))
         else:
             rows.append((metric, f'{published:.2f}', f'{values[0]:.2f}', f'{values[0] - published:+.2f}'))
-    return aligned(rows)
+    return table(rows)

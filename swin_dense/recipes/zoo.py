@@ -7,6 +7,7 @@ complexity.json.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,27 +103,27 @@ def _recipe(model: dict[str, Any], counted: dict[str, Any] | None) -> Recipe:
 
 
 def plain(recipes: list[Recipe], weights: bool = False) -> str:
-    """Return the recipes as a plain text table for a terminal, optionally with the addresses of their weights."""
-    header = 'task data head backbone window pretraining schedule recipe published counted name'
-    rows = [tuple(header.split()), *map(_row, recipes)]
-    if weights:
-        addresses = ['weights', *(recipe.weights or 'none published' for recipe in recipes)]
-        rows = [(*row, address) for row, address in zip(rows, addresses, strict=True)]
-    return aligned(rows)
+    """Return the recipes as text for a terminal: each name, and below it, in at most 100 columns, what is known of it.
 
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as text with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ('  '.join(map(str.ljust, row, widths)) for row in rows)
-    return '\n'.join(line.rstrip() for line in lines)
+    Args:
+        recipes: the recipes.
+        weights: whether to add the addresses of the weights, which may be longer.
+    """
+    lines = []
+    for recipe in recipes:
+        lines.append(recipe.config.stem)
+        facts = textwrap.wrap('; '.join(_facts(recipe)), 96, break_on_hyphens=False)
+        lines += [f'    {line}' for line in facts]
+        if weights:
+            lines.append(f'    {recipe.weights or "no weights published"}')
+    return '\n'.join(lines)
 
 
 def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: str = '', size: str = '') -> list[Recipe]:
     """Return the recipes that match all conditions; the case of letters does not matter.
 
-    All words must occur in the recipe's row. The others are parts of the task and of the names of the data sets, and
-    the letter of the size.
+    All words must occur in the recipe's name or in what is known of it. The others are parts of the task and of the
+    names of the data sets, and the letter of the size.
     """
     return [
         recipe
@@ -130,21 +131,20 @@ def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: st
         if task.lower() in recipe.task
         and data.lower() in recipe.data.lower()
         and size in ('', recipe.size)
-        and all(word.lower() in '  '.join(_row(recipe)).lower() for word in words)
+        and all(word.lower() in '; '.join((recipe.config.stem, *_facts(recipe))).lower() for word in words)
     ]
 
 
-def _row(recipe: Recipe) -> tuple[str, ...]:
+def _facts(recipe: Recipe) -> tuple[str, ...]:
     return (
+        recipe.accuracy if recipe.metrics else 'no accuracy published',
+        recipe.cost,
         recipe.task,
         recipe.data,
         recipe.head,
         recipe.backbone,
-        str(recipe.window),
-        recipe.pretraining,
+        f'window {recipe.window}',
+        f'pretraining: {recipe.pretraining}',
         recipe.schedule,
         recipe.origin,
-        recipe.accuracy,
-        recipe.cost,
-        recipe.config.stem,
     )

@@ -116,7 +116,8 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
     """Raise ValueError if a value is not allowed; the message suggests a similar allowed value."""
     allowed = list(allowed)
     if value not in allowed:
-        raise ValueError(f'{argument(name)} must be one of {allowed}, got {value!r}{closest(value, allowed)}')
+        advice = closest(value, allowed) if isinstance(value, str) else ''  # no number is like another
+        raise ValueError(f'{argument(name)} must be one of {allowed}, got {value!r}{advice}')
 
 
 def closest(word: Any, words: Iterable[Any]) -> str:

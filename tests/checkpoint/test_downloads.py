@@ -1,6 +1,7 @@
 """Writing files, hashes in their names, and fetching them from addresses."""
 
 import base64
+import dataclasses
 import hashlib
 import http.server
 import multiprocessing
@@ -10,16 +11,19 @@ import socket
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
+from swin_dense import SwinBackbone, create_backbone
+from swin_dense.archs import resolve_arch, weights
 from swin_dense.checkpoint import CheckpointError, read
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import file_digest, local_file, read_file
+from swin_dense.utils.choices import PRESETS
 from tests.checkpoint.helpers import SAFETENSORS, SMALL, edit_index, equal_weights, load, write_shards
-from tests.conftest import needs, small_disk
+from tests.conftest import ROOT, needs, small_disk
 
 
 class TestHash:
@@ -311,6 +315,75 @@ class TestDownloads:
             with pytest.raises(CheckpointError, match=r'No space left.*nothing was kept'):
                 load(backbone, f'{server.address}/swin.pth')
             assert cached(tmp_path) == []
+
+
+class TestNames:
+    @pytest.fixture
+    def name(self, server, monkeypatch):
+        """The name of weights 'swin.pth' on the server."""
+        one = dataclasses.replace(weights.published()['swin_t.in1k'], address=f'{server.address}/swin.pth')
+        monkeypatch.setattr(weights, 'published', lambda: {'swin_t.in1k': one})
+        return 'swin_t.in1k'
+
+    def test_the_first_use_downloads_and_says_so(self, server, tmp_path, source, name, caplog):
+        size = write_file(server.folder / 'swin.pth', source.state_dict()).stat().st_size
+        backbone = create_backbone(checkpoint=name, num_heads=SMALL['num_heads'])
+        assert equal_weights(backbone, source)
+        (said,) = [record for record in caplog.records if 'Downloading' in record.getMessage()]
+        assert said.levelname == 'WARNING'
+        assert f'{server.address}/swin.pth ({size / 1e6:.1f} MB) into {tmp_path}' in said.getMessage()
+        load(backbone, name)
+        assert server.requests == 1
+
+    def test_a_published_digest_is_verified(self, server, source, backbone, name, monkeypatch):
+        write_file(server.folder / 'swin.pth', source.state_dict())
+        one = dataclasses.replace(weights.published()[name], sha256='0' * 64)
+        monkeypatch.setattr(weights, 'published', lambda: {name: one})
+        with pytest.raises(CheckpointError, match=f'must have the sha256 digest {"0" * 64}'):
+            load(backbone, name)
+
+    def test_without_the_network(self, server, tmp_path, backbone, name):
+        server.shutdown()
+        server.server_close()
+        with pytest.raises(CheckpointError, match='give its path instead of the address, or copy it to') as raised:
+            load(backbone, name)
+        assert f'{server.address}/swin.pth' in str(raised.value)
+        place = Path(str(raised.value).rpartition('copy it to ')[2])
+        write_file(place, backbone.state_dict())
+        load(backbone, name)
+
+    def test_a_file_of_this_name_is_preferred(self, server, tmp_path, source, backbone, name, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        write_file(tmp_path / name, source.state_dict())
+        load(backbone, name)
+        assert equal_weights(backbone, source)
+
+    @pytest.mark.parametrize(
+        ('name', 'message'),
+        [
+            ('swin_t.in1kk', "no weights have this name; did you mean 'swin_t.in1k'"),
+            ('swin_tiny', 'no weights have this name.*`swin-dense weights` lists them'),
+            ('swin_t.pth', "no checkpoint file at 'swin_t.pth'$"),
+        ],
+    )
+    def test_an_unknown_name(self, backbone, name, message):
+        with pytest.raises(FileNotFoundError, match=message):
+            load(backbone, name)
+
+
+def test_the_table_of_weights():
+    for name, one in weights.published().items():
+        assert resolve_arch(one.arch, one.arch.partition('_')[0])
+        assert name == one.name
+        assert one.address.startswith('https://')
+        assert one.source.startswith('https://')
+        assert one.licence
+        assert one.normalization in PRESETS
+        assert re.fullmatch(r'[0-9a-f]{64}|', one.sha256)
+    addresses = {one.address for one in weights.published().values()}
+    assert len(addresses) == len(weights.published())
+    of_recipes = ''.join(path.read_text() for path in (ROOT / 'configs/_base_/backbones').glob('*.py'))
+    assert set(re.findall(r'https://[^\'"]+\.pth', of_recipes)) <= addresses
 
 
 def _fetch_or_fail(address):

@@ -1,4 +1,4 @@
-"""A file as of `swin-dense export CONFIG CHECKPOINT FILE`, small enough to be written in each test."""
+"""A file as of `swin-dense export CONFIG CHECKPOINT --out FILE`, small enough to be written in each test."""
 
 import json
 

@@ -148,7 +148,7 @@ def test_report_as_text(tmp_path, file, capsys):
     assert run(file, tmp_path / 'a.pth') == 0
     printed = capsys.readouterr().out
     assert 'family: mmdet' in printed
-    assert f'Wrote {tmp_path / "a.pth"} (official)' in printed
+    assert f'wrote {tmp_path / "a.pth"} (official)' in printed
 
 
 def test_swin_v2_needs_its_pretrained_window_sizes(tmp_path, capsys):

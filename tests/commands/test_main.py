@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import torch
 from PIL import Image
 
 import swin_dense
-from swin_dense.__main__ import command_names, main
+from swin_dense.__main__ import GROUPS, command_names, main
+from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
 from tests.processes import python
 
@@ -41,11 +43,15 @@ def test_the_overview_lists_every_command_with_its_summary(capsys):
         main(['--help'])
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    groups = dict(re.findall(r'^([^\n]+):\n((?:  .+\n)+)', printed, re.M))
     assert len(command_names()) >= 6
     for name in command_names():
-        summary = importlib.import_module(f'swin_dense.commands.{name}').__doc__.splitlines()[0]
-        assert name in printed
-        assert summary.split()[0] in printed
+        module = importlib.import_module(f'swin_dense.commands.{name}')
+        extra = f' [{module.EXTRA}]' if hasattr(module, 'EXTRA') else ''
+        listed = ' '.join(groups[GROUPS[module.GROUP]].split())
+        assert f'{name} {module.__doc__.splitlines()[0]}{extra}' in listed
+        assert getattr(module, 'EXTRA', 'mm') in {*EXTRAS, 'mm'}
 
 
 @pytest.mark.parametrize('arguments', [[], ['no-such-command'], ['flops', '--no-such-option']])
@@ -54,6 +60,22 @@ def test_wrong_usage_of_the_command_line_itself(arguments, capsys):
         main(arguments)
     assert stopped.value.code == 2
     assert 'error: ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ('visualise', "there is no command 'visualise'; did you mean 'visualize'? (`swin-dense --help` lists them)"),
+        ('features photos --windowsize 3', "there is no option --windowsize; did you mean '--window-size'?"),
+        ('visualize pyramid a.jpg --dip=9 --out a.png', "there is no option --dip; did you mean '--dpi'?"),
+        ('train a.py --sett a=1', "there is no option --sett; did you mean '--set'?"),
+    ],
+)
+def test_the_nearest_name_is_suggested(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments.split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', command_names())

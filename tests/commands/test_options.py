@@ -59,7 +59,7 @@ def test_an_option_means_the_same_in_all_commands():
 
 
 def test_commands_that_write_have_out_and_force():
-    for name in set(command_names()) - {'doctor', 'eval', 'train', 'zoo'}:
+    for name in set(command_names()) - {'doctor', 'eval', 'train', 'weights', 'zoo'}:
         options = {option for parser in parsers(name) for action in parser._actions for option in action.option_strings}
         assert '--out' in options, name
         assert '--force' in options or name == 'features', name  # which continues an existing output
@@ -85,8 +85,8 @@ def place(tmp_path, monkeypatch):
     [
         ('convert none.pth --out {}', 'new.pth'),
         ('explore image.png --checkpoint none.pth --out {}', 'new.html'),
-        ('export --checkpoint none.pth --out {}', 'new.onnx'),
-        ('export --checkpoint none.pth --out {}', 'new.ts'),
+        ('export none.pth --out {}', 'new.onnx'),
+        ('export none.pth --out {}', 'new.ts'),
         ('flops --arch t --out {}', 'new.png'),
         ('visualize pyramid image.png --checkpoint none.pth --out {}', 'new.png'),
         ('visualize masks --grid 20 20 --out {}', 'new.pdf'),
@@ -182,10 +182,10 @@ def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_c
         ('convert none.pth --out a.pth', "there is no checkpoint file 'none.pth'"),
         ('explore image.png --checkpoint none.pth --out a.html', "there is no checkpoint file 'none.pth'"),
         ('explore none.png --out a.html', 'there is no file none.png'),
-        ('export --checkpoint none.pth --out a.ts', "there is no checkpoint file 'none.pth'"),
-        ('export mine.py none.pth a.ts', '--out must end in .onnx'),
+        ('export none.pth --out a.ts', "there is no checkpoint file 'none.pth'"),
+        ('export mine.py none.pth --out a.ts', '--out must end in .onnx'),
         ('export mine.py none.pth --image none.png --out a.onnx', "there is no checkpoint file 'none.pth'"),
-        ('export --checkpoint image.png --out a.onnx', 'needs onnx, onnxscript, onnxruntime, which are not installed'),
+        ('export image.png --out a.onnx', 'needs onnx, onnxscript, onnxruntime, which are not installed'),
         ('features image.png --checkpoint none.pth --out a', "there is no checkpoint file 'none.pth'"),
         ('features image.png --out a', 'this command needs tqdm, pyarrow, safetensors, which are not installed'),
         ('visualize pyramid image.png --checkpoint none.pth --out a.png', "there is no checkpoint file 'none.pth'"),

@@ -341,8 +341,10 @@ def test_the_command(tmp_path, capsys):
     checkpoint, path = tmp_path / 'tiny.pth', tmp_path / 'my model.ts'
     small = SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=4)
     torch.save({'model': small.state_dict()}, checkpoint)
-    assert main(['export', '--out', str(path), '--checkpoint', str(checkpoint), '--size', '40', '64']) == 0
+    assert main(['export', str(checkpoint), '--out', str(path), '--size', '40', '64']) == 0
     assert path.is_file()
     assert capsys.readouterr().out.count('of the backbone') == 3
+    with pytest.warns(FutureWarning, match='--checkpoint will be removed'):
+        assert main(['export', '--checkpoint', str(checkpoint), '--out', str(path)]) == 2  # it exists
     assert main(['export', '--out', str(tmp_path / 'x.txt')]) == 2
     assert '.onnx' in capsys.readouterr().err

@@ -219,7 +219,6 @@ def test_the_options_of_export_mean_what_they_mean_in_features(tmp_path, capsys,
     backbone = randomize(SwinBackbone(**one_block)).eval()
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
     given = [
-        '--checkpoint',
         str(tmp_path / 'weights.pth'),
         '--out',
         str(tmp_path / 'model.ts'),

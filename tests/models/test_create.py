@@ -1,11 +1,12 @@
 """Options that are inferred from a checkpoint."""
 
 import pytest
+import torch
 
-from swin_dense import SwinBackbone, create_backbone
+from swin_dense import SwinBackbone, create_backbone, extract_pyramid
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.load import find_backbone
-from swin_dense.models.create import infer_options
+from swin_dense.models.create import infer_options, warn_of_random_weights
 from tests.conftest import TINY
 
 
@@ -21,3 +22,19 @@ def test_without_position_biases_the_number_of_heads_must_be_given_unless_any_wi
         infer_options(found, {})
     assert infer_options(found, {'num_heads': (1, 2, 4, 8)})['num_heads'] == (1, 2, 4, 8)
     assert infer_options(found, {}, any_heads=True)['arch'] == {**TINY, 'num_heads': (1, 1, 1, 1)}
+
+
+def test_features_of_random_weights_are_said_to_be_random_once(caplog):
+    image = torch.rand(3, 32, 32)
+    trained, loaded, saved = create_backbone(TINY).train(), create_backbone(TINY), create_backbone(TINY)
+    loaded.load_state_dict(saved.state_dict())
+    warn_of_random_weights.cache_clear()
+    for backbone in (trained, loaded, create_backbone(checkpoint=saved.state_dict())):
+        extract_pyramid(backbone, image)
+    assert 'RANDOM' not in caplog.text
+    caplog.clear()
+    for _ in range(2):
+        extract_pyramid(saved, image)
+    assert [record.getMessage() for record in caplog.records] == [
+        'WARNING: no checkpoint was given, so the weights and all results are RANDOM'
+    ]

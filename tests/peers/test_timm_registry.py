@@ -1,12 +1,15 @@
 """SwinDense models in timm's registry, and libraries that build models from it."""
 
 import copy
+import importlib
 import pickle
+import re
 
 import pytest
 import torch
 
 from swin_dense import SwinBackbone
+from swin_dense.archs.weights import published
 from tests.conftest import randomize
 
 from .peer import needed
@@ -16,6 +19,9 @@ import swin_dense.integrations.timm as ours  # noqa: E402
 
 TINY = {'embed_dim': 16, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8)}
 IMAGE = torch.randn(2, 3, 97, 133)
+# timm's descriptions of the weights of its Swins, by address.
+OF_TIMM = timm.list_pretrained(exclude_filters='*dense*', filter='swin*')
+TIMMS = {cfg.url: cfg for cfg in map(timm.get_pretrained_cfg, OF_TIMM)}
 
 
 def create(name='swin_dense_t', seed=0, **options):
@@ -42,18 +48,42 @@ def test_features(name):
     assert create(name, features_only=True, out_indices=2).feature_info.out_indices == (2, 3)
 
 
-@pytest.mark.parametrize('name', list(ours.TWINS))
+@pytest.mark.parametrize('name', list(ours.PRETRAINED))
 def test_published_sizes_on_the_meta_device(name):
     with torch.device('meta'):
         model = timm.create_model(name, features_only=True, in_chans=4, out_indices=(1, -1))
     assert model.feature_info.out_indices == (1, 3)
     classifier = timm.create_model(name, device='meta', dtype=torch.bfloat16)
-    twin = timm.create_model(ours.TWINS[name][0], device='meta')
+    weights = published()[ours.PRETRAINED[name]]
+    twin = timm.create_model(TIMMS[weights.address].architecture, device='meta')
     assert pickle.loads(pickle.dumps(classifier)).num_classes == 1000
     count = sum(parameter.numel() for parameter in classifier.parameters())
     assert count == sum(parameter.numel() for parameter in twin.parameters())
     assert {parameter.device.type for parameter in (*model.parameters(), *classifier.parameters())} == {'meta'}
-    assert classifier.pretrained_cfg['hf_hub_id'].startswith('timm/')
+    assert classifier.pretrained_cfg['url'] == weights.address
+
+
+def test_the_table_of_published_weights_agrees_with_timm_and_torchvision():
+    """In the addresses, the sizes and the number of classes, as far as they know the weights."""
+    models = importlib.import_module('torchvision.models')
+    of_torchvision = {w.url: w for name in models.list_models(include='swin_*') for w in models.get_model_weights(name)}
+    seen = {'Microsoft': 0, 'torchvision': 0}
+    for weights in published().values():
+        if weights.publisher == 'Microsoft':
+            cfg = TIMMS[weights.address]
+            assert cfg.input_size == (3, weights.img_size, weights.img_size)
+            assert (cfg.num_classes, cfg.license) == (weights.classes, weights.licence.lower())
+            assert re.search(r'window(?:\d+to)?(\d+)', cfg.architecture)[1] == str(weights.window_size)
+            assert weights.arch == re.sub(r'(swinv?2?_\w)[a-z]+_.*', r'\1', cfg.architecture)
+        elif weights.publisher == 'torchvision':
+            entry = of_torchvision[weights.address]
+            assert entry.transforms().crop_size == [weights.img_size]
+            assert len(entry.meta['categories']) == weights.classes
+        else:
+            continue
+        seen[weights.publisher] += 1
+    of_authors = [address for address in TIMMS if 'SwinTransformer/storage' in address]
+    assert seen == {'Microsoft': len(of_authors), 'torchvision': len(of_torchvision)}
 
 
 def test_output_stride():
@@ -125,7 +155,7 @@ def test_the_classifier_has_timms_interface():
     model.reset_classifier(0)
     assert model.get_classifier()(IMAGE) is IMAGE
     assert timm.create_model('swin_dense_t', num_classes=0, global_pool='', **TINY)(IMAGE).shape == (2, 128, 4, 5)
-    assert timm.list_models('swin*_dense_*') == sorted(ours.TWINS)
+    assert timm.list_models('swin*_dense_*') == sorted(ours.PRETRAINED)
 
 
 @torch.no_grad()

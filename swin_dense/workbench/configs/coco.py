@@ -100,9 +100,11 @@ def _check_categories(path: Path, categories: Sequence[Any], config: Config, dat
     with contextlib.suppress(ValueError):  # a model without num_classes
         count = len(classes) if config.model.get('type') in _OTHER_COUNTS else class_count(config.model)
     if len(classes) != count or not set(classes) <= set(found):
+        model = '' if len(classes) == count else f', and a model of {count} classes'
         raise ValueError(
-            f'{path} has the classes {",".join(map(str, found))}, but the config has '
-            f'{",".join(classes) if len(classes) == count else count}; give the classes to train with: --classes A,B,C'
+            f'{path} has {len(found)} classes, {some(found)}, but the config has {len(classes)}, '
+            f'{some(classes)}{model}; give those to train with, such as all of the file: '
+            f'--classes "{",".join(map(str, found))}"'
         )
     used = {category['id']: category['name'] for category in categories if category['name'] in classes}
     names = [category['name'] for category in categories if category['name'] in classes]

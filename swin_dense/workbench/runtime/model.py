@@ -45,7 +45,7 @@ class Prediction:
 
 
 def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: float = 0.3, threads: int = 0) -> Model:
-    """Load a model from a file of ``swin-dense export CONFIG CHECKPOINT FILE``.
+    """Load a model from a file of ``swin-dense export CONFIG CHECKPOINT --out FILE``.
 
     Args:
         path: the ``.onnx`` file.
@@ -72,7 +72,9 @@ def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: floa
         reason = ' '.join(str(error).split())
         raise ValueError(f'{runtime} cannot load {path}, which may be damaged or incomplete: {reason}') from error
     if session.facts is None:
-        raise ValueError(f'{path} contains no whole model; write one with `swin-dense export CONFIG CHECKPOINT FILE`')
+        raise ValueError(
+            f'{path} contains no whole model; write one with `swin-dense export CONFIG CHECKPOINT --out FILE`'
+        )
     try:
         facts = json.loads(session.facts)
     except ValueError as error:

@@ -171,9 +171,10 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
     with pytest.raises(ExportError, match=r'FasterRCNN .*class_agnostic.*soft_nms'):
         export_detector(config, weights, path)
     config.dump(written)
-    assert main(['export', str(written), str(weights), str(path)]) == 2
+    assert main(['export', str(written), str(weights), '--out', str(path)]) == 2
     assert '--force' in capsys.readouterr().err
-    assert main(['export', str(written), str(weights), str(path), '--force']) == 1
+    with pytest.warns(FutureWarning, match='write --out'):  # the former spelling
+        assert main(['export', str(written), str(weights), str(path), '--force']) == 1
     assert 'soft_nms' in capsys.readouterr().err
     assert path.read_text() == 'of yesterday'
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ['my config.py', 'w.pth', 'x.onnx']
@@ -182,19 +183,25 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (['{config}', '{config}', 'x.pt2'], '--out must end in .onnx'),
-        (['{config}', '{config}', 'nowhere/x.onnx'], 'nowhere'),
-        (['{config}', 'x.onnx'], 'give CONFIG CHECKPOINT FILE.onnx for a whole model, or'),
-        (['{config}', '{config}', 'x.onnx', '--half'], 'only --out, --force, --set, --image and --opset are allowed'),
+        (['{config}', '{config}', '--out', 'x.pt2'], '--out must end in .onnx'),
+        (['{config}', '{config}', '--out', 'nowhere/x.onnx'], 'nowhere'),
         (
-            ['{config}', '{config}', 'x.onnx', '--size', '9', '9'],
+            ['{config}', '{config}'],
+            'give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE',
+        ),
+        (
+            ['{config}', '{config}', '--out', 'x.onnx', '--half'],
             'only --out, --force, --set, --image and --opset are allowed',
         ),
-        (['{config}', '{config}', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
-        (['{config}', '{config}', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
+        (
+            ['{config}', '{config}', '--out', 'x.onnx', '--size', '9', '9'],
+            'only --out, --force, --set, --image and --opset are allowed',
+        ),
+        (['{config}', '{config}', '--out', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
+        (['{config}', '{config}', '--out', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
         (['--out', 'x.ts', '--set', 'a=1'], '--image and --set are for a whole model'),
         (
-            ['{config}', '{config}', 'x.onnx', '--set', 'test_dataloader=None'],
+            ['{config}', '{config}', '--out', 'x.onnx', '--set', 'test_dataloader=None'],
             'has no test_dataloader.dataset',
         ),
         (['--out', 'x.ts', '--image', 'a.jpg'], '--image and --set are for a whole model'),

@@ -1,0 +1,77 @@
+"""Published weights by name, such as 'swin_t.in1k', from ``weights.json``. This module needs no torch."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swin_dense.utils import checks
+
+_FILE = re.compile(r'.*[/\\].*|.*\.(pth|pt|pth\.tar|bin|pkl|ckpt|safetensors|json)')
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A published file of the weights of a Swin.
+
+    Attributes:
+        name: the architecture, a dot, and what it was trained on.
+        publisher: who publishes the file.
+        source: the page on which the publisher gives the address.
+        licence: the licence that the publisher gives for its weights, or for the repository that publishes them.
+        address: where the file is.
+        img_size: side of the images in training, in pixels; None if it was not published.
+        window_size: side of the windows in tokens, in stages whose map is not smaller.
+        classes: outputs of the classifier in the file; 0 if it has none.
+        normalization: the preset of ``swin_dense.features`` that images need.
+        sha256: digest of the file, '' if none was published. A file whose name ends in a hash is verified with that.
+    """
+
+    name: str
+    publisher: str
+    source: str
+    licence: str
+    address: str
+    img_size: int | None
+    window_size: int
+    classes: int
+    normalization: str
+    sha256: str = ''
+
+    @property
+    def arch(self) -> str:
+        """Name of the architecture, such as 'swinv2_b'."""
+        return self.name.partition('.')[0]
+
+
+@functools.cache
+def published() -> Mapping[str, Weights]:
+    """Return all published weights by name."""
+    groups = json.loads(Path(__file__).with_name('weights.json').read_text(encoding='utf-8'))
+    found = {}
+    for group in groups:
+        files = group.pop('weights')
+        found.update({name: Weights(name=name, **group, **file) for name, file in files.items()})
+    return found
+
+
+def place_of(checkpoint: str) -> str:
+    """Return the address of published weights, given their name, or else ``checkpoint``, a path or an address.
+
+    A digest, if one was published, is in the address. A file of this name in the current folder is preferred.
+    """
+    weights = published().get(checkpoint)
+    if weights is None or Path(checkpoint).exists():
+        return checkpoint
+    return f'{weights.address}#sha256={weights.sha256}' if weights.sha256 else weights.address
+
+
+def suggestion(checkpoint: str) -> str:
+    """Return the end of the message that there is no such file: the weights that may be meant, unless it is a path."""
+    if _FILE.fullmatch(checkpoint):
+        return ''
+    return f', and no weights have this name{checks.closest(checkpoint, published())} (`swin-dense weights` lists them)'

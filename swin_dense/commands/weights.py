@@ -1,0 +1,52 @@
+"""List published weights: the names that --checkpoint and create_backbone(checkpoint=...) take.
+
+    swin-dense weights
+    swin-dense weights swinv2 22k     # only weights that match all words
+    swin-dense weights swin_t.in1k    # all that is known of one
+
+The first use of a name downloads the file, and says its address and size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from swin_dense.archs.weights import Weights, published
+from swin_dense.utils import checks
+from swin_dense.utils.texts import table
+
+GROUP = 'backbones'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('words', nargs='*', metavar='WORD', help='list only weights that match all words')
+    parser.add_argument('--json', action='store_true', help='print addresses, licences and digests too, as JSON')
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = [one for one in published().values() if all(word.lower() in _text(one) for word in args.words)]
+    if len(args.words) == 1 and args.words[0] in published():
+        chosen = [published()[args.words[0]]]
+    if not chosen:
+        words = ' '.join(args.words)
+        raise ValueError(f'no weights match {words!r}{checks.closest(words, published())}')
+    if args.json:
+        print(json.dumps([dataclasses.asdict(one) for one in chosen], indent=2))
+    elif len(chosen) == 1:
+        print(table([(f'{name}:', str(value)) for name, value in vars(chosen[0]).items() if value not in (None, '')]))
+    else:
+        print(table([('name', 'image', 'window', 'classes', 'normalization', 'publisher'), *map(_row, chosen)]))
+        licences = {one.publisher: one.licence for one in chosen}
+        print('\n' + table([('publisher', 'licence, as published'), *licences.items()]))
+    return 0
+
+
+def _row(one: Weights) -> tuple[str, ...]:
+    image, classes = str(one.img_size or ''), str(one.classes or 'none')
+    return one.name, image, str(one.window_size), classes, one.normalization, one.publisher
+
+
+def _text(one: Weights) -> str:
+    return ' '.join(map(str, vars(one).values())).lower()

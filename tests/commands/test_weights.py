@@ -1,0 +1,36 @@
+"""`swin-dense weights`."""
+
+import json
+
+import pytest
+
+from swin_dense.__main__ import main
+from swin_dense.archs.weights import published
+
+
+def test_all_are_listed_by_name_in_100_columns(capsys):
+    assert main(['weights']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : len(published()) + 1]] == list(published())
+    assert max(map(len, lines)) <= 100
+
+
+def test_some_and_one(capsys):
+    assert main(['weights', 'Satlas', 'ms']) == 0
+    assert capsys.readouterr().out.count('satlas-sentinel2-ms') == 4
+    assert main(['weights', 'swin_b.in1k']) == 0
+    printed = capsys.readouterr().out
+    assert published()['swin_b.in1k'].address in printed
+    assert 'swin_b.in1k_384' not in printed
+
+
+def test_as_json(capsys):
+    assert main(['weights', '--json']) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {one['name']: one['address'] for one in listed} == {n: one.address for n, one in published().items()}
+
+
+@pytest.mark.parametrize('arguments', ['weights swin_t.in1kk', 'features photos --out out --checkpoint swin_t.in1kk'])
+def test_the_nearest_name_is_suggested(capsys, arguments):
+    assert main(arguments.split()) == 2
+    assert "did you mean 'swin_t.in1k'?" in capsys.readouterr().err
