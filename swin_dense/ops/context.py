@@ -40,6 +40,14 @@ def needs_plain_operations(x: Tensor) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether forward or backward hooks are registered on a module, or globally."""
-    forward_hooks = module._forward_hooks or module._forward_pre_hooks
-    backward_hooks = module._backward_hooks or module._backward_pre_hooks
-    return bool(forward_hooks or backward_hooks or torch_module._has_any_global_hook())
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    )
+    return any(hooks)

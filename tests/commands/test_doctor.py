@@ -147,7 +147,7 @@ def test_cures_name_forks_where_forks_are_installed(installed):
                 ('raise ImportError("mmcv/_ext.so: undefined symbol: x")', 'undefined symbol', 'for another torch'),
                 ('raise SystemExit(7)', 'SystemExit: 7', 'pip uninstall mmcv'),
                 ('import os; print("{}"); os._exit(7)', 'ended with status 7', '-X faulthandler'),
-                ('', "cannot import name 'get_compiler_version'", ''),
+                ('', 'cannot import name', ''),  # the first that is missing, which depends on the operators in use
             )
         ),
     ],
