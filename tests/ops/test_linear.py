@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._dynamo.testing import AotEagerAndRecordGraphs
+from torch._dynamo import testing as dynamo_testing
 from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -167,7 +167,7 @@ def test_exporters_see_a_linear_layer(calls):
 @pytest.mark.parametrize('has_bias', [True, False])
 def test_compilers_see_one_operator(has_bias):
     torch._dynamo.reset()
-    backend = AotEagerAndRecordGraphs()
+    backend = dynamo_testing.AotEagerAndRecordGraphs()
     compiled = torch.compile(linear, backend=backend, fullgraph=True)
     tensors = [torch.randn(2, 3, 7), torch.randn(5, 7), *([torch.randn(5)] if has_bias else [])]
     leaves = [tensor.requires_grad_() for tensor in tensors]
