@@ -17,4 +17,6 @@ def demo_config(framework: str, data: Path) -> Config:
     if framework == 'mmdet':
         for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
             evaluator.ann_file = f'{root}annotations/instances_val2017.json'
+    # mmengine would take the visualizer of that name from an earlier test, which logs to that test's folder.
+    cfg.visualizer.pop('name', None)
     return cfg
