@@ -31,19 +31,12 @@ _MODES = ('1', 'L', 'LA', 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'CMYK', 'YCbCr', 'HS
 
 @dataclass
 class Scores:
-    """Counts of correctly classified images.
-
-    Attributes:
-        images: number of scored images.
-        top1: number of images whose class is ranked first.
-        top5: number of images whose class is among the first five.
-        broken: {path: reason} of images that could not be read.
-    """
+    """Counts of correctly classified images: of all scored, those whose class is first, or among the first five."""
 
     images: int = 0
     top1: int = 0
     top5: int = 0
-    broken: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)  # {path: reason} of images that could not be read
 
     def as_dict(self) -> dict[str, Any]:
         """Return counts and percentages, ready for JSON; without percentages if no image was scored."""

@@ -35,18 +35,13 @@ def window_msa_flops(height: int, width: int, channels: int, window: int | Pair)
 
 @dataclass(frozen=True)
 class BackboneCosts:
-    """The counted cost of a backbone for one image.
-
-    Attributes:
-        count: parameters and FLOPs by module.
-        stages: FLOPs of each stage by part, with the keys ``PARTS``. The patch embedding belongs to stage 0; 'merging'
-            is the patch merging after the stage; norms count nothing.
-        global_flops: FLOPs of the backbone if every token attended to all others.
-    """
+    """The counted cost of a backbone for one image."""
 
     count: Count
+    # FLOPs of each stage by part, with the keys PARTS. The patch embedding belongs to stage 0; 'merging' is the patch
+    # merging after the stage; norms count nothing.
     stages: list[dict[str, int]]
-    global_flops: int
+    global_flops: int  # if every token attended to all others
 
 
 def backbone_costs(

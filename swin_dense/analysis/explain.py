@@ -22,21 +22,13 @@ Score = Callable[[Mapping[int, Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """The attention weights of one query token in one block.
+    """The attention weights of one query token in one block."""
 
-    Attributes:
-        weights: (A, H, W), the weight of every key token of the stage's map per head; zero outside the token's window.
-        padding: (A,), the total weight of padding tokens, which also take part in attention.
-        cell: (row, column) of the query token.
-        stride: pixels per token.
-        image_size: (height, width) in pixels.
-    """
-
-    weights: Tensor
-    padding: Tensor
-    cell: tuple[int, int]
-    stride: int
-    image_size: tuple[int, int]
+    weights: Tensor  # (A, H, W), of every key token of the stage's map per head; zero outside the token's window
+    padding: Tensor  # (A,), the total weight of padding tokens, which also take part in attention
+    cell: tuple[int, int]  # (row, column) of the query token
+    stride: int  # pixels per token
+    image_size: tuple[int, int]  # (height, width) in pixels
 
 
 def token_attention(
@@ -45,7 +37,6 @@ def token_attention(
     stage: int,
     block: int,
     pixel: tuple[int, int],
-    bgr: bool = False,
     normalization: Normalization = IMAGENET,
 ) -> TokenAttention:
     """Compute the attention weights of the token at a pixel.
@@ -56,12 +47,11 @@ def token_attention(
         stage: index of the stage, from 0.
         block: index of the block in the stage, from 0; odd blocks have shifted windows.
         pixel: (row, column) in the image.
-        bgr: an array or tensor is in BGR order.
         normalization: how the stored values of the image become the backbone's input.
     """
     _check_index('stage', stage, len(backbone.stages))
     _check_index('block', block, len(backbone.stages[stage].blocks))
-    img = _prepare(backbone, image, bgr, normalization)
+    img = _prepare(backbone, image, normalization)
     _check_index('pixel row', pixel[0], img.shape[2])
     _check_index('pixel column', pixel[1], img.shape[3])
     attn = backbone.stages[stage].blocks[block].attn
@@ -97,7 +87,6 @@ def grad_cam(
     image: Any,
     stage: int,
     target: Score | None = None,
-    bgr: bool = False,
     normalization: Normalization = IMAGENET,
 ) -> Tensor:
     """Compute Grad-CAM: the cells of a stage's output that increase a scalar function of the pyramid.
@@ -111,7 +100,6 @@ def grad_cam(
         stage: index of the stage, from 0, whose output is weighted by the gradient.
         target: function from {stride: (1, C, H, W)} to a scalar tensor, such as a class score of a head, that depends
             on the stage. None for :func:`strongest_channel`.
-        bgr: an array or tensor is in BGR order.
         normalization: how the stored values of the image become the backbone's input.
 
     Returns:
@@ -119,7 +107,7 @@ def grad_cam(
     """
     _check_index('stage', stage, len(backbone.stages))
     # With a gradient, so that there is a graph even if all parameters are frozen.
-    img = _prepare(backbone, image, bgr, normalization).requires_grad_()
+    img = _prepare(backbone, image, normalization).requires_grad_()
     recorded: list[Tensor] = []
     hook = backbone.stages[stage].register_forward_hook(lambda module, args, output: recorded.append(output[0]))
     with evaluation_mode(backbone), torch.enable_grad(), hook:
@@ -143,8 +131,8 @@ def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
     return maps[max(maps)].mean((2, 3)).max()
 
 
-def _prepare(backbone: Any, image: Any, bgr: bool, normalization: Normalization) -> Tensor:
-    inference = Inference(**vars(normalization), bgr=bgr, page=0)
+def _prepare(backbone: Any, image: Any, normalization: Normalization) -> Tensor:
+    inference = Inference(**vars(normalization), page=0)
     return inference.input_for(backbone, inference.read(image, backbone.in_channels)[None])
 
 

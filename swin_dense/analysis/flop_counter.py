@@ -77,16 +77,11 @@ def count(
 
 
 class _Meter:
-    """Count the FLOPs of a model's operations and attribute them to the innermost running module, with forward hooks.
-
-    Attributes:
-        flops: multiply-adds by module name, without submodules.
-        padding: multiply-adds of the skipped output projections of padding tokens, by module name.
-    """
+    """Count the FLOPs of a model's operations by the innermost running module, with forward hooks."""
 
     def __init__(self) -> None:
-        self.flops: Counter[str] = Counter()
-        self.padding: Counter[str] = Counter()
+        self.flops: Counter[str] = Counter()  # multiply-adds by module name, without submodules
+        self.padding: Counter[str] = Counter()  # of the skipped output projections of padding tokens, by module name
         self._counter = FlopCounterMode(display=False)
         self._charged = 0
         self._running = ['']

@@ -18,24 +18,14 @@ from swin_dense.ops.windows import Pair, region_ids, window_grid
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """The receptive fields of the tokens of one map.
+    """The receptive fields of the tokens of one map."""
 
-    Attributes:
-        rows: (H, 2), for each row of tokens the half-open range of pixel rows that can influence it.
-        columns: (W, 2), likewise.
-    """
-
-    rows: Tensor
-    columns: Tensor
+    rows: Tensor  # (H, 2), for each row of tokens the half-open range of pixel rows that can influence it
+    columns: Tensor  # (W, 2), likewise
 
 
 def token_receptive_fields(backbone: Any, image_size: Pair) -> list[list[ReceptiveField]]:
-    """Return the receptive fields of the tokens after every block of every stage.
-
-    Args:
-        backbone: a :class:`swin_dense.SwinBackbone`.
-        image_size: (height, width) in pixels.
-    """
+    """Return the receptive fields of the tokens after every block of every stage, for an image of (height, width)."""
     pixels = [torch.arange(side)[:, None] + torch.tensor([0, 1]) for side in image_size]
     rows, columns = (_joined(spans, backbone.strides[0], backbone.strides[0]) for spans in pixels)
     stages = []

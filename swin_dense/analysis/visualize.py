@@ -1,8 +1,7 @@
 """Figures of features, attention, Grad-CAM, windows, masks and cost; every function returns a matplotlib figure.
 
 Figures are created without pyplot, so they need no display and no global state. Save one with
-``figure.savefig('picture.png')`` or ``.pdf``. An image is any source of :func:`swin_dense.features.images.read_image`;
-with ``bgr``, arrays and tensors are in BGR order.
+``figure.savefig('picture.png')`` or ``.pdf``. An image is any source of :func:`swin_dense.features.images.read_image`.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _LARGEST_MASK = 64
 _COST_SIDES, _COST_TICKS = range(112, 1793, 112), (112, 224, 448, 896, 1792)
 
 
-def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
+def draw_pyramid(pyramid: Pyramid, image: Any) -> Figure:
     """Draw an image and every level, with its first three principal components as red, green and blue."""
-    pixels = _pixels_of(image, bgr, pyramid.image_size)
+    pixels = _pixels_of(image, pyramid.image_size)
     figure, axes = _panels(1 + len(pyramid), pyramid.image_size)
     _show_image(axes[0], pixels)
     axes[0].set_title(f'image {pyramid.image_size[0]} x {pyramid.image_size[1]}')
@@ -46,14 +45,14 @@ def draw_pyramid(pyramid: Pyramid, image: Any, bgr: bool = False) -> Figure:
     return figure
 
 
-def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] = (), bgr: bool = False) -> Figure:
+def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] = ()) -> Figure:
     """Draw the attention weights of a token as heat maps over the image: the mean over all heads, then single heads."""
     count = len(attention.weights)
     for head in heads:
         checks.one_of(f'every entry of {checks.argument("heads")}', head, range(count))
     panels = [(f'mean of {count} heads', attention.weights.mean(0), float(attention.padding.mean()))]
     panels += [(f'head {head}', attention.weights[head], float(attention.padding[head])) for head in heads]
-    pixels = _pixels_of(image, bgr, attention.image_size)
+    pixels = _pixels_of(image, attention.image_size)
     figure, axes = _panels(1 + len(panels), attention.image_size)
     _show_image(axes[0], pixels)
     axes[0].set_title('token')
@@ -67,9 +66,9 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
     return figure
 
 
-def draw_grad_cam(cams: Mapping[int, Tensor], image: Any, bgr: bool = False) -> Figure:
+def draw_grad_cam(cams: Mapping[int, Tensor], image: Any) -> Figure:
     """Draw Grad-CAMs, {stride: (H, W)} of :func:`swin_dense.analysis.explain.grad_cam`, as heat maps over the image."""
-    pixels = _pixels_of(image, bgr)
+    pixels = _pixels_of(image)
     figure, axes = _panels(1 + len(cams), (pixels.shape[0], pixels.shape[1]))
     _show_image(axes[0], pixels)
     axes[0].set_title('image')
@@ -79,7 +78,7 @@ def draw_grad_cam(cams: Mapping[int, Tensor], image: Any, bgr: bool = False) -> 
     return figure
 
 
-def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) -> Figure:
+def draw_windows(image: Any, stride: int, window_size: Pair) -> Figure:
     """Draw the windows of one stage over the image, without and with shift.
 
     Cells of one tint belong to one window. With a shift, the windows at the edges consist of regions from opposite
@@ -87,7 +86,7 @@ def draw_windows(image: Any, stride: int, window_size: Pair, bgr: bool = False) 
     also take part in attention, are hatched. The stride is in pixels per cell, the window in cells.
     """
     window_size = checks.pair('window_size', window_size)
-    pixels = _pixels_of(image, bgr)
+    pixels = _pixels_of(image)
     image_size = (pixels.shape[0], pixels.shape[1])
     rows, columns = window_grid(*level_size(image_size, stride), window_size)
     padded = (rows * window_size[0] * stride, columns * window_size[1] * stride)
@@ -184,9 +183,9 @@ def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> t
     return figure, axes[:count]
 
 
-def _pixels_of(image: Any, bgr: bool, expected: Pair | None = None) -> np.ndarray:
+def _pixels_of(image: Any, expected: Pair | None = None) -> np.ndarray:
     """Return an image as colours, (H, W, 3) in [0, 1]; raise ValueError if it has not the expected size."""
-    pixels = read_image(image, bgr=bgr, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
+    pixels = read_image(image, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
     if expected is not None and pixels.shape[:2] != tuple(expected):
         raise ValueError(
             f'the image has {pixels.shape[:2]} pixels but the features are of an image of {tuple(expected)} pixels; '

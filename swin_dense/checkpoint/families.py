@@ -72,21 +72,13 @@ _RESPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 @dataclass(frozen=True)
 class Name:
-    """A parameter identified by its role, as in ``Name('qkv', stage=0, block=1, leaf='.weight')``.
+    """A parameter identified by its role, as in ``Name('qkv', stage=0, block=1, leaf='.weight')``."""
 
-    Attributes:
-        role: a key of the name tables.
-        stage: stage number, or None.
-        block: block number, or None.
-        leaf: '.weight', '.bias', or '' for a single parameter.
-        part: the index of the tensor if a family splits our parameter into several, such as q, k and v.
-    """
-
-    role: str
+    role: str  # a key of the name tables
     stage: int | None = None
     block: int | None = None
-    leaf: str = ''
-    part: int = 0
+    leaf: str = ''  # '.weight', '.bias', or '' for a single parameter
+    part: int = 0  # index of the tensor if a family splits our parameter into several, such as q, k and v
 
     @property
     def ours(self) -> str:
@@ -95,32 +87,19 @@ class Name:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """The parameter names and layouts of one library.
+    """The parameter names and layouts of one library."""
 
-    Attributes:
-        name: the name in reports.
-        names: maps roles to names that differ from ours. A tuple if our tensor is split into several.
-        slice_order: whether patch merging concatenates its inputs by neighbour first. Ours does so by channel first,
-            as ``nn.Unfold`` does.
-        position_map: whether the absolute position embedding is (1, C, H, W) instead of our (1, L, C).
-        index: the index buffer stored with each relative position table: 'square' (T, T), 'flat' (T * T) or None.
-        inner: the prefix of all names except those of the output norms.
-        stems: the beginnings of the names in stages and of the output norms.
-        version: the version of Swin, 1 or 2. The merging norm of V2 follows the reduction.
-        joined_bias: whether V2's query and value biases are stored in one tensor with an unused key bias.
-        coordinates: whether the coordinates of each V2 position network are stored as a buffer.
-    """
-
-    name: str
+    name: str  # in reports
+    # By role, names that differ from ours; a tuple if our tensor is split into several.
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    slice_order: bool = False
-    position_map: bool = False
-    index: str | None = None
-    inner: str = ''
-    stems: tuple[str, str] = ('stages.', 'norm')
-    version: int = 1
-    joined_bias: bool = False
-    coordinates: bool = False
+    slice_order: bool = False  # patch merging concatenates its inputs by neighbour first, ours by channel first
+    position_map: bool = False  # the absolute position embedding is (1, C, H, W) instead of our (1, L, C)
+    index: str | None = None  # buffer stored with each relative position table: 'square' (T, T), 'flat' (T * T)
+    inner: str = ''  # the prefix of all names except those of the output norms
+    stems: tuple[str, str] = ('stages.', 'norm')  # the beginnings of the names in stages and of the output norms
+    version: int = 1  # of Swin, 1 or 2; the merging norm of V2 follows the reduction
+    joined_bias: bool = False  # V2's query and value biases are in one tensor, with an unused key bias
+    coordinates: bool = False  # the coordinates of each V2 position network are stored as a buffer
 
     def templates(self, role: str) -> tuple[str, ...]:
         """Return the names of a role, with placeholders for numbers: one, or one per part."""

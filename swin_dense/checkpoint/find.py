@@ -57,34 +57,22 @@ _MAX_VISITS = 8  # of one dict under several names; a small file can contain a d
 
 @dataclass
 class Found:
-    """The backbone in a checkpoint.
+    """The backbone in a checkpoint. Entries that no Swin has keep their names; all others have ours."""
 
-    Attributes:
-        described: the name of the checkpoint in messages.
-        family: the name of the library in reports.
-        prefix: the prefix of the backbone's keys in the checkpoint.
-        version: the version of Swin, 1 or 2.
-        stems: the common beginnings of the names in stages and of the output norms.
-        parameters: maps our parameter names to tensors in our layout. Entries that no Swin has keep their names.
-        keys: maps our parameter names to their keys in the checkpoint; includes parameters with missing parts.
-        unusable: maps our names of parameters that are not dense tensors with values to what they are.
-        sizes: maps our names of relative position tables, and of V2's ``logit_scale``, to windows, and that of the
-            absolute position embedding to its grid (H, W), if the checkpoint has more than their number of rows.
-        trained_windows: maps stages to the window with which V2's position networks were trained, if known.
-        left_out: maps keys that are skipped on purpose to the reason.
-    """
-
-    described: str
-    family: str
-    prefix: str
-    version: int
-    stems: tuple[str, ...]
-    parameters: dict[str, Tensor] = field(default_factory=dict)
-    keys: dict[str, list[str]] = field(default_factory=dict)
-    unusable: dict[str, str] = field(default_factory=dict)
+    described: str  # the name of the checkpoint in messages
+    family: str  # the name of the library in reports
+    prefix: str  # of the backbone's keys in the checkpoint
+    version: int  # of Swin, 1 or 2
+    stems: tuple[str, ...]  # the common beginnings of the names in stages and of the output norms
+    parameters: dict[str, Tensor] = field(default_factory=dict)  # in our layout
+    keys: dict[str, list[str]] = field(default_factory=dict)  # in the checkpoint, also of parameters with missing parts
+    unusable: dict[str, str] = field(default_factory=dict)  # what those are that are not dense tensors with values
+    # The windows of relative position tables and of V2's logit_scale, and the grid (H, W) of the absolute position
+    # embedding, if the checkpoint has more than their number of rows.
     sizes: dict[str, Pair] = field(default_factory=dict)
+    # By stage, the window with which V2's position networks were trained, if known.
     trained_windows: dict[int, Pair] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # why keys are skipped on purpose
 
     @property
     def network(self) -> str:
@@ -259,21 +247,23 @@ def _choose(candidates: dict[Candidate, set[str]], described: str, prefix: str |
     # backbone, whole or partly wrapped, has more kinds of parameters.
     enough = min(3, max((len(candidates[choice]) for choice in chosen), default=0))
     chosen = [choice for choice in chosen if len(candidates[choice]) >= enough]
-    if len(chosen) == 1:
-        return chosen[0]
-    average, all_prefixes = checks.argument('ema', True), _prefixes(candidates)
+    if len(chosen) != 1:
+        raise CheckpointError(f'{described}: {_why_no_choice(candidates, chosen, prefix, ema)}')
+    return chosen[0]
+
+
+def _why_no_choice(candidates: Iterable[Candidate], chosen: list[Candidate], prefix: str | None, ema: bool) -> str:
     if chosen:
-        reason = (
+        return (
             f'the checkpoint contains several backbones, under {_prefixes(chosen)}; choose one with '
             f'{checks.argument("prefix", ...)}'
         )
-    elif prefix is not None:
-        reason = f'no backbone under {checks.argument("prefix", prefix)}, only under {all_prefixes}'
-    elif ema:
-        reason = f'the checkpoint contains no running average of the weights; omit {average}'
-    else:
-        reason = f'the checkpoint contains only running averages, under {all_prefixes}; load them with {average}'
-    raise CheckpointError(f'{described}: {reason}')
+    if prefix is not None:
+        return f'no backbone under {checks.argument("prefix", prefix)}, only under {_prefixes(candidates)}'
+    average = checks.argument('ema', True)
+    if ema:
+        return f'the checkpoint contains no running average of the weights; omit {average}'
+    return f'the checkpoint contains only running averages, under {_prefixes(candidates)}; load them with {average}'
 
 
 def _prefixes(choices: Iterable[Candidate]) -> str:

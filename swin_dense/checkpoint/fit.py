@@ -42,25 +42,15 @@ _NOT_SQUARE = (
 
 @dataclass(frozen=True)
 class Target:
-    """The parameters and persistent buffers of a backbone, or of a classifier.
-
-    Attributes:
-        model: the SwinBackbone or SwinClassifier.
-        is_classifier: whether the model has a classification head.
-        backbone: the backbone of a classifier, or the model itself.
-        names: maps our names to names in the model, which wrappers of submodules may extend.
-        shapes: maps our names to shapes, or to None if the parameter is sharded and its full shape is unknown.
-        is_meta: whether the parameters are on the meta device, without values.
-        complete: whether the model lists all its parameters. FSDP may hide those of submodules in flat parameters.
-    """
+    """The parameters and persistent buffers of a backbone, or of a classifier."""
 
     model: nn.Module
     is_classifier: bool
-    backbone: Any
-    names: Mapping[str, str]
-    shapes: Mapping[str, Shape | None]
-    is_meta: bool
-    complete: bool
+    backbone: Any  # of a classifier, or the model itself
+    names: Mapping[str, str]  # by our names, those in the model, which wrappers of submodules may extend
+    shapes: Mapping[str, Shape | None]  # by our names; None if the parameter is sharded and its full shape is unknown
+    is_meta: bool  # the parameters have no values
+    complete: bool  # the model lists all its parameters; FSDP may hide those of submodules in flat parameters
 
     @classmethod
     def of(cls, model: nn.Module) -> Target:
@@ -212,7 +202,14 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
         return
     if target.is_classifier and 'head.weight' not in found.parameters:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
-    # The window of each stage, as far as buffers or lengths of tables determine it.
+    if len({(x.shape[:1], found.sizes.get(name)) for name, x in found.parameters.items() if _is_table(name)}) > 1:
+        _check_windows(found, target)
+    if found.version == 2:
+        _check_trained_windows(found, target)
+
+
+def _check_windows(found: Found, target: Target) -> None:
+    """Raise a CheckpointError if windows differ per stage, as far as buffers or lengths of tables determine them."""
     windows = {}
     for name, table in found.parameters.items():
         if _is_table(name) and table.ndim == 2 and (stage := STAGE.match(name)) and int(stage[1]) < target.stages:
@@ -222,14 +219,15 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
     if len(set(windows.values())) > 1:
         shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
         raise CheckpointError(
-            f'{described}: its windows differ per stage ({shown} tokens), but a model has one window for all stages, '
-            'so the tables of other stages would be resized, which changes their maps',
+            f'{found.described} ({found.family}): its windows differ per stage ({shown} tokens), but a model has one '
+            'window for all stages, so the tables of other stages would be resized, which changes their maps',
             '. To resize them, build the model with one of these windows as window_size and use '
             'load_checkpoint(..., allow_partial=True)',
         )
-    if found.version == 1:
-        return
-    # The windows to which the position networks of V2 scale their coordinates.
+
+
+def _check_trained_windows(found: Found, target: Target) -> None:
+    """Raise a CheckpointError if a V2 model would give its position networks coordinates of another scale."""
     given = [found.trained_windows.get(stage) for stage in range(target.stages)]
     pairs = list(zip(given, target.trained_windows, strict=False))
     if target.backbone.clamp_window and pairs[0][0] == pairs[0][1]:
@@ -238,7 +236,7 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
     if any(trained not in (None, own) for trained, own in pairs):
         sides = tuple(max(trained or own) for trained, own in zip(given, target.trained_windows, strict=False))
         raise CheckpointError(
-            f'{described}: its position networks were trained with windows of '
+            f'{found.described} ({found.family}): its position networks were trained with windows of '
             f'{", ".join(_by(trained) if trained else "?" for trained in given)} tokens per stage, other than those of '
             f'the model; build the model with pretrained_window_size={sides} and any window_size'
         )

@@ -11,6 +11,7 @@ from typing import Any
 from swin_dense.archs import published_letter
 from swin_dense.utils import checks
 
+_LISTED = 4  # names in a message
 # A stem of several convolutions, as in CTransPath.
 _CONVOLUTIONAL_STEM = re.compile(r'patch_embed\.proj(?:ection)?\.\d+\.weight$')
 _LOAD_WHAT_FITS = (
@@ -99,11 +100,11 @@ class Report:
         return '\n'.join(lines)
 
 
-def listed(names: Iterable[str], limit: int = 4, separator: str = ', ') -> str:
-    """Return the first ``limit`` names and, if there are more, the total number."""
+def listed(names: Iterable[str], separator: str = ', ') -> str:
+    """Return the first names and, if there are more, the total number."""
     names = list(names)
-    more = f'{separator}... ({len(names)} in all)' if len(names) > limit else ''
-    return separator.join(names[:limit]) + more
+    more = f'{separator}... ({len(names)} in all)' if len(names) > _LISTED else ''
+    return separator.join(names[:_LISTED]) + more
 
 
 def _grouped(reasons: dict[str, str]) -> list[tuple[str, str]]:

@@ -46,10 +46,6 @@ class StandIn(dict):
     """An inert object in place of a name, or of an object made by calling it, that weights do not need.
 
     It keeps items, so that the weights in a dict of another class are found, and ignores everything else.
-
-    Attributes:
-        kind: the name in the pickle, such as 'argparse.Namespace'.
-        is_module: whether it stands for a pickled ``torch.nn.Module``.
     """
 
     __slots__ = ('is_module', 'kind')
@@ -59,8 +55,8 @@ class StandIn(dict):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind = kind
-        self.is_module = False
+        self.kind = kind  # the name in the pickle, such as 'argparse.Namespace'
+        self.is_module = False  # whether it stands for a pickled torch.nn.Module
 
     def ignore(self, values: Any) -> None:
         """Ignore the values of a list or a set."""

@@ -70,19 +70,11 @@ REPAIRS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the report: the result of a check, and the suggested fix, '' if none is needed or known."""
 
-    Attributes:
-        topic: 'version', 'extra', 'trap', 'backend', 'check' or 'time'.
-        name: name of the package, extra, trap, backend, framework or comparison.
-        status: 'ok', 'broken', or 'note' for an unusual or unavailable item.
-        text: the result of the check.
-        cure: the suggested fix; '' if none is needed or known.
-    """
-
-    topic: str
-    name: str
-    status: str
+    topic: str  # 'version', 'extra', 'trap', 'backend', 'check' or 'time'
+    name: str  # of the package, extra, trap, backend, framework or comparison
+    status: str  # 'ok', 'broken', or 'note' for an unusual or unavailable item
     text: str
     cure: str = ''
 

@@ -100,7 +100,6 @@ def make_record(
     backbone: Any,
     image: Any,
     max_side: int | None = None,
-    bgr: bool = False,
     normalization: Normalization = IMAGENET,
 ) -> PageData:
     """Run a backbone on an image and record the data of the page.
@@ -109,11 +108,10 @@ def make_record(
         backbone: a :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`.
         image: any source of :func:`swin_dense.features.images.read_image`.
         max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
-        bgr: an array or tensor is in BGR order.
         normalization: how its stored values become the backbone's input.
     """
     backbone = bare_backbone(backbone)
-    inference = Inference(**vars(normalization), bgr=bgr, page=0, max_side=max_side)
+    inference = Inference(**vars(normalization), page=0, max_side=max_side)
     pixels = inference.read(image, backbone.in_channels)
     img = inference.input_for(backbone, pixels[None])
     attns = [[block.attn for block in stage.blocks] for stage in backbone.stages]

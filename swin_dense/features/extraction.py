@@ -21,17 +21,11 @@ from swin_dense.utils.tiles import plan_tiles
 
 
 class Step(NamedTuple):
-    """One step of an extraction: a finished image, or a tile of an unfinished one.
-
-    Attributes:
-        item: the image.
-        error: the reason why a finished image has no features.
-        tile: the number of the finished tile and of all tiles, while the image is unfinished.
-    """
+    """One step of an extraction: a finished image, or a tile of an unfinished one."""
 
     item: Item
-    error: str | None = None
-    tile: tuple[int, int] | None = None
+    error: str | None = None  # why a finished image has no features
+    tile: tuple[int, int] | None = None  # the number of the finished tile, and of all tiles of an unfinished image
 
 
 def weights_digest(module: torch.nn.Module) -> str:

@@ -13,14 +13,7 @@ import numpy as np
 import torch
 
 from swin_dense.features.images import Statistic
-from swin_dense.features.inference import (
-    PooledSink,
-    Runner,
-    check_dtype,
-    check_levels,
-    on_device,
-    whole_image,
-)
+from swin_dense.features.inference import PooledSink, Runner, check_dtype, check_levels, on_device, whole_image
 from swin_dense.features.listing import Item
 from swin_dense.features.normalization import Inference, Normalization, chosen
 from swin_dense.models.create import create_backbone

@@ -37,22 +37,13 @@ class FeatureFolder:
     """The output folder of one shard of an extraction; see :class:`swin_dense.features.shards.Shard`.
 
     A file gets its final name only when it is complete and on disk.
-
-    Args:
-        root: the folder, created if it does not exist.
-        levels: strides of the maps, in their order.
-        pool: 'none' for one file of maps per image, or a key of ``POOLINGS`` for vectors in the table.
-        file_format: format of the maps, 'safetensors' or 'zarr'.
-        dtype: dtype of the vectors.
-        shard: the shard of this process.
-        rows_per_part: number of rows per Parquet file.
     """
 
-    root: Path
-    levels: Collection[int]
-    pool: str = 'none'
-    file_format: str = 'safetensors'
-    dtype: torch.dtype = torch.float32
+    root: Path  # created if it does not exist
+    levels: Collection[int]  # strides of the maps, in their order
+    pool: str = 'none'  # for one file of maps per image, or a key of POOLINGS for vectors in the table
+    file_format: str = 'safetensors'  # of the maps
+    dtype: torch.dtype = torch.float32  # of the vectors
     shard: Shard = ALL
     rows_per_part: int = ROWS_PER_PART
 

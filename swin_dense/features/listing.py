@@ -33,31 +33,17 @@ class Member(io.BytesIO):
 
 
 class Item(NamedTuple):
-    """One image.
-
-    Attributes:
-        name: absolute path or address; for an image in a tar file, that of the tar file followed by the member's name.
-        version: size and modification time of its file, or the storage's equivalent such as an ETag; None if the image
-            does not exist.
-        source: a source for :func:`swin_dense.features.images.read_image`; None if the image is not wanted.
-        error: the reason why a tar file cannot be read, or only in part.
-    """
+    """One image, by its absolute path or address; in a tar file, that of the tar file followed by the member's name."""
 
     name: str
+    # Size and modification time, or the storage's equivalent such as an ETag; None if the image does not exist.
     version: str | None
-    source: str | Member | None = None
-    error: str | None = None
+    source: str | Member | None = None  # for read_image; None if the image is not wanted
+    error: str | None = None  # why a tar file cannot be read, or only in part
 
 
 class Location(NamedTuple):
-    """Where an image is stored, so that it can be read on its own.
-
-    Attributes:
-        name: as in :class:`Item`.
-        tar: the tar file that contains it, or None.
-        offset: position of its first byte in the tar file.
-        size: its size in bytes in the tar file.
-    """
+    """Where an image is stored, so that it can be read on its own: a file, or a place in a tar file, in bytes."""
 
     name: str
     tar: str | None = None

@@ -12,13 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.features.images import (
-    Statistic,
-    normalize,
-    pixels_of,
-    scale,
-    to_tensor,
-)
+from swin_dense.features.images import Statistic, normalize, pixels_of, scale, to_tensor
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, PRESETS
@@ -88,16 +82,7 @@ class Normalization:
         """Raise ValueError if the numbers do not fit a backbone, and warn if its weights are known to expect others."""
         channels, known = backbone.in_channels, backbone.input_preset
         if self.mean is IMAGENET_MEAN and (channels != len(IMAGENET_MEAN) or known not in (None, 'imagenet')):
-            names = [checks.argument(name, ...) for name in ('mean', 'std', 'scale')]
-            advice = f'give {", ".join(names)}, or a preset'
-            if known:
-                advice = f'give {checks.argument("normalization", known)}'
-            if channels != len(IMAGENET_MEAN):
-                raise ValueError(
-                    f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
-                    f'{len(IMAGENET_MEAN)}; {advice}'
-                )
-            _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
+            _not_imagenet(channels, known)
         if self.bands is not None and len(self.bands) != channels:
             name = checks.argument('bands')
             raise ValueError(f'{name} must be one per input channel of the backbone, {channels}, got {self.bands}')
@@ -152,34 +137,31 @@ def chosen(
     return normalization
 
 
+def _not_imagenet(channels: int, known: str | None) -> None:
+    """Raise ValueError if ImageNet's statistics do not fit the channels, else warn that the weights expect others."""
+    if known:
+        advice = f'give {checks.argument("normalization", known)}'
+    else:
+        names = [checks.argument(name, ...) for name in ('mean', 'std', 'scale')]
+        advice = f'give {", ".join(names)}, or a preset'
+    if channels != len(IMAGENET_MEAN):
+        raise ValueError(
+            f"the backbone takes {channels} channels, but ImageNet's mean and std are for "
+            f'{len(IMAGENET_MEAN)}; {advice}'
+        )
+    _logger.warning("images are normalised with ImageNet's mean, which these weights do not expect: %s", advice)
+
+
 class Tiling(NamedTuple):
-    """Tile size and overlap; created by :func:`swin_dense.features.tiling.check_tiling`.
+    """Tile size and overlap in pixels; created by :func:`swin_dense.features.tiling.check_tiling`."""
 
-    Attributes:
-        tile: (height, width) in pixels.
-        overlap: (vertical, horizontal) pixels read beyond each side of a tile.
-    """
-
-    tile: Pair
-    overlap: Pair
+    tile: Pair  # (height, width)
+    overlap: Pair  # (vertical, horizontal), read beyond each side of a tile
 
 
 @dataclass(frozen=True)
 class Inference(Normalization):
-    """Options of preprocessing and computation, independent of the image source and of the sink.
-
-    Attributes:
-        levels: strides of the maps; None for all of the backbone.
-        bgr: arrays and tensors are in BGR order.
-        dtype: dtype of the maps; None for the dtype that the backbone computes in.
-        autocast: dtype of ``torch.autocast``; None disables it.
-        tiling: tile size and overlap; None runs the whole image at once.
-        page: page of multi-page files, counted from 0; None for the only one.
-        max_side: images with a longer side are downscaled until it has this many pixels; None keeps their size.
-
-    Raises:
-        ValueError: ``page`` or ``max_side`` is too small, ``max_side`` is given with tiling, or ``bgr`` with bands.
-    """
+    """Options of preprocessing and computation, independent of the sink; see :func:`swin_dense.extract_pyramid`."""
 
     levels: tuple[int, ...] | None = None
     bgr: bool = False
@@ -223,10 +205,10 @@ class Inference(Normalization):
         return self.prepare(images.to(parameter.device)).to(parameter.dtype)
 
 
-def read_picture(image: Any, normalization: Normalization, bgr: bool = False) -> Tensor:
+def read_picture(image: Any, normalization: Normalization) -> Tensor:
     """Read any source of :func:`swin_dense.features.images.read_image` as colours, (3, H, W) in [0, 1]."""
     with naming(image):
-        pixels = pixels_of(image, bgr, 0)
+        pixels = pixels_of(image, page=0)
         count = band_count(pixels, normalization.bands)
         # A backbone of three channels takes a grey image, whose `scale` then has one number per channel.
         channels = 3 if count == 1 and normalization.bands is None else count

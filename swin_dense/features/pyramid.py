@@ -16,14 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.features.images import Statistic, check_floats
-from swin_dense.features.inference import (
-    batches,
-    check_dtype,
-    check_levels,
-    evaluation_mode,
-    on_device,
-    run_batch,
-)
+from swin_dense.features.inference import batches, check_dtype, check_levels, evaluation_mode, on_device, run_batch
 from swin_dense.features.normalization import Inference, Normalization, chosen
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files

@@ -30,13 +30,10 @@ def level_size(image_size: Pair, stride: int) -> Pair:
 
 
 class MapSink:
-    """Assemble the maps in arrays, which are allocated when the first block arrives.
+    """Assemble the maps in arrays, which ``make`` allocates when the first block arrives.
 
-    Args:
-        image_size: (height, width) in pixels.
-        make: allocates the arrays: :func:`in_memory`, or what the functions below return. It is called
-            with the shapes by stride and a tensor with the dtype and device of the maps, and returns a function from a
-            stride to the array of that level.
+    It is :func:`in_memory`, or what the functions below return, and is called with the shapes by stride and a tensor
+    with the dtype and device of the maps. It returns a function from a stride to the array of that level.
     """
 
     def __init__(self, image_size: Pair, make: Make) -> None:

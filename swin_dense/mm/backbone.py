@@ -102,8 +102,12 @@ class SwinDense(SwinBackbone, BaseModule):
                     f'init_cfg must be a dict with the key "type", or a list of them, got {init_cfg!r}; '
                     "for a checkpoint: dict(type='Pretrained', checkpoint=...)"
                 )
-            if _is_pretrained(config):
-                _refuse_unknown(config)
+            for key in config if _is_pretrained(config) else ():
+                if key not in _PRETRAINED_KEYS:
+                    raise TypeError(
+                        f"init_cfg of the type 'Pretrained' has no key {key!r}"
+                        f'{checks.closest(key, _PRETRAINED_KEYS)}; its keys are {list(_PRETRAINED_KEYS)}'
+                    )
         self.init_cfg = copy.deepcopy(init_cfg)
         self.allow_partial = checks.boolean('allow_partial', allow_partial)
         if not isinstance(compile, (bool, Mapping)):
@@ -211,15 +215,6 @@ def _build_norm(config: dict[str, Any], channels: int) -> nn.Module:
 
 def _listed(init_cfg: Any) -> list[Any]:
     return [init_cfg] if isinstance(init_cfg, (Mapping, str)) else list(init_cfg or [])
-
-
-def _refuse_unknown(config: Mapping[str, Any]) -> None:
-    for key in config:
-        if key not in _PRETRAINED_KEYS:
-            raise TypeError(
-                f"init_cfg of the type 'Pretrained' has no key {key!r}{checks.closest(key, _PRETRAINED_KEYS)}; "
-                f'its keys are {list(_PRETRAINED_KEYS)}'
-            )
 
 
 def _is_pretrained(config: Mapping[str, Any]) -> bool:

@@ -51,28 +51,20 @@ class LoadBands:
         return {**results, 'img': img, 'img_shape': img.shape[:2], 'ori_shape': img.shape[:2]}
 
     def read(self, pixels: Pixels) -> np.ndarray:
-        """Return the normalised channels of decoded pixels, (H, W, C), float32.
-
-        Raises:
-            ImageError: the pixels have other channels than the options, or the last may be opacity or a band.
-        """
+        """Return the normalised channels of decoded pixels, (H, W, C), float32."""
         how = self.normalization
-        img = how.prepare(how.stored(pixels, self._count(pixels)))
-        return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
-
-    def _count(self, pixels: Pixels) -> int:
-        how = self.normalization
+        count = band_count(pixels, how.bands)
         lists = [numbers for numbers in (how.mean, how.std, how.scale) if isinstance(numbers, Sequence)]
         if how.bands is None and lists:
-            return len(lists[0])
-        if how.bands is None and pixels.has_alpha:
-            count = pixels.values.shape[2]
+            count = len(lists[0])
+        elif how.bands is None and pixels.has_alpha:
             raise ImageError(
-                f'the last of its {count} bands is declared as opacity (alpha), as GDAL does for near infrared too; '
-                f'give LoadBands bands={tuple(range(count - 1))} to leave it out, or bands={tuple(range(count))} to '
-                'read it'
+                f'the last of its {count + 1} bands is declared as opacity (alpha), as GDAL does for near infrared '
+                f'too; give LoadBands bands={tuple(range(count))} to leave it out, or bands={tuple(range(count + 1))} '
+                'to read it'
             )
-        return band_count(pixels, how.bands)
+        img = how.prepare(how.stored(pixels, count))
+        return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
 
     def open_large(self, path: str) -> AbstractContextManager[LargeImage]:
         """Open an image whose regions are read one by one; :meth:`read` normalises their pixels."""

@@ -18,17 +18,8 @@ _LAYER_NORMS = ({'type': 'LN'}, {'type': 'LN', 'requires_grad': True})
 def translated(options: Mapping[str, Any], network: str) -> tuple[dict[str, Any], list[str]]:
     """Translate the options of a config to those of :class:`SwinDense`, with the meaning that they have in its code.
 
-    Options that no 2-D Swin has, and values that cannot be expressed here, are left as they are.
-
-    Args:
-        options: the options of the config, with ``arch``.
-        network: 'swin' or 'swinv2'.
-
-    Returns:
-        The options, and a line for each change.
-
-    Raises:
-        ValueError: an option is given under two names.
+    Options that no 2-D Swin has, and values that cannot be expressed here, are left as they are. Return the options,
+    which contain ``arch``, and a line for each change. An option that is given under two names raises ValueError.
     """
     is_classifier = not _CLASSIFIERS.isdisjoint(options)
     is_authors = not _AUTHORS.isdisjoint(options)

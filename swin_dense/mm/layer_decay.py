@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 from mmengine.logging import print_log
@@ -94,7 +93,21 @@ class SwinLayerDecayConstructor(DefaultOptimWrapperConstructor):
                 "FSDPStrategy has flattened them; use mmengine's own constructor, or DDPStrategy"
             )
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        scales, undecayed = self._scales_of(backbones, names.values())
+        scales = dict.fromkeys(names.values(), 1.0)
+        undecayed: set[str] = set()
+        for prefix, backbone in backbones.items():
+            start = f'{prefix}.' if prefix else ''
+            undecayed |= {start + name for name in backbone.no_weight_decay()}
+            depths = backbone.arch.depths
+            layers = sum(depths) if self.decay_type == 'layer_wise' else len(depths)
+            if self.num_layers not in (None, layers):
+                raise ValueError(
+                    f'num_layers={self.num_layers}, but with decay_type={self.decay_type!r} the backbone has {layers}; '
+                    'leave num_layers out'
+                )
+            for name, _ in backbone.named_parameters():
+                layer = layer_of(name, depths) if self.decay_type == 'layer_wise' else stage_of(name, layers)
+                scales[start + name] = self.decay_rate ** (layers + 1 - layer)
         merged: dict[tuple, dict[str, Any]] = {}
         for group in groups:
             (parameter,) = group.pop('params')
@@ -112,22 +125,3 @@ class SwinLayerDecayConstructor(DefaultOptimWrapperConstructor):
             rates = ', '.join(f'{key}={group[key]:.4g}' for key in ('lr', 'weight_decay') if key in group)
             print_log(f'{rates}: {", ".join(group["param_names"])}', logger='current')
         return list(merged.values())
-
-    def _scales_of(self, backbones: Mapping[str, SwinBackbone], names: Any) -> tuple[dict[str, float], set[str]]:
-        """Return the learning rate factor of each parameter, and the names of parameters without weight decay."""
-        scales: dict[str, float] = dict.fromkeys(names, 1.0)
-        undecayed: set[str] = set()
-        for prefix, backbone in backbones.items():
-            start = f'{prefix}.' if prefix else ''
-            undecayed |= {start + name for name in backbone.no_weight_decay()}
-            depths = backbone.arch.depths
-            layers = sum(depths) if self.decay_type == 'layer_wise' else len(depths)
-            if self.num_layers not in (None, layers):
-                raise ValueError(
-                    f'num_layers={self.num_layers}, but with decay_type={self.decay_type!r} the backbone has {layers}; '
-                    'leave num_layers out'
-                )
-            for name, _ in backbone.named_parameters():
-                layer = layer_of(name, depths) if self.decay_type == 'layer_wise' else stage_of(name, layers)
-                scales[start + name] = self.decay_rate ** (layers + 1 - layer)
-        return scales, undecayed

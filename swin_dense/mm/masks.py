@@ -11,28 +11,6 @@ IGNORED = 255  # losses and metrics of mmseg ignore this label
 
 
 @TRANSFORMS.register_module()
-class IgnoreMaskValues:
-    """Map mask values that are no class to 255, which losses and metrics ignore.
-
-    Must come before ``LoadAnnotations``, which applies the mapping. Has no effect in a pipeline without it.
-
-    Args:
-        values: pixel values in the mask files to ignore.
-    """
-
-    def __init__(self, values: Sequence[int]) -> None:
-        self.values = tuple(values)
-
-    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Add the values to ``label_map``, which ``LoadAnnotations`` applies."""
-        results['label_map'] = {**(results.get('label_map') or {}), **dict.fromkeys(self.values, IGNORED)}
-        return results
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}(values={self.values})'
-
-
-@TRANSFORMS.register_module()
 class MapMaskValues:
     """Map mask values to class indices, for masks such as those of 0 and 255.
 
@@ -47,9 +25,19 @@ class MapMaskValues:
 
     def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         """Add the values to ``label_map``, which ``LoadAnnotations`` applies."""
-        classes = {value: index for index, value in enumerate(self.values)}
-        results['label_map'] = {**(results.get('label_map') or {}), **classes}
+        results['label_map'] = {**(results.get('label_map') or {}), **self._labels()}
         return results
+
+    def _labels(self) -> dict[int, int]:
+        return {value: index for index, value in enumerate(self.values)}
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(values={self.values})'
+
+
+@TRANSFORMS.register_module()
+class IgnoreMaskValues(MapMaskValues):
+    """Map mask values that are no class to 255, which losses and metrics ignore, as :class:`MapMaskValues` does."""
+
+    def _labels(self) -> dict[int, int]:
+        return dict.fromkeys(self.values, IGNORED)

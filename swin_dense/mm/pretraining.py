@@ -95,32 +95,26 @@ class SimMIMPretrainer(SimMIM, BaseModel):
     def forward(  # type: ignore[override]
         self, inputs: Tensor, index: Tensor | None = None, mode: str = 'tensor'
     ) -> Any:
-        """Run the model on normalised images.
+        """Run the model on normalised images (B, C, H, W), whose numbers seed their masks in the mode 'predict'.
 
-        Args:
-            inputs: (B, C, H, W).
-            index: the number of each image, which seeds its mask in the mode 'predict'.
-            mode: 'loss' returns the losses; 'predict' returns, for each image, its 'loss_pixels', the 'hidden' pixels
-                (1, H, W) and the 'reconstruction' (C, H, W) in [0, 1]; 'tensor' returns the output of the network.
+        The mode 'loss' returns the losses; 'predict' returns, for each image, its 'loss_pixels', the 'hidden' pixels
+        (1, H, W) and the 'reconstruction' (C, H, W) in [0, 1]; 'tensor' returns the output of the network.
         """
         if mode == 'loss':
             return SimMIM.forward(self, inputs)
         if mode == 'tensor':
             return self.reconstruct(inputs, self.draw_mask(inputs))
         seeds = range(len(inputs)) if index is None else index.tolist()
-        masks = [self.draw_mask(inputs[:1], torch.Generator().manual_seed(seed)) for seed in seeds]
-        return self._predict(inputs, torch.cat(masks))
-
-    def _predict(self, img: Tensor, mask: Tensor) -> list[dict[str, Tensor]]:
-        output = self.reconstruct(img, mask)
-        parts = zip(img.split(1), output.split(1), mask.split(1), strict=True)
+        mask = torch.cat([self.draw_mask(inputs[:1], torch.Generator().manual_seed(seed)) for seed in seeds])
+        output = self.reconstruct(inputs, mask)
+        parts = zip(inputs.split(1), output.split(1), mask.split(1), strict=True)
         losses = [self.pixel_loss(*part) for part in parts]
         if self.norm_target is not None:
-            mean, deviation = self.local_statistics(img)
+            mean, deviation = self.local_statistics(inputs)
             output = output * deviation + mean
         pictures = self.data_preprocessor.undo(output.float())
-        hidden = self.hidden_pixels(img, mask)
-        return [{'loss_pixels': losses[i], 'hidden': hidden[i], 'reconstruction': pictures[i]} for i in range(len(img))]
+        found = zip(losses, self.hidden_pixels(inputs, mask), pictures, strict=True)
+        return [{'loss_pixels': loss, 'hidden': hidden, 'reconstruction': picture} for loss, hidden, picture in found]
 
 
 @METRICS.register_module()

@@ -41,9 +41,6 @@ def training_meta(path: Path) -> dict[str, Any]:
     """Return the ``meta`` of a training checkpoint, with ``epoch``, ``iter`` and ``seed``.
 
     Its tensors are not read if the format of the file allows it. A folder, the checkpoint of a sharded model, gives {}.
-
-    Raises:
-        CheckpointError: the file is damaged, truncated or no checkpoint, or contains weights but no training state.
     """
     if path.is_dir():
         return {}
@@ -58,11 +55,7 @@ def training_meta(path: Path) -> dict[str, Any]:
 
 
 def check_training_checkpoint(path: Path) -> None:
-    """Raise an error if training cannot be resumed from a file, whose content is read as a whole.
-
-    Raises:
-        CheckpointError: as for :func:`training_meta`, or a checksum is wrong.
-    """
+    """Raise a CheckpointError if training cannot be resumed from a file, whose content is read as a whole."""
     training_meta(path)
     if path.is_file() and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

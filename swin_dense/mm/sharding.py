@@ -17,11 +17,7 @@ def swin_auto_wrap_policy(module: nn.Module, recurse: bool, nonwrapped_numel: in
     """Wrap every Swin block in its own FSDP unit; the rest of the model forms one unit.
 
     In a config: ``strategy = dict(type='FSDPStrategy', model_wrapper=dict(auto_wrap_policy='swin_auto_wrap_policy'))``.
-
-    Args:
-        module: module to decide about.
-        recurse: True if FSDP asks whether to visit the children, False if it asks whether to wrap the module.
-        nonwrapped_numel: number of parameters of the module that are not wrapped yet; unused.
+    FSDP asks with ``recurse`` whether to visit the children of a module, and without it whether to wrap the module.
     """
     return recurse or isinstance(module, SwinBlock)
 

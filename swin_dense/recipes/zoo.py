@@ -19,35 +19,24 @@ FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'faster_rcnn', 'retinanet', 'uperne
 
 @dataclass(frozen=True)
 class Recipe:
-    """A config with its published results and its counted parameters and FLOPs.
+    """A config with its published results and its counted parameters and FLOPs."""
 
-    Attributes:
-        config: path in the repository, or a name such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'.
-        task: task, such as 'instance segmentation'.
-        data: names of the training data sets.
-        needs: required packages besides the framework, or ''.
-        metrics: published accuracy by metric; empty if none was published.
-        link: address of the config in the framework's repository, or the name of the file.
-        weights: address of published weights, or ''.
-        published: published parameters and FLOPs, or ''.
-        counted: entry of complexity.json, in which 'flops' is None if they cannot be counted; None if the model needs
-            packages besides the framework.
-    """
-
-    config: Path
-    task: str
-    data: str
+    config: Path  # in the repository, or a name such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py'
+    task: str  # such as 'instance segmentation'
+    data: str  # names of the training data sets
     head: str
     backbone: str
     window: int
     pretraining: str
     schedule: str
     origin: str
-    needs: str
-    link: str
-    metrics: dict[str, float]
-    weights: str
-    published: str
+    needs: str  # required packages besides the framework, or ''
+    link: str  # address of the config in the framework's repository, or the name of the file
+    metrics: dict[str, float]  # published accuracy by metric; empty if none was published
+    weights: str  # address of published weights, or ''
+    published: str  # published parameters and FLOPs, or ''
+    # Entry of complexity.json, in which 'flops' is None if they cannot be counted; None if the model needs packages
+    # besides the framework.
     counted: dict[str, Any] | None
 
     @property

@@ -34,12 +34,7 @@ def check_free(path: Path, force: bool) -> None:
 
 @dataclass
 class Unfinished:
-    """A file or folder that is being written.
-
-    Attributes:
-        path: the temporary path to write to.
-        destination: the final path; may be changed while writing.
-    """
+    """A file or folder that is being written to a temporary path; its destination may be changed meanwhile."""
 
     path: Path
     destination: Path

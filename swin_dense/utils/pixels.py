@@ -27,17 +27,11 @@ class ImageError(ValueError):
 
 
 class Pixels(NamedTuple):
-    """Decoded pixels.
+    """Decoded pixels, (H, W) or (H, W, C) in their original dtype."""
 
-    Attributes:
-        values: an array (H, W) or (H, W, C) in its original dtype, or an object that reads regions when it is sliced.
-        has_alpha: the last channel is opacity, which a backbone without that channel does not need.
-        stretch: what values of fewer bits were multiplied by to cover the full scale of their type.
-    """
-
-    values: Any
-    has_alpha: bool = False
-    stretch: float = 1.0
+    values: Any  # an array, or an object that reads regions when it is sliced
+    has_alpha: bool = False  # the last channel is opacity, which a backbone without that channel does not need
+    stretch: float = 1.0  # what values of fewer bits were multiplied by to cover the full scale of their type
 
 
 class LargeImage:
@@ -110,19 +104,22 @@ def naming(source: Any) -> Iterator[None]:
     except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise
-        name, tile = name_of(source), checks.argument('tile', ...)
-        if isinstance(error, FileNotFoundError):
-            raise FileNotFoundError(f'{name} does not exist') from error
-        if isinstance(error, IsADirectoryError):
-            reason = (
-                " is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
-                f'features FOLDER --out DIR`; to read a zarr folder, give {tile}'
-            )
-        elif isinstance(error, OSError):
-            reason = f' cannot be read: {error.strerror or error}'
-        else:
-            reason = f': there is too little memory to read it; use {tile}, or smaller tiles'
-        raise ImageError(name + reason) from error
+        raise _named(name_of(source), error) from error
+
+
+def _named(name: str, error: Exception) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f'{name} does not exist')
+    if isinstance(error, IsADirectoryError):
+        return ImageError(
+            f"{name} is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
+            f'features FOLDER --out DIR`; to read a zarr folder, give {checks.argument("tile", ...)}'
+        )
+    if isinstance(error, OSError):
+        return ImageError(f'{name} cannot be read: {error.strerror or error}')
+    return ImageError(
+        f'{name}: there is too little memory to read it; use {checks.argument("tile", ...)}, or smaller tiles'
+    )
 
 
 @contextlib.contextmanager
@@ -133,14 +130,17 @@ def decoding() -> Iterator[None]:
     except (ImageError, MemoryError):
         raise
     except Exception as error:
-        from PIL import Image, UnidentifiedImageError  # not needed for arrays
+        raise ImageError(_reason(error)) from error
 
-        reason = f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'
-        if isinstance(error, UnidentifiedImageError):
-            reason = 'the content is not an image of a supported format'
-        elif isinstance(error, Image.DecompressionBombError):
-            reason = (
-                f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and '
-                f'use {checks.argument("tile", ...)}'
-            )
-        raise ImageError(reason) from error
+
+def _reason(error: Exception) -> str:
+    from PIL import Image, UnidentifiedImageError  # not needed for arrays
+
+    if isinstance(error, UnidentifiedImageError):
+        return 'the content is not an image of a supported format'
+    if isinstance(error, Image.DecompressionBombError):
+        return (
+            f'{error}; raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image, or convert it to TIFF or zarr and use '
+            f'{checks.argument("tile", ...)}'
+        )
+    return f'it cannot be decoded and may be damaged or truncated: {str(error) or type(error).__name__}'

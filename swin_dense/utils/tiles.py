@@ -9,15 +9,10 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of an image, as boxes (top, left, bottom, right) in pixels.
+    """A tile of an image, as boxes (top, left, bottom, right) in pixels."""
 
-    Attributes:
-        kept: the tile without overlap; these boxes cover the image exactly once.
-        read: ``kept`` extended by the overlap and clipped to the image.
-    """
-
-    kept: Box
-    read: Box
+    kept: Box  # the tile without overlap; these boxes cover the image exactly once
+    read: Box  # ``kept`` extended by the overlap and clipped to the image
 
 
 def plan_tiles(image_size: tuple[int, int], tile: tuple[int, int], overlap: tuple[int, int]) -> list[Tile]:

@@ -16,12 +16,7 @@ MASK_REGIONS = 100
 
 
 def build_on_meta(config: Any) -> nn.Module:
-    """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode.
-
-    Raises:
-        ValueError: the config has no model, or one of an unknown type.
-        ImportError: the model needs a package that is not installed.
-    """
+    """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode."""
     from mmengine.registry import MODELS, init_default_scope
 
     if not isinstance(config.get('model'), dict):
@@ -41,11 +36,7 @@ def build_on_meta(config: Any) -> nn.Module:
 
 
 def check_packages(config: Any) -> None:
-    """Check that the packages that a model needs are installed.
-
-    Raises:
-        ImportError: one of them is not installed.
-    """
+    """Raise ImportError if a package that a model needs is not installed."""
     for package, why in needed_packages(config.get('model') or {}).items():
         packages.require(f'{why} of this model', package)
 
@@ -79,18 +70,19 @@ def run_on_shapes(model: Any, image: Tensor) -> None:
 
     Box heads run on 1000 regions and mask heads on 100, as in mmdet's tool, with which the published figures were
     counted.
-
-    Raises:
-        NotImplementedError: the cost of the model depends on values.
     """
     if not hasattr(model, 'extract_feat'):
         model(image)
         return
-    if _depends_on_values(model):
+    # Heads with queries, and models that need more than an image.
+    decode_head = getattr(model, 'decode_head', None)
+    needs_samples = decode_head and 'batch_data_samples' in inspect.signature(decode_head.forward).parameters
+    parts = ('panoptic_head', 'decoder', 'language_model', 'track_head', 'backbone_inchannels')
+    if needs_samples or any(hasattr(model, part) for part in parts):
         raise NotImplementedError('its work depends on the content of the image')
     maps = model.extract_feat(image)
-    if hasattr(model, 'decode_head'):
-        model.decode_head(maps)
+    if decode_head is not None:
+        decode_head(maps)
     elif hasattr(model, 'roi_head'):
         model.rpn_head(maps)
         head = model.roi_head
@@ -99,17 +91,6 @@ def run_on_shapes(model: Any, image: Tensor) -> None:
             _run_on_regions(head.mask_head, head.mask_roi_extractor, MASK_REGIONS)
     else:
         model.bbox_head(maps)
-
-
-def _depends_on_values(model: Any) -> bool:
-    """Return whether the cost depends on values, as for query-based heads, or the model needs more than an image."""
-    decode_head = getattr(model, 'decode_head', None)
-    if decode_head is not None and 'batch_data_samples' in inspect.signature(decode_head.forward).parameters:
-        return True
-    return any(
-        hasattr(model, part)
-        for part in ('panoptic_head', 'decoder', 'language_model', 'track_head', 'backbone_inchannels')
-    )
 
 
 def _run_on_regions(heads: Any, extractors: Any, regions: int) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
-import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.dist import all_gather_object, barrier, get_rank, get_world_size, is_main_process
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from swin_dense.mm.resume import CheckpointError, check_training_checkpoint, training_meta
-from swin_dense.utils.atomic import put_in_place
-from swin_dense.workbench import randomness
+from swin_dense.utils.atomic import put_in_place, remove
 
 _UNFINISHED = '.unfinished-'
 _NUMBERED = re.compile(r'(?:epoch|iter)_\d+\.pth')
@@ -46,18 +48,32 @@ class WholeCheckpointHook(CheckpointHook):
         super().before_train(runner)
         if _is_local(self.out_dir) and is_main_process():
             for leftover in Path(self.out_dir).glob(f'{_UNFINISHED}*'):
-                _remove(leftover)
-        if runner.iter > 0:
-            self._restore_random_state(runner)
+                remove(leftover)
+        if runner.iter == 0:
+            return
+        states = self._loaded or []
+        if len(states) != get_world_size():
+            runner.logger.warning(
+                f'the checkpoint contains the random states of {len(states)} processes, but {get_world_size()} are '
+                'training now: the random state is not restored'
+            )
+            return
+        state, loop = states[get_rank()], runner.train_loop
+        if hasattr(loop, 'dataloader_iterator'):
+            # An iteration-based loop first reads the seen batches again, which draws random numbers if data are loaded
+            # in this process, so the state must be set after them.
+            loop.dataloader_iterator = _set_random_state_after(loop.dataloader_iterator, runner.iter, state)
+        else:
+            _set_random_state(state)
 
     def before_val(self, runner: Any) -> None:
         """Save the random state before a validation."""
-        self._before_val = randomness.get_state()
+        self._before_val = _random_state()
 
     def after_val(self, runner: Any) -> None:
         """Restore the random state, so that the validation does not affect training."""
         if self._before_val is not None:
-            randomness.set_state(self._before_val)
+            _set_random_state(self._before_val)
             self._before_val = None
 
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
@@ -71,37 +87,48 @@ class WholeCheckpointHook(CheckpointHook):
     def _with_atomic_writes(self, runner: Any) -> Any:
         if isinstance(runner, _AtomicRunner):  # mmengine saves the best checkpoint, and then the last one again
             return runner
-        return _AtomicRunner(runner, all_gather_object(self._before_val or randomness.get_state()))
-
-    def _restore_random_state(self, runner: Any) -> None:
-        """Restore the random state of the loaded checkpoint in a resumed training."""
-        states = self._loaded or []
-        if len(states) != get_world_size():
-            runner.logger.warning(
-                f'the checkpoint contains the random states of {len(states)} processes, but {get_world_size()} are '
-                'training now: the random state is not restored'
-            )
-            return
-        state, loop = states[get_rank()], runner.train_loop
-        if hasattr(loop, 'dataloader_iterator'):
-            # An iteration-based loop first reads the seen batches again, which draws random numbers if data are loaded
-            # in this process, so the state must be set after them.
-            loop.dataloader_iterator = randomness.set_state_after(loop.dataloader_iterator, runner.iter, state)
-        else:
-            randomness.set_state(state)
+        return _AtomicRunner(runner, all_gather_object(self._before_val or _random_state()))
 
     @contextlib.contextmanager
     def _removals_deferred(self) -> Iterator[None]:
         """Defer the removal of files until the block has finished without an error."""
         backend: Any = self.file_backend
-        self.file_backend: Any = _DeferringBackend(backend)
-        deferring = self.file_backend
+        deferring = _DeferringBackend(backend)
+        self.file_backend: Any = deferring
         try:
             yield
         finally:
             self.file_backend = backend
-        for remove, path in deferring.removals:
-            remove(path)
+        for removal, path in deferring.removals:
+            removal(path)
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the random state of all generators in a form that ``torch.load(weights_only=True)`` accepts."""
+    legacy: Any = np.random.get_state(legacy=True)
+    name, key, *rest = legacy
+    return {
+        'python': random.getstate(),
+        'numpy': (name, key.tolist(), *rest),
+        'torch': torch.get_rng_state(),
+        'cuda': torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    """Restore a random state, whose tensors may be on any device."""
+    random.setstate(state['python'])
+    np.random.set_state(state['numpy'])
+    torch.set_rng_state(state['torch'].cpu())
+    if state['cuda'] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state['cuda'].cpu())
+
+
+def _set_random_state_after(batches: Iterator[Any], count: int, state: dict[str, Any]) -> Iterator[Any]:
+    """Yield the batches, and set the random state after the first ``count`` of them."""
+    yield from islice(batches, count)
+    _set_random_state(state)
+    yield from batches
 
 
 def use_whole_checkpoints(config: Config) -> None:
@@ -158,23 +185,14 @@ class _AtomicRunner:
             barrier()
         finally:
             if is_main_process():
-                _remove(unfinished)
+                remove(unfinished)
 
 
 def newest_checkpoint(work_dir: Path) -> tuple[Path | str | None, list[str]]:
     """Find the newest complete checkpoint of a work directory.
 
-    The checkpoint named in the file ``last_checkpoint`` is tried first, then the others from newest to oldest.
-
-    Args:
-        work_dir: work directory of the training.
-
-    Returns:
-        The checkpoint, a path or the address in ``last_checkpoint``, or None if the directory contains none; and one
-        message for each checkpoint that was skipped.
-
-    Raises:
-        CheckpointError: the directory contains checkpoints, but none is complete.
+    The checkpoint named in the file ``last_checkpoint``, which may be an address, is tried first, then the others from
+    newest to oldest. Return None if the directory contains none, and one message for each checkpoint that was skipped.
     """
     skipped: list[str] = []
     last = _last_named(work_dir, skipped)
@@ -226,10 +244,3 @@ def _last_named(work_dir: Path, skipped: list[str]) -> Path | str | None:
 
 def _is_local(out_dir: str) -> bool:
     return '://' not in out_dir
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

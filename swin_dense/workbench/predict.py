@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from torch import nn
 from swin_dense.mm.bands import LoadBands
 from swin_dense.utils.pixels import LargeImage, Pixels, decoding, naming
 from swin_dense.utils.tiles import Tile
+from swin_dense.workbench.configs.parts import make_palette
 from swin_dense.workbench.runtime import Prediction, pictures, queries
 from swin_dense.workbench.runtime.model import Outputs, painted, predict_in_tiles, whole_record, with_no_data
 
@@ -39,10 +39,6 @@ class Predictor:
         classes: class names by label: those of the checkpoint, or of the test data set if it has none.
         palette: RGB colour of each class.
         model: the model.
-
-    Raises:
-        ValueError: the config belongs to neither framework or has no test data set, its model cannot be built, the
-            checkpoint does not fit, or the class names are not as many as the classes of the head.
     """
 
     def __init__(self, config: Config, checkpoint: str, device: str | None = None, score: float = 0.3) -> None:
@@ -74,7 +70,11 @@ class Predictor:
             ) from error
         self.model: Any = revert_sync_batchnorm(model).to(device or get_device()).eval()
         saved = {key.lower(): value for key, value in (meta.get('dataset_meta') or meta).items()}
-        self._name_classes(saved, _metainfo(scope, dataset))
+        with DATASETS.switch_scope_and_registry(scope) as registry:
+            kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
+        # mmengine's method also reads names from a file, if `metainfo` contains its path.
+        known = getattr(kind, '_load_metainfo', dict)(dataset.get('metainfo') or {})
+        self._name_classes(saved, known)
 
     def predict(self, path: str) -> Prediction:
         """Return the prediction for an image file; it is painted if its loader gives 8-bit colours."""
@@ -160,8 +160,7 @@ class Predictor:
         count = len(self.classes)
         palette = meta.get('palette')
         if not isinstance(palette, (list, tuple)) or len(palette) < count:
-            hues = [colorsys.hsv_to_rgb(index / count, 0.8, 0.9) for index in range(count)]
-            palette = [[round(255 * part) for part in colour] for colour in hues]
+            palette = make_palette(count)
         self.palette: list[tuple[int, ...]] = [tuple(map(int, colour)) for colour in palette[:count]]
         self.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
 
@@ -172,14 +171,6 @@ def _reads_as_runtime(loader: Any) -> bool:
         return False
     options = (loader.color_type, loader.imdecode_backend, loader.backend_args, loader.file_client_args)
     return options == ('color', 'cv2', None, None)
-
-
-def _metainfo(scope: str, dataset: ConfigDict) -> dict[str, Any]:
-    """Return the metadata of a data set: those of its class, and ``metainfo`` of its config."""
-    with DATASETS.switch_scope_and_registry(scope) as registry:
-        kind: Any = registry.get(dataset.type) if isinstance(dataset.type, str) else dataset.type
-    # mmengine's method also reads names from a file, if `metainfo` contains its path.
-    return getattr(kind, '_load_metainfo', dict)(dataset.get('metainfo') or {})
 
 
 def _classes_of_head(model: Any) -> int | None:
@@ -195,11 +186,7 @@ def _classes_of_head(model: Any) -> int | None:
 
 
 def test_dataset(config: Config) -> ConfigDict:
-    """Return the data set in the ``test_dataloader`` of a config, which has the test pipeline and the class names.
-
-    Raises:
-        ValueError: there is none, or it wraps other data sets.
-    """
+    """Return the data set in the ``test_dataloader`` of a config, which has the test pipeline and the class names."""
     dataset = (config.get('test_dataloader') or {}).get('dataset')
     if not dataset:
         raise ValueError(

@@ -45,10 +45,6 @@ def prepare_training(config: Config, *, amp: bool = False, auto_scale_lr: bool =
         config: config with ``work_dir`` and ``launcher``.
         amp: whether to train in automatic mixed precision.
         auto_scale_lr: whether to scale the learning rate with the total batch size.
-
-    Raises:
-        ValueError: an entry that training or ``auto_scale_lr`` needs is missing in the config, ``amp`` is set without a
-            GPU, or the ``runner_type`` does not exist.
     """
     config = _prepare(config, ('model', 'train_dataloader', 'train_cfg', 'optim_wrapper'))
     if amp:
@@ -77,10 +73,6 @@ def prepare_test(
         out: for a detector, a .pkl file for the predictions; for a segmentor, a folder for label maps.
         show_dir: folder for images of predictions next to the ground truth.
         tta: whether to use test-time augmentation, as set in the config, or flips for a detector without such settings.
-
-    Raises:
-        ValueError: an entry that testing or an option needs is missing in the config, or the ``runner_type`` does not
-            exist.
     """
     config = _prepare(config, ('model', 'test_dataloader', 'test_cfg', 'test_evaluator'))
     config.load_from = checkpoint
@@ -88,9 +80,21 @@ def prepare_test(
     if tta:
         _augment(config, is_detector)
     if show_dir is not None:
-        _paint(config, is_detector, show_dir)
-    if out is not None:
-        _write_predictions(config, is_detector, out)
+        hook = config.default_hooks.get('visualization')
+        if hook is None:
+            raise ValueError('--show-dir needs default_hooks.visualization in the config')
+        hook.draw = True
+        if is_detector:
+            hook.test_out_dir = os.path.abspath(show_dir)  # mmdet places a relative folder inside the work directory
+        else:
+            hook.interval = 1
+            config.visualizer.save_dir = show_dir
+    if out is not None and not is_detector:
+        _evaluators(config)[0].update(output_dir=out, keep_results=True)
+    elif out is not None:
+        if not out.endswith(('.pkl', '.pickle')):
+            raise ValueError(f'--out of a detector must end in .pkl or .pickle, got {out!r}')
+        config.test_evaluator = [*_evaluators(config), {'type': 'DumpDetResults', 'out_file_path': out}]
     return config
 
 
@@ -111,14 +115,8 @@ def join_processes(config: Config) -> None:
 def held_alone(config: Config, resume: str | None) -> Iterator[Config]:
     """Lock the work directory against other trainings, and yield the config with the checkpoint to resume from.
 
-    Rank 0 locks the directory, chooses the checkpoint and broadcasts it to the other ranks.
-
-    Args:
-        config: config from :func:`prepare_training`.
-        resume: a checkpoint, 'auto' for the newest complete one in the work directory, or None to follow the config.
-
-    Raises:
-        ValueError: another training uses the work directory, or training cannot be resumed from the checkpoint.
+    Rank 0 locks the directory, chooses the checkpoint and broadcasts it to the other ranks. ``resume`` is a checkpoint,
+    'auto' for the newest complete one in the work directory, or None to follow the config.
     """
     with contextlib.ExitStack() as held:
         answer: list[Any] = [None]
@@ -212,7 +210,11 @@ def _augment(config: Config, is_detector: bool) -> None:
             'type': 'DetTTAModel',
             'tta_cfg': {'nms': {'type': 'nms', 'iou_threshold': 0.5}, 'max_per_img': 100},
         }
-        config.tta_pipeline = _flipped(config.test_dataloader.dataset.pipeline)
+        # The image and its horizontal flip.
+        *steps, pack = copy.deepcopy(config.test_dataloader.dataset.pipeline)
+        pack['meta_keys'] = (*pack.get('meta_keys', ()), 'flip', 'flip_direction')
+        flips = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
+        config.tta_pipeline = [*steps, {'type': 'TestTimeAug', 'transforms': [flips, [pack]]}]
     if is_detector and config.model.get('roi_head', {}).get('mask_head'):
         print('mmdet cannot merge masks in test-time augmentation; testing boxes only')
         config.model.roi_head.mask_head = None
@@ -222,35 +224,6 @@ def _augment(config: Config, is_detector: bool) -> None:
                 evaluator.metric = 'bbox'
     config.model = ConfigDict(**config.tta_model, module=config.model)
     config.test_dataloader.dataset.pipeline = config.tta_pipeline
-
-
-def _flipped(pipeline: list) -> list:
-    """Return a test pipeline of mmdet that produces the image and its horizontal flip."""
-    flips = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
-    pack = copy.deepcopy(pipeline[-1])
-    pack['meta_keys'] = (*pack.get('meta_keys', ()), 'flip', 'flip_direction')
-    return [*copy.deepcopy(pipeline[:-1]), {'type': 'TestTimeAug', 'transforms': [flips, [pack]]}]
-
-
-def _paint(config: Config, is_detector: bool, folder: str) -> None:
-    hook = config.default_hooks.get('visualization')
-    if hook is None:
-        raise ValueError('--show-dir needs default_hooks.visualization in the config')
-    hook.draw = True
-    if is_detector:
-        hook.test_out_dir = os.path.abspath(folder)  # mmdet places a relative folder inside the work directory
-    else:
-        hook.interval = 1
-        config.visualizer.save_dir = folder
-
-
-def _write_predictions(config: Config, is_detector: bool, out: str) -> None:
-    if not is_detector:
-        _evaluators(config)[0].update(output_dir=out, keep_results=True)
-        return
-    if not out.endswith(('.pkl', '.pickle')):
-        raise ValueError(f'--out of a detector must end in .pkl or .pickle, got {out!r}')
-    config.test_evaluator = [*_evaluators(config), {'type': 'DumpDetResults', 'out_file_path': out}]
 
 
 def _evaluators(config: Config) -> list[Any]:

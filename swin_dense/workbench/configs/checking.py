@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from mmengine.config import Config
+from mmengine.dist import get_rank, get_world_size
+from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -15,9 +18,6 @@ from swin_dense.workbench.configs.coco import look_at_coco
 from swin_dense.workbench.configs.masks import look_at_masks
 from swin_dense.workbench.configs.own_data import missing_data
 from swin_dense.workbench.configs.parts import datasets, is_pretraining
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
 
 
 def check_data(config: Config, splits: Sequence[str], every_image: bool = False) -> list[str]:
@@ -33,10 +33,7 @@ def check_data(config: Config, splits: Sequence[str], every_image: bool = False)
 
     Raises:
         FileNotFoundError: files or folders do not exist.
-        ValueError: the data cannot be used for training or testing, or would train a wrong model without an error: see
-            :func:`look_at_coco` and :func:`look_at_masks`; for pretraining, there are no images or some are smaller
-            than a crop; or the model cannot be built.
-        ImportError: the model needs a package that is not installed.
+        ValueError: the data cannot be used for training or testing, or would train a wrong model without an error.
     """
     check_packages(config)
     missing = missing_data(config, splits)
@@ -46,8 +43,6 @@ def check_data(config: Config, splits: Sequence[str], every_image: bool = False)
             'COCO_ROOT and ADE20K_ROOT for unchanged recipes, with the options of `swin-dense config` for your own '
             'data, or in any config with --set train_dataloader.dataset.data_root=DIR, and so on'
         )
-    from mmengine.registry import init_default_scope
-
     if is_pretraining(config):
         return _check_pretraining(config, splits, every_image)
     init_default_scope(config.get('default_scope') or 'mmengine')
@@ -67,9 +62,6 @@ def check_data(config: Config, splits: Sequence[str], every_image: bool = False)
 
 
 def _check_pretraining(config: Config, splits: Sequence[str], every_image: bool) -> list[str]:
-    from mmengine.dist import get_rank, get_world_size
-    from mmengine.registry import DATASETS
-
     model: Any = build_on_meta(config)
     channels = model.backbone.in_channels
     model.data_preprocessor.undo(torch.zeros(1, channels, 1, 1))  # raises for mean and std of other channels
@@ -90,12 +82,7 @@ def _check_pretraining(config: Config, splits: Sequence[str], every_image: bool)
 def check_batch(config: Config, processes: int) -> None:
     """Raise an error for batches of one image if the model has a batch norm after pooling a map to a single value.
 
-    Args:
-        config: config of the training.
-        processes: number of processes that train together, each with its own batch.
-
-    Raises:
-        ValueError: a batch norm would normalise a single value per channel.
+    ``processes`` is the number of processes that train together, each with its own batch.
     """
     if (config.get('train_dataloader') or {}).get('batch_size') != 1:
         return

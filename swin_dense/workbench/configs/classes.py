@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swin_dense.workbench.configs.parts import class_count, datasets, dicts, is_panoptic, pipelines
+from mmengine.config import Config
 
-if TYPE_CHECKING:
-    from mmengine.config import Config
-
-_GOLDEN_RATIO = 0.618034
+from swin_dense.workbench.configs.parts import class_count, datasets, dicts, is_panoptic, make_palette, pipelines
 
 
 def set_classes(config: Config, names: Sequence[str]) -> None:
-    """Replace the classes of a config in heads, class weights of losses, and data sets.
-
-    Raises:
-        ValueError: the names are too few or not distinct, or the config does not support other classes.
-    """
+    """Replace the classes of a config in heads, class weights of losses, and data sets."""
     is_detector = config.default_scope == 'mmdet'
-    classes = _checked(names, is_detector)
+    classes = tuple(name.strip() for name in names)
+    if not all(classes) or len(set(classes)) < len(classes):
+        raise ValueError(f'classes must be distinct names, got {",".join(classes)!r}')
+    if not is_detector and len(classes) < 2:
+        raise ValueError(f'a segmentor needs at least two classes, of which one may be background; got {classes[0]!r}')
     old_count = class_count(config.model)
     for part in dicts(config.model):
         if part.get('num_classes') == old_count:
@@ -37,7 +33,7 @@ def set_classes(config: Config, names: Sequence[str]) -> None:
         if 'class_weight' in part:
             part['class_weight'] = _class_weight(part['class_weight'], old_count, len(classes))
     for dataset in datasets(config):
-        dataset['metainfo'] = {'classes': classes, 'palette': _palette(len(classes))}
+        dataset['metainfo'] = {'classes': classes, 'palette': make_palette(len(classes))}
         if not is_detector:  # read masks unchanged, unlike those of ADE20K, where 0 is 'other' and classes start at 1
             dataset['type'] = 'BaseSegDataset'
             dataset['reduce_zero_label'] = False
@@ -47,11 +43,7 @@ def set_classes(config: Config, names: Sequence[str]) -> None:
 
 
 def map_values(config: Config, values: Sequence[int]) -> None:
-    """Make every pipeline map mask values to class indices: the first value to class 0, and so on.
-
-    Raises:
-        ValueError: the masks are not of a user's own classes, or the values are not one for each class.
-    """
+    """Make every pipeline map mask values to class indices: the first value to class 0, and so on."""
     classes = _count_of_masks(config, '--mask-values')
     if len(set(values)) != classes or len(values) != classes or not all(0 <= value <= 255 for value in values):
         raise ValueError(
@@ -62,11 +54,7 @@ def map_values(config: Config, values: Sequence[int]) -> None:
 
 
 def ignore_values(config: Config, values: Sequence[int]) -> None:
-    """Make every pipeline map the given mask values to 255, which losses and metrics ignore.
-
-    Raises:
-        ValueError: the masks are not of a user's own classes, or a value is a class.
-    """
+    """Make every pipeline map the given mask values to 255, which losses and metrics ignore."""
     classes = mapped_values(list(config.values())) or range(_count_of_masks(config, '--ignore'))
     for value in values:
         if value in classes or not 0 <= value <= 255:
@@ -98,11 +86,7 @@ def _insert_step(config: Config, step: dict[str, Any]) -> None:
 
 
 def _class_weight(weights: Any, old_count: int, count: int) -> Any:
-    """Return the class weights of a loss for another number of classes; a last weight for 'no object' is kept.
-
-    Raises:
-        ValueError: the previous classes have different weights.
-    """
+    """Return the class weights of a loss for another number of classes; a last weight for 'no object' is kept."""
     if not isinstance(weights, (list, tuple)):
         return weights
     if len(set(weights[:old_count])) != 1:
@@ -111,18 +95,3 @@ def _class_weight(weights: Any, old_count: int, count: int) -> Any:
             'from, set class_weight to a list for your classes or to None'
         )
     return [weights[0]] * count + list(weights[old_count:])
-
-
-def _checked(classes: Sequence[str], is_detector: bool) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in classes)
-    if not all(names) or len(set(names)) < len(names):
-        raise ValueError(f'classes must be distinct names, got {",".join(names)!r}')
-    if not is_detector and len(names) < 2:
-        raise ValueError(f'a segmentor needs at least two classes, of which one may be background; got {names[0]!r}')
-    return names
-
-
-def _palette(count: int) -> list[tuple[int, ...]]:
-    """Return ``count`` well-separated RGB colours."""
-    hues = ((index * _GOLDEN_RATIO) % 1 for index in range(count))
-    return [tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.75, 0.9)) for hue in hues]

@@ -12,16 +12,15 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS
 
 from swin_dense.workbench.configs.images import Images, absent_files, some
 from swin_dense.workbench.configs.own_data import below, endings_in
 from swin_dense.workbench.configs.parts import class_count
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
 
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image without a note
 _ADVICE = {
@@ -36,16 +35,8 @@ _OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: bool = False) -> list[str]:
     """Look at all annotations of a ``CocoDataset``, at all its file names, and at the sizes of a sample of its images.
 
-    The default scope of mmengine must be that of the config.
-
-    Args:
-        config: config of the detector.
-        dataset: config of the data set.
-        is_evaluated: the data are for validation or test, where pycocotools reads the annotations too.
-        every_image: decode every image.
-
-    Returns:
-        What was looked at, and what is odd but no error.
+    The default scope of mmengine must be that of the config. ``is_evaluated`` are data for validation or test, where
+    pycocotools reads the annotations too. Return what was looked at, and what is odd but no error.
 
     Raises:
         ValueError: the annotations are not in COCO's format, do not fit the config, or would train a wrong model; or
@@ -69,7 +60,8 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
             notes.append(f'{path}: pycocotools counts the annotation with the id 0 as never found; number from 1')
     elif not is_evaluated:
         raise ValueError(f'{path} has no annotations, so there is nothing to train with')
-    looked_at = _check_files(path, images, below(dataset, 'img'), Images(_loading(dataset), every_image))
+    load = next(iter(dataset.get('pipeline') or ()), {'type': 'LoadImageFromFile'})
+    looked_at = _check_files(path, images, below(dataset, 'img'), Images(load, every_image))
     empty = len(images) - len({annotation['image_id'] for annotation in annotations})
     return [
         f'{path}: {len(images)} images, {empty} without annotations, {len(annotations)} annotations{looked_at}',
@@ -77,16 +69,8 @@ def look_at_coco(config: Config, dataset: Any, is_evaluated: bool, every_image: 
     ]
 
 
-def _loading(dataset: Any) -> Any:
-    return next(iter(dataset.get('pipeline') or ()), {'type': 'LoadImageFromFile'})
-
-
 def read_coco(path: Path) -> Any:
-    """Return the content of a file of annotations.
-
-    Raises:
-        ValueError: it is not in the format of COCO.
-    """
+    """Return the content of a file of annotations in the format of COCO."""
     if path.suffix != '.json' or path.is_dir():
         raise ValueError(
             f'{path} is no .json file, but annotations must be in the format of COCO; docs/predictions.md shows how to '
@@ -107,7 +91,11 @@ def read_coco(path: Path) -> Any:
 def _check_categories(path: Path, categories: Sequence[Any], config: Config, dataset: Any) -> dict[Any, str]:
     """Return the names of the categories that are classes, by their ids."""
     found = [category['name'] for category in categories]
-    classes = (dataset.get('metainfo') or {}).get('classes') or _own_classes(dataset) or found
+    classes = (dataset.get('metainfo') or {}).get('classes')
+    if not classes:  # those of the data set's type, such as COCO's 80, if the package that defines it is installed
+        with DATASETS.switch_scope_and_registry(None) as registry:
+            kind = registry.get(dataset.type)
+        classes = found if kind is None else kind.METAINFO.get('classes') or found
     count = len(classes)
     with contextlib.suppress(ValueError):  # a model without num_classes
         count = len(classes) if config.model.get('type') in _OTHER_COUNTS else class_count(config.model)
@@ -137,15 +125,6 @@ def _check_categories(path: Path, categories: Sequence[Any], config: Config, dat
             f'--classes "{",".join(names)}"'
         )
     return used
-
-
-def _own_classes(dataset: Any) -> Sequence[str] | None:
-    """Return the classes of the data set's type, such as COCO's 80, if the package that defines it is installed."""
-    from mmengine.registry import DATASETS
-
-    with DATASETS.switch_scope_and_registry(None) as registry:
-        kind = registry.get(dataset.type)
-    return None if kind is None else kind.METAINFO.get('classes')
 
 
 def _check_images(path: Path, entries: Sequence[Any]) -> dict[Any, Any]:
@@ -202,17 +181,15 @@ def _check_annotations(path: Path, annotations: Sequence[Any], content: Any, is_
         ]
         _refuse(path, faults, count, 'pycocotools needs numbers; number the annotations from 1')
     faults = [
-        f'annotation {one["id"]!r} has the bbox {one["bbox"]!r}' for one in annotations if not _is_box(one['bbox'])
+        f'annotation {one["id"]!r} has the bbox {one["bbox"]!r}'
+        for one in annotations
+        if not (isinstance(one['bbox'], list) and len(one['bbox']) == 4 and all(map(_is_number, one['bbox'])))
     ]
     _refuse(path, faults, count, 'write four numbers: x and y of the upper left corner, width, height')
     faults = [
         f'annotation {one["id"]!r} has the area {one["area"]!r}' for one in annotations if not _is_number(one['area'])
     ]
     _refuse(path, faults, count, f'write a number; {_ADVICE["area"]}')
-
-
-def _is_box(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
 
 
 def _is_number(value: Any) -> bool:
@@ -255,9 +232,9 @@ def _check_boxes(
         "are marked 'iscrowd'": np.array([bool(annotation.get('iscrowd')) for annotation in annotations]),
     }
     if needs_masks:
-        reasons['have a mask of fewer than three points'] = np.array(
-            [_is_short(one['segmentation']) for one in annotations]
-        )
+        masks = [one['segmentation'] for one in annotations]
+        is_read = [not isinstance(mask, list) or any(map(_is_polygon, mask)) for mask in masks]
+        reasons['have a mask of fewer than three points'] = ~np.array(is_read)
     is_left_out = np.any(list(reasons.values()), 0)
     why = ', '.join(f'{found.sum()} {reason}' for reason, found in reasons.items() if found.any())
     if is_left_out.all():
@@ -284,9 +261,9 @@ def _check_boxes(
     return notes
 
 
-def _is_short(mask: Any) -> bool:
-    """Return whether a mask has no polygon that mmdet reads."""
-    return isinstance(mask, list) and not any(len(polygon) >= 6 and len(polygon) % 2 == 0 for polygon in mask)
+def _is_polygon(numbers: Any) -> bool:
+    """Return whether mmdet reads a polygon of a mask."""
+    return len(numbers) >= 6 and len(numbers) % 2 == 0
 
 
 def _check_masks(path: Path, annotations: Sequence[Any], images: Mapping[Any, Any]) -> None:

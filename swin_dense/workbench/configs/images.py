@@ -11,6 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from mmengine.dist import get_rank, get_world_size
+from mmengine.registry import TRANSFORMS
 from PIL import Image
 
 SAMPLED = 1000  # headers that are read for each data set, evenly spaced
@@ -22,11 +24,9 @@ Size = tuple[int, int]  # (width, height)
 
 
 class Images:
-    """The images of a data set.
+    """The images of a data set, which a transform loads; ``load`` is its config, usually of ``LoadImageFromFile``.
 
-    Args:
-        load: config of the transform that loads an image, usually mmcv's ``LoadImageFromFile``.
-        every_image: decode every image, instead of reading the headers of a sample.
+    With ``every_image``, all are decoded, instead of reading the headers of a sample.
     """
 
     def __init__(self, load: Any, every_image: bool = False) -> None:
@@ -38,16 +38,10 @@ class Images:
         """Return the items to look at: evenly spaced ones, or all of them, of which each process takes a share."""
         if not self.every_image:
             return evenly(items, SAMPLED)
-        from mmengine.dist import get_rank, get_world_size
-
         return list(items[get_rank() :: get_world_size()])
 
     def sizes(self, paths: Sequence[str]) -> dict[str, Size]:
-        """Return the size of every image.
-
-        Raises:
-            ValueError: images cannot be read.
-        """
+        """Return the size of every image; raise ValueError if some cannot be read."""
         with ThreadPoolExecutor(os.cpu_count() if self.every_image else 1) as pool:
             found = list(zip(paths, pool.map(self._size_or_error, paths), strict=True))
         damaged = [f'{path} ({size})' for path, size in found if isinstance(size, str)]
@@ -77,7 +71,6 @@ class Images:
     @cached_property
     def _transform(self) -> Any:
         import mmcv.transforms  # noqa: F401  registers LoadImageFromFile
-        from mmengine.registry import TRANSFORMS
 
         return TRANSFORMS.build(dict(self.load))
 

@@ -6,18 +6,16 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mmengine.config import Config
 
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import check_free, remove, written_whole
 from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.own_data import image_endings
 from swin_dense.workbench.configs.parts import datasets
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
 
 _ROBOFLOW = '_annotations.coco.json'
 _VALIDATION = ('valid', 'val', 'test')  # folders of Roboflow, the first that exists
@@ -29,15 +27,8 @@ def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str
     """Return the files and folders of data in a common layout, or {} to expect the layout of the recipe.
 
     For detection, the layouts are Roboflow's, and a single file of annotations with its images, as CVAT and Label
-    Studio write them; for segmentation, a folder of images beside one of masks.
-
-    Args:
-        config: the recipe.
-        data_root: the folder.
-        is_split: the data are to be split into training and validation.
-
-    Raises:
-        ValueError: there is no validation data, and the data are not to be split.
+    Studio write them; for segmentation, a folder of images beside one of masks. Unless the data are to be split into
+    training and validation, there must be validation data.
     """
     root = Path(data_root)
     own = datasets(config, ['train'])
@@ -47,7 +38,11 @@ def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str
     expected = own[0].get('ann_file') if is_detector else own[0].get('data_prefix', {}).get('img_path')
     if expected and (root / expected).exists():
         return {}
-    found = _detection(root) if is_detector else _segmentation(root)
+    if is_detector:
+        found = _detection(root)
+    else:
+        masks = next((name for name in _MASKS if (root / name).is_dir() and (root / 'images').is_dir()), None)
+        found = {'train_images': 'images', 'train_masks': masks} if masks else {}
     if not found or 'val_ann' in found or is_split:
         return found
     raise ValueError(
@@ -70,11 +65,6 @@ def _detection(root: Path) -> dict[str, str]:
     return {'train_ann': str(files[0].relative_to(root)), 'train_images': folders[0]} if folders else {}
 
 
-def _segmentation(root: Path) -> dict[str, str]:
-    masks = next((name for name in _MASKS if (root / name).is_dir()), None)
-    return {'train_images': 'images', 'train_masks': masks} if masks and (root / 'images').is_dir() else {}
-
-
 @contextlib.contextmanager
 def split_data(
     places: Mapping[str, str], data_root: str | None, share: float, out: Path, force: bool = False
@@ -90,10 +80,6 @@ def split_data(
         share: share of the images for validation.
         out: the config.
         force: replace existing files.
-
-    Raises:
-        ValueError: the share leaves no image for a part, or validation data are given too.
-        FileExistsError: a file exists, and ``force`` is not given.
     """
     if not 0 < checks.number('--val-share', share) < 1:
         raise ValueError(f'--val-share must be between 0 and 1, got {share}')
@@ -102,7 +88,8 @@ def split_data(
             '--val-share splits training data; give them, without validation data, in a layout that --data-root finds '
             'or with --train-images and --train-ann or --train-masks'
         )
-    paths = {name: _existing(place, data_root) for name, place in places.items()}
+    below = {name: Path(data_root or '', place) for name, place in places.items()}
+    paths = {name: path if path.exists() else Path(places[name]) for name, path in below.items()}
     parts = _annotations(paths['train_ann'], share) if 'train_masks' not in paths else _names(paths, share)
     suffix = '.txt' if 'train_masks' in paths else '.json'
     files = {part: out.with_suffix(f'.{part}{suffix}') for part in parts}
@@ -118,11 +105,6 @@ def split_data(
         for path in files.values():
             remove(path)
         raise
-
-
-def _existing(place: str, data_root: str | None) -> Path:
-    path = Path(data_root or '', place)
-    return path if path.exists() else Path(place)
 
 
 def _annotations(path: Path, share: float) -> dict[str, str]:

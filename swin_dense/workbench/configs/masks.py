@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mmengine import fileio
+from mmengine.config import Config
+from mmengine.registry import DATASETS
 
 from swin_dense.workbench.configs.classes import mapped_values
 from swin_dense.workbench.configs.images import Images, absent_files, evenly, some
 from swin_dense.workbench.configs.own_data import endings_in
 from swin_dense.workbench.configs.parts import class_count, dicts
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
 
 _SAMPLED = 100  # masks of each data set whose pixels are read, evenly spaced
 _SUSPECTED = 1000  # masks that are read before all are said to have a single class
@@ -25,22 +25,13 @@ _LABELLING = ('IgnoreMaskValues', 'MapMaskValues', 'LoadAnnotations')
 def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> list[str]:
     """Look at all file names of a data set of mmseg, and at the sizes and values of a sample of its masks.
 
-    Args:
-        config: config of the segmentor.
-        dataset: config of the data set.
-        every_image: read every mask and decode every image.
-
-    Returns:
-        What was looked at, and what is odd but no error.
-
-    The default scope of mmengine must be that of the config.
+    The default scope of mmengine must be that of the config. With ``every_image``, every mask is read and every image
+    decoded. Return what was looked at, and what is odd but no error.
 
     Raises:
         ValueError: an image has no mask, a mask differs in size from its image or contains values that are no class,
             only one class occurs beside 255, or files are damaged.
     """
-    from mmengine.registry import DATASETS
-
     with DATASETS.switch_scope_and_registry(config.default_scope) as registry:
         kind = registry.get(dataset.type)
     pipeline = dataset.get('pipeline') or []
@@ -61,7 +52,14 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
     if look.has_one_class and not is_mapped:
         look.at(evenly(samples, _SUSPECTED))
     if look.has_one_class and not is_mapped:
-        raise ValueError(look.one_class(folder))
+        values = ','.join(map(str, sorted(look.stored)))
+        indices = ','.join(map(str, range(class_count(config.model))))
+        raise ValueError(
+            f'the {look.count} masks looked at in {folder} have only the values {values}, and 255 is ignored, so that '
+            'the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
+            f'--mask-values {values}`, the values of the classes in their order; if it is not, with --mask-values '
+            f'{indices}'
+        )
     how = f'decoded {look.count} and their images' if every_image else f'read the values of {look.count}'
     notes = [f'{folder}: {len(samples)} masks, one for each image; {how}']
     if look.absent:
@@ -90,13 +88,7 @@ def _check_names(built: Any, samples: Sequence[Any]) -> None:
 
 
 class _Look:
-    """What was found in masks.
-
-    Attributes:
-        count: how many masks were looked at.
-        stored: the values in their files.
-        classes: the classes that occur.
-    """
+    """What was found in masks: the values in their files, the classes that occur, and how many were looked at."""
 
     def __init__(self, config: Config, built: Any, images: Images) -> None:
         self.names = built.metainfo.get('classes') or range(class_count(config.model))
@@ -118,11 +110,7 @@ class _Look:
         return [name for index, name in enumerate(self.names) if index not in self.classes]
 
     def at(self, samples: Sequence[Any]) -> None:
-        """Read masks, and the sizes of their images.
-
-        Raises:
-            ValueError: a mask has another size than its image, several channels, or a value that is no class.
-        """
+        """Read masks, and the sizes of their images."""
         samples = [sample for sample in samples if sample['seg_map_path'] not in self._seen]
         sizes = self._images.sizes([sample['img_path'] for sample in samples])
         wrong: dict[str, set[int]] = {}
@@ -142,12 +130,18 @@ class _Look:
             if values - self._ignored - set(range(self._count)):
                 wrong[path] = values - self._ignored - set(range(self._count))
         if wrong:
-            raise ValueError(self._wrong_values(wrong))
+            path, found = next(iter(wrong.items()))
+            ignored = ','.join(map(str, sorted(set.union(*wrong.values()))))
+            raise ValueError(
+                f'the mask {path} has pixels of the value {min(found)}, but the classes are 0 to {self._count - 1}; to '
+                f'ignore values that are no class, write the config with `swin-dense config ... --ignore {ignored}`; '
+                'if the classes have other values than their indices, with --mask-values; otherwise name all classes '
+                'with --classes'
+            )
 
     def _read(self, path: str) -> np.ndarray:
         """Return the values that are stored in a mask, before mmseg makes them uint8."""
         import mmcv
-        from mmengine import fileio
 
         steps = self._built.pipeline.transforms
         backend = next(step.imdecode_backend for step in steps if hasattr(step, 'imdecode_backend'))
@@ -171,30 +165,10 @@ class _Look:
             )
         return mask.astype(np.uint8)
 
-    def _wrong_values(self, wrong: dict[str, set[int]]) -> str:
-        path, values = next(iter(wrong.items()))
-        ignored = ','.join(map(str, sorted(set.union(*wrong.values()))))
-        return (
-            f'the mask {path} has pixels of the value {min(values)}, but the classes are 0 to {self._count - 1}; to '
-            f'ignore values that are no class, write the config with `swin-dense config ... --ignore {ignored}`; if '
-            'the classes have other values than their indices, with --mask-values; otherwise name all classes with '
-            '--classes'
-        )
-
     @property
     def has_one_class(self) -> bool:
         """Whether at most one class occurs beside 255, which then is rather a class too."""
         return len(self.classes) <= 1 and _IGNORED in self.stored
-
-    def one_class(self, folder: str) -> str:
-        values = sorted(self.stored)
-        example = ','.join(map(str, values))
-        return (
-            f'the {self.count} masks looked at in {folder} have only the values {example}, and 255 is ignored, so that '
-            'the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
-            f'--mask-values {example}`, the values of the classes in their order; if it is not, with --mask-values '
-            f'{",".join(map(str, range(self._count)))}'
-        )
 
 
 def _values(mask: np.ndarray) -> list[int]:

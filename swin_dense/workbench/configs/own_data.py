@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from mmengine.config import Config
 
 from swin_dense.utils.choices import IMAGE_SUFFIXES
 from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
 from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts, is_pretraining
 from swin_dense.workbench.configs.standalone import check_form
-
-if TYPE_CHECKING:
-    from mmengine.config import Config
 
 # Each is an option of `swin-dense config`.
 PLACES = ('train_ann', 'val_ann', 'train_images', 'val_images', 'train_masks', 'val_masks')
@@ -41,10 +40,6 @@ def own_data(
             Those for 'val' also apply to the test data.
         ignore: mask values that are no class.
         mask_values: the value of each class in masks, if it is not the index of the class.
-
-    Raises:
-        ValueError: the names are too few or not distinct, a place or value does not apply to this task, or this kind of
-            config is not supported.
     """
     check_form(config)
     if is_pretraining(config) and (classes is not None or places or ignore or mask_values):
@@ -69,11 +64,7 @@ def own_data(
 def find_endings(config: Config) -> list[str]:
     """Detect and set the file name endings of a segmentor's own data sets, unless the config sets them.
 
-    Returns:
-        One message for each folder with images that will not be read, because they have another ending than most.
-
-    Raises:
-        ValueError: an existing folder contains no images, or no image has a mask.
+    Return one message for each folder with images that will not be read, because they have another ending than most.
     """
     messages: dict[str, bool] = {}
     for dataset in datasets(config):
@@ -97,19 +88,16 @@ def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
     missing = {}
     for dataset in datasets(config, splits):
         root = dataset.get('data_root') or ''
-        for path in [dataset.get('ann_file'), *_folders(dataset)]:
+        folders = dict(dataset.get('data_prefix', {}))
+        steps = dataset.get('pipeline') or ()
+        # mmdet's instance recipes only name the folder of panoptic masks.
+        if dataset.get('type') == 'CocoDataset' and not any(step.get('with_seg') for step in steps):
+            folders.pop('seg', None)
+        for path in [dataset.get('ann_file'), *folders.values()]:
             whole = os.path.join(root, path or '')
             if path and '://' not in whole and not os.path.exists(whole):
                 missing[whole] = True
     return list(missing)
-
-
-def _folders(dataset: Any) -> list[str]:
-    """Return the folders that a data set reads, without the panoptic masks that mmdet's instance recipes only name."""
-    reads_masks = dataset.get('type') != 'CocoDataset' or any(
-        step.get('with_seg') for step in dataset.get('pipeline') or ()
-    )
-    return [path for key, path in dataset.get('data_prefix', {}).items() if key != 'seg' or reads_masks]
 
 
 def endings_in(folder: Path) -> str:
@@ -120,21 +108,7 @@ def endings_in(folder: Path) -> str:
 
 
 def _replace_root(config: Config, data_root: str) -> None:
-    entries = list(config.values())
-    old = _data_root(config)
-    new = data_root.rstrip('/') + '/' * old.endswith('/')
-    _replace(entries, lambda text: new + text.removeprefix(old) if text.startswith(old) else text)
-
-
-def _replace(value: Any, change: Callable[[str], str]) -> None:
-    """Change every string that is the value of a dict's key."""
-    for part in dicts(value):
-        for key, item in list(part.items()):
-            if isinstance(item, str):
-                part[key] = change(item)
-
-
-def _data_root(config: Config) -> str:
+    """Change every string that is the value of a dict's key and begins with the folder of the data sets."""
     roots = {str(dataset.get('data_root') or '') for dataset in datasets(config)}
     if len(roots) != 1 or '' in roots:
         found = ', '.join(repr(root) for root in sorted(roots)) or 'no dataset'
@@ -142,7 +116,12 @@ def _data_root(config: Config) -> str:
             f'the data root can be replaced only if all datasets of a config have the same, got {found}; '
             'set them one by one, for example --set train_dataloader.dataset.data_root=DIR'
         )
-    return roots.pop()
+    old = roots.pop()
+    new = data_root.rstrip('/') + '/' * old.endswith('/')
+    for part in dicts(list(config.values())):
+        for key, item in list(part.items()):
+            if isinstance(item, str) and item.startswith(old):
+                part[key] = new + item.removeprefix(old)
 
 
 def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> None:
@@ -152,14 +131,22 @@ def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> 
         if is_detector and name.endswith('_masks'):
             raise ValueError(f'--{name.replace("_", "-")} is for segmentation, but this config is for a detector')
     keys = {'images': 'img'} if is_detector else {'images': 'img_path', 'masks': 'seg_map_path'}
-    if data_root is None:
-        _write_out_roots(config)
+    if data_root is None:  # make all paths relative to the current folder, as the given places are
+        for dataset in datasets(config):
+            root, dataset.data_root = dataset.get('data_root') or '', ''
+            if dataset.get('ann_file'):
+                dataset.ann_file = os.path.join(root, dataset.ann_file)
+            if 'data_prefix' in dataset:
+                dataset.data_prefix = {key: os.path.join(root, path) for key, path in dataset.data_prefix.items()}
     for split in SPLITS:
         part = 'train' if split == 'train' else 'val'
         for name, place in places.items():
             if not name.startswith(part):
                 continue
-            kind, path = name.partition('_')[2], _from_root(place, data_root)
+            kind, path = name.partition('_')[2], place
+            # A path that exists only in the current folder is made relative to the data root.
+            if data_root is not None and not os.path.exists(os.path.join(data_root, path)) and os.path.exists(path):
+                path = os.path.relpath(path, data_root)
             for dataset in datasets(config, [split]):
                 if kind == 'ann':
                     dataset.ann_file = path
@@ -168,23 +155,6 @@ def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> 
             for evaluator in dicts(config.get(f'{split}_evaluator')):
                 if kind == 'ann' and 'ann_file' in evaluator:
                     evaluator.ann_file = os.path.join(data_root or '', path)
-
-
-def _write_out_roots(config: Config) -> None:
-    """Make all paths relative to the current folder, like places that are given without a data root."""
-    for dataset in datasets(config):
-        root, dataset.data_root = dataset.get('data_root') or '', ''
-        if dataset.get('ann_file'):
-            dataset.ann_file = os.path.join(root, dataset.ann_file)
-        if 'data_prefix' in dataset:
-            dataset.data_prefix = {key: os.path.join(root, path) for key, path in dataset.data_prefix.items()}
-
-
-def _from_root(path: str, root: str | None) -> str:
-    """Return a path relative to the data root; a path that exists only in the current folder is converted."""
-    if root is None or os.path.exists(os.path.join(root, path)) or not os.path.exists(path):
-        return path
-    return os.path.relpath(path, root)
 
 
 def below(dataset: Any, prefix: str) -> Path:

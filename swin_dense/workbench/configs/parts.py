@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from mmengine.config import Config
 
 SPLITS = ('train', 'val', 'test')
+_GOLDEN_RATIO = 0.618034
 
 
 def dicts(value: Any) -> Iterator[Any]:
@@ -40,6 +42,12 @@ def datasets(config: Config, splits: Sequence[str] = SPLITS) -> list[Any]:
     return [part for part in parts if {'data_root', 'data_prefix', 'ann_file'} & set(part)]
 
 
+def make_palette(count: int) -> list[tuple[int, ...]]:
+    """Return well-separated RGB colours."""
+    hues = [index * _GOLDEN_RATIO % 1 for index in range(count)]
+    return [tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.75, 0.9)) for hue in hues]
+
+
 def is_pretraining(config: Config) -> bool:
     """Return whether a config is for pretraining on images without labels."""
     model = config.get('model')
@@ -52,11 +60,7 @@ def is_panoptic(part: Any) -> bool:
 
 
 def class_count(model: Any) -> int:
-    """Return the most frequent number of classes in a model, because proposal heads have another than the other heads.
-
-    Raises:
-        ValueError: no part of the model has a number of classes.
-    """
+    """Return the most frequent number of classes in a model; proposal heads have another than the other heads."""
     counts = Counter(part['num_classes'] for part in dicts(model) if isinstance(part.get('num_classes'), int))
     counts.update(part['num_things_classes'] + part['num_stuff_classes'] for part in dicts(model) if is_panoptic(part))
     if not counts:

@@ -16,11 +16,7 @@ _SPACE = '\0'  # cannot be in an argument of a command
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """Parse strings such as 'model.backbone.with_cp=True' into a dict for ``mmengine.Config.merge_from_dict``.
-
-    Raises:
-        ValueError: a setting does not have the form KEY=VALUE, or the brackets of its value do not match.
-    """
+    """Parse strings such as 'model.backbone.with_cp=True' into a dict for ``mmengine.Config.merge_from_dict``."""
     parsed = {}
     for setting in settings:
         key, separator, value = setting.partition('=')
@@ -31,11 +27,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def merge_settings(config: Config, settings: dict[str, Any]) -> None:
-    """Merge the result of :func:`parse_settings` into a config; a dict replaces the entry.
-
-    Raises:
-        ValueError: the settings are not compatible with the config or with each other.
-    """
+    """Merge the result of :func:`parse_settings` into a config; a dict replaces the entry."""
     for key, value in settings.items():
         # mmengine merges a dict unless it is told to replace the entry, and refuses if the entry is None.
         whole = {**value, '_delete_': True} if isinstance(value, dict) else value
@@ -46,11 +38,7 @@ def merge_settings(config: Config, settings: dict[str, Any]) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value as mmengine does, but keep the spaces inside names and paths, and read dicts of Python.
-
-    Raises:
-        ValueError: the brackets of the value do not match, or it is no dict although it starts as one.
-    """
+    """Parse a value as mmengine does, but keep the spaces inside names and paths, and read dicts of Python."""
     from mmengine.config import DictAction
 
     text = text.strip()

@@ -21,11 +21,7 @@ _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeli
 
 
 def check_form(config: Config) -> None:
-    """Raise an error unless a config is a text-style config of an mmdet detector, an mmseg segmentor or SimMIM.
-
-    Raises:
-        ValueError: the config is lazy, or its scope, model or data have an unsupported form.
-    """
+    """Raise an error unless a config is a text-style config of an mmdet detector, an mmseg segmentor or SimMIM."""
     if any(not isinstance(part.get('type', ''), str) for part in dicts(list(config.values()))):
         raise ValueError(
             'lazy configs, which import the classes that they use, are not supported; give one whose types are strings'
@@ -45,11 +41,7 @@ def check_form(config: Config) -> None:
 
 
 def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings if each starts with a config entry that a runner or tool reads.
-
-    Raises:
-        ValueError: a setting starts with another entry and would have no effect.
-    """
+    """Return the settings, of which each must start with a config entry that a runner or tool reads."""
     for key in settings:
         checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(_read_entries()))
     return settings
