@@ -1,12 +1,14 @@
 """SwinDenseBackbone in models of transformers."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from swin_dense import SwinBackbone, load_checkpoint
+from swin_dense.archs import weights
 from tests.conftest import TINY, randomize
 
 from .detection import train
@@ -162,6 +164,20 @@ def test_another_window_of_a_saved_swin_v2_keeps_the_scale_of_its_position_netwo
     SwinDenseBackbone(SwinDenseConfig('swinv2_t', **TINY, window_size=4)).save_pretrained(tmp_path)
     loaded = SwinDenseBackbone.from_pretrained(tmp_path, window_size=6)
     assert (loaded.backbone.window_size, loaded.backbone.pretrained_window_size) == ((6, 6), (4, 4, 4, 4))
+
+
+def test_published_weights_by_name(tmp_path, monkeypatch):
+    """The options that the name does not say, such as the window, are those of the file."""
+    arch = {'embed_dims': 32, 'depths': (1, 1, 1, 1), 'num_heads': (1, 2, 4, 8)}
+    saved = randomize(SwinBackbone(arch, window_size=5))
+    torch.save(saved.state_dict(), tmp_path / 'a.pth')
+    one = dataclasses.replace(weights.published()['swin_t.in1k'], address=(tmp_path / 'a.pth').as_uri())
+    monkeypatch.setattr(weights, 'published', lambda: {'swin_t.in1k': one})
+    model = SwinDenseBackbone.from_pretrained('swin_t.in1k', out_indices=[2, 4], **arch)
+    assert model.config.out_features == ['stage2', 'stage4']
+    assert model.backbone.window_size == (5, 5)
+    weight = 'stages.3.blocks.0.attn.w_msa.qkv.weight'
+    assert torch.equal(model.backbone.state_dict()[weight], saved.state_dict()[weight])
 
 
 def test_the_revision_is_passed_on(tmp_path, monkeypatch):
