@@ -36,6 +36,7 @@ SPEED = {
     f'{case}\n{processor}': f'{prefix}_{file}.json'
     for prefix, processor in PROCESSORS.items()
     for file, case in CASES.items()
+    if (RAW.parent / f'{prefix}_{file}.json').exists()  # not every processor has run every benchmark
 }
 PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
 

@@ -44,7 +44,7 @@ def test_other_names_are_unknown(module):
 @pytest.mark.parametrize(
     ('module', 'name', 'new'),
     [
-        ('swin_dense.mm', 'WholeCheckpointHook', 'checkpoints.WholeCheckpointHook'),
+        ('swin_dense.mm', 'WholeCheckpointHook', 'swin_dense.workbench.checkpoints.WholeCheckpointHook'),
         ('swin_dense.export', 'export_detector', 'swin_dense.export_detector'),
         ('swin_dense.export', 'export_segmentor', 'swin_dense.export_segmentor'),
     ],

@@ -225,9 +225,9 @@ def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
         ([DETECTOR, '--set', 'model.backbone={{with_cp'], 'is no dict of Python, such as'),
         (
             [DETECTOR, '--data-root', '{fruit}', '--classes', 'apple,cherry'],
-            'has the classes apple,ripe pear, but the config has',
+            '2 classes, apple, ripe pear, but the config has 2',
         ),
-        ([DETECTOR, '--data-root', '{fruit}'], 'has the classes apple,ripe pear, but the config has person,bicycle,'),
+        ([DETECTOR, '--data-root', '{fruit}'], '2 classes, apple, ripe pear, but the config has 80, person'),
         ([DETECTOR, '--out', '{there}/mine.txt'], 'must end in .py'),
         ([DETECTOR, '--out', '{there}/no/mine.py'], 'there is no folder'),
         ([DETECTOR, '--out', '{there}/here.py'], 'exists already; --force'),
