@@ -32,11 +32,12 @@ CASES = {
     'infer_800x1344': 'inference, 800 x 1344',
     'train_512': 'training step, 2 x 512 x 512',
 }
+# Those on which benchmark.py ran; on the others, alone.py did.
+COMPARED = {prefix: PROCESSORS[prefix] for prefix in ('amd', 'intel')}
 SPEED = {
     f'{case}\n{processor}': f'{prefix}_{file}.json'
-    for prefix, processor in PROCESSORS.items()
+    for prefix, processor in COMPARED.items()
     for file, case in CASES.items()
-    if (RAW.parent / f'{prefix}_{file}.json').exists()  # not every processor has run every benchmark
 }
 PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
 
@@ -145,7 +146,7 @@ def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout='constrained')
-    panels = figure.subplots(len(PROCESSORS), len(CASES), sharex=True, sharey=True)
+    panels = figure.subplots(len(COMPARED), len(CASES), sharex=True, sharey=True)
     for axes, (name, report) in zip(panels.flat, reports.items(), strict=True):
         models = {'auto': 'swin_dense', **{peer: peer for peer in report['options']['peers']}}
         ratios = [report['ratios'][model] for model in models]
