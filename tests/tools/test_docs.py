@@ -41,14 +41,16 @@ SHORT = {
     'roads.py': 'train_cfg.max_iters=2 train_cfg.val_interval=2 train_dataloader.batch_size=2 '
     '"train_dataloader.dataset.pipeline.3.crop_size=(64,64)"',
 }
-SHORT['photos.py'] = (
+SMALL_CROPS = 'train_dataloader.dataset.crop_size=32 val_dataloader.dataset.crop_size=32 '
+SHORT['teacher.py'] = SMALL_CROPS
+SHORT['photos.py'] = SMALL_CROPS + (
     'model.backbone.embed_dims=32 "model.backbone.depths=[2,2,2,2]" "model.backbone.num_heads=[1,2,4,8]" '
     'train_dataloader.batch_size=2 train_cfg.max_epochs=2 train_cfg.val_interval=1 param_scheduler.0.end=1 '
     'param_scheduler.1.begin=1 param_scheduler.1.end=2 default_hooks.checkpoint.interval=1 '
 ) + ' '.join(
     f'{split}_dataloader.{setting}'
     for split in ('train', 'val')
-    for setting in ('dataset.crop_size=32', 'num_workers=0', 'persistent_workers=False')
+    for setting in ('num_workers=0', 'persistent_workers=False')
 )
 SHORT['labels.py'] = SHORT['fruit.py'] + ' model.backbone.init_cfg.type=Pretrained'
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
@@ -71,6 +73,9 @@ def prepare(folder):
     """Write small data, weights and images under the names that the pages use."""
     make_coco(folder / 'data' / 'fruit')
     make_camvid(folder / 'data' / 'camvid')
+    fruit, unsplit = folder / 'data' / 'fruit', folder / 'data' / 'unsplit'
+    shutil.copytree(fruit / 'train2017', unsplit / 'images')
+    shutil.copy(fruit / 'annotations' / 'instances_train2017.json', unsplit / 'annotations.json')
     weights = SwinBackbone('t').state_dict()
     torch.save({'model': weights}, folder / 'swin_tiny_patch4_window7_224.pth')
     small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)).state_dict()
