@@ -95,6 +95,8 @@ def arch_letter(name: str, family: str = 'swin') -> str:
             'from the name'
         )
     letter = ALIASES.get(short, short)
+    if letter in ARCHS:
+        return letter
     if name in published():
         raise ValueError(
             f'{name!r} is the name of published weights: {checks.argument("checkpoint", name)} loads them, and the '
@@ -107,13 +109,11 @@ def arch_letter(name: str, family: str = 'swin') -> str:
             f'{checks.argument("window_size", int(match[2]))}, and {checks.argument("checkpoint", ...)} loads the '
             'weights'
         )
-    if letter not in ARCHS:
-        names = [*ARCHS, *ALIASES]
-        raise ValueError(
-            f"{checks.argument('arch')} must be one of {names}, with or without '{family}_' in front, got {name!r}"
-            f'{checks.closest(short, names)}'
-        )
-    return letter
+    names = [*ARCHS, *ALIASES]
+    raise ValueError(
+        f"{checks.argument('arch')} must be one of {names}, with or without '{family}_' in front, got {name!r}"
+        f'{checks.closest(short, names)}'
+    )
 
 
 def resolve_arch(arch: str | Mapping[str, Any] | Arch, family: str = 'swin') -> Arch:

@@ -117,8 +117,8 @@ def find(values: Mapping[str, Value], described: str, prefix: str | None = None,
     label = family.name
     for library, end, beside, special in _LABELS:
         start = _around(prefix) + beside
-        is_beside = any(plain.startswith(start) for plain in plain_names.values())
-        if family.name == library and prefix.endswith(end) and is_beside:
+        may_be = family.name == library and prefix.endswith(end)
+        if may_be and any(plain.startswith(start) for plain in plain_names.values()):
             label = special
             break
     found = Found(described, label, prefix, family.version, family.stems)

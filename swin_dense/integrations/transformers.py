@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from swin_dense.archs import split_name
 from swin_dense.archs.weights import place_of, published
 from swin_dense.checkpoint import load_checkpoint
-from swin_dense.checkpoint.load import find_backbone
+from swin_dense.checkpoint.fit import Target
+from swin_dense.checkpoint.load import find_backbone, load_found
 from swin_dense.integrations import require, set_checkpointing
 from swin_dense.models.create import BACKBONES, options_for
 from swin_dense.models.swin import SwinBackbone
@@ -228,10 +229,11 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
         name = str(pretrained_model_name_or_path)
         if config is None and place_of(name) != name:
             own = {option: kwargs.pop(option) for option in OPTIONS & kwargs.keys()}
-            _, options = options_for(find_backbone(name, prefix), published()[name].arch, own)
+            weights = find_backbone(name, prefix)
+            _, options = options_for(weights, published()[name].arch, own)
             options.pop('out_indices', None)
             model = cls(SwinDenseConfig(**options, **kwargs))
-            load_checkpoint(model.backbone, name, prefix=prefix)
+            load_found(Target.of(model.backbone), weights)
             return model.eval()
         if config is None:
             hub_arguments = {name: kwargs[name] for name in HUB_ARGUMENTS & kwargs.keys()}

@@ -57,11 +57,11 @@ def load_recipe(name: str) -> Config:
         except Exception as error:  # a config is a program and can raise any exception
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
     stem = Path(name).name.removesuffix('.py')
-    place = framework_configs(recipe_root()).get(stem)
-    if place is not None:
-        return _with_our_swin(place)
     path = next((path for path in _recipe_files() if path.stem == stem), None)
     if path is None:
+        place = framework_configs(recipe_root()).get(stem)
+        if place is not None:
+            return _with_our_swin(place)
         raise ValueError(
             f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
             '(`swin-dense zoo` lists the recipes)'

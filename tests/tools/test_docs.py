@@ -43,14 +43,18 @@ SHORT = {
 }
 SMALL_CROPS = 'train_dataloader.dataset.crop_size=32 val_dataloader.dataset.crop_size=32 '
 SHORT['teacher.py'] = SMALL_CROPS
-SHORT['photos.py'] = SMALL_CROPS + (
-    'model.backbone.embed_dims=32 "model.backbone.depths=[2,2,2,2]" "model.backbone.num_heads=[1,2,4,8]" '
-    'train_dataloader.batch_size=2 train_cfg.max_epochs=2 train_cfg.val_interval=1 param_scheduler.0.end=1 '
-    'param_scheduler.1.begin=1 param_scheduler.1.end=2 default_hooks.checkpoint.interval=1 '
-) + ' '.join(
-    f'{split}_dataloader.{setting}'
-    for split in ('train', 'val')
-    for setting in ('num_workers=0', 'persistent_workers=False')
+SHORT['photos.py'] = (
+    SMALL_CROPS
+    + (
+        'model.backbone.embed_dims=32 "model.backbone.depths=[2,2,2,2]" "model.backbone.num_heads=[1,2,4,8]" '
+        'train_dataloader.batch_size=2 train_cfg.max_epochs=2 train_cfg.val_interval=1 param_scheduler.0.end=1 '
+        'param_scheduler.1.begin=1 param_scheduler.1.end=2 default_hooks.checkpoint.interval=1 '
+    )
+    + ' '.join(
+        f'{split}_dataloader.{setting}'
+        for split in ('train', 'val')
+        for setting in ('num_workers=0', 'persistent_workers=False')
+    )
 )
 SHORT['labels.py'] = SHORT['fruit.py'] + ' model.backbone.init_cfg.type=Pretrained'
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
