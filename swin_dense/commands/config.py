@@ -29,7 +29,7 @@ from swin_dense.commands._mm import print_notes
 from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import write_text
 from swin_dense.workbench.configs.parts import SPLITS, is_pretraining
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
         if args.out is None:
             print(text, end='')
             return 0
-        with written_whole(args.out) as unfinished:
-            unfinished.path.write_text(text, encoding='utf-8')
+        write_text(args.out, text)
     print(f'wrote {args.out}')
     return 0
 
