@@ -87,13 +87,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Config, list[str]]:
     """Return the config for the user's data, and notes on the data."""
-    # Help does without these.
+    config = load_recipe(args.config)
+    # These import torch, which --help does not need.
     from swin_dense.workbench.checkpoints import use_whole_checkpoints
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.layouts import find_places, split_data
     from swin_dense.workbench.configs.own_data import PLACES, find_endings, missing_data, own_data
 
-    config = load_recipe(args.config)
     check_form(config)
     notes = []
     classes = None if args.classes is None else args.classes.split(',')
