@@ -65,8 +65,8 @@ def load_recipe(name: str) -> Config:
         except Exception as error:  # a config is a program and can raise any exception
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
     if path is None:
-        package, _, file = place.partition('::')
-        return _with_our_swin(Config.fromfile(_configs_of(package, stem) / file))
+        package, _, inside = place.partition('::')
+        return _with_our_swin(Config.fromfile(_configs_of(package, stem) / inside))
     for package in _FOREIGN_BASE.findall(path.read_text(encoding='utf-8')):
         _configs_of(package, path.stem)
     with tempfile.TemporaryDirectory() as folder:
