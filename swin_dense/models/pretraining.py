@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.ops.windows import window_grid
 from swin_dense.utils import checks
 
 
@@ -31,7 +32,8 @@ class Pretraining(nn.Module):
         patch = backbone.strides[0]
         if checks.integer('mask_patch', mask_patch) % patch:
             raise ValueError(f'mask_patch must be a multiple of {patch}, the stride of the patches, got {mask_patch}')
-        self.mask_patch, self.mask_ratio = mask_patch, float(mask_ratio)
+        self.mask_patch = mask_patch
+        self.mask_ratio = float(mask_ratio)
         self.backbone = backbone
         self.mask_token: nn.Parameter | None = None
         if mask_ratio:
@@ -65,11 +67,12 @@ class Pretraining(nn.Module):
         Returns:
             (B, ceil(H / mask_patch), ceil(W / mask_patch)) bool, True where hidden.
         """
-        rows, columns = self._cells(img)
+        rows, columns = _cells(img, self.mask_patch)
         hidden = math.ceil(rows * columns * self.mask_ratio)
         # Not torch.rand, which torch.compile cannot trace with a generator for sizes that vary.
-        order = torch.empty(len(img), rows * columns, device='cpu').uniform_(generator=generator).argsort(1)
-        return (order < hidden).view(-1, rows, columns).to(img.device)
+        lots = torch.empty(len(img), rows * columns, device='cpu').uniform_(generator=generator)
+        is_hidden = lots.argsort(1) < hidden
+        return is_hidden.view(-1, rows, columns).to(img.device)
 
     def hidden_pixels(self, img: Tensor, mask: Tensor) -> Tensor:
         """Return which pixels of images (B, C, H, W) a mask hides, (B, 1, H, W) bool."""
@@ -80,16 +83,14 @@ class Pretraining(nn.Module):
 
         Raises ValueError if the mask does not have one entry for each cell of the images.
         """
-        if mask.shape != (len(img), *self._cells(img)):
+        expected = (len(img), *_cells(img, self.mask_patch))
+        if mask.shape != expected:
             raise ValueError(
-                f'mask must be {(len(img), *self._cells(img))}, one entry for each cell of {self.mask_patch} pixels of '
-                f'an image of {tuple(img.shape)}, got {tuple(mask.shape)}'
+                f'mask must be {expected}, one entry for each cell of {self.mask_patch} pixels of an image of '
+                f'{tuple(img.shape)}, got {tuple(mask.shape)}'
             )
         patch = self.backbone.strides[0]
-        return _enlarge(mask, self.mask_patch // patch, (-(-img.shape[2] // patch), -(-img.shape[3] // patch)))
-
-    def _cells(self, img: Tensor) -> tuple[int, int]:
-        return -(-img.shape[2] // self.mask_patch), -(-img.shape[3] // self.mask_patch)
+        return _enlarge(mask, self.mask_patch // patch, _cells(img, patch))
 
 
 def check_backbone(backbone: Any, name: str = 'backbone') -> None:
@@ -98,6 +99,12 @@ def check_backbone(backbone: Any, name: str = 'backbone') -> None:
         raise TypeError(f'{name} must be a SwinBackbone or SwinV2Backbone, got {type(backbone).__name__}')
 
 
+def _cells(img: Tensor, side: int) -> tuple[int, int]:
+    """Return the rows and columns of cells of ``side`` pixels that cover images, (B, C, H, W)."""
+    return window_grid(img.shape[2], img.shape[3], (side, side))
+
+
 def _enlarge(mask: Tensor, cell: int, size: Any) -> Tensor:
     """Repeat every entry of (B, rows, columns) to cell x cell entries, and cut the result to (B, *size)."""
-    return mask.repeat_interleave(cell, 1).repeat_interleave(cell, 2)[:, : size[0], : size[1]]
+    enlarged = mask.repeat_interleave(cell, 1).repeat_interleave(cell, 2)
+    return enlarged[:, : size[0], : size[1]]

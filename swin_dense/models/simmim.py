@@ -86,7 +86,8 @@ class SimMIM(Pretraining):
         self.norm_target = norm_target
         self.teacher_size = None if teacher_size is None else checks.integer('teacher_size', teacher_size)
         self.teacher_weight = checks.number('teacher_weight', teacher_weight)
-        channels, stride = backbone.out_channels[-1], backbone.out_strides[-1]
+        channels = backbone.out_channels[-1]
+        stride = backbone.out_strides[-1]
         self.decoder = nn.Conv2d(channels, backbone.in_channels * stride**2, kernel_size=1)
         self.projection = None if teacher is None else nn.Linear(channels, channels)
 
@@ -104,13 +105,16 @@ class SimMIM(Pretraining):
         if self.teacher is None or self.projection is None:
             return {'loss_pixels': self.pixel_loss(img, self.reconstruct(img, mask), mask)}
         reconstruction, ours = self._reconstruct(img, mask)
-        size = self.teacher_size
-        whole = img if size is None else F.interpolate(img, (size, size), mode='bilinear', align_corners=True)
+        whole = img
+        if self.teacher_size is not None:
+            size = (self.teacher_size, self.teacher_size)
+            whole = F.interpolate(img, size, mode='bilinear', align_corners=True)
         with torch.no_grad():
             _, stages = self.teacher(whole, return_stages=True)
-        theirs = _pooled(stages)
         # Autocast may have halved them.
-        similarity = F.cosine_similarity(self.projection(ours).to(img.dtype), theirs.to(img.dtype), dim=1).mean()
+        ours = self.projection(ours).to(img.dtype)
+        theirs = _pooled(stages).to(img.dtype)
+        similarity = F.cosine_similarity(ours, theirs, dim=1).mean()
         return {
             'loss_pixels': self.pixel_loss(img, reconstruction, mask),
             'loss_teacher': -self.teacher_weight * similarity,
@@ -125,9 +129,11 @@ class SimMIM(Pretraining):
 
     def _reconstruct(self, img: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return all pixels, and the mean over the map that enters the last stage, (B, C)."""
-        (features,), stages = self.backbone(img, self.hidden_patches(img, mask), self.mask_token, return_stages=True)
+        _, _, height, width = img.shape
+        hidden = self.hidden_patches(img, mask)
+        (features,), stages = self.backbone(img, hidden, self.mask_token, return_stages=True)
         pixels = F.pixel_shuffle(self.decoder(features), self.backbone.out_strides[-1])
-        return pixels[:, :, : img.shape[2], : img.shape[3]], _pooled(stages)
+        return pixels[:, :, :height, :width], _pooled(stages)
 
     def pixel_loss(self, img: Tensor, reconstruction: Tensor, mask: Tensor) -> Tensor:
         """Return the mean absolute difference between target and reconstruction over hidden pixels and channels."""
