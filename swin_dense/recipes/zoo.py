@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 FRAMEWORKS = ('mmdet', 'mmseg')  # folders with a metafile only, because their recipes are configs of the frameworks
-FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'faster_rcnn', 'retinanet', 'upernet', 'ablations', 'simmim', *FRAMEWORKS)
+FOLDERS = (
+    'mask_rcnn',
+    'cascade_mask_rcnn',
+    'faster_rcnn',
+    'retinanet',
+    'upernet',
+    'ablations',
+    'simmim',
+    'distill',
+    *FRAMEWORKS,
+)
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,21 @@ def test_targets_are_standardised_over_the_training_so_far_and_not_in_evaluation
     torch.testing.assert_close(resumed.eval().targets(batches[0]), model.targets(batches[0]))
 
 
+def test_statistics_are_those_of_all_processes(monkeypatch):
+    """Another process, whose sums ``all_reduce`` adds, has maps of its own."""
+    x, y = (images(channels, 9, bands=4).double() + shift for channels, shift in ((5, 1), (5, -3)))
+    mean = torch.cat([x, y]).mean((0, 2, 3))
+    of_the_other = iter([y.mean((0, 2, 3)), (y - mean[:, None, None]).square().mean((0, 2, 3))])
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(torch.distributed, 'all_reduce', lambda values: values.add_(next(of_the_other)))
+    model = FeatureDistillation(backbone(), Teacher(nn.Identity(), [4], [1]), mean=None, std=None).double()
+    model.statistics[0](x)
+    torch.testing.assert_close(model.statistics[0].mean, mean, atol=1e-12, rtol=1e-12)
+    variance = torch.cat([x, y]).var((0, 2, 3), unbiased=False)
+    torch.testing.assert_close(model.statistics[0].variance, variance, atol=1e-12, rtol=1e-12)
+
+
 def test_stored_maps_take_the_place_of_the_teacher():
     model, img = model_of(vit()), images().double()
     (loss,) = copy.deepcopy(model)(img).values()
