@@ -21,7 +21,7 @@ from torch import Tensor
 from swin_dense.features.shards import hash_of_name
 from swin_dense.features.teachers import Teacher
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import write_text, written_whole
+from swin_dense.utils.atomic import write_json, written_whole
 from swin_dense.utils.pixels import ImageError
 
 MANIFEST = 'maps.json'
@@ -177,4 +177,4 @@ def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(content, indent=2) + '\n')
+    write_json(path, content)
