@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--teacher-steps', type=int, default=2500)
     parser.add_argument('--pretraining-steps', type=int, default=1000)
-    parser.add_argument('--steps', type=int, default=150, help='of each fine-tuning')
+    parser.add_argument('--steps', type=int, default=100, help='of each fine-tuning')
     args = parser.parse_args()
     end = time.time() + 60 * args.minutes
     torch.set_num_threads(1)
