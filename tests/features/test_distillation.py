@@ -109,15 +109,16 @@ def test_loss_and_gradients_of_the_textbook_with_one_map(height, width, mask_rat
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_loss_of_the_textbook_with_a_swin_as_teacher(kind):
-    """Level by level at an odd size, where the last cells of both pyramids reach beyond the image."""
-    teacher = randomize(KINDS[kind](**{**OPTIONS, 'embed_dims': 32}), 2)
+@pytest.mark.parametrize('out_indices', [None, (3,)])
+def test_loss_of_the_textbook_with_a_swin_as_teacher(kind, out_indices):
+    """At an odd size, the last cells of both pyramids reach beyond the image; level by level, or all on one map."""
+    teacher = randomize(KINDS[kind](**{**OPTIONS, 'embed_dims': 32, 'out_indices': out_indices}), 2)
     model, img = model_of(teacher), images(70, 45).double()
-    assert model.levels == ((0, 0), (1, 1), (2, 2), (3, 3))
+    assert model.levels == tuple((level, 0 if out_indices else level) for level in range(4))
     whole = img * STD + MEAN
     with torch.no_grad():
         maps = teacher((whole - IMAGENET[0]) / IMAGENET[1])
-    targets = [(standardized(one), (stride, stride)) for one, stride in zip(maps, (4, 8, 16, 32), strict=True)]
+    targets = [(standardized(one), (stride, stride)) for one, stride in zip(maps, teacher.out_strides, strict=True)]
     (loss,) = model(img).values()
     torch.testing.assert_close(loss, textbook(model, img, targets), atol=1e-12, rtol=1e-12)
 
@@ -129,6 +130,7 @@ def test_what_lies_beyond_the_image_has_no_weight():
     assert cell_shares(10, (8, 2), (4, 3)).tolist() == [[1, 0], [1, 0], [0, 1]]
     shares = cell_shares(10, (4, 3), (5, 2))
     assert shares.tolist() == [[0.8, 0.2, 0], [0, 0.6, 0.4]]
+    assert cell_shares(10, (4, 3), (16, 1)).tolist() == [[0.4, 0.4, 0.2]]
 
 
 def test_targets_are_standardised_over_the_training_so_far_and_not_in_evaluation():

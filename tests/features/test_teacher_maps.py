@@ -92,6 +92,11 @@ def test_crops_are_fixed_differ_and_are_all_taken(photos, tmp_path):
     assert torch.equal(held[0]['inputs'], held.crop(held.read(0), 0, 0))
     other = splits(photos)[0]  # without views, every crop is new
     assert not torch.equal(other[0]['inputs'], other[0]['inputs'])
+    (photos / 'a new part').mkdir()
+    Image.new('RGB', (60, 60)).save(photos / 'a new part' / '0.png')
+    more = UnlabelledImages(str(photos), SIDE, held_out=0.0, views=3)  # another number of this image, the same crops
+    number = [more.key(index) for index in range(13)].index(train.key(0))
+    assert torch.equal(more.crop(image, number, 1), crops[0])
     assert len({train.key(index) for index in range(9)} | {held.key(index) for index in range(3)}) == 12
 
 
