@@ -205,7 +205,7 @@ def memory_table(*reports: dict[str, Any]) -> str:
 
 
 def pretraining_table(report: dict[str, Any]) -> str:
-    """Return a table of the mean IoU measured by benchmarks/pretraining.py, with its range over the seeds."""
+    """Return a table of the mean IoU measured by benchmarks/pretraining.py, or distillation.py, with its range."""
     rows = report['mIoU']
     counts = sorted({row['labels'] for row in rows})
     lines = ['| | ' + ' | '.join(f'{count} labels' for count in counts) + ' |', '|' + ' --- |' * (len(counts) + 1)]
@@ -361,6 +361,7 @@ PAGES = (
     'docs/decisions/one-block.md',
     'docs/decisions/operators-in-pytorch.md',
     'docs/deploy.md',
+    'docs/distillation.md',
     'docs/explore.md',
     'docs/features.md',
     'docs/first-ten-minutes.md',
@@ -411,6 +412,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'explore': (['explore.json'], explore_table),
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
+    'distillation': (['distillation.json'], pretraining_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
     'first minutes': (['first_ten_minutes.json'], first_minutes_table),
     'whole models': (['exports_whole.json'], whole_models_table),

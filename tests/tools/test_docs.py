@@ -56,6 +56,7 @@ SHORT['photos.py'] = (
         for setting in ('num_workers=0', 'persistent_workers=False')
     )
 )
+SHORT['small.py'] = SHORT['photos.py']
 SHORT['labels.py'] = SHORT['fruit.py'] + ' model.backbone.init_cfg.type=Pretrained'
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
