@@ -37,8 +37,8 @@ def main() -> None:
         page.check('input[value=attention]')
         page.locator('#photo').click(position={'x': 225, 'y': 160})
         page.locator('#verdict', has_text=' ').wait_for()
-        bench: Any = page.locator('.bench').bounding_box()
-        page.screenshot(path=PICTURE, clip={**bench, 'height': HEIGHT}, full_page=True)
+        upper: Any = {**(page.locator('.bench').bounding_box() or {}), 'height': HEIGHT}
+        page.screenshot(path=PICTURE, clip=upper, full_page=True)
         browser.close()
 
 
