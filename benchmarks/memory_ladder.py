@@ -1,5 +1,6 @@
-"""Estimate the GPU memory of training without a GPU: of Swin-L for a sequence of settings (rungs) that reduce it, and of
-Swin-T, B and L with adapters.
+"""Estimate the GPU memory of training without a GPU.
+
+Of Swin-L for a sequence of settings (rungs) that reduce it, and of Swin-T, B and L with adapters.
 
     python benchmarks/memory_ladder.py --json benchmarks/memory_ladder.json
 

@@ -72,7 +72,9 @@ def create_backbone(
         if prefix is not None:
             given = checks.argument('prefix', prefix)
             raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
-        random_backbone = BACKBONES[network_of(name) or 'swin'](name, **cast('dict[str, Any]', backbone_options)).eval()
+        network = network_of(name) or 'swin'
+        random_backbone = BACKBONES[network](name, **cast('dict[str, Any]', backbone_options))
+        random_backbone.eval()
         random_backbone.has_random_weights = True
         return random_backbone
     found = find_backbone(checkpoint, prefix)
@@ -118,8 +120,12 @@ def options_for(found: Found, name: Name | None, given: Mapping[str, Any]) -> tu
         given: options from the user, which override inferred ones.
     """
     network = network_of(name) or found.network
-    options = {**given, **({} if name is None else {'arch': name})}
-    return network, infer_options(found, options) if network == found.network else options
+    options = dict(given)
+    if name is not None:
+        options['arch'] = name
+    if network == found.network:
+        options = infer_options(found, options)
+    return network, options
 
 
 def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = False) -> dict[str, Any]:
