@@ -235,6 +235,16 @@ def adapters_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def adapters_time_table(report: dict[str, Any]) -> str:
+    """Return a table of the median times measured by benchmarks/adapters_time.py."""
+    medians = {name: statistics.median(seconds) for name, seconds in report['seconds'].items()}
+    first = next(iter(medians.values()))
+    case = f'training step of a Swin-T, {report["batch"]} x {report["size"]} x {report["size"]} pixels'
+    lines = [f'| {case}, {report["threads"]} threads | seconds | relative |', '| --- | --- | --- |']
+    lines += [f'| {name} | {seconds:.2f} | {seconds / first:.2f} |' for name, seconds in medians.items()]
+    return '\n'.join(lines) + '\n'
+
+
 def adapter_memory_table(report: dict[str, Any]) -> str:
     """Return the table of benchmarks/memory_ladder.py on the memory of fine-tuning with adapters."""
     return '\n'.join(memory_ladder.table_of_methods(report['methods'])) + '\n'
@@ -435,6 +445,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
     'adapters': (['adapters.json'], adapters_table),
+    'adapters time': (['adapters_time.json'], adapters_time_table),
     'adapters memory': (['memory_ladder.json'], adapter_memory_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
     'first minutes': (['first_ten_minutes.json'], first_minutes_table),
