@@ -1,6 +1,7 @@
 """A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch.
 
-Networks: SwinBackbone, SwinV2Backbone, SwinClassifier, SimMIM; create_backbone builds one by its name or checkpoint.
+Networks: SwinBackbone, SwinV2Backbone, SwinClassifier; create_backbone builds one by its name or checkpoint.
+Pretraining: SimMIM, FeatureDistillation, Teacher.
 In mmengine's registry: SwinDense, SwinDenseV2.
 Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
 Images: extract_pyramid.

@@ -209,7 +209,7 @@ def memory_table(*reports: dict[str, Any]) -> str:
 
 
 def pretraining_table(report: dict[str, Any]) -> str:
-    """Return a table of the mean IoU measured by benchmarks/pretraining.py, with its range over the seeds."""
+    """Return a table of the mean IoU measured by benchmarks/pretraining.py, or distillation.py, with its range."""
     rows = report['mIoU']
     counts = sorted({row['labels'] for row in rows})
     lines = ['| | ' + ' | '.join(f'{count} labels' for count in counts) + ' |', '|' + ' --- |' * (len(counts) + 1)]
@@ -394,6 +394,7 @@ PAGES = (
     'docs/adapters.md',
     'docs/decisions/operators-in-pytorch.md',
     'docs/deploy.md',
+    'docs/distillation.md',
     'docs/explore.md',
     'docs/features.md',
     'docs/first-ten-minutes.md',
@@ -447,6 +448,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'adapters': (['adapters.json'], adapters_table),
     'adapters time': (['adapters_time.json'], adapters_time_table),
     'adapters memory': (['memory_ladder.json'], adapter_memory_table),
+    'distillation': (['distillation.json'], pretraining_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
     'first minutes': (['first_ten_minutes.json'], first_minutes_table),
     'whole models': (['exports_whole.json'], whole_models_table),
