@@ -22,6 +22,7 @@ from swin_dense.export import ExportError
 from swin_dense.workbench.export import agreement, detectors, whole
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures
+from swin_dense.workbench.runtime.comparison import share_of_unmatched
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
 from tests.conftest import ROOT
 from tests.workbench.export.accuracy import accuracy
@@ -105,7 +106,7 @@ def test_unseen_sizes_in_both_runtimes(trained, demo_data, name, backbone, sizes
         expected = agreement.instances_of_framework(model, pixels)
         for session in sessions:
             found = agreement.instances_of_file(session.run({'img': img}), size, threshold)
-            share, count = agreement.share_of_unmatched(expected, found, lowest, 100)
+            share, count = share_of_unmatched(expected, found, lowest, 100)
             assert share == 0, size
             compared += count
     assert compared > 2 * len(sizes) or name == 'upernet'
