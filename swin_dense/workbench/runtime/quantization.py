@@ -84,8 +84,8 @@ def quantize(
     with an IoU of at least 0.9; of a segmentor and of a panoptic model, every pixel is compared. At most ``limit`` of
     them may differ.
 
-    Patch embedding, neck, pixel decoder, RPN and the last layers stay in float. If too much differs, the loss of every other group of
-    layers is measured, and the groups that lose most return to float, one by one, until it is enough.
+    Patch embedding, neck, pixel decoder, RPN and the last layers stay in float. If too much differs, the loss of every
+    other group of layers is measured, and the groups that lose most return to float, one by one, until it is enough.
 
     Args:
         path: an ``.onnx`` file of ``swin-dense export CONFIG CHECKPOINT --out FILE``.
@@ -117,11 +117,11 @@ def quantize(
         raise ValueError(f'{out} is the float file itself; choose another name')
     # A partner may have a lower score than the instance itself.
     model = load(path, score=SCORE - TOLERANCE.score)
-    groups = _groups(path, onnx.load(path).graph)
+    groups = groups_of(path, onnx.load(path).graph)
     calibration, held_out = _split(images)
     _logger.info('running the float file on %d photographs ...', len(held_out))
     _check_found(model, held_out, limit)
-    with _calibrated(path, model, groups, calibration) as quantizer:
+    with calibrated(path, model, groups, calibration) as quantizer:
         in_float, loss, compared = _chosen(quantizer, calibration, held_out, limit)
         in_int8 = [group for group in quantizer.groups if group not in in_float]
         facts = {
@@ -137,7 +137,7 @@ def quantize(
     return Quantized(out, loss, compared, tuple(in_float), tuple(in_int8))
 
 
-class _Quantizer:
+class Quantizer:
     """Quantises groups of layers of a file.
 
     Attributes:
@@ -156,11 +156,7 @@ class _Quantizer:
         """Return the share of predictions that differ if these groups are quantised, and the number compared."""
         self.write(in_int8, self._candidate)
         candidate = load(self._candidate, score=SCORE - TOLERANCE.score)
-        counts = np.zeros((2, 2), np.int64)
-        for photograph in photographs:
-            pixels = pictures.read(photograph)
-            counts += _differences(self.model.outputs(pixels), candidate.outputs(pixels), len(self.model.classes))
-        return max((different / max(compared, 1), compared) for different, compared in counts.tolist())
+        return difference(self.model, candidate, photographs)
 
     def write(self, in_int8: Iterable[str], path: Path, facts: dict[str, Any] | None = None) -> None:
         """Write a file in which these groups are quantised, with ``facts`` as ``quantized`` in its metadata."""
@@ -191,9 +187,9 @@ class _Quantizer:
 
 
 @contextmanager
-def _calibrated(
+def calibrated(
     path: Path, model: Model, groups: dict[str, list[str]], photographs: Sequence[Path]
-) -> Iterator[_Quantizer]:
+) -> Iterator[Quantizer]:
     """Measure the ranges of the layers on photographs, and return a quantizer for the block."""
     import onnx
     from onnxruntime.quantization import create_calibrator
@@ -207,7 +203,7 @@ def _calibrated(
         calibrator = create_calibrator(folder / 'float.onnx', TYPES, str(folder / 'augmented.onnx'))
         _logger.info('measuring the ranges of the layers on %d photographs ...', len(photographs))
         calibrator.collect_data(_Inputs(model, photographs))
-        yield _Quantizer(path, model, groups, calibrator.compute_data(), folder)
+        yield Quantizer(path, model, groups, calibrator.compute_data(), folder)
 
 
 class _Inputs:
@@ -221,7 +217,7 @@ class _Inputs:
         return next(self._inputs, None)
 
 
-def _groups(path: Path, graph: Any) -> dict[str, list[str]]:
+def groups_of(path: Path, graph: Any) -> dict[str, list[str]]:
     """Return the groups of layers in a graph, in its order, and the names of their nodes.
 
     Raises:
@@ -243,7 +239,7 @@ def _groups(path: Path, graph: Any) -> dict[str, list[str]]:
         if not scopes:
             raise ValueError(f'{path} lacks the names of its modules; export the model again with this version')
         groups.setdefault(_group_of(ast.literal_eval(scopes[0])[-2]), []).append(node.name)
-    if all(_is_sensitive(group) for group in groups):
+    if all(is_sensitive(group) for group in groups):
         raise ValueError(f'{path} has no layers that could be quantised')
     return groups
 
@@ -255,7 +251,7 @@ def _group_of(module: str) -> str:
     return '.'.join(parts[: sensitive[0] + 1 if sensitive else 3])
 
 
-def _is_sensitive(group: str) -> bool:
+def is_sensitive(group: str) -> bool:
     return not SENSITIVE.isdisjoint(group.split('.'))
 
 
@@ -294,15 +290,15 @@ def _check_found(model: Model, photographs: Sequence[Path], limit: float) -> Non
 
 
 def _chosen(
-    quantizer: _Quantizer, calibration: Sequence[Path], held_out: Sequence[Path], limit: float
+    quantizer: Quantizer, calibration: Sequence[Path], held_out: Sequence[Path], limit: float
 ) -> tuple[list[str], float, int]:
     """Return the groups that stay in float, the loss on the photographs held out, and the number compared.
 
     Raises:
         QuantizationError: the loss is above the limit even if only one group is quantised.
     """
-    in_float = [group for group in quantizer.groups if _is_sensitive(group)]
-    rest = [group for group in quantizer.groups if not _is_sensitive(group)]
+    in_float = [group for group in quantizer.groups if is_sensitive(group)]
+    rest = [group for group in quantizer.groups if not is_sensitive(group)]
     loss, compared = quantizer.loss(rest, held_out)
     if loss <= limit:
         return in_float, loss, compared
@@ -323,6 +319,21 @@ def _chosen(
             f'{limit:.0%} is allowed ({checks.argument("limit", ...)}). Each group of layers alone changes: {listed}'
         )
     return in_float, loss, compared
+
+
+def difference(expected: Model, found: Model, photographs: Iterable[Path]) -> tuple[float, int]:
+    """Return the larger share of instances or pixels in which two files differ, and the number compared.
+
+    Args:
+        expected: a file, loaded with a minimum score of at most ``SCORE - TOLERANCE.score``.
+        found: another file of the same model, loaded likewise.
+        photographs: files of photographs.
+    """
+    counts = np.zeros((2, 2), np.int64)
+    for photograph in photographs:
+        pixels = pictures.read(photograph)
+        counts += _differences(expected.outputs(pixels), found.outputs(pixels), len(expected.classes))
+    return max((different / max(compared, 1), compared) for different, compared in counts.tolist())
 
 
 def _differences(expected: Outputs, found: Outputs, classes: int) -> np.ndarray:
