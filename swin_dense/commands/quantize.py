@@ -21,6 +21,7 @@ from pathlib import Path
 import swin_dense
 from swin_dense.commands._images import images_in
 from swin_dense.commands._options import add_out, check_file, check_out
+from swin_dense.utils.choices import LARGEST_LOSS
 
 GROUP = 'models'
 EXTRA = 'export'
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--limit',
         type=float,
-        default=0.02,
+        default=LARGEST_LOSS,
         help='largest share of instances or pixels that may differ (default: %(default)s)',
     )
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import check_destination, written_whole
+from swin_dense.utils.choices import LARGEST_LOSS
 from swin_dense.workbench.runtime import comparison, pictures
 from swin_dense.workbench.runtime.model import Model, Outputs, load
 from swin_dense.workbench.runtime.queries import Found
@@ -75,7 +76,7 @@ def quantize(
     images: Sequence[str | PathLike[str]],
     out: str | PathLike[str],
     *,
-    limit: float = comparison.LARGEST_SHARE,
+    limit: float = LARGEST_LOSS,
 ) -> Quantized:
     """Quantise the file of a detector or segmentor to int8.
 
@@ -98,6 +99,7 @@ def quantize(
         What was done, which is in the metadata of the file too.
 
     Raises:
+        TypeError: ``images`` is no list.
         FileNotFoundError: a file or the folder of ``out`` does not exist.
         ValueError: the file contains no whole model, is quantised already, is not in float32 or lacks the names of its
             modules; there are too few photographs, or the model finds too little in them.
@@ -179,6 +181,10 @@ class Quantizer:
         quantizer.quantize_model()
         quantizer.model.topological_sort()
         quantized = quantizer.model.model
+        # `swin-dense export` describes weights without their type, which is no valid entry once they are in 8 bits.
+        described = [value for value in quantized.graph.value_info if value.type.WhichOneof('value') is not None]
+        del quantized.graph.value_info[:]
+        quantized.graph.value_info.extend(described)
         if facts is not None:
             for entry in quantized.metadata_props:
                 if entry.key == KEY:
@@ -257,6 +263,8 @@ def is_sensitive(group: str) -> bool:
 
 def _split(images: Sequence[str | PathLike[str]]) -> tuple[list[Path], list[Path]]:
     """Return the photographs that measure ranges, and those that are held out."""
+    if isinstance(images, (str, PathLike)):
+        raise TypeError(f'images must be a list of files, got {str(images)!r}')
     if len(images) < FEWEST:
         raise ValueError(
             f'give at least {FEWEST} photographs, of which half measure the ranges of the layers and half are held '

@@ -283,6 +283,8 @@ def test_wrong_arguments(tmp_path, photographs):
     ):
         with pytest.raises(ValueError, match=message):
             runtime.quantize(path, photographs, tmp_path / out, limit=limit)
+    with pytest.raises(TypeError, match='images must be a list of files, got '):
+        runtime.quantize(path, photographs[0].parent, tmp_path / 'y.onnx')
     with pytest.raises(FileNotFoundError, match='there is no folder'):
         runtime.quantize(path, photographs, tmp_path / 'none' / 'y.onnx')
     assert [one.name for one in tmp_path.iterdir()] == ['x.onnx']
