@@ -287,7 +287,7 @@ def _check_found(model: Model, photographs: Sequence[Path], limit: float) -> Non
     if not values and instances < needed:
         raise ValueError(
             f'the float file finds {instances or "nothing"}{" instances" * bool(instances)} in the {len(photographs)} '
-            f'photographs held out; a loss of {limit:.0%} can be measured on {needed} or more: give more '
+            f'photographs held out; a loss of {limit:.1%} can be measured on {needed} or more: give more '
             'photographs, which show objects of its classes'
         )
     if len(values) == 1:
@@ -324,7 +324,7 @@ def _chosen(
         listed = ', '.join(f'{group} {alone[group]:.1%}' for group in sorted(rest, key=lambda one: -alone[one]))
         raise QuantizationError(
             f'the file was not written: {loss:.1%} of its predictions differ from those of the float file, at most '
-            f'{limit:.0%} is allowed ({checks.argument("limit", ...)}). Each group of layers alone changes: {listed}'
+            f'{limit:.1%} is allowed ({checks.argument("limit", ...)}). Each group of layers alone changes: {listed}'
         )
     return in_float, loss, compared
 

@@ -178,7 +178,7 @@ def test_the_groups_that_lose_most_return_to_float(tmp_path, photographs):
 def test_a_loss_above_the_limit_names_the_groups(tmp_path, photographs):
     path = segmentor(tmp_path / 'x.onnx', 'backbone.stages.wide', 'neck.convs.0', 'decode_head.wide')
     (tmp_path / 'int8.onnx').write_text('of yesterday')
-    with pytest.raises(runtime.QuantizationError, match=r'was not written.* at most 2%') as raised:
+    with pytest.raises(runtime.QuantizationError, match=r'was not written.* at most 2\.0%') as raised:
         runtime.quantize(path, photographs, tmp_path / 'int8.onnx')
     assert 'backbone.stages.wide 6' in str(raised.value)
     assert 'decode_head.wide 6' in str(raised.value)
@@ -283,6 +283,10 @@ def test_wrong_arguments(tmp_path, photographs):
     ):
         with pytest.raises(ValueError, match=message):
             runtime.quantize(path, photographs, tmp_path / out, limit=limit)
+    (tmp_path / 'damaged.jpg').write_text('no image')
+    with pytest.raises(ValueError, match=r'damaged\.jpg'):
+        runtime.quantize(path, [*photographs, tmp_path / 'damaged.jpg'], tmp_path / 'y.onnx')
+    (tmp_path / 'damaged.jpg').unlink()
     with pytest.raises(TypeError, match='images must be a list of files, got '):
         runtime.quantize(path, photographs[0].parent, tmp_path / 'y.onnx')
     with pytest.raises(FileNotFoundError, match='there is no folder'):
@@ -361,7 +365,7 @@ def test_the_command_refuses(tmp_path, photographs, capsys):
         (
             [str(path), folder],
             1,
-            'of its predictions differ from those of the float file, at most 2% is allowed (--limit)',
+            'of its predictions differ from those of the float file, at most 2.0% is allowed (--limit)',
         ),
         ([str(path), folder, '--limit', '0'], 2, '--limit must lie between 0 and 1'),
         ([str(path), str(photographs[0])], 2, 'at least 20 photographs'),
