@@ -353,6 +353,34 @@ def trained_models_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def quantized_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/quantize.py: sizes, metrics and agreement of files in float32 and int8."""
+    metrics = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ', 'mIoU': 'mIoU'}
+    trained = {name: row for name, row in report.items() if 'metrics' in row}
+    ways = [way for way in next(iter(trained.values()))['metrics'] if way != 'framework']
+    heads = ['model', 'MiB', 'same as in float32', 'metric', *ways]
+    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    for name, row in trained.items():
+        same = ', '.join(f'{share:.1%} ({way})' for way, share in row['agreement'].items())
+        cells = [name, f'{row["float_mib"]:.1f}, in int8 {row["int8_mib"]:.1f}', same]
+        for key in (key for key in metrics if key in row['metrics'][ways[0]]):
+            unit = 100 if key == 'mIoU' else 1  # mmseg counts in percent
+            figures = [f'{row["metrics"][way][key] / unit:.3f}' for way in ways]
+            lines.append('| ' + ' | '.join([*cells, metrics[key], *figures]) + ' |')
+            cells = [''] * len(cells)
+    return '\n'.join(lines) + '\n'
+
+
+def quantized_speed_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/quantize.py: the time of an image in each way to run the files."""
+    timed = {name: row['speed'] for name, row in report.items() if 'speed' in row}
+    ways = list(next(iter(timed.values())))
+    lines = ['| ms | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
+    for name, row in timed.items():
+        lines.append(f'| {name} | ' + ' | '.join(f'{row[way]:,.0f}' for way in ways) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def _counts(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return 'not run'
@@ -461,6 +489,8 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'whole models': (['exports_whole.json'], whole_models_table),
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),
+    'quantised': (['quantize.json'], quantized_table),
+    'speed quantised': (['quantize.json'], quantized_speed_table),
 }
 
 
