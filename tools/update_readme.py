@@ -371,16 +371,6 @@ def quantized_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def quantized_speed_table(report: dict[str, Any]) -> str:
-    """Return a table of benchmarks/quantize.py: the time of an image in each way to run the files."""
-    timed = {name: row['speed'] for name, row in report.items() if 'speed' in row}
-    ways = list(next(iter(timed.values())))
-    lines = ['| ms | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
-    for name, row in timed.items():
-        lines.append(f'| {name} | ' + ' | '.join(f'{row[way]:,.0f}' for way in ways) + ' |')
-    return '\n'.join(lines) + '\n'
-
-
 def _counts(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return 'not run'
@@ -415,7 +405,6 @@ PAGES = (
     'CONTRIBUTING.md',
     'README.md',
     'README_zh-CN.md',
-    'docs/decisions/linear-layers.md',
     'docs/decisions/one-block.md',
     'docs/adapters.md',
     'docs/decisions/operators-in-pytorch.md',
@@ -428,6 +417,7 @@ PAGES = (
     'docs/install.md',
     'docs/predictions.md',
     'docs/pretraining.md',
+    'docs/quantization.md',
     'docs/speed.md',
 )
 # Chinese translations of the texts in the tables of the README.
@@ -473,7 +463,6 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
         _by_processor('revisions_small_core'),
         functools.partial(revisions_table, ('0.3.0', 'small core')),
     ),
-    'linear layers': (_by_processor('revisions_linear'), functools.partial(revisions_table, ('MKL', 'oneDNN'))),
     'memory': (_by_processor('train_512'), memory_table),
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),
@@ -490,7 +479,6 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),
     'quantised': (['quantize.json'], quantized_table),
-    'speed quantised': (['quantize.json'], quantized_speed_table),
 }
 
 
