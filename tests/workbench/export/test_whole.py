@@ -385,20 +385,6 @@ def test_the_command_explains_wrong_arguments(tmp_path):
         assert 'Traceback' not in done.stderr
 
 
-def without_partner(first, second, within):
-    """Return the scores of two descending lists that have no equal one in the other list, except for rounding."""
-    first, second, alone = [*first], [*second], ([], [])
-    while first and second:
-        if abs(first[0] - second[0]) <= within:
-            first.pop(0)
-            second.pop(0)
-        elif first[0] > second[0]:
-            alone[0].append(first.pop(0))
-        else:
-            alone[1].append(second.pop(0))
-    return alone[0] + first, alone[1] + second
-
-
 @pytest.mark.slow
 def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
     *_, path = trained('mask_rcnn')
@@ -416,14 +402,30 @@ def test_the_page_on_deployment(trained, demo_data, tmp_path, monkeypatch):
         assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
     for each in RUNTIMES:
         records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
-        scores = [[instance['score'] for instance in record['instances']] for record in records]
-        common = min(map(len, scores))
-        # Of two boxes that overlap, float16 may keep another one, or both, of low score.
-        for alone in without_partner(*scores, within=2e-2):
-            alone = [score for score in alone if score > 0.05 + 2e-2]  # others may be on the other side of the least
-            assert len(alone) <= 1
-            assert all(score < 0.3 for score in alone)
-        assert common > 3
+        for one, other in (records, records[::-1]):
+            overlaps, is_equal = partners(one['instances'], other['instances'], within=2e-2, above=0.05 + 2e-2)
+            # Of boxes that overlap, NMS may keep another one in float16: which one, and so how many, is chance.
+            assert min(overlaps) >= 0.5
+            assert len(is_equal) > 3
+            assert sum(is_equal) >= 2 / 3 * len(is_equal)
+
+
+def partners(instances, others, within, above):
+    """Compare instances above a score with the others of their label, by pycocotools' overlaps.
+
+    Returns the largest overlap of each, and whether one with the same score overlaps it almost entirely.
+    """
+    overlaps, is_equal = [], []
+    for one in instances:
+        if one['score'] > above:
+            alike = [other for other in others if other['label'] == one['label']]
+            boxes = [corner_and_size(other['box']) for other in alike]
+            found = coco_mask.iou([corner_and_size(one['box'])], boxes, [0] * len(boxes))[0] if boxes else [0.0]
+            scores = [other['score'] for other in alike] or [0.0]
+            overlaps.append(max(found))
+            pairs = zip(found, scores, strict=True)
+            is_equal.append(any(iou >= 0.9 and abs(score - one['score']) <= within for iou, score in pairs))
+    return overlaps, is_equal
 
 
 def share_without_partner(first, second):
