@@ -135,8 +135,10 @@ def _photographs(images: Sequence[str | PathLike[str]], model: Model) -> tuple[l
     """Return the photographs that measure ranges, and those that are held out."""
     if isinstance(images, (str, PathLike)):
         raise TypeError(f'images must be a list of files, got {str(images)!r}')
-    count = min(len(images), MOST)
-    chosen = [Path(images[index * len(images) // count]) for index in range(count)]
+    # A photograph that is given twice must not measure ranges and be held out too.
+    different = list({Path(image).resolve(): Path(image) for image in images}.values())
+    count = min(len(different), MOST)
+    chosen = [different[index * len(different) // count] for index in range(count)]
     usable = [photograph for photograph in chosen if _is_usable(photograph, model)]
     if len(usable) < FEWEST:
         unusable = f', and {count - len(usable)} that cannot be used' if len(usable) < count else ''

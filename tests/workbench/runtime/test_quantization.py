@@ -48,7 +48,7 @@ def save(path, nodes, weights, outputs, facts):
         [numpy_helper.from_array(value, name) for name, value in {'size': np.zeros(2, np.int64), **weights}.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 20)], ir_version=10)
-    model.metadata_props.add(key=KEY, value=json.dumps({**FACTS, **facts}))
+    onnx.helper.set_model_props(model, {KEY: json.dumps({**FACTS, **facts}), 'author': 'us'})
     onnx.save(onnx.shape_inference.infer_shapes(model), path)
     return path
 
@@ -163,6 +163,7 @@ def test_a_file_without_loss(tmp_path, photographs):
         'loss': 0.0,
         'limit': 0.02,
     }
+    assert {entry.key for entry in onnx.load(done.path).metadata_props} >= {KEY, 'author'}
     onnx.checker.check_model(done.path, full_check=True)
     assert {one.domain for one in onnx.load(done.path).graph.node} == {''}
 
@@ -218,6 +219,16 @@ def test_at_most_200_photographs_are_used_from_the_whole_list(monkeypatch):
     assert len(calibration) == len(held_out) == 100
     assert (calibration[0].name, held_out[-1].name) == ('0.jpg', '995.jpg')
     assert not set(calibration) & set(held_out)
+
+
+def test_a_photograph_that_is_given_twice_counts_once(tmp_path, photographs):
+    path = segmentor(tmp_path / 'x.onnx', 'backbone.stages.0')
+    folder = photographs[0].parent
+    again = [folder / '..' / folder.name / photograph.name for photograph in photographs]
+    done = runtime.quantize(path, [*photographs, *again], tmp_path / 'int8.onnx')
+    assert done.compared == 12 * SIDE**2
+    with pytest.raises(ValueError, match=r'at least 20 photographs.* got 19$'):
+        runtime.quantize(path, photographs[:19] * 2, tmp_path / 'int8.onnx')
 
 
 def test_photographs_that_cannot_be_used_are_named_and_left_out(tmp_path, photographs, caplog):
