@@ -1,15 +1,26 @@
-"""A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch."""
+"""A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch.
+
+Networks: SwinBackbone, SwinV2Backbone, SwinClassifier, SimMIM; create_backbone builds one by its name or checkpoint.
+In mmengine's registry: SwinDense, SwinDenseV2.
+Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
+Images: extract_pyramid.
+Files for other runtimes: export_model, export_detector, export_segmentor.
+Packages with further public names: features, integrations, ops, runtime.
+"""
 
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from swin_dense import _registration
+from swin_dense.utils.lazy import public_name
 
 if TYPE_CHECKING:
     from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
     from swin_dense.export import export_model
     from swin_dense.features import extract_pyramid
+    from swin_dense.features.distillation import FeatureDistillation
+    from swin_dense.features.teachers import Teacher
     from swin_dense.mm import SwinDense as SwinDense
     from swin_dense.mm import SwinDenseV2 as SwinDenseV2
     from swin_dense.models.classifier import SwinClassifier
@@ -22,10 +33,12 @@ if TYPE_CHECKING:
 __version__ = '0.3.0'
 __all__ = [
     'CheckpointError',
+    'FeatureDistillation',
     'SimMIM',
     'SwinBackbone',
     'SwinClassifier',
     'SwinV2Backbone',
+    'Teacher',
     'allow_partial_loading',
     'create_backbone',
     'export_detector',
@@ -40,12 +53,14 @@ __all__ = [
 # `swin_dense.runtime` need no torch, and a backbone needs no exporter.
 _HOMES = {
     'CheckpointError': 'checkpoint',
+    'FeatureDistillation': 'features.distillation',
     'SimMIM': 'models.simmim',
     'SwinBackbone': 'models.swin',
     'SwinClassifier': 'models.classifier',
     'SwinDense': 'mm',
     'SwinDenseV2': 'mm',
     'SwinV2Backbone': 'models.swin_v2',
+    'Teacher': 'features.teachers',
     'allow_partial_loading': 'checkpoint',
     'create_backbone': 'models.create',
     'export_detector': 'workbench.export',
@@ -71,11 +86,7 @@ def __getattr__(name: str) -> Any:
             raise ImportError(reason)
         if _HOMES[name] == 'mm':
             _check_mmengine(name)
-        globals()[name] = getattr(import_module(f'swin_dense.{_HOMES[name]}'), name)
-        return globals()[name]
-    if name.startswith('_') or find_spec(f'swin_dense.{name}') is None:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return import_module(f'swin_dense.{name}')
+    return public_name(__name__, name, _HOMES)
 
 
 def __dir__() -> list[str]:

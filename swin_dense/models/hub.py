@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from swin_dense.utils import packages
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import write_json, write_text, written_whole
 
 Model = TypeVar('Model', bound='HubMixin')
 
@@ -68,7 +68,8 @@ class HubMixin(nn.Module):
 
     def _change_given(self, **options: Any) -> None:
         """Update the recorded options after the model was changed."""
-        self._given = {**self._given, **{name: _recorded(value) for name, value in options.items()}}
+        changed = {name: _recorded(value) for name, value in options.items()}
+        self._given = {**self._given, **changed}
 
     def _kept_by_other_windows(self) -> dict[str, Any]:
         """Return options that the module needs if it is rebuilt with another ``window_size`` and the same weights."""
@@ -87,7 +88,8 @@ class HubMixin(nn.Module):
         """
         save_file = packages.optional('a saved model', 'safetensors.torch').save_file
         kind = type(self)
-        for option, value in [*self._given.items(), *(('*args', value) for value in self._positional)]:
+        arguments = [('*args', value) for value in self._positional]
+        for option, value in [*self._given.items(), *arguments]:
             if isinstance(value, _Unwritable):
                 raise TypeError(f'the option {option} cannot be written to {CONFIG}: it is a {value.kind}')
         config: dict[str, Any] = {'library': LIBRARY, 'class': kind.__name__, 'options': self._given}
@@ -100,8 +102,7 @@ class HubMixin(nn.Module):
         tensors = {key: tensor.detach().contiguous() for key, tensor in self.state_dict().items()}
         with written_whole(folder / WEIGHTS) as unfinished:
             save_file(tensors, unfinished.path, metadata={'format': 'pt'})
-        with written_whole(folder / CONFIG) as unfinished:
-            unfinished.path.write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+        write_json(folder / CONFIG, config)
         if not (folder / CARD).exists():
             card = CARD_TEXT.format(
                 kind=kind.__name__,
@@ -110,8 +111,7 @@ class HubMixin(nn.Module):
                 parameters=sum(parameter.numel() for parameter in self.parameters()),
                 options=json.dumps(self._given),
             )
-            with written_whole(folder / CARD) as unfinished:
-                unfinished.path.write_text(card, encoding='utf-8')
+            write_text(folder / CARD, card)
         return folder
 
     @classmethod
@@ -212,9 +212,11 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             )
         if '_given' not in vars(self):
             # Arguments that have no name can be given again only behind those that have one.
-            self._positional = [_recorded(value) for value in args] if len(args) > len(by_position) else []
-            named = {} if self._positional else dict(zip(by_position, args, strict=False))
-            self._given = {name: _recorded(value) for name, value in {**named, **kwargs}.items()}
+            named = dict(zip(by_position, args, strict=False)) | kwargs
+            if len(args) > len(by_position):
+                self._positional = [_recorded(value) for value in args]
+                named = kwargs
+            self._given = {name: _recorded(value) for name, value in named.items()}
         init(self, *args, **kwargs)
 
     return record
@@ -223,7 +225,8 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 def _public_module(kind: type) -> str:
     """Return the module to import a class from: its top-level package if that exports the class, else its module."""
     package = kind.__module__.partition('.')[0]
-    return package if getattr(sys.modules[package], kind.__name__, None) is kind else kind.__module__
+    is_exported = getattr(sys.modules[package], kind.__name__, None) is kind
+    return package if is_exported else kind.__module__
 
 
 def _recorded(value: Any) -> Any:
