@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from swin_dense.export import formats
-from swin_dense.export.export import check_opset, checked_path
+from swin_dense.export.export import check_opset, checked_path, make_traceable
 from swin_dense.export.formats import ExportError
-from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.utils import checks, packages
 from swin_dense.workbench.export import agreement, gate
@@ -274,7 +273,7 @@ def _write(
 ) -> Exported:
     """Write and verify a file; ``divisor`` divides the sides of all images that the model supports."""
     picture = pictures.read(image or PICTURE)[:, :, ::-1]
-    replace_adaptive_pools(model)
+    make_traceable(model)
     model.eval().requires_grad_(False)
     comparison = Comparison(
         [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
