@@ -80,6 +80,7 @@ def window_attention(
     plan = find_plan(x.shape[1], x.shape[2], spec.window, spec.shift, x.device)
     qkv = project(_Move.apply(x, plan, True))
     tokens = math.prod(spec.window)
+    channels = qkv.shape[2] // 3  # not always those of x: heads can be pruned
     heads = qkv.unflatten(2, (3, spec.num_heads, -1))
     if relative_bias is None:
         relative_bias = qkv.new_zeros(1, tokens, tokens)
@@ -89,7 +90,9 @@ def window_attention(
         windows = group.flatten(0, 1).unflatten(0, (-1, tokens))
         added = bias if mask is None else bias + mask.to(qkv.dtype)
         out = _attend(windows, added, spec.scale, dropout)
-        outs.append(out.transpose(1, 2).flatten(0, 1).reshape(*group.shape[:2], x.shape[3]))
+        # One reshape would make torch.compile ask whether the number of windows is that of images.
+        tokens_first = out.transpose(1, 2).flatten(0, 1)
+        outs.append(tokens_first.reshape(*group.shape[:2], channels))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
     return _Move.apply(out, plan, False)
 
