@@ -10,9 +10,9 @@ The models are the Mask R-CNN and the UPerNet of ``make demo``, and the DINO and
 metrics come from ``tools/make_demo_data.py`` with another seed: no model was trained on them, and no choice of layers
 was made on them. Metrics are computed by the evaluator of the config, agreement as ``swin-dense quantize`` does it.
 
-Times are medians of one image of SIZE on one thread, for the outputs of the file; measure them on an idle machine. With
---full, the file is a Mask R-CNN of published size with random weights, whose predictions mean nothing: it is quantised
-with the same layers in float, and only its times are measured. Results of other models in the report stay.
+Times are medians of one image of SIZE on --threads threads, for the outputs of the file; measure them on an idle
+machine. With --full, the file is a Mask R-CNN of published size with random weights, whose predictions mean nothing: it
+is quantised with the same layers in float, and only its times are measured. Results of other models in the report stay.
 """
 
 import argparse
@@ -42,7 +42,18 @@ DEMO = {
 FULL = 'Mask R-CNN Swin-T, random weights'
 SEED, PHOTOGRAPHS, IMAGES = 7, 120, 120
 SIZE = (800, 1216)
-WAYS = {'ONNX Runtime': 'onnxruntime', 'OpenVINO': 'openvino'}
+# The ways to run a model: which file, and the options of ``runtime.load``.
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    'ONNX Runtime': ('float', {'runtime': 'onnxruntime'}),
+    'ONNX Runtime int8': ('int8', {'runtime': 'onnxruntime'}),
+    'OpenVINO': ('float', {'runtime': 'openvino'}),
+    'OpenVINO bfloat16': ('float', {'runtime': 'openvino', 'precision': 'bfloat16'}),
+    'OpenVINO int8': ('int8', {'runtime': 'openvino'}),
+    'OpenVINO int8, bfloat16': ('int8', {'runtime': 'openvino', 'precision': 'bfloat16'}),
+}
+# Those that others are compared with, in the same library.
+FLOAT = ('ONNX Runtime', 'OpenVINO')
+Files = dict[str, Path]  # the float file and the int8 file of a model, as 'float' and 'int8'
 
 
 def main() -> None:
@@ -54,26 +65,25 @@ def main() -> None:
     parser.add_argument('--only-speed', action='store_true', help='measure only times, of files that are there')
     parser.add_argument('--full', type=Path, help='folder of exports_whole.py: only times, of its Mask R-CNN')
     parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--threads', type=int, default=2)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     photographs, images = _data(args.folder)
     if args.full is not None:
-        model, int8 = args.full / 'Mask R-CNN' / 'model.onnx', args.folder / 'full_int8.onnx'
-        if not int8.exists():
-            quantize_untested(model, int8, photographs[::6])
-        add(args.out, FULL, sizes(model, int8) | {'speed': speed(model, int8, args.rounds)})
+        files = {'float': args.full / 'Mask R-CNN' / 'model.onnx', 'int8': args.folder / 'full_int8.onnx'}
+        if not files['int8'].exists():
+            quantize_untested(*files.values(), photographs[::6])
+        add(args.out, FULL, sizes(files) | speed(files, args.rounds, args.threads))
         return
     for name in args.models:
-        int8 = args.folder / f'{name}_int8.onnx'
+        files = {'float': args.folder / f'{name}.onnx', 'int8': args.folder / f'{name}_int8.onnx'}
         if args.only_speed:
-            model = args.folder / f'{name}.onnx'
-            add(args.out, name, {'speed': speed(model, int8, args.rounds)})
+            add(args.out, name, speed(files, args.rounds, args.threads))
             continue
-        config, weights, model = model_of(name, args.folder, args.demo or args.folder / 'demo')
-        figures = quantized(model, int8, photographs)
-        figures |= {'images': len(images), 'metrics': metrics(config, weights, model, int8)}
-        figures['agreement'] = {way: agreement(model, int8, library, images) for way, library in WAYS.items()}
-        add(args.out, name, figures)
+        config, weights = prepared(name, files['float'], args.demo or args.folder / 'demo')
+        figures = quantized(files, photographs)
+        figures |= {'images': len(images), 'metrics': metrics(config, weights, files)}
+        add(args.out, name, figures | {'agreement': agreement(files, images)})
 
 
 def _data(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -84,17 +94,17 @@ def _data(folder: Path) -> tuple[list[Path], list[Path]]:
     return first, second
 
 
-def model_of(name: str, folder: Path, demo: Path) -> tuple[Any, Path, Path]:
-    """Return the config of a model for the data in a folder, its weights, and its file in the folder."""
+def prepared(name: str, path: Path, demo: Path) -> tuple[Any, Path]:
+    """Train and export a model if that is not done; return its config for the data beside the file, and its weights."""
     from tests.mm.demo import demo_config
 
-    path = folder / f'{name}.onnx'
+    folder = path.parent
     if name in QUERIES:
         # It is trained on the data of the demo.
         _, weights, model = trained(name, folder / QUERIES[name], made_data(folder / 'training data'), EPOCHS[name])
         path.unlink(missing_ok=True)
         path.hardlink_to(model)
-        return config_with_queries(name, (folder / 'data').resolve(), EPOCHS[name]), weights, path
+        return config_with_queries(name, (folder / 'data').resolve(), EPOCHS[name]), weights
     key, recipe, framework = DEMO[name]
     if not (demo / key / 'last_checkpoint').exists():
         subprocess.run([sys.executable, ROOT / 'tools' / 'demo.py', demo], check=True)
@@ -102,17 +112,15 @@ def model_of(name: str, folder: Path, demo: Path) -> tuple[Any, Path, Path]:
     if not path.exists():
         image = demo / 'data' / 'coco' / 'val2017' / '000000000001.jpg'
         command('export', ROOT / 'configs' / 'demo' / recipe, weights, '--out', path, '--image', image)
-    return demo_config(framework, (folder / 'data').resolve()), weights, path
+    return demo_config(framework, (folder / 'data').resolve()), weights
 
 
-def quantized(model: Path, int8: Path, photographs: list[Path]) -> dict[str, Any]:
+def quantized(files: Files, photographs: list[Path]) -> dict[str, Any]:
     """Quantise a file as the command does, and return what was done."""
     start = time.perf_counter()
-    done = runtime.quantize(model, photographs, int8)
+    done = runtime.quantize(files['float'], photographs, files['int8'])
     return {
-        'processor': processor(),
-        'versions': {package: version_of(package) for package in ('onnxruntime', 'openvino')},
-        **sizes(model, int8),
+        **sizes(files),
         'seconds': time.perf_counter() - start,
         'photographs': len(photographs),
         'loss held out': done.loss,
@@ -132,51 +140,58 @@ def quantize_untested(model: Path, int8: Path, photographs: list[Path]) -> None:
     quantizer.Quantizer(model, groups, ranges).write(in_int8, int8)
 
 
-def sizes(model: Path, int8: Path) -> dict[str, float]:
-    return {'float_mib': model.stat().st_size / 2**20, 'int8_mib': int8.stat().st_size / 2**20}
+def sizes(files: Files) -> dict[str, float]:
+    return {f'{kind}_mib': path.stat().st_size / 2**20 for kind, path in files.items()}
 
 
-def metrics(config: Any, weights: Path, model: Path, int8: Path) -> dict[str, dict[str, float]]:
-    """Return the metrics of the framework, and of both files in each way to run them."""
+def loaded(files: Files, way: str, **options: Any) -> runtime.Model:
+    kind, chosen = WAYS[way]
+    return runtime.load(files[kind], **chosen, **options)
+
+
+def metrics(config: Any, weights: Path, files: Files) -> dict[str, dict[str, float]]:
+    """Return the metrics of the framework, and of the files in each way to run them."""
     from swin_dense.workbench.predict import Predictor
     from tests.workbench.export.accuracy import accuracy
 
-    files = {
-        f'{way}{" int8" * (path == int8)}': runtime.load(path, runtime=library, score=0.0)
-        for way, library in WAYS.items()
-        for path in (model, int8)
-    }
+    models = [loaded(files, way, score=0.0) for way in WAYS]
     predictor = Predictor(config, str(weights), 'cpu')
-    return dict(zip(['framework', *files], accuracy(config, predictor.model, list(files.values())), strict=True))
+    return dict(zip(['framework', *WAYS], accuracy(config, predictor.model, models), strict=True))
 
 
-def agreement(model: Path, int8: Path, library: str, images: list[Path]) -> float:
-    """Return the share of predictions in which the int8 file agrees with the float file."""
-    expected, found = (runtime.load(path, runtime=library, score=quantization.LOWEST) for path in (model, int8))
-    return 1 - quantization.difference(quantization.Reference(expected), found, images)[0]
+def agreement(files: Files, images: list[Path]) -> dict[str, float]:
+    """Return the share of predictions that agree with those of the float file in the same library, for other ways."""
+    references = {way: quantization.Reference(loaded(files, way, score=quantization.LOWEST)) for way in FLOAT}
+    found = {}
+    for way in WAYS:
+        if way not in FLOAT:
+            reference = next(reference for name, reference in references.items() if way.startswith(name))
+            model = loaded(files, way, score=quantization.LOWEST)
+            found[way] = 1 - quantization.difference(reference, model, images)[0]
+    return found
 
 
-def speed(model: Path, int8: Path, rounds: int) -> dict[str, float]:
-    """Return the time of one image of SIZE in ms, for both files in each way to run them."""
+def speed(files: Files, rounds: int, threads: int) -> dict[str, Any]:
+    """Return the time of one image of SIZE in ms, in each way to run the files."""
     img = pictures.resized(pictures.read(PICTURE), *SIZE)[:, :, ::-1].transpose(2, 0, 1)[None].astype(np.float32)
     found = {}
-    for way, library in WAYS.items():
-        for path in (model, int8):
-            loaded = runtime.load(path, runtime=library, threads=1)
-            loaded.run(img)
-            times = []
-            for _ in range(rounds):
-                start = time.perf_counter()
-                loaded.run(img)
-                times.append(time.perf_counter() - start)
-            found[f'{way}{" int8" * (path == int8)}'] = 1000 * statistics.median(times)
-    return found
+    for way in WAYS:
+        model = loaded(files, way, threads=threads)
+        model.run(img)
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            model.run(img)
+            times.append(time.perf_counter() - start)
+        found[way] = 1000 * statistics.median(times)
+    return {'threads': threads, 'rounds': rounds, 'speed': found}
 
 
 def add(out: Path, name: str, figures: dict[str, Any]) -> None:
     """Add figures to those of a model in the report."""
     report = json.loads(out.read_text()) if out.exists() else {}
-    report[name] = {**report.get(name, {}), **figures}
+    versions = {package: version_of(package) for package in ('onnxruntime', 'openvino')}
+    report[name] = {**report.get(name, {}), 'processor': processor(), 'versions': versions, **figures}
     out.write_text(json.dumps(report, indent=1) + '\n')
 
 

@@ -354,20 +354,32 @@ def trained_models_table(report: dict[str, Any]) -> str:
 
 
 def quantized_table(report: dict[str, Any]) -> str:
-    """Return a table of benchmarks/quantize.py: sizes, metrics and agreement of files in float32 and int8."""
-    metrics = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ', 'mIoU': 'mIoU'}
+    """Return a table of benchmarks/quantize.py: metrics of each way to run a file, and agreement with float32."""
+    names = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ', 'mIoU': 'mIoU'}
     trained = {name: row for name, row in report.items() if 'metrics' in row}
     ways = [way for way in next(iter(trained.values()))['metrics'] if way != 'framework']
-    heads = ['model', 'MiB', 'same as in float32', 'metric', *ways]
-    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    lines = ['| model | | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
     for name, row in trained.items():
-        same = ', '.join(f'{share:.1%} ({way})' for way, share in row['agreement'].items())
-        cells = [name, f'{row["float_mib"]:.1f}, in int8 {row["int8_mib"]:.1f}', same]
-        for key in (key for key in metrics if key in row['metrics'][ways[0]]):
+        first = name
+        for key in (key for key in names if key in row['metrics'][ways[0]]):
             unit = 100 if key == 'mIoU' else 1  # mmseg counts in percent
             figures = [f'{row["metrics"][way][key] / unit:.3f}' for way in ways]
-            lines.append('| ' + ' | '.join([*cells, metrics[key], *figures]) + ' |')
-            cells = [''] * len(cells)
+            lines.append('| ' + ' | '.join([first, names[key], *figures]) + ' |')
+            first = ''
+        same = [f'{row["agreement"][way]:.1%}' if way in row['agreement'] else '' for way in ways]
+        lines.append('| ' + ' | '.join(['', 'as in float32', *same]) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def quantized_speed_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/quantize.py: sizes, and the time of an image in each way to run the files."""
+    timed = {name: row for name, row in report.items() if 'speed' in row}
+    ways = list(next(iter(timed.values()))['speed'])
+    lines = ['| model | MiB, in int8 | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
+    for name, row in timed.items():
+        sizes = f'{row["float_mib"]:.1f}, {row["int8_mib"]:.1f}'
+        times = [f'{row["speed"][way]:,.0f} ms' for way in ways]
+        lines.append('| ' + ' | '.join([name, sizes, *times]) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -479,6 +491,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),
     'quantised': (['quantize.json'], quantized_table),
+    'quantised speed': (['quantize.json'], quantized_speed_table),
 }
 
 

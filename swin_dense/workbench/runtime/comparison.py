@@ -87,21 +87,27 @@ def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) 
         for segment in np.unique(one):
             mask = one == segment
             found, counts = np.unique(other[mask], return_counts=True)
-            if found[counts.argmax()] % OFFSET == segment % OFFSET:
-                is_same |= mask & (other == found[counts.argmax()])
+            partner = found[counts.argmax()]
+            if partner % OFFSET == segment % OFFSET:
+                is_same |= mask & (other == partner)
         shares.append(1 - float(is_same.mean()))
     return max(shares), int((np.unique(theirs) != classes).sum())
 
 
 def _has_match(other: Instances, one: Instances, index: int, tolerance: Tolerance) -> bool:
     """Return whether ``other`` contains the instance ``index`` of ``one``."""
-    is_like = (other.labels == one.labels[index]) & (np.abs(other.scores - one.scores[index]) <= tolerance.score)
-    partners = np.flatnonzero(is_like & (_overlaps(one.boxes[index], other.boxes) >= tolerance.overlap))
+    has_label = other.labels == one.labels[index]
+    has_score = np.abs(other.scores - one.scores[index]) <= tolerance.score
+    has_box = _overlaps(one.boxes[index], other.boxes) >= tolerance.overlap
+    partners = np.flatnonzero(has_label & has_score & has_box)
     if one.masks is None or other.masks is None:
         return one.masks is other.masks and len(partners) > 0
     mask = one.masks[index]
-    masks = (other.masks[partner] for partner in partners)
-    return any((mask & found).sum() >= tolerance.overlap * (mask | found).sum() for found in masks)
+    for partner in partners:
+        found = other.masks[partner]
+        if (mask & found).sum() >= tolerance.overlap * (mask | found).sum():
+            return True
+    return False
 
 
 def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:

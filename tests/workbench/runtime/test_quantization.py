@@ -168,6 +168,13 @@ def test_a_file_without_loss(tmp_path, photographs):
     assert {one.domain for one in onnx.load(done.path).graph.node} == {''}
 
 
+def test_products_do_not_overflow_on_processors_without_vnni(tmp_path):
+    # Only on such a processor could the predictions tell: there, ONNX Runtime replaces the fast and wrong products.
+    session = SESSIONS['onnxruntime'](segmentor(tmp_path / 'x.onnx', 'backbone.stages.0'), 1)
+    options = session._session.get_session_options()
+    assert options.get_session_config_entry('session.x64quantprecision') == '1'
+
+
 def test_the_groups_that_lose_most_return_to_float(tmp_path, photographs):
     path = segmentor(tmp_path / 'x.onnx', 'backbone.stages.0', 'backbone.stages.wide', 'decode_head.convs.0')
     done = runtime.quantize(path, photographs, tmp_path / 'int8.onnx')
