@@ -40,4 +40,5 @@ IMAGE_SUFFIXES = frozenset(
 LANGUAGES = ('en', 'zh')  # of the page of `swin-dense explore`
 LARGEST_PAGE = 12_000_000  # bytes
 RUNTIMES = ('onnxruntime', 'openvino')  # libraries that execute whole models
+PRECISIONS = ('float32', 'bfloat16')  # in which they compute
 EXPORT_SUFFIXES = ('.onnx', '.pt2', '.ts')
