@@ -122,8 +122,9 @@ def assert_same(
 
 
 def folders_named_in(path: Path) -> list[str]:
-    """Return which folders of this machine a file, or a member of a zip archive, names: code, packages, home, its own."""
-    folders = {str(ROOT), str(Path.home()), str(path.parent), *map(sysconfig.get_path, ('stdlib', 'purelib', 'platlib'))}
+    """Return the folders of this machine that a file, or a member of a zip archive, names: of code, home, its own."""
+    packages = (sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib'))
+    folders = {str(ROOT), str(Path.home()), str(path.parent), *packages}
     contents = [path.read_bytes()]
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

@@ -42,3 +42,4 @@ LARGEST_PAGE = 12_000_000  # bytes
 RUNTIMES = ('onnxruntime', 'openvino')  # libraries that execute whole models
 PRECISIONS = ('float32', 'bfloat16')  # in which they compute
 EXPORT_SUFFIXES = ('.onnx', '.pt2', '.ts')
+TARGETS = ('coreml', 'executorch', 'litert', 'tensorrt')  # compilers that read exported files
