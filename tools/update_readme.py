@@ -285,6 +285,33 @@ def short_whole_models_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def bfloat16_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/exports_bfloat16.py: metrics in both precisions, and the share that agrees."""
+    names = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'mIoU': 'mIoU'}
+    lines = ['| model | metric | float32 | bfloat16 | the same in both |', '|' + ' --- |' * 5]
+    for row in report['rows']:
+        what = 'pixels' if 'mIoU' in row['metrics']['float32'] else 'instances (score 0.3, IoU 0.9, label)'
+        same = f'{row["agree"] / row["compared"]:.1%} of {row["compared"]:,} {what}'
+        for key in (key for key in names if key in row['metrics']['float32']):
+            figures = ' | '.join(f'{row["metrics"][one][key]:.3f}' for one in ('float32', 'bfloat16'))
+            lines.append(f'| {row["model"]} | {names[key]} | {figures} | {same} |')
+    return '\n'.join(lines) + '\n'
+
+
+def converters_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/converters.py: versions, size and error of a backbone in other compilers."""
+    names = {'executorch': 'ExecuTorch, XNNPACK', 'litert': 'LiteRT', 'coreml': 'Core ML'}
+    heads = ('for', 'packages, beside torch ' + report['versions']['torch'].partition('+')[0])
+    heads += ('seconds to convert', 'file, MiB', 'largest error', 'ms per image')
+    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    for row in report['rows']:
+        packages = ', '.join(f'{name} {version}' for name, version in row['versions'].items())
+        cells = [names[row['target']], packages, f'{row["convert_s"]:.0f}', f'{row["bytes"] / 2**20:.1f}']
+        cells += [f'{row["error"]:.1e}', f'{row["ms"]:.0f}'] if 'error' in row else ['not run', 'not run']
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def first_minutes_table(report: dict[str, Any]) -> str:
     """Return a table of tests/set_up/first_ten_minutes.py: what was typed, the seconds, the last line of the output."""
     lines = ['| typed | seconds | last line of the output |', '| --- | --- | --- |']
@@ -411,6 +438,8 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'pretraining': (['pretraining.json'], pretraining_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
     'first minutes': (['first_ten_minutes.json'], first_minutes_table),
+    'bfloat16': (['exports_bfloat16.json'], bfloat16_table),
+    'converters': (['converters.json'], converters_table),
     'whole models': (['exports_whole.json'], whole_models_table),
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from swin_dense import SwinBackbone, SwinV2Backbone, export_model
+from swin_dense import SwinV2Backbone, export_model
 from swin_dense.__main__ import main
 from swin_dense.export import ExportError
 from swin_dense.export.targets import TARGETS, check_file
@@ -42,7 +42,7 @@ def test_the_command_offers_them():
     [
         build(use_abs_pos_embed=True, pretrain_img_size=40),
         randomize(SwinV2Backbone(**TINY, window_size=6, pretrained_window_size=8)).eval(),
-        Classifier(SwinBackbone(TINY)),
+        Classifier(build()).eval(),
     ],
     ids=['position', 'v2', 'classifier'],
 )
