@@ -180,14 +180,16 @@ def checkpointing_table(report: dict[str, Any]) -> str:
     return '\n'.join(checkpointing.table(report['runs'])) + '\n'
 
 
-def revisions_table(report: dict[str, Any]) -> str:
+def revisions_table(*reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/revisions.py for two revisions: medians, and their ratio."""
-    before, after = report['runs'].values()
-    lines = ['| | 0.3.0 | now | ratio |', '| --- | --- | --- | --- |']
-    for name in before[0]:
-        old, new = (statistics.median(run[name] for run in runs) for runs in (before, after))
-        unit = 'MiB' if 'peak' in name else 'ms'
-        lines.append(f'| {name} | {old:.0f} {unit} | {new:.0f} {unit} | {new / old:.2f} |')
+    lines = ['| | processor | 0.3.0 | small core | ratio |', '| --- | --- | --- | --- | --- |']
+    for report in reports:
+        before, after = report['runs'].values()
+        for name in before[0]:
+            old = statistics.median(run[name] for run in before)
+            new = statistics.median(run[name] for run in after)
+            unit = 'MiB' if name == 'peak' else 'ms'
+            lines.append(f'| {name} | {report["processor"]} | {old:.0f} {unit} | {new:.0f} {unit} | {new / old:.2f} |')
     return '\n'.join(lines) + '\n'
 
 
@@ -429,7 +431,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed alone': (ALONE_REPORTS, alone_table),
     'processors': (ALONE_REPORTS, processors_table),
     'checkpointing': (['checkpointing.json'], checkpointing_table),
-    'revisions small core': (['revisions_small_core.json'], revisions_table),
+    'revisions small core': (['intel_revisions_small_core.json', 'zen5_revisions_small_core.json'], revisions_table),
     'memory': (['intel_train_512.json', 'amd_train_512.json'], memory_table),
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),

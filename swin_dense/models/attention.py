@@ -45,8 +45,9 @@ class WindowAttention(nn.Module):
         self.backend = backend
         self.relative_position_bias_table: nn.Parameter | None = None
         if use_rel_pos_bias:
-            offsets = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
-            self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, num_heads))
+            height, width = window_size
+            table = torch.zeros((2 * height - 1) * (2 * width - 1), num_heads)
+            self.relative_position_bias_table = nn.Parameter(table)
         self.qkv = Linear(channels, 3 * channels, bias=qkv_bias)
         self.attn_drop = nn.Dropout(attn_drop_rate)
         self.proj = Linear(channels, channels)
@@ -55,7 +56,8 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, window: Pair, shift: Pair) -> Tensor:
         """Attend within windows of the given size and shift, both (height, width) in tokens."""
         spec = WindowSpec(self.num_heads, window, shift, self.scale)
-        x = window_attention(x, self.project, self.relative_bias(window), spec, self.attn_drop, self.backend)
+        bias = self.relative_bias(window)
+        x = window_attention(x, self.project, bias, spec, self.attn_drop, self.backend)
         return self.proj_drop(self.proj(x))
 
     def project(self, x: Tensor) -> Tensor:
@@ -107,13 +109,11 @@ class ShiftedWindowAttention(nn.Module):
         at most the shorter side of the map, and the shift is 0.
         """
         window = self.w_msa.window_size
-        if self.clamp_window and (height <= window[0] or width <= window[1]):
-            return _at_most(window, min(height, width)), (0, 0)
-        return window, self.shift
+        if not self.clamp_window or (height > window[0] and width > window[1]):
+            return window, self.shift
+        side = min(height, width)
+        return (min(window[0], side), min(window[1], side)), (0, 0)
 
     def extra_repr(self) -> str:
-        return f'shift={self.shift}' + (', clamp_window=True' if self.clamp_window else '')
-
-
-def _at_most(window: Pair, side: int) -> Pair:
-    return min(window[0], side), min(window[1], side)
+        clamp = ', clamp_window=True' if self.clamp_window else ''
+        return f'shift={self.shift}{clamp}'

@@ -64,7 +64,9 @@ def create_backbone(
         if prefix is not None:
             given = checks.argument('prefix', prefix)
             raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
-        random_backbone = BACKBONES[network_of(name) or 'swin'](name, **cast('dict[str, Any]', backbone_options)).eval()
+        network = network_of(name) or 'swin'
+        random_backbone = BACKBONES[network](name, **cast('dict[str, Any]', backbone_options))
+        random_backbone.eval()
         random_backbone.has_random_weights = True
         return random_backbone
     found = find_backbone(checkpoint, prefix)
@@ -96,8 +98,12 @@ def options_for(found: Found, name: Name | None, given: Mapping[str, Any]) -> tu
         given: options from the user, which override inferred ones.
     """
     network = network_of(name) or found.network
-    options = {**given, **({} if name is None else {'arch': name})}
-    return network, infer_options(found, options) if network == found.network else options
+    options = dict(given)
+    if name is not None:
+        options['arch'] = name
+    if network == found.network:
+        options = infer_options(found, options)
+    return network, options
 
 
 def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = False) -> dict[str, Any]:
@@ -116,7 +122,8 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
     Raises:
         CheckpointError: a required option can neither be inferred nor is it given.
     """
-    options = options_of({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.parameters.items()}
+    options = options_of(shapes)
     missing = [key for key in ('embed_dims', 'depths') if key not in options]
     if missing:
         reasons = ''.join(f'; {name} is {why}' for name, why in list(found.unusable.items())[:1])

@@ -68,7 +68,8 @@ class HubMixin(nn.Module):
 
     def _change_given(self, **options: Any) -> None:
         """Update the recorded options after the model was changed."""
-        self._given = {**self._given, **{name: _recorded(value) for name, value in options.items()}}
+        changed = {name: _recorded(value) for name, value in options.items()}
+        self._given = {**self._given, **changed}
 
     def _kept_by_other_windows(self) -> dict[str, Any]:
         """Return options that the module needs if it is rebuilt with another ``window_size`` and the same weights."""
@@ -87,7 +88,8 @@ class HubMixin(nn.Module):
         """
         save_file = packages.optional('a saved model', 'safetensors.torch').save_file
         kind = type(self)
-        for option, value in [*self._given.items(), *(('*args', value) for value in self._positional)]:
+        arguments = [('*args', value) for value in self._positional]
+        for option, value in [*self._given.items(), *arguments]:
             if isinstance(value, _Unwritable):
                 raise TypeError(f'the option {option} cannot be written to {CONFIG}: it is a {value.kind}')
         config: dict[str, Any] = {'library': LIBRARY, 'class': kind.__name__, 'options': self._given}
@@ -212,9 +214,11 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             )
         if '_given' not in vars(self):
             # Arguments that have no name can be given again only behind those that have one.
-            self._positional = [_recorded(value) for value in args] if len(args) > len(by_position) else []
-            named = {} if self._positional else dict(zip(by_position, args, strict=False))
-            self._given = {name: _recorded(value) for name, value in {**named, **kwargs}.items()}
+            named = dict(zip(by_position, args, strict=False)) | kwargs
+            if len(args) > len(by_position):
+                self._positional = [_recorded(value) for value in args]
+                named = kwargs
+            self._given = {name: _recorded(value) for name, value in named.items()}
         init(self, *args, **kwargs)
 
     return record
@@ -223,7 +227,8 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 def _public_module(kind: type) -> str:
     """Return the module to import a class from: its top-level package if that exports the class, else its module."""
     package = kind.__module__.partition('.')[0]
-    return package if getattr(sys.modules[package], kind.__name__, None) is kind else kind.__module__
+    is_exported = getattr(sys.modules[package], kind.__name__, None) is kind
+    return package if is_exported else kind.__module__
 
 
 def _recorded(value: Any) -> Any:

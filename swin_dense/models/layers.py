@@ -24,7 +24,8 @@ def build_activation(act_cfg: ActivationConfig) -> nn.Module:
     if callable(act_cfg):
         return act_cfg()
     options = _config('act_cfg', act_cfg, ACTIVATIONS)
-    return _build('act_cfg', getattr(nn, options.pop('type')), options)
+    activation = getattr(nn, options.pop('type'))
+    return _build('act_cfg', activation, options)
 
 
 class Linear(nn.Linear):
@@ -53,7 +54,8 @@ def build_norm(norm_cfg: NormConfig, channels: int) -> nn.Module:
     options = _config('norm_cfg', norm_cfg, NORMS)
     requires_grad = options.pop('requires_grad', True)
     del options['type']
-    return _build('norm_cfg', nn.LayerNorm, options, channels).requires_grad_(requires_grad)
+    norm = _build('norm_cfg', nn.LayerNorm, options, channels)
+    return norm.requires_grad_(requires_grad)
 
 
 def _config(name: str, config: Mapping[str, Any], types: Iterable[str]) -> dict[str, Any]:
@@ -81,7 +83,8 @@ class PatchEmbed(nn.Module):
 
     def forward(self, img: Tensor) -> Tensor:
         img = plain.pad_to_patches(img, self.patch_size)
-        return self.norm(self.projection(img).permute(0, 2, 3, 1))
+        x = self.projection(img).permute(0, 2, 3, 1)
+        return self.norm(x)
 
 
 class PatchMerging(nn.Module):
@@ -97,7 +100,8 @@ class PatchMerging(nn.Module):
         self.reduction = Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.reduction(self.norm(plain.neighbours(x, self.stride)))
+        x = plain.neighbours(x, self.stride)
+        return self.reduction(self.norm(x))
 
 
 class FFN(nn.Module):
@@ -106,7 +110,11 @@ class FFN(nn.Module):
     def __init__(self, channels: int, hidden_channels: int, act_cfg: ActivationConfig, drop_rate: float) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Sequential(Linear(channels, hidden_channels), build_activation(act_cfg), nn.Dropout(drop_rate)),
+            nn.Sequential(
+                Linear(channels, hidden_channels),
+                build_activation(act_cfg),
+                nn.Dropout(drop_rate),
+            ),
             Linear(hidden_channels, channels),
             nn.Dropout(drop_rate),
         )
@@ -128,7 +136,8 @@ class DropPath(nn.Module):
         keep_prob = 1.0 - self.drop_prob
         factors = x.new_zeros(x.shape[0], 1, 1, 1)
         if keep_prob > 0.0:  # not F.dropout, for which torch.compile draws other numbers than eager mode
-            factors.bernoulli_(keep_prob).div_(keep_prob)
+            factors.bernoulli_(keep_prob)
+            factors.div_(keep_prob)
         return x * factors
 
     def extra_repr(self) -> str:

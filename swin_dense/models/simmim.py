@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.ops.windows import window_grid
 from swin_dense.utils import checks
 
 _LEAST_VARIANCE = 1e-6  # of the authors' normalised target
@@ -77,7 +78,9 @@ class SimMIM(nn.Module):
                 f'SimMIM trains the last stage alone, because norms of other outputs would get no gradient; build the '
                 f'backbone with out_indices=({last},), got {backbone.out_indices}'
             )
-        patch, channels, stride = backbone.strides[0], backbone.out_channels[-1], backbone.out_strides[-1]
+        patch = backbone.strides[0]
+        channels = backbone.out_channels[-1]
+        stride = backbone.out_strides[-1]
         if checks.integer('mask_patch', mask_patch) % patch:
             raise ValueError(f'mask_patch must be a multiple of {patch}, the stride of the patches, got {mask_patch}')
         if not 0 < checks.number('mask_ratio', mask_ratio) < 1:
@@ -87,7 +90,9 @@ class SimMIM(nn.Module):
         if teacher is not None:
             _check_teacher(teacher, backbone)
             teacher.eval()
-        self.mask_patch, self.mask_ratio, self.norm_target = mask_patch, float(mask_ratio), norm_target
+        self.mask_patch = mask_patch
+        self.mask_ratio = float(mask_ratio)
+        self.norm_target = norm_target
         self.teacher_size = None if teacher_size is None else checks.integer('teacher_size', teacher_size)
         self.teacher_weight = checks.number('teacher_weight', teacher_weight)
         self.backbone = backbone
@@ -113,11 +118,12 @@ class SimMIM(nn.Module):
         Returns:
             (B, ceil(H / mask_patch), ceil(W / mask_patch)) bool, True where hidden.
         """
-        rows, columns = self._cells(img)
+        rows, columns = _cells(img, self.mask_patch)
         hidden = math.ceil(rows * columns * self.mask_ratio)
         # Not torch.rand, which torch.compile cannot trace with a generator for sizes that vary.
-        order = torch.empty(len(img), rows * columns, device='cpu').uniform_(generator=generator).argsort(1)
-        return (order < hidden).view(-1, rows, columns).to(img.device)
+        lots = torch.empty(len(img), rows * columns, device='cpu').uniform_(generator=generator)
+        is_hidden = lots.argsort(1) < hidden
+        return is_hidden.view(-1, rows, columns).to(img.device)
 
     def forward(self, img: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Compute the losses, whose sum is to be minimised.
@@ -133,13 +139,16 @@ class SimMIM(nn.Module):
         if self.teacher is None or self.projection is None:
             return {'loss_pixels': self.pixel_loss(img, self.reconstruct(img, mask), mask)}
         reconstruction, ours = self._reconstruct(img, mask)
-        size = self.teacher_size
-        whole = img if size is None else F.interpolate(img, (size, size), mode='bilinear', align_corners=True)
+        whole = img
+        if self.teacher_size is not None:
+            size = (self.teacher_size, self.teacher_size)
+            whole = F.interpolate(img, size, mode='bilinear', align_corners=True)
         with torch.no_grad():
             _, stages = self.teacher(whole, return_stages=True)
-        theirs = _pooled(stages)
         # Autocast may have halved them.
-        similarity = F.cosine_similarity(self.projection(ours).to(img.dtype), theirs.to(img.dtype), dim=1).mean()
+        ours = self.projection(ours).to(img.dtype)
+        theirs = _pooled(stages).to(img.dtype)
+        similarity = F.cosine_similarity(ours, theirs, dim=1).mean()
         return {
             'loss_pixels': self.pixel_loss(img, reconstruction, mask),
             'loss_teacher': -self.teacher_weight * similarity,
@@ -154,17 +163,18 @@ class SimMIM(nn.Module):
 
     def _reconstruct(self, img: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return all pixels, and the mean over the map that enters the last stage, (B, C)."""
-        if mask.shape != (len(img), *self._cells(img)):
+        expected = (len(img), *_cells(img, self.mask_patch))
+        if mask.shape != expected:
             raise ValueError(
-                f'mask must be {(len(img), *self._cells(img))}, one entry for each cell of {self.mask_patch} pixels of '
-                f'an image of {tuple(img.shape)}, got {tuple(mask.shape)}'
+                f'mask must be {expected}, one entry for each cell of {self.mask_patch} pixels of an image of '
+                f'{tuple(img.shape)}, got {tuple(mask.shape)}'
             )
+        _, _, height, width = img.shape
         patch = self.backbone.strides[0]
-        grid = (-(-img.shape[2] // patch), -(-img.shape[3] // patch))
-        hidden = _enlarge(mask, self.mask_patch // patch, grid)
+        hidden = _enlarge(mask, self.mask_patch // patch, _cells(img, patch))
         (features,), stages = self.backbone(img, hidden, self.mask_token, return_stages=True)
         pixels = F.pixel_shuffle(self.decoder(features), self.backbone.out_strides[-1])
-        return pixels[:, :, : img.shape[2], : img.shape[3]], _pooled(stages)
+        return pixels[:, :, :height, :width], _pooled(stages)
 
     def pixel_loss(self, img: Tensor, reconstruction: Tensor, mask: Tensor) -> Tensor:
         """Return the mean absolute difference between target and reconstruction over hidden pixels and channels."""
@@ -192,9 +202,6 @@ class SimMIM(nn.Module):
         count = average(torch.ones_like(img), is_count=True) * side**2
         variance = (average(img**2) - mean**2) * (count / (count - 1))
         return mean, (variance.clamp(min=0) + _LEAST_VARIANCE).sqrt()
-
-    def _cells(self, img: Tensor) -> tuple[int, int]:
-        return -(-img.shape[2] // self.mask_patch), -(-img.shape[3] // self.mask_patch)
 
 
 def _check_backbone(name: str, backbone: Any) -> None:
@@ -233,6 +240,12 @@ def _pooled(stages: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return stages[-2:][0][1].mean((1, 2))
 
 
+def _cells(img: Tensor, side: int) -> tuple[int, int]:
+    """Return the rows and columns of cells of ``side`` pixels that cover images, (B, C, H, W)."""
+    return window_grid(img.shape[2], img.shape[3], (side, side))
+
+
 def _enlarge(mask: Tensor, cell: int, size: Any) -> Tensor:
     """Repeat every entry of (B, rows, columns) to cell x cell entries, and cut the result to (B, *size)."""
-    return mask.repeat_interleave(cell, 1).repeat_interleave(cell, 2)[:, : size[0], : size[1]]
+    enlarged = mask.repeat_interleave(cell, 1).repeat_interleave(cell, 2)
+    return enlarged[:, : size[0], : size[1]]

@@ -205,12 +205,14 @@ class SwinBackbone(HubMixin):
         height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=self.strides[0])
         self.position_grid = (height // self.strides[0], width // self.strides[0])
         if checks.boolean('use_abs_pos_embed', use_abs_pos_embed):
-            self.absolute_pos_embed = nn.Parameter(torch.zeros(1, math.prod(self.position_grid), self.arch.embed_dims))
+            positions = torch.zeros(1, math.prod(self.position_grid), self.arch.embed_dims)
+            self.absolute_pos_embed = nn.Parameter(positions)
         self.pos_drop = nn.Dropout(drop_rate)
 
         shift = (self.window_size[0] // 2, self.window_size[1] // 2)
         use_shift = checks.boolean('use_shift', use_shift)
-        drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
+        drop_path_rate = checks.rate('drop_path_rate', drop_path_rate)
+        drop_path_rates = options.drop_path_rates(drop_path_rate, self.arch.depths)
         with_cp = options.checkpointing_per_stage(with_cp, stages)
         make_attention = functools.partial(
             self._attention(
@@ -301,7 +303,7 @@ class SwinBackbone(HubMixin):
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay, besides biases and norms, as timm's models do."""
-        return {name for name, _ in self.named_parameters() if any(key in name.split('.') for key in UNDECAYED)}
+        return {name for name, _ in self.named_parameters() if not UNDECAYED.isdisjoint(name.split('.'))}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return the parameter groups of timm's layer decay, as timm's Swin does: a merging joins the next stage."""
@@ -332,8 +334,9 @@ class SwinBackbone(HubMixin):
         """
         dtype = getattr(next(self.patch_embed.parameters(), img), 'dtype', None)
         is_map = isinstance(img, Tensor) and img.is_floating_point() and img.ndim == 4 and 0 not in img.shape[2:]
-        fits = is_map and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
-        if not fits or img.shape[1] != self.in_channels:
+        if not is_map or img.shape[1] != self.in_channels:
+            raise options.image_error(img, self.in_channels, dtype)
+        if img.dtype != dtype and not compat.is_autocast_enabled(img.device.type):
             raise options.image_error(img, self.in_channels, dtype)
         if img.device.type == 'cpu' and not context.is_exporting():
             memory.keep_freed()
@@ -341,7 +344,8 @@ class SwinBackbone(HubMixin):
         if hidden is not None and mask_token is not None:
             x = torch.where(hidden.unsqueeze(-1), mask_token.to(x.dtype), x)
         if self.absolute_pos_embed is not None:
-            position = plain.resize_position(self.absolute_pos_embed, self.position_grid, (x.shape[1], x.shape[2]))
+            size = (x.shape[1], x.shape[2])
+            position = plain.resize_position(self.absolute_pos_embed, self.position_grid, size)
             x = x + position.to(x.dtype)
         x = self.pos_drop(x)
         maps, stages = [], []
@@ -352,7 +356,9 @@ class SwinBackbone(HubMixin):
                 maps.append(plain.to_maps(norm(out)))
             if return_stages:
                 stages.append((out, x))
-        return (tuple(maps), tuple(stages)) if return_stages else tuple(maps)
+        if return_stages:
+            return tuple(maps), tuple(stages)
+        return tuple(maps)
 
     def _freeze(self) -> None:
         if self.frozen_stages >= 0:
@@ -368,9 +374,13 @@ class SwinBackbone(HubMixin):
 
 def _option_names(kind: type[SwinBackbone]) -> list[str]:
     """Return the option names of a backbone class, including those of its base classes."""
-    kinds = [base for base in kind.__mro__ if issubclass(base, SwinBackbone) and '__init__' in vars(base)]
-    parameters = [p for base in kinds for p in inspect.signature(base).parameters.values()]
-    return list(dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)))
+    names: dict[str, None] = {}  # a set that keeps the order
+    for base in kind.__mro__:
+        if issubclass(base, SwinBackbone) and '__init__' in vars(base):
+            for parameter in inspect.signature(base).parameters.values():
+                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                    names[parameter.name] = None
+    return list(names)
 
 
 def _freeze_module(module: nn.Module) -> None:

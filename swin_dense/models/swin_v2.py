@@ -59,7 +59,9 @@ class CosineWindowAttention(WindowAttention):
         self.pretrained_window_size = pretrained_window_size
         self.logit_scale = nn.Parameter(torch.zeros(num_heads, 1, 1))
         self.cpb_mlp = nn.Sequential(
-            nn.Linear(2, CPB_CHANNELS), nn.ReLU(inplace=True), nn.Linear(CPB_CHANNELS, num_heads, bias=False)
+            nn.Linear(2, CPB_CHANNELS),
+            nn.ReLU(inplace=True),
+            nn.Linear(CPB_CHANNELS, num_heads, bias=False),
         )
         self.q_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(channels)) if qkv_bias else None
@@ -74,21 +76,29 @@ class CosineWindowAttention(WindowAttention):
     def project(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.q_bias is not None and self.v_bias is not None:
-            q, v = q + self.q_bias, v + self.v_bias
+            q = q + self.q_bias
+            v = v + self.v_bias
         # Queries are multiplied by the factor of their head here, so the attention op uses a scale of 1.
-        q = self._directions(q) * self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp().view(-1, 1)
-        return torch.cat([q.flatten(-2).to(v.dtype), self._directions(k).flatten(-2).to(v.dtype), v], dim=-1)
+        factors = self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp()
+        q = self._directions(q) * factors.view(-1, 1)
+        k = self._directions(k)
+        q = q.flatten(-2).to(v.dtype)
+        k = k.flatten(-2).to(v.dtype)
+        return torch.cat([q, k, v], dim=-1)
 
     def _directions(self, x: Tensor) -> Tensor:
         """Split x into heads and scale each to length 1, (B, H, W, A, D), in float32 or higher precision."""
-        heads = x.unflatten(-1, (self.num_heads, -1)).to(torch.promote_types(x.dtype, torch.float32))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        heads = x.unflatten(-1, (self.num_heads, -1)).to(dtype)
         # As F.normalize, which has no second derivatives at zero, the query and key of a padding token.
-        lengths = heads.square().sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
-        return heads / lengths
+        squares = heads.square().sum(-1, keepdim=True)
+        return heads / squares.clamp(min=1e-24).sqrt()
 
     def relative_bias(self, window: Pair) -> Tensor | None:
-        offsets = log_spaced_offsets(window, self.pretrained_window_size or window, self.logit_scale.device)
-        table = LARGEST_BIAS * self.cpb_mlp(offsets.to(self.logit_scale.dtype)).sigmoid()
+        trained = self.pretrained_window_size or window
+        offsets = log_spaced_offsets(window, trained, self.logit_scale.device)
+        scores = self.cpb_mlp(offsets.to(self.logit_scale.dtype))
+        table = LARGEST_BIAS * scores.sigmoid()
         return relative_position_bias(table, window)
 
 

@@ -35,11 +35,12 @@ def window_attention(
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
     size = x.shape[1], x.shape[2]
+    heads = spec.num_heads
     qkv_BNTC = project(partition(x, spec.window, spec.shift))
     _, windows, tokens, channels = qkv_BNTC.shape
-    head_dim = channels // 3 // spec.num_heads
+    channels = channels // 3
     # The batch is -1 in every reshape: a file for one size then computes no shapes. Core ML allows at most five axes.
-    shape = (-1, windows, tokens, spec.num_heads, head_dim)
+    shape = -1, windows, tokens, heads, channels // heads
     q, k, v = (part.reshape(shape).transpose(2, 3) for part in qkv_BNTC.chunk(3, -1))  # (B, N, A, T, D) each
     scores = (q * spec.scale) @ k.transpose(3, 4)
     if relative_bias is not None:
@@ -48,9 +49,12 @@ def window_attention(
         ids_NT = region_ids(*size, spec.window, spec.shift, x.device)
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = attn_drop(scores.softmax(-1).reshape(-1, spec.num_heads, tokens, tokens))
-    weights = weights.reshape(-1, windows, spec.num_heads, tokens, tokens)
-    out_BNTC = (weights @ v).transpose(2, 3).reshape(-1, windows, tokens, channels // 3)
+    weights = scores.softmax(-1)
+    # The module for dropout takes the windows of all images as one batch.
+    weights = attn_drop(weights.reshape(-1, heads, tokens, tokens))
+    weights = weights.reshape(-1, windows, heads, tokens, tokens)
+    out_BNTAD = (weights @ v).transpose(2, 3)
+    out_BNTC = out_BNTAD.reshape(-1, windows, tokens, channels)
     return merge(out_BNTC, size, spec.window, spec.shift)
 
 
@@ -63,11 +67,16 @@ def partition(x: Tensor, window: Pair, shift: Pair) -> Tensor:
 
 def merge(x: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     """Undo :func:`partition` for a map of the given (height, width): (B, N, T, C) to (B, H, W, C)."""
-    tokens, columns = x.shape[2], window_grid(*size, window)[1]
-    row, y = slots(size[0], window[0], shift[0], x.device)
-    column, x_ = slots(size[1], window[1], shift[1], x.device)
-    slot_HW = (row * columns * tokens + y * window[1])[:, None] + column * tokens + x_
-    return x.flatten(1, 2).index_select(1, slot_HW.flatten()).unflatten(1, size)
+    tokens = x.shape[2]
+    _, columns = window_grid(*size, window)
+    window_row, y_in_window = slots(size[0], window[0], shift[0], x.device)
+    window_column, x_in_window = slots(size[1], window[1], shift[1], x.device)
+    # Slots are numbered window by window, and row by row in a window.
+    slot_of_row = window_row * columns * tokens + y_in_window * window[1]
+    slot_of_column = window_column * tokens + x_in_window
+    slot_HW = slot_of_row[:, None] + slot_of_column
+    out = x.flatten(1, 2).index_select(1, slot_HW.flatten())
+    return out.unflatten(1, size)
 
 
 def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
@@ -81,8 +90,12 @@ def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     Returns:
         (B, rows * columns, h * w, C).
     """
-    is_outside = outer((row >= x.shape[1]).long(), (column >= x.shape[2]).long()) > 0
-    raster = outer(row * x.shape[2], column).masked_fill(is_outside, 0)
+    height, width = x.shape[1], x.shape[2]
+    row_is_outside = row >= height
+    column_is_outside = column >= width
+    is_outside = outer(row_is_outside.long(), column_is_outside.long()) > 0
+    raster = outer(row * width, column)
+    raster = raster.masked_fill(is_outside, 0)
     tokens = x.flatten(1, 2).index_select(1, raster.flatten())
     tokens = tokens.unflatten(1, raster.shape)
     return tokens.masked_fill(is_outside[:, :, None], 0)
@@ -92,7 +105,9 @@ def pad_to_patches(img: Tensor, side: int) -> Tensor:
     """Pad an image, (B, c, h, w), with zeros at the right and bottom to a multiple of ``side``, the patch size."""
     _, _, height, width = img.shape
     rows, columns = window_grid(height, width, (side, side))
-    return F.pad(img, (0, columns * side - width, 0, rows * side - height))
+    right = columns * side - width
+    bottom = rows * side - height
+    return F.pad(img, (0, right, 0, bottom))
 
 
 def pad_to_windows(x: Tensor, window: Pair) -> Tensor:
@@ -115,23 +130,29 @@ def neighbours(x: Tensor, stride: int) -> Tensor:
     if context.is_exporting():
         return _take_neighbours(x, stride, (rows, columns))
     x = _pad(x, (rows - 1) * stride + 2, (columns - 1) * stride + 2)
-    pairs = x.unfold(1, 2, stride).unfold(2, 2, stride).permute(0, 1, 2, 4, 5, 3)  # (B, H', W', row, column, C)
+    cells = x.unfold(1, 2, stride).unfold(2, 2, stride)  # (B, H', W', C, row, column)
     # Copying first by neighbour, and then by channel, is two to four times as fast as one copy.
-    return pairs.flatten(3, 4).transpose(3, 4).flatten(3)
+    by_neighbour = cells.permute(0, 1, 2, 4, 5, 3).flatten(3, 4)
+    return by_neighbour.transpose(3, 4).flatten(3)
 
 
 def _take_neighbours(x: Tensor, stride: int, grid: Pair) -> Tensor:
     """Do the same for an exporter."""
     step = torch.arange(2, device=x.device)
     row, column = (torch.arange(side, device=x.device)[:, None] * stride + step for side in grid)
-    return _take(x, row, column).reshape(-1, *grid, 4, x.shape[3]).transpose(3, 4).flatten(3)
+    cells = _take(x, row, column)
+    by_neighbour = cells.reshape(-1, *grid, 4, x.shape[3])
+    return by_neighbour.transpose(3, 4).flatten(3)
 
 
 def _pad(x: Tensor, height: int, width: int) -> Tensor:
     """Pad a map, (B, H, W, C), with zeros at the right and bottom to a size, or cut it there."""
-    pads = height - x.shape[1], width - x.shape[2]
-    # A recorded graph must be valid for other sizes, so it always pads; otherwise, padding by zero would only copy.
-    return F.pad(x, (0, 0, 0, pads[1], 0, pads[0])) if context.is_tracing() or any(pads) else x
+    bottom = height - x.shape[1]
+    right = width - x.shape[2]
+    # Padding by zero would only copy, but a recorded graph must be valid for other sizes.
+    if not context.is_tracing() and bottom == right == 0:
+        return x
+    return F.pad(x, (0, 0, 0, right, 0, bottom))
 
 
 def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
@@ -149,10 +170,13 @@ def resize_position(position: Tensor, grid: Pair, size: Pair) -> Tensor:
     if not context.is_exporting() and grid == size:
         return position
     # Not every device supports interpolation in half precision.
-    position = position.permute(0, 3, 1, 2).to(torch.promote_types(position.dtype, torch.float32))
+    dtype = torch.promote_types(position.dtype, torch.float32)
+    position = position.permute(0, 3, 1, 2).to(dtype)
     if context.is_exporting():
-        return _resize_bicubic(position[0], size)[None].permute(0, 2, 3, 1)
-    return F.interpolate(position, size, mode='bicubic').permute(0, 2, 3, 1)
+        resized = _resize_bicubic(position[0], size)[None]
+    else:
+        resized = F.interpolate(position, size, mode='bicubic')
+    return resized.permute(0, 2, 3, 1)
 
 
 def to_maps(x: Tensor) -> Tensor:
@@ -165,17 +189,24 @@ def _resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:
     """Resize a map as ``F.interpolate(mode='bicubic')`` does, by weighted sums of four rows and of four columns."""
     channels, height, width = x_CHW.shape
     row, weight = _bicubic_taps(height, size[0], x_CHW)
-    x_CHW = (x_CHW.index_select(1, row.flatten()).reshape(channels, size[0], 4, width) * weight[:, :, None]).sum(2)
+    rows = x_CHW.index_select(1, row.flatten())
+    rows = rows.reshape(channels, size[0], 4, width)
+    x_CHW = (rows * weight[:, :, None]).sum(2)
     column, weight = _bicubic_taps(width, size[1], x_CHW)
-    return (x_CHW.index_select(2, column.flatten()).reshape(channels, *size, 4) * weight).sum(3)
+    columns = x_CHW.index_select(2, column.flatten())
+    columns = columns.reshape(channels, *size, 4)
+    return (columns * weight).sum(3)
 
 
 def _bicubic_taps(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the indices and weights of the four inputs of every output along one axis: (outputs, 4) each."""
     steep = -0.75  # coefficient of the cubic kernel in torch
-    source = (torch.arange(outputs, device=like.device, dtype=like.dtype) + 0.5) * inputs / outputs - 0.5
-    tap = source.floor()[:, None] + torch.arange(-1, 3, device=like.device)
-    distance = (source[:, None] - tap).abs()
+    centre = torch.arange(outputs, device=like.device, dtype=like.dtype) + 0.5
+    source = (centre * inputs / outputs - 0.5)[:, None]
+    tap = source.floor() + torch.arange(-1, 3, device=like.device)
+    distance = (source - tap).abs()
     near = ((steep + 2) * distance - (steep + 3)) * distance * distance + 1
     far = ((distance - 5) * distance + 8) * distance * steep - 4 * steep
-    return tap.clamp(0, inputs - 1).long(), torch.where(distance <= 1, near, far)
+    weight = torch.where(distance <= 1, near, far)
+    index = tap.clamp(0, inputs - 1).long()
+    return index, weight

@@ -44,7 +44,9 @@ class WindowSpec(NamedTuple):
 def window_grid(height: int, width: int, window: Pair) -> Pair:
     """Return the number of windows that cover a map: (rows, columns)."""
     # Not -(-height // window[0]): runtimes of exported graphs differ in the division of negative numbers.
-    return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
+    rows = (height + window[0] - 1) // window[0]
+    columns = (width + window[1] - 1) // window[1]
+    return rows, columns
 
 
 def sources(side: int, window: int, shift: int, device: torch.device | None = None) -> Tensor:
@@ -78,7 +80,8 @@ def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch
     Returns:
         (N, T) integers from 0 to 3, of which all windows with the same largest one have the same.
     """
-    row, column = sources(height, window[0], 0, device), sources(width, window[1], 0, device)
+    row = sources(height, window[0], 0, device)
+    column = sources(width, window[1], 0, device)
     is_moved_row = row >= row.shape[0] * window[0] - shift[0]
     is_moved_column = column >= column.shape[0] * window[1] - shift[1]
     return outer(2 * is_moved_row.long(), is_moved_column.long())
@@ -86,8 +89,11 @@ def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch
 
 def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:
     """Return the rows of a window's bias table for the offsets that occur in a smaller window."""
-    offsets = table.reshape(2 * window[0] - 1, 2 * window[1] - 1, -1)
-    rows, columns = (slice(side - less, side + less - 1) for side, less in zip(window, smaller, strict=True))
+    height, width = window
+    offsets = table.unflatten(0, (2 * height - 1, 2 * width - 1))
+    # The offset 0 is at index height - 1, and the farthest of the smaller window is its side - 1.
+    rows = slice(height - smaller[0], height + smaller[0] - 1)
+    columns = slice(width - smaller[1], width + smaller[1] - 1)
     return offsets[rows, columns].flatten(0, 1)
 
 
@@ -107,7 +113,9 @@ def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
     height, width = window
     offsets = table.unflatten(0, (2 * height - 1, 2 * width - 1))
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
-    return views.permute(2, 0, 1, 3, 4).flip(3, 4).reshape(-1, height * width, height * width)
+    bias = views.permute(2, 0, 1, 3, 4).flip(3, 4)
+    tokens = height * width
+    return bias.reshape(-1, tokens, tokens)
 
 
 def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None = None) -> Tensor:
@@ -127,5 +135,7 @@ def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None 
     for side, trained_side in zip(window, trained, strict=True):
         offsets = torch.arange(1 - side, side, dtype=torch.float32, device=device)
         offsets = offsets / max(trained_side - 1, 1) * 8
-        sides.append(offsets.sign() * (offsets.abs() + 1).log2() / math.log2(8))
-    return torch.stack(torch.meshgrid(*sides, indexing='ij'), dim=-1).flatten(0, 1)
+        distances = (offsets.abs() + 1).log2() / math.log2(8)
+        sides.append(offsets.sign() * distances)
+    y, x = torch.meshgrid(*sides, indexing='ij')
+    return torch.stack([y, x], dim=-1).flatten(0, 1)

@@ -30,8 +30,12 @@ def _place(window, canvas, WINDOW: tl.constexpr):
 
     ``canvas`` is (height, width, vertical shift, horizontal shift) of the map in tokens.
     """
-    rows, columns = canvas[0] // WINDOW[0], canvas[1] // WINDOW[1]
-    return window // (rows * columns), window // columns % rows, window % columns, rows, columns
+    rows = canvas[0] // WINDOW[0]
+    columns = canvas[1] // WINDOW[1]
+    image = window // (rows * columns)
+    row = window // columns % rows
+    column = window % columns
+    return image, row, column, rows, columns
 
 
 @triton.jit
@@ -43,7 +47,8 @@ def _locate(window, slot, canvas, WINDOW: tl.constexpr):
     x = column * WINDOW[1] + shift_x + slot % WINDOW[1]
     y = tl.where(y >= height, y - height, y)
     x = tl.where(x >= width, x - width, x)
-    return (image.to(tl.int64) * height + y) * width + x, slot < WINDOW[0] * WINDOW[1]
+    token = (image.to(tl.int64) * height + y) * width + x
+    return token, slot < WINDOW[0] * WINDOW[1]
 
 
 @triton.jit
@@ -62,7 +67,8 @@ def _region(slot, wrapped_y, wrapped_x, WINDOW: tl.constexpr):
 @triton.jit
 def _load(pointer, token, is_inside, stride, channel):
     """Load the rows of the tokens, with zeros outside of the window."""
-    return tl.load(pointer + token[:, None] * stride + channel[None, :], mask=is_inside[:, None], other=0.0)
+    address = pointer + token[:, None] * stride + channel[None, :]
+    return tl.load(address, mask=is_inside[:, None], other=0.0)
 
 
 @triton.jit
@@ -83,11 +89,14 @@ def _load_keys(qkv, window, key, canvas, channels, channel, WINDOW: tl.constexpr
 @triton.jit
 def _load_bias(bias, strides, head, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
     """Load the bias of a tile in units of log 2, with minus infinity for keys outside of the window."""
-    query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
-    in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
-    address = bias + head * strides[0] + query[:, None] * strides[1] + key[None, :] * strides[2]
-    tile = tl.load(address, mask=in_window, other=0.0)
-    return tl.where((key < TOKENS)[None, :], tile.to(tl.float32) * _LOG2E, float('-inf'))
+    query = q_start + tl.arange(0, BLOCK)
+    key = k_start + tl.arange(0, BLOCK)
+    is_key = (key < TOKENS)[None, :]
+    is_query = (query < TOKENS)[:, None]
+    bias += head * strides[0]
+    address = bias + query[:, None] * strides[1] + key[None, :] * strides[2]
+    tile = tl.load(address, mask=is_query & is_key, other=0.0)
+    return tl.where(is_key, tile.to(tl.float32) * _LOG2E, float('-inf'))
 
 
 @triton.jit
@@ -98,7 +107,8 @@ def _put_tile(matrix, tile, q_start, k_start, ADDS: tl.constexpr, TOKENS: tl.con
     may belong to different threads, without any ordering. Each element has one writing program, so the order of
     additions is fixed.
     """
-    query, key = q_start + tl.arange(0, BLOCK), k_start + tl.arange(0, BLOCK)
+    query = q_start + tl.arange(0, BLOCK)
+    key = k_start + tl.arange(0, BLOCK)
     in_window = (query < TOKENS)[:, None] & (key < TOKENS)[None, :]
     address = matrix + query[:, None] * TOKENS + key[None, :]
     if ADDS:
@@ -112,7 +122,8 @@ def _scores(q, k, bias, scale, window, query, key, canvas, WINDOW: tl.constexpr,
     """Return the scores of a tile of queries and keys in units of log 2."""
     scores = dot(q, tl.trans(k)) * (scale * _LOG2E) + bias
     _, row, column, rows, columns = _place(window, canvas, WINDOW)
-    wrapped_y, wrapped_x = tl.where(row == rows - 1, canvas[2], 0), tl.where(column == columns - 1, canvas[3], 0)
+    wrapped_y = tl.where(row == rows - 1, canvas[2], 0)
+    wrapped_x = tl.where(column == columns - 1, canvas[3], 0)
     if (wrapped_y > 0) | (wrapped_x > 0):
         q_region = _region(query, wrapped_y, wrapped_x, WINDOW)
         k_region = _region(key, wrapped_y, wrapped_x, WINDOW)
@@ -150,7 +161,8 @@ def forward(
     if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
-    head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    part = tl.program_id(0) // heads
     q_start = part % TILES * BLOCK
     query = q_start + tl.arange(0, BLOCK)
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
@@ -216,7 +228,8 @@ def backward_queries(
     if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
-    head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    part = tl.program_id(0) // heads
     q_start = part % TILES * BLOCK
     query = q_start + tl.arange(0, BLOCK)
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
@@ -281,7 +294,8 @@ def backward_keys(
     if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
     channels = heads * HEAD_DIM
-    head, part = tl.program_id(0) % heads, tl.program_id(0) // heads
+    head = tl.program_id(0) % heads
+    part = tl.program_id(0) // heads
     k_start = part % TILES * BLOCK
     key = k_start + tl.arange(0, BLOCK)
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
