@@ -269,8 +269,7 @@ def whole_models_table(report: dict[str, Any]) -> str:
     ways = [name for name in names if any(name in row for row in report['rows'])]
     lines = ['| model, image, processor, threads | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
     for row in report['rows']:
-        size, processor = ' x '.join(map(str, row['size'])), row['processor'].partition(' (family')[0].partition(',')[0]
-        case = f'{row["model"]}, {size}, {processor}, {row["threads"]}'
+        case = f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {_kind_of(row["processor"])}, {row["threads"]}'
         cells = [_figures(row.get(way, {})) for way in ways]
         lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
@@ -279,11 +278,13 @@ def whole_models_table(report: dict[str, Any]) -> str:
 def short_whole_models_table(report: dict[str, Any]) -> str:
     """Return the times of the whole models of benchmarks/exports_whole.py that were run in each way."""
     ways = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
-    lines = ['| Swin-T, Intel Xeon, AMX, two cores | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
+    lines = ['| Swin-T, two cores | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
     for row in report['rows']:
-        if 'AMX' in row['processor'] and all(way in row for way in ways):
+        if all(way in row for way in ways) and row['threads'] == 2:
             cells = ' | '.join(f'{row[way]["ms"] / 1e3:.1f} s' for way in ways)
-            lines.append(f'| {row["model"]}, {" x ".join(map(str, row["size"]))} | {cells} |')
+            lines.append(
+                f'| {row["model"]}, {" x ".join(map(str, row["size"]))}, {_kind_of(row["processor"])} | {cells} |'
+            )
     return '\n'.join(lines) + '\n'
 
 
@@ -324,6 +325,13 @@ def first_minutes_table(report: dict[str, Any]) -> str:
     lines.append(f'| in all, minutes | {minutes:.1f} | |')
     busy = f'{report["date"]}, {report["processor"]}; load average before, {report["load"]}'
     return '\n'.join([*lines, '', busy, ''])
+
+
+def _kind_of(processor: str) -> str:
+    """Return the kind of a processor of ``bench_host.processor``."""
+    marks = {'family 25': 'amd', 'family 26': 'zen5', 'AMX': 'intel'}
+    kind = next((PROCESSORS[kind] for mark, kind in marks.items() if mark in processor), None)
+    return kind or processor.partition(' (family')[0].partition(',')[0]
 
 
 def _figures(row: dict[str, float]) -> str:

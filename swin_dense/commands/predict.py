@@ -228,8 +228,9 @@ def _check_outputs(args: argparse.Namespace, model: list[str], images: list[_Ima
         is_empty = not any(image.output(args.out, 'json').exists() for image in images)
         recorded = settings if is_empty else None
     else:
-        # Earlier versions knew fewer options.
-        recorded = {**dict.fromkeys(settings), **_json(args.out / _SETTINGS)}
+        recorded = _json(args.out / _SETTINGS)
+        if recorded is not None:  # earlier versions knew fewer options
+            recorded = {**dict.fromkeys(settings), **recorded}
     if recorded == settings:
         return settings
     if args.resume:
