@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
     from swin_dense.export import export_model
     from swin_dense.features import extract_pyramid
+    from swin_dense.features.distillation import FeatureDistillation
+    from swin_dense.features.teachers import Teacher
     from swin_dense.mm import SwinDense as SwinDense
     from swin_dense.mm import SwinDenseV2 as SwinDenseV2
     from swin_dense.models.classifier import SwinClassifier
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 __version__ = '0.3.0'
 __all__ = [
     'CheckpointError',
+    'FeatureDistillation',
     'SimMIM',
     'SwinBackbone',
     'SwinClassifier',
     'SwinV2Backbone',
+    'Teacher',
     'allow_partial_loading',
     'create_backbone',
     'export_detector',
@@ -40,12 +44,14 @@ __all__ = [
 # `swin_dense.runtime` need no torch, and a backbone needs no exporter.
 _HOMES = {
     'CheckpointError': 'checkpoint',
+    'FeatureDistillation': 'features.distillation',
     'SimMIM': 'models.simmim',
     'SwinBackbone': 'models.swin',
     'SwinClassifier': 'models.classifier',
     'SwinDense': 'mm',
     'SwinDenseV2': 'mm',
     'SwinV2Backbone': 'models.swin_v2',
+    'Teacher': 'features.teachers',
     'allow_partial_loading': 'checkpoint',
     'create_backbone': 'models.create',
     'export_detector': 'workbench.export',

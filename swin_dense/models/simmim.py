@@ -7,22 +7,21 @@ Swin V2. The frozen teacher is that of Mendieta et al., Towards Geospatial Found
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_dense.models.pretraining import Pretraining, check_backbone
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.ops.windows import window_grid
 from swin_dense.utils import checks
 
 _LEAST_VARIANCE = 1e-6  # of the authors' normalised target
 
 
-class SimMIM(nn.Module):
+class SimMIM(Pretraining):
     """Masked image modelling around a backbone: the loss trains it, and the rest is thrown away.
 
     A random share of square cells of each image is replaced by a learnt token. One linear layer predicts the pixels of
@@ -70,7 +69,6 @@ class SimMIM(nn.Module):
         teacher_size: int | None = 224,
         teacher_weight: float = 1.0,
     ) -> None:
-        super().__init__()
         _check_backbone('backbone', backbone)
         last = len(backbone.arch.depths) - 1
         if backbone.out_indices != (last,):
@@ -78,52 +76,20 @@ class SimMIM(nn.Module):
                 f'SimMIM trains the last stage alone, because norms of other outputs would get no gradient; build the '
                 f'backbone with out_indices=({last},), got {backbone.out_indices}'
             )
-        patch = backbone.strides[0]
-        channels = backbone.out_channels[-1]
-        stride = backbone.out_strides[-1]
-        if checks.integer('mask_patch', mask_patch) % patch:
-            raise ValueError(f'mask_patch must be a multiple of {patch}, the stride of the patches, got {mask_patch}')
         if not 0 < checks.number('mask_ratio', mask_ratio) < 1:
             raise ValueError(f'mask_ratio must be above 0 and below 1, got {mask_ratio}; the authors use 0.6')
         if norm_target is not None and (checks.integer('norm_target', norm_target, minimum=3) % 2) == 0:
             raise ValueError(f'norm_target must be an odd number of pixels, got {norm_target}; the authors use 47')
         if teacher is not None:
             _check_teacher(teacher, backbone)
-            teacher.eval()
-        self.mask_patch = mask_patch
-        self.mask_ratio = float(mask_ratio)
+        super().__init__(backbone, teacher, mask_patch, mask_ratio)
         self.norm_target = norm_target
         self.teacher_size = None if teacher_size is None else checks.integer('teacher_size', teacher_size)
         self.teacher_weight = checks.number('teacher_weight', teacher_weight)
-        self.backbone = backbone
-        self.mask_token = nn.Parameter(torch.empty(backbone.arch.embed_dims))
-        nn.init.trunc_normal_(self.mask_token, std=0.02)
+        channels = backbone.out_channels[-1]
+        stride = backbone.out_strides[-1]
         self.decoder = nn.Conv2d(channels, backbone.in_channels * stride**2, kernel_size=1)
         self.projection = None if teacher is None else nn.Linear(channels, channels)
-        self.__dict__['teacher'] = teacher  # no submodule: its weights are neither among the parameters nor saved
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or convert the teacher too, which is no submodule."""
-        if self.teacher is not None:
-            self.teacher._apply(fn)
-        return super()._apply(fn, recurse)
-
-    def draw_mask(self, img: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Choose at random which cells of each image are hidden.
-
-        Args:
-            img: (B, C, H, W), of which only shape and device matter.
-            generator: source of randomness on the CPU; None is torch's own.
-
-        Returns:
-            (B, ceil(H / mask_patch), ceil(W / mask_patch)) bool, True where hidden.
-        """
-        rows, columns = _cells(img, self.mask_patch)
-        hidden = math.ceil(rows * columns * self.mask_ratio)
-        # Not torch.rand, which torch.compile cannot trace with a generator for sizes that vary.
-        lots = torch.empty(len(img), rows * columns, device='cpu').uniform_(generator=generator)
-        is_hidden = lots.argsort(1) < hidden
-        return is_hidden.view(-1, rows, columns).to(img.device)
 
     def forward(self, img: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Compute the losses, whose sum is to be minimised.
@@ -163,15 +129,8 @@ class SimMIM(nn.Module):
 
     def _reconstruct(self, img: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return all pixels, and the mean over the map that enters the last stage, (B, C)."""
-        expected = (len(img), *_cells(img, self.mask_patch))
-        if mask.shape != expected:
-            raise ValueError(
-                f'mask must be {expected}, one entry for each cell of {self.mask_patch} pixels of an image of '
-                f'{tuple(img.shape)}, got {tuple(mask.shape)}'
-            )
         _, _, height, width = img.shape
-        patch = self.backbone.strides[0]
-        hidden = _enlarge(mask, self.mask_patch // patch, _cells(img, patch))
+        hidden = self.hidden_patches(img, mask)
         (features,), stages = self.backbone(img, hidden, self.mask_token, return_stages=True)
         pixels = F.pixel_shuffle(self.decoder(features), self.backbone.out_strides[-1])
         return pixels[:, :, :height, :width], _pooled(stages)
@@ -185,10 +144,6 @@ class SimMIM(nn.Module):
         hidden = self.hidden_pixels(img, mask)
         error = F.l1_loss(reconstruction, target, reduction='none') * hidden
         return error.sum() / hidden.sum().clamp(min=1) / img.shape[1]
-
-    def hidden_pixels(self, img: Tensor, mask: Tensor) -> Tensor:
-        """Return which pixels of images (B, C, H, W) a mask hides, (B, 1, H, W) bool."""
-        return _enlarge(mask, self.mask_patch, img.shape[2:]).unsqueeze(1)
 
     def local_statistics(self, img: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the neighbourhood of each pixel, both (B, C, H, W)."""
@@ -205,8 +160,7 @@ class SimMIM(nn.Module):
 
 
 def _check_backbone(name: str, backbone: Any) -> None:
-    if not isinstance(backbone, SwinBackbone):
-        raise TypeError(f'{name} must be a SwinBackbone or SwinV2Backbone, got {type(backbone).__name__}')
+    check_backbone(backbone, name)
     if not backbone.clamp_window:
         raise ValueError(
             f'build the {name} with clamp_window=True: published pretraining shifts no window of a map that has only '
@@ -238,14 +192,3 @@ def _check_teacher(teacher: Any, backbone: SwinBackbone) -> None:
 def _pooled(stages: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the mean over the map that enters the last stage, (B, C), or leaves the only one."""
     return stages[-2:][0][1].mean((1, 2))
-
-
-def _cells(img: Tensor, side: int) -> tuple[int, int]:
-    """Return the rows and columns of cells of ``side`` pixels that cover images, (B, C, H, W)."""
-    return window_grid(img.shape[2], img.shape[3], (side, side))
-
-
-def _enlarge(mask: Tensor, cell: int, size: Any) -> Tensor:
-    """Repeat every entry of (B, rows, columns) to cell x cell entries, and cut the result to (B, *size)."""
-    enlarged = mask.repeat_interleave(cell, 1).repeat_interleave(cell, 2)
-    return enlarged[:, : size[0], : size[1]]
