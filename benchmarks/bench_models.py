@@ -59,6 +59,24 @@ class _Normed(_Maps):
         return tuple(normed)
 
 
+def maps_of_timm(model: Any, img: Tensor) -> list[Tensor]:
+    """Return the map (B, H, W, C) of each stage of timm's Swin, without norms; likewise the next two functions."""
+    return [x.permute(0, 2, 3, 1) for x in model.forward_intermediates(img, intermediates_only=True)]
+
+
+def maps_of_torchvision(model: Any, img: Tensor) -> list[Tensor]:
+    maps = []
+    for index, layer in enumerate(model.features):
+        img = layer(img)
+        if index % 2:
+            maps.append(img)
+    return maps
+
+
+def maps_of_transformers(model: Any, img: Tensor) -> list[Tensor]:
+    return [x.permute(0, 2, 3, 1) for x in model(img).feature_maps]
+
+
 def build_peer(name: str, ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
     """Build a peer with the weights of ``ours``.
 
@@ -114,11 +132,7 @@ def _timm(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
         always_partition=True,
     )
     _load(peer, ours, 'timm')
-
-    def run(model: Any, img: Tensor) -> list[Tensor]:
-        return [x.permute(0, 2, 3, 1) for x in model.forward_intermediates(img, intermediates_only=True)]
-
-    return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
+    return _with_our_norms(_Normed(peer, maps_of_timm, ours.out_channels), ours)
 
 
 def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
@@ -133,16 +147,7 @@ def _torchvision(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
         [4, 4], ours.arch.embed_dims, depths, heads, window, stochastic_depth_prob=DROP_PATH_RATE, **parts
     )
     _load(peer, ours, 'torchvision')
-
-    def run(model: Any, img: Tensor) -> list[Tensor]:
-        maps = []
-        for index, layer in enumerate(model.features):
-            img = layer(img)
-            if index % 2:
-                maps.append(img)
-        return maps
-
-    return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
+    return _with_our_norms(_Normed(peer, maps_of_torchvision, ours.out_channels), ours)
 
 
 def _transformers(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
@@ -160,11 +165,7 @@ def _transformers_v2(ours: SwinBackbone, size: tuple[int, int]) -> nn.Module:
 
     peer = Peer(_transformers_config(Swinv2Config, ours, size))
     _load(peer, ours, 'transformers')
-
-    def run(model: Any, img: Tensor) -> list[Tensor]:
-        return [x.permute(0, 2, 3, 1) for x in model(img).feature_maps]
-
-    return _with_our_norms(_Normed(peer, run, ours.out_channels), ours)
+    return _with_our_norms(_Normed(peer, maps_of_transformers, ours.out_channels), ours)
 
 
 def _transformers_config(kind: Callable[..., Any], ours: SwinBackbone, size: tuple[int, int]) -> Any:

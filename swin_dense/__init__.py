@@ -1,10 +1,19 @@
-"""A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch."""
+"""A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch.
+
+Networks: SwinBackbone, SwinV2Backbone, SwinClassifier, SimMIM; create_backbone builds one by its name or checkpoint.
+In mmengine's registry: SwinDense, SwinDenseV2.
+Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
+Images: extract_pyramid.
+Files for other runtimes: export_model, export_detector, export_segmentor.
+Packages with further public names: features, integrations, ops, runtime.
+"""
 
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from swin_dense import _registration
+from swin_dense.utils.lazy import public_name
 
 if TYPE_CHECKING:
     from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
@@ -77,11 +86,7 @@ def __getattr__(name: str) -> Any:
             raise ImportError(reason)
         if _HOMES[name] == 'mm':
             _check_mmengine(name)
-        globals()[name] = getattr(import_module(f'swin_dense.{_HOMES[name]}'), name)
-        return globals()[name]
-    if name.startswith('_') or find_spec(f'swin_dense.{name}') is None:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    return import_module(f'swin_dense.{name}')
+    return public_name(__name__, name, _HOMES)
 
 
 def __dir__() -> list[str]:

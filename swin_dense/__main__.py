@@ -160,7 +160,7 @@ def _print_overview(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog='swin-dense',
         usage='%(prog)s [-h] [--version] COMMAND ...',
-        description=textwrap.fill(swin_dense.__doc__ or '', 100),
+        description=textwrap.fill((swin_dense.__doc__ or '').partition('\n')[0], 100),
         epilog=_commands_by_group(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

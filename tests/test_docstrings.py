@@ -17,7 +17,7 @@ WITH_EXAMPLE = [target for target in PUBLIC if not (isinstance(target, type) and
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
     """Return a file of 110 MB with the name that the examples use."""
-    path = tmp_path_factory.mktemp('weights') / 'swin_tiny_patch4_window7_224.pth'
+    path = tmp_path_factory.mktemp('weights') / 'swin_t.in1k'
     torch.save(swin_dense.SwinBackbone('t').state_dict(), path)
     return path
 

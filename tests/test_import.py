@@ -57,6 +57,7 @@ def test_public_names_are_listed_found_and_typed():
     importlib.import_module('swin_dense.analysis')  # packages that were imported are not listed for that
     listed = set(dir(swin_dense)) | {'SwinDense', 'SwinDenseV2'}
     assert listed == {*pages, *swin_dense.__all__, 'integrations', '__version__'}
+    assert listed - {'__version__'} <= set(re.findall(r'\w+', swin_dense.__doc__))  # help(swin_dense) begins with it
     tree = ast.parse(Path(swin_dense.__file__).read_text())
     (typed,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING')
     homes = {alias.name: node.module.partition('.')[2] for node in typed.body for alias in node.names}

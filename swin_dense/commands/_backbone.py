@@ -1,4 +1,4 @@
-"""The backbone and the device that options describe.
+"""The backbone, the device and the inference that options describe.
 
 Commands import this module when they run, because it needs torch.
 """
@@ -10,9 +10,12 @@ import os
 from typing import Any
 
 import torch
+from PIL import Image
 
-from swin_dense.commands._options import backbone_options
-from swin_dense.features.inference import on_device
+from swin_dense.commands._options import backbone_options, normalization_of
+from swin_dense.features.inference import check_levels, on_device
+from swin_dense.features.normalization import Inference, Normalization
+from swin_dense.features.tiling import check_tiling
 from swin_dense.models.create import create_backbone, warn_of_random_weights
 from swin_dense.models.swin import SwinBackbone
 
@@ -28,7 +31,33 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
     return on_device(create_backbone(name, args.checkpoint, prefix=args.prefix, **options), device)
 
 
+def backbone_and_normalization(args: argparse.Namespace) -> tuple[SwinBackbone, Normalization]:
+    """Build the backbone, and return the normalisation of ``add_normalization``, which fits it."""
+    normalization = Normalization(**normalization_of(args))
+    backbone = build_backbone(args)
+    normalization.check_for(backbone)
+    return backbone, normalization
+
+
 def device_of(args: argparse.Namespace) -> torch.device:
     """Return the device to compute on, if it is available: ``--device``, else the GPU of LOCAL_RANK, else the CPU."""
     cuda = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
     return on_device(torch.empty(0), args.device or (cuda if torch.cuda.is_available() else 'cpu')).device
+
+
+def inference_of(args: argparse.Namespace, backbone: SwinBackbone) -> Inference:
+    """Return how `swin-dense features` reads images and computes features."""
+    levels = check_levels(backbone, args.levels)
+    if args.tile is not None:
+        Image.MAX_IMAGE_PIXELS = None  # PIL's limit, which images that need tiles exceed
+    inference = Inference(
+        **normalization_of(args),
+        levels=levels,
+        dtype=getattr(torch, args.dtype) if args.pool == 'none' else None,
+        autocast=getattr(torch, args.autocast) if args.autocast else None,
+        tiling=None if args.tile is None else check_tiling(backbone, args.tile, args.overlap, levels),
+        page=args.page,
+        max_side=args.max_side,
+    )
+    inference.check_for(backbone)
+    return inference

@@ -12,6 +12,7 @@ from typing import Any
 from swin_dense.archs import resolve_arch, split_name
 from swin_dense.archs.weights import place_of, suggestion
 from swin_dense.utils import checks
+from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination
 from swin_dense.utils.choices import PRESETS
 
@@ -181,7 +182,7 @@ def check_backbone(args: argparse.Namespace) -> None:
 def check_checkpoint(place: str, of_backbone: bool = True) -> None:
     """Check that a checkpoint exists, unless it is an address, or names published weights; a folder may be one."""
     place = place_of(place) if of_backbone else place
-    if '://' not in place and not Path(place).exists():
+    if not is_address(place) and not Path(place).exists():
         advice = suggestion(place) if of_backbone else ''
         raise FileNotFoundError(f'there is no checkpoint file {place!r}{advice}')
 

@@ -29,7 +29,7 @@ from swin_dense.commands._mm import print_notes
 from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import write_text
 from swin_dense.workbench.configs.parts import SPLITS, is_pretraining
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
@@ -80,21 +80,20 @@ def run(args: argparse.Namespace) -> int:
         if args.out is None:
             print(text, end='')
             return 0
-        with written_whole(args.out) as unfinished:
-            unfinished.path.write_text(text, encoding='utf-8')
+        write_text(args.out, text)
     print(f'wrote {args.out}')
     return 0
 
 
 def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Config, list[str]]:
     """Return the config for the user's data, and notes on the data."""
-    # Help does without these.
+    config = load_recipe(args.config)
+    # These import torch, which --help does not need.
     from swin_dense.workbench.checkpoints import use_whole_checkpoints
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.layouts import find_places, split_data
     from swin_dense.workbench.configs.own_data import PLACES, find_endings, missing_data, own_data
 
-    config = load_recipe(args.config)
     check_form(config)
     notes = []
     classes = None if args.classes is None else args.classes.split(',')

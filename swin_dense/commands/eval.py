@@ -1,6 +1,6 @@
 """Measure the top-1 and top-5 accuracy of a classifier on a folder of images.
 
-    swin-dense eval imagenet/val --checkpoint swin_tiny_patch4_window7_224.pth
+    swin-dense eval imagenet/val --checkpoint swin_t.in1k
     swin-dense eval imagenet/val --checkpoint swinv2_tiny_window16_256.pth --size 256 --json
 
 FOLDER must contain one folder of images per class; sorted by name, they are the classes 0, 1 and so on. The command
@@ -20,10 +20,13 @@ from swin_dense.commands._options import (
     add_size,
     backbone_options,
     check_backbone,
+    check_file,
     check_integers,
     normalization_of,
 )
+from swin_dense.features.listing import lines_in
 from swin_dense.utils import packages
+from swin_dense.utils.signals import stop_signals
 
 GROUP = 'backbones'
 EXTRA = 'features'
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
         raise FileNotFoundError(f'there is no folder {args.folder}')
     options_of_images = normalization_of(args)
+    if args.classes is not None:
+        check_file(args.classes)
     check_backbone(args)
     packages.require('this command', 'tqdm')
     # These import torch, which --help does not need.
@@ -65,9 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.commands._progress import Progress, say
     from swin_dense.features import Normalization
     from swin_dense.features.inference import on_device
-    from swin_dense.features.listing import lines_in
     from swin_dense.models.classifier import create_classifier
-    from swin_dense.utils.signals import stop_signals
 
     device, options = device_of(args), backbone_options(args)
     classifier = on_device(create_classifier(args.checkpoint, args.arch, prefix=args.prefix, **options), device)

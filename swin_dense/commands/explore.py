@@ -1,6 +1,6 @@
 """Write an interactive page about a Swin on one photograph: windows, attention, pyramid, receptive fields, cost.
 
-    swin-dense explore photo.jpg --checkpoint swin_tiny_patch4_window7_224.pth --out page.html
+    swin-dense explore photo.jpg --checkpoint swin_t.in1k --out page.html
     swin-dense explore photo.jpg --out page.html --lang zh
 
 The page is one HTML file and needs no network or server. Move over it with the mouse, a finger or the arrow keys.
@@ -19,10 +19,9 @@ from swin_dense.commands._options import (
     check_backbone,
     check_file,
     check_out,
-    normalization_of,
 )
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import write_text
 from swin_dense.utils.choices import LANGUAGES, LARGEST_PAGE
 
 GROUP = 'backbones'
@@ -62,19 +61,15 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.max_size < float('inf'):
         raise ValueError(f'--max-size must be above 0, got {args.max_size:g}')
     # These import torch, which --help does not need.
-    from swin_dense.commands._backbone import build_backbone
+    from swin_dense.commands._backbone import backbone_and_normalization
     from swin_dense.explore.page import make_page
     from swin_dense.explore.record import make_record
-    from swin_dense.features import Normalization
 
-    how = Normalization(**normalization_of(args))
-    backbone = build_backbone(args)
-    how.check_for(backbone)
+    backbone, how = backbone_and_normalization(args)
     record = make_record(backbone, args.image, args.max_side, normalization=how)
     name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # file names may be invalid UTF-8
     page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))
-    with written_whole(args.out) as unfinished:
-        unfinished.path.write_text(page.text, encoding='utf-8')
+    write_text(args.out, page.text)
     height, width = record.pixels.shape[:2]
     print(
         f'{args.out}: {record.model} on {height} x {width} pixels, {args.out.stat().st_size / 1e6:.1f} MB; 999 of '

@@ -36,6 +36,8 @@ from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import EXPORT_SUFFIXES, TARGETS
 
 if TYPE_CHECKING:
+    from mmengine.config import Config
+
     from swin_dense.export import Exported
 
 GROUP = 'backbones'
@@ -100,13 +102,15 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError('give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE')
     check_out(args, *(['.onnx'] if args.model else EXPORT_SUFFIXES))
     check_together(args)
-    write = _write_whole if args.model else _write_backbone
     if args.out.suffix == '.onnx':
         packages.require('this command', 'onnx', 'onnxscript', *([] if args.no_check else ['onnxruntime']))
+    if args.model:
+        args.config, checkpoint = args.model
+        config = read_config(args)
     from swin_dense.export import ExportError  # imports torch, which --help does not need
 
     try:
-        exported = write(args)
+        exported = _write_whole(args, config, checkpoint) if args.model else _write_backbone(args)
     except ExportError as error:
         print(f'swin-dense export: {error}', file=sys.stderr)
         return 1
@@ -142,12 +146,11 @@ def check_together(args: argparse.Namespace) -> None:
     check_backbone(args)
 
 
-def _write_whole(args: argparse.Namespace) -> Exported:
+def _write_whole(args: argparse.Namespace, config: Config, checkpoint: str) -> Exported:
     from swin_dense.workbench.export.whole import export_whole
 
-    args.config, checkpoint = args.model
     options = {name: getattr(args, name) for name in ('image', 'opset', 'grid_sample', 'target')}
-    return export_whole(read_config(args), checkpoint, args.out, **options)
+    return export_whole(config, checkpoint, args.out, **options)
 
 
 def _write_backbone(args: argparse.Namespace) -> Exported:

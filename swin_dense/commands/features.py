@@ -16,6 +16,10 @@ read from environment variables.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from swin_dense.commands._options import (
@@ -26,8 +30,11 @@ from swin_dense.commands._options import (
     check_integers,
     normalization_of,
 )
+from swin_dense.features.listing import list_images
+from swin_dense.features.shards import parse_shard, shard_of_environment
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import MAP_FORMATS, POOLINGS, ROWS_PER_PART
+from swin_dense.utils.signals import stop_signals
 
 GROUP = 'backbones'
 EXTRA = 'features'
@@ -95,6 +102,11 @@ def check_together(args: argparse.Namespace) -> None:
     check_backbone(args)
     needed = ['tqdm', 'pyarrow', *([] if pools else [args.format])]
     packages.require('this command', *needed)
+    if args.format == 'zarr' and not pools and (packages.version_of('zarr') or '').startswith('2.'):
+        raise ImportError(
+            'the zarr format needs zarr 3, not 2: pip install "zarr>=3", with Python 3.11 or later; safetensors needs '
+            'neither'
+        )
 
 
 def _not_a_folder(out: Path) -> ValueError:
@@ -106,6 +118,77 @@ def _not_a_folder(out: Path) -> ValueError:
 
 def run(args: argparse.Namespace) -> int:
     check_together(args)
-    from swin_dense.commands._extract import extract_all  # imports torch, which --help does not need
+    shard, variables = (parse_shard(args.shard), '') if args.shard else shard_of_environment(os.environ)
+    skipped: dict[str, str | None] = {}
+    images = _list(args, skipped)
+    # These import tqdm and torch, which --help does not need.
+    from swin_dense.commands._backbone import build_backbone, inference_of
+    from swin_dense.commands._progress import Progress, say
+    from swin_dense.features.extraction import Extraction
 
-    return extract_all(args)
+    if variables:
+        say(f'shard {shard.index}/{shard.count}, from {variables}')
+    unread = [f'{path!r} {reason}' for path, reason in skipped.items() if reason is not None]
+    for line in _said_of(unread, skipped) if shard.index == 0 else ():
+        say(line)
+    backbone = build_backbone(args)
+    options = {'pool': args.pool, 'file_format': args.format, 'dtype': args.dtype}
+    given, inference = normalization_of(args), inference_of(args, backbone)
+    extraction = Extraction(args.out, shard, images, backbone, inference, given, **options)
+    done: Counter[str] = Counter()
+    removed = ''
+    try:
+        with (
+            extraction.writing(args.part_rows) as folder,
+            stop_signals() as received,
+            Progress(extraction.total, disable=os.environ.get('LOCAL_RANK', '0') != '0') as progress,
+        ):
+            with contextlib.closing(extraction.steps(folder, args.batch_size, args.workers)) as steps:
+                for step in steps:
+                    if step.tile is None:
+                        done['finished' if step.error is None else 'failed'] += 1
+                    if step.error is not None:
+                        say(f'skipped: {step.error}')
+                    progress.show(step.tile)
+                    if received:
+                        break
+            if args.prune and unread:
+                removed = ', no features of other images removed, because some folders could not be read'
+            elif args.prune and not received:
+                removed = f', features of {folder.prune(images)} other images removed'
+    except OSError as error:
+        say(
+            f'swin-dense features: error: cannot write to {args.out}: {error.strerror or error}. Finished images are '
+            'kept: make room or allow writing, then run the same command again.'
+        )
+        return 1
+    share = f' of shard {shard.index}/{shard.count}' if shard.count > 1 else ''
+    of_all = f' of {extraction.total or done.total()}' if extraction.total or not received else ''
+    say(f'{done["finished"]}{of_all} images{share} are in {args.out}, {done["failed"]} failed{removed}')
+    if received:
+        say('stopped before the end; run the same command again to continue')
+        return 128 + received[0]
+    other_lists = extraction.record.other_lists()
+    for message in other_lists:
+        say(f'{message}: run that shard again, or images may be missing')
+    # torchrun terminates all ranks as soon as one exits with a non-zero status.
+    return int(bool(done['failed'] or unread or other_lists) and 'TORCHELASTIC_RUN_ID' not in os.environ)
+
+
+def _list(args: argparse.Namespace, skipped: dict[str, str | None]) -> dict[str, str | None]:
+    places = set(map(os.path.realpath, args.places))
+    # Maps in zarr are images too.
+    without = [out for out in (args.out, args.out / 'features') if os.path.realpath(out) not in places]
+    images = list_images(args.places, skipped, without)
+    if not images:
+        raise ValueError(f'no images found in {args.places}')
+    return images
+
+
+def _said_of(unread: list[str], skipped: dict[str, str | None]) -> Iterator[str]:
+    """Yield what could not be read, and how many files are no images, by suffix."""
+    yield from (f'skipped: {reason}' for reason in unread)
+    no_images = Counter(Path(path).suffix or 'no suffix' for path, reason in skipped.items() if reason is None)
+    if no_images:
+        counts = ', '.join(f'{count} with {suffix}' for suffix, count in no_images.most_common())
+        yield f'ignored files by suffix: {counts}; to include such files, give a pattern or a list'

@@ -23,7 +23,6 @@ are predicted (exit status 1). To continue after an interruption, run the same c
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -37,20 +36,19 @@ import swin_dense
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
 from swin_dense.utils import checks, packages, search
-from swin_dense.utils.atomic import check_free, remove, written_whole
+from swin_dense.utils.addresses import is_address
+from swin_dense.utils.atomic import check_free, write_json
 from swin_dense.utils.choices import IMAGE_SUFFIXES, PRECISIONS, RUNTIMES
-from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.signals import stop_signals
 
 if TYPE_CHECKING:
-    from swin_dense.workbench.runtime import Coco, Prediction
+    from swin_dense.workbench.runtime import Coco
 
 GROUP = 'models'
 EXTRA = 'mm'
 _COCO = ('coco_results.json', 'coco_annotations.json')
 _ENDINGS = ('json', 'painted.jpg', 'labels.png', 'labels.tif', 'panoptic.png')
 _SETTINGS = '.predict.json'  # the options that determine the results in a folder
-_LARGEST_JPEG = 65500  # pixels of a side
 
 
 class _Image(NamedTuple):
@@ -119,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     absent = {} if coco is None else _absent(coco, images)
     _say(*unread, *absent.values())
     args.out.mkdir(parents=True, exist_ok=True)
-    _write_json(args.out / _SETTINGS, settings)
+    write_json(args.out / _SETTINGS, settings)
     done, failed = 0, len(unread) + len(absent)
     with stop_signals() as received:
         try:
@@ -144,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             if coco is not None and done:
                 for name, content in zip(_COCO, (coco.results(), coco.annotations()), strict=True):
-                    _write_json(args.out / name, content)
+                    write_json(args.out / name, content)
     print(f'{done} of {len(images)} images are in {args.out}')
     if received:
         _say('stopped before the end; run the same command again with --resume to continue')
@@ -191,7 +189,7 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[_Image], list[str]
         else:
             check_file(place)
             images.append(_Image(place, Path(place).name))
-    if '://' not in model[-1]:
+    if not is_address(model[-1]):
         check_file(model[-1])
     return model, images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
 
@@ -309,71 +307,15 @@ def _try(predictor: Any, image: _Image, args: argparse.Namespace) -> dict[str, A
     Raises:
         OSError: the results cannot be written.
     """
+    from swin_dense.workbench.runtime import results  # imports numpy, which --help does not need
+
     try:
-        return _predict(predictor, image, args)
+        outputs = {ending: image.output(args.out, ending) for ending in _ENDINGS}
+        return results.predict(predictor, image.path, outputs, args.tile, args.overlap)
     except Exception as error:  # the runtimes and frameworks raise exceptions of any type
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise
         if os.environ.get('SWIN_DENSE_TRACEBACK'):
             traceback.print_exc()
-        _say(_reason(image, error))
+        _say(results.reason(image.path, error))
         return None
-
-
-def _reason(image: _Image, error: Exception) -> str:
-    from swin_dense.utils.pixels import ImageError, name_of  # imports numpy, which --help does not need
-
-    if isinstance(error, (ImageError, FileNotFoundError)):
-        return str(error)
-    text = str(error) if isinstance(error, ValueError) else f'{type(error).__name__}: {error}'
-    if is_out_of_memory(error):
-        text = f'there is too little memory to predict it; use --tile, or smaller tiles: {text}'
-    return f'{name_of(image.path)}: {" ".join(text.split())}'
-
-
-def _predict(predictor: Any, image: _Image, args: argparse.Namespace) -> dict[str, Any]:
-    """Predict an image, write the results, the JSON last, so that it marks complete results, and return the record."""
-    outputs = {ending: image.output(args.out, ending) for ending in _ENDINGS}
-    outputs['json'].parent.mkdir(parents=True, exist_ok=True)
-    for path in outputs.values():  # those of an earlier run would seem to be of this one if the image fails
-        remove(path)
-    with contextlib.ExitStack() as stack:
-        if args.tile is None:
-            prediction = predictor.predict(image.path)
-        else:
-            from PIL import Image
-
-            from swin_dense.workbench.runtime.geotiff import label_file
-
-            # Images that need tiles exceed PIL's limit, which protects against decompression bombs.
-            Image.MAX_IMAGE_PIXELS = None
-            make_labels = stack.enter_context(label_file(outputs['labels.tif'], image.path))
-            prediction = predictor.predict_tiles(image.path, args.tile, args.overlap, make_labels)
-    if args.tile is None:
-        _write_pictures(outputs, prediction)
-    _write_json(outputs['json'], prediction.record)
-    return prediction.record
-
-
-def _write_pictures(outputs: dict[str, Path], prediction: Prediction) -> None:
-    import numpy as np
-    from PIL import Image
-
-    pictures = {}
-    if prediction.painted is not None and max(prediction.painted.shape) <= _LARGEST_JPEG:
-        pictures['painted.jpg'] = prediction.painted
-    if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
-        pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
-    if prediction.panoptic is not None:
-        ids = np.where(
-            np.isin(prediction.panoptic, [one['id'] for one in prediction.record['segments']]), prediction.panoptic, 0
-        )
-        pictures['panoptic.png'] = np.stack([ids % 256, ids // 256 % 256, ids // 256**2], 2).astype(np.uint8)
-    for ending, pixels in pictures.items():
-        with written_whole(outputs[ending]) as unfinished:
-            Image.fromarray(pixels).save(unfinished.path, quality=95)
-
-
-def _write_json(path: Path, content: Any) -> None:
-    with written_whole(path) as unfinished:
-        unfinished.path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')

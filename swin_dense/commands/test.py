@@ -12,7 +12,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from swin_dense.commands._mm import add_run_arguments, config_to_run, print_notes, run_to_its_end
+from swin_dense.commands._mm import (
+    add_run_arguments,
+    config_to_run,
+    is_first_process,
+    print_notes,
+    run_to_its_end,
+)
 from swin_dense.commands._options import add_force, check_checkpoint
 from swin_dense.recipes.published import recipe_with_weights, side_by_side
 from swin_dense.utils.atomic import check_free
@@ -47,9 +53,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_free(args.out, args.force)
     config = config_to_run(args)
-    from mmengine.dist import get_rank
-
-    from swin_dense.workbench import training  # imports the frameworks, which --help does not need
+    # These import the frameworks, which --help does not need.
+    from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_data
 
     options = {'out': args.out and str(args.out), 'show_dir': args.show_dir, 'tta': args.tta}
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     def test() -> None:
         measured = training.build_runner(config).test()
-        if recipe is not None and get_rank() == 0:
+        if recipe is not None and is_first_process():
             print(f'{recipe.weights}\n{side_by_side(recipe, measured, args.tta)}')
 
     return run_to_its_end(test, config.work_dir)

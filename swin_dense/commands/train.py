@@ -41,14 +41,12 @@ def run(args: argparse.Namespace) -> int:
         check_checkpoint(args.resume, of_backbone=False)
     config = config_to_run(args)
     # These import the frameworks, which --help does not need.
-    from mmengine.dist import get_world_size
-
     from swin_dense.workbench import training
     from swin_dense.workbench.configs.checking import check_batch, check_data
 
     config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
     training.join_processes(config)
     print_notes('train', check_data(config, ('train', 'val'), args.check_images))
-    check_batch(config, get_world_size())
+    check_batch(config)
     with training.held_alone(config, args.resume) as config:
         return run_to_its_end(training.build_runner(config).train, config.work_dir)

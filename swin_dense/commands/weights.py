@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = [one for one in published().values() if all(word.lower() in _text(one) for word in args.words)]
+    rows = {one: ' '.join(_row(one)).lower() for one in published().values()}
+    chosen = [one for one, row in rows.items() if all(word.lower() in row for word in args.words)]
     if len(args.words) == 1 and args.words[0] in published():
         chosen = [published()[args.words[0]]]
     if not chosen:
@@ -46,7 +47,3 @@ def run(args: argparse.Namespace) -> int:
 def _row(one: Weights) -> tuple[str, ...]:
     image, classes = str(one.img_size or ''), str(one.classes or 'none')
     return one.name, image, str(one.window_size), classes, one.normalization, one.publisher
-
-
-def _text(one: Weights) -> str:
-    return ' '.join(map(str, vars(one).values())).lower()

@@ -1,7 +1,7 @@
 """Check the installed packages, report which of them work, and suggest fixes.
 
-Every check runs in a separate process, because a broken installation can raise any error, hang, or crash. This module
-imports only the standard library.
+Checks run in separate processes, because a broken installation can raise any error, hang, or crash. This module imports
+only the standard library.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TRAPS
+from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TOGETHER, TOPICS, TRAPS
 from swin_dense.utils.packages import (
     FORKS,
     WITHOUT_COMPILER,
@@ -28,7 +28,7 @@ from swin_dense.utils.packages import (
     versions_of,
 )
 
-TIMEOUT = 120  # seconds per check; imports from a slow disk take long
+TIMEOUT = 120  # seconds per process; imports from a slow disk take long
 # Package: oldest tested version, first version that is too new; None for no limit. mmdet and mmseg restrict the version
 # of mmcv; mmcv and mmengine import pkg_resources, which setuptools 81 removed.
 VERSIONS = {
@@ -85,22 +85,17 @@ def examine(times: bool = False) -> Iterator[Finding]:
     With ``times``, also time linear layers on this CPU and, on a GPU, the Triton kernel, after comparing it.
     """
     yield from versions()
-    core, *frameworks = CHECKS
-    core_finding = probe('check', core)
-    if core_finding.status == 'broken':  # every other check would fail for the same reason
-        yield core_finding
-        return
     yield from extras()
-    with ThreadPoolExecutor(4) as pool:
-        traps = pool.map(lambda name: probe('trap', name), TRAPS)
-        backends = pool.map(lambda name: probe('backend', name), BACKENDS)
-        checks = pool.map(lambda name: probe('check', name), frameworks)
-        yield from traps
-        yield from backends
-        yield core_finding
-        yield from checks
+    with ThreadPoolExecutor() as pool:
+        found = {finding.name: finding for findings in pool.map(probe_all, TOGETHER) for finding in findings}
+    core = found['torch alone']
+    if core.status == 'broken':  # the others fail for the same reason
+        yield core
+        return
+    yield from (found[name] for topic in (TRAPS, BACKENDS, CHECKS) for name in topic)
     if times:
-        yield from (probe('time', name) for name in TIMED)  # last and one by one, because timing needs an idle machine
+        for name in TIMED:  # last and one by one, because timing needs an idle machine
+            yield from probe(name)
 
 
 def versions() -> list[Finding]:
@@ -158,30 +153,54 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r'\d+', version.partition('+')[0])))
 
 
-def probe(topic: str, name: str) -> Finding:
-    """Run one check in a separate process."""
+def probe(*names: str) -> list[Finding]:
+    """Run checks in one separate process, and return the findings up to the first that is broken."""
     # Pass on this sys.path: otherwise a folder named mmcv in the current directory would shadow the package.
-    code = f'import sys; sys.path[:] = {sys.path!r}; from swin_dense.doctor.probes import main; main({name!r})'
+    code = f'import sys; sys.path[:] = {sys.path!r}; from swin_dense.doctor.probes import main; main(*{names!r})'
+    command = [sys.executable, '-W', 'ignore', '-c', code]
     try:
-        done = subprocess.run(
-            [sys.executable, '-W', 'ignore', '-c', code],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            errors='replace',
-        )
-        answer = json.loads(done.stdout.strip().rpartition('\n')[2])
-        if 'found' in answer:
-            status = 'note' if answer['found'].startswith('not ') else 'ok'
-            return Finding(topic, name, status, answer['found'])
-        error, package = answer['error'], answer['package']
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, errors='replace')
     except subprocess.TimeoutExpired:
-        return Finding(topic, name, 'broken', f'did not answer within {TIMEOUT} seconds', _by_hand(name))
-    except (ValueError, KeyError, TypeError):  # no valid answer: the process crashed or exited
+        if len(names) > 1:
+            return probe(names[0])
+        return [_broken(names[0], f'did not answer within {TIMEOUT} seconds', _by_hand(names[0]))]
+    findings = [finding for line in done.stdout.splitlines() if (finding := _finding(line, names)) is not None]
+    if not findings:  # the process crashed or exited
         ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f'status {done.returncode}'
         complaint = done.stderr.strip().rpartition('\n')[2]
-        return Finding(topic, name, 'broken', f'ended with {ended}. {complaint}'.rstrip('. '), _by_hand(name))
-    return Finding(topic, name, 'broken', textwrap.shorten(error, 300, placeholder=' ...'), cure_for(error, package))
+        return [_broken(names[0], f'ended with {ended}. {complaint}'.rstrip('. '), _by_hand(names[0]))]
+    return findings
+
+
+def probe_all(names: Sequence[str]) -> list[Finding]:
+    """Run checks in a separate process, and in a new one after each that is broken; none after the first of all."""
+    findings = probe(*names)
+    while findings[0].status != 'broken' and len(findings) < len(names):
+        findings += probe(*names[len(findings) :])
+    return findings
+
+
+def _finding(line: str, names: Sequence[str]) -> Finding | None:
+    """Return the finding in a line that one of the probes printed, None if a package printed it."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(answer, dict) or answer.get('name') not in names:
+        return None
+    name = answer['name']
+    if 'error' in answer:
+        text = textwrap.shorten(answer['error'], 300, placeholder=' ...')
+        return _broken(name, text, cure_for(answer['error'], answer['package']))
+    return Finding(_topic_of(name), name, 'note' if answer['found'].startswith('not ') else 'ok', answer['found'])
+
+
+def _broken(name: str, text: str, cure: str) -> Finding:
+    return Finding(_topic_of(name), name, 'broken', text, cure)
+
+
+def _topic_of(name: str) -> str:
+    return next(topic for topic, probes in TOPICS.items() if name in probes)
 
 
 def _by_hand(name: str) -> str:

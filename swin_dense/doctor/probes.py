@@ -1,4 +1,4 @@
-"""The probes of the doctor, each run in a separate process: a probe returns its result, or raises any error."""
+"""The probes of the doctor, run in separate processes: a probe returns its result, or raises any error."""
 
 from __future__ import annotations
 
@@ -246,17 +246,36 @@ BACKENDS = {
     'memory of a CPU': allocator,
 }
 TIMED = {'linear layers, timed': linear_layers_timed, 'Triton kernel, timed': kernel_timed}
+TOPICS = {'trap': TRAPS, 'backend': BACKENDS, 'check': CHECKS, 'time': TIMED}
+# The probes that share a process, because most of their time is the import of the same packages. The first is one
+# without which the others fail, too.
+_OF_FRAMEWORKS = ('pkg_resources', 'operators of mmcv', 'checkpoints of mmengine', 'name in the registries')
+TOGETHER = (
+    ('torch alone', 'numpy with torch', 'Pillow', 'torchvision', 'triton', *BACKENDS),
+    ('torch alone', *_OF_FRAMEWORKS, 'mmdet', 'mmsegmentation'),
+)
 
 
-def main(name: str) -> None:
-    """Print the result of a probe as JSON, or its error and the package that raised it ('' if unknown)."""
+def main(*names: str) -> None:
+    """Print the result of each probe as a line of JSON, up to the first error.
+
+    The line of an error has the package that raised it, '' if unknown.
+    """
     logging.disable()
-    try:
-        answer = {'found': {**TRAPS, **CHECKS, **BACKENDS, **TIMED}[name]()}
-    except BaseException as error:  # packages can raise any error, even SystemExit
-        names = [frame.f_globals.get('__name__', '') for frame, _ in traceback.walk_tb(error.__traceback__)]
-        packages = [name.partition('.')[0] for name in names]
-        not_others = {'swin_dense', '__main__', *sys.stdlib_module_names}
-        package = next((package for package in reversed(packages) if package not in not_others), '')
-        answer = {'error': ' '.join(f'{type(error).__name__}: {error}'.split()), 'package': package}
-    print(json.dumps(answer))
+    probes = {name: probe for topic in TOPICS.values() for name, probe in topic.items()}
+    for name in names:
+        try:
+            answer = {'name': name, 'found': probes[name]()}
+        except BaseException as error:  # packages can raise any error, even SystemExit
+            answer = {'name': name, 'error': ' '.join(f'{type(error).__name__}: {error}'.split())}
+            answer['package'] = _package_that_raised(error)
+        print(json.dumps(answer), flush=True)
+        if 'error' in answer:  # what it has imported by half may break others
+            return
+
+
+def _package_that_raised(error: BaseException) -> str:
+    modules = [frame.f_globals.get('__name__', '') for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [module.partition('.')[0] for module in modules]
+    not_others = {'swin_dense', '__main__', *sys.stdlib_module_names}
+    return next((package for package in reversed(packages) if package not in not_others), '')

@@ -1,7 +1,30 @@
-"""Feature extraction: reading images, batching, tiling, and storing feature maps or pooled vectors."""
+"""Feature extraction: reading images, batching, tiling, and storing feature maps or pooled vectors.
 
-from swin_dense.features.extractor import Extractor
-from swin_dense.features.normalization import Normalization, preset
-from swin_dense.features.pyramid import extract_pyramid
+A name, or a module such as ``swin_dense.features.images``, is imported when it is asked for: listing images needs no
+torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from swin_dense.utils.lazy import public_name
+
+if TYPE_CHECKING:
+    from swin_dense.features.extractor import Extractor
+    from swin_dense.features.normalization import Normalization, preset
+    from swin_dense.features.pyramid import extract_pyramid
 
 __all__ = ['Extractor', 'Normalization', 'extract_pyramid', 'preset']
+_HOMES = {
+    'Extractor': 'extractor',
+    'Normalization': 'normalization',
+    'extract_pyramid': 'pyramid',
+    'preset': 'normalization',
+}
+
+
+def __getattr__(name: str) -> Any:
+    return public_name(__name__, name, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from swin_dense.features.folder import FeatureFolder
 from swin_dense.features.inference import Runner, whole_image
-from swin_dense.features.listing import Item
+from swin_dense.features.listing import Item, iterate
 from swin_dense.features.normalization import Inference
 from swin_dense.features.regions import open_large_image
+from swin_dense.features.shards import Record, Shard, hash_of_name
 from swin_dense.features.tiling import run_tiles
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.pixels import ImageError, name_of
@@ -26,6 +29,79 @@ class Step(NamedTuple):
     item: Item
     error: str | None = None  # why a finished image has no features
     tile: tuple[int, int] | None = None  # the number of the finished tile, and of all tiles of an unfinished image
+
+
+class Extraction:
+    """The extraction of a shard of images into a folder.
+
+    Args:
+        out: the folder.
+        shard: the shard of the images.
+        images: all images and tar files, as :func:`swin_dense.features.listing.list_images` returns them.
+        backbone: a SwinBackbone in evaluation mode.
+        inference: how to read the images and to compute the features.
+        given: the arguments of :class:`swin_dense.features.Normalization` that the user gave.
+        pool: 'none' for maps, or a key of ``POOLINGS``.
+        file_format: file format of maps, one of ``MAP_FORMATS``.
+        dtype: name of the dtype of the features.
+
+    Attributes:
+        record: the settings and the images of the shard.
+        total: number of images of the shard; None if some are in tar files.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        shard: Shard,
+        images: Mapping[str, str | None],
+        backbone: Any,
+        inference: Inference,
+        given: Mapping[str, Any],
+        *,
+        pool: str,
+        file_format: str,
+        dtype: str,
+    ) -> None:
+        self._backbone, self._inference, self._out, self._shard = backbone, inference, out, shard
+        self._folder = {'pool': pool, 'file_format': file_format, 'dtype': getattr(torch, dtype)}
+        tile, overlap = inference.tiling or (None, None)
+        # The options that determine the features, which all features of a folder must share.
+        settings = {
+            'arch': dataclasses.asdict(backbone.arch),
+            'weights': weights_digest(backbone),
+            'window_size': backbone.window_size,
+            **({'clamp_window': True} if backbone.clamp_window else {}),  # absent if False, as in older folders
+            'levels': inference.levels,
+            'pool': pool,
+            'format': file_format if pool == 'none' else 'parquet',
+            'dtype': dtype,
+            'autocast': inference.autocast and str(inference.autocast).removeprefix('torch.'),
+            'page': inference.page or 0,
+            'max_side': inference.max_side,
+            **given,  # absent if not given, as in older folders
+            'tile': tile,
+            'overlap': overlap,
+        }
+        self.record = Record(out, shard, settings, images)
+        self._mine = {name: version for name, version in images.items() if shard.owns(hash_of_name(name))}
+        self.total = None if any(name.endswith('.tar') for name in self._mine) else len(self._mine)
+
+    @contextlib.contextmanager
+    def writing(self, rows_per_part: int) -> Iterator[FeatureFolder]:
+        """Lock the shard, and give its folder, which is created if it does not exist."""
+        levels, options = self._inference.levels or (), {**self._folder, 'rows_per_part': rows_per_part}
+        self._out.mkdir(parents=True, exist_ok=True)
+        with (
+            self.record.writing(),
+            contextlib.closing(FeatureFolder(self._out, levels, **options, shard=self._shard)) as folder,
+        ):
+            yield folder
+
+    def steps(self, folder: FeatureFolder, batch_size: int, workers: int) -> Generator[Step, None, None]:
+        """Extract what the folder lacks, and yield each step; closing the generator ends the extraction."""
+        missing = iterate(self._mine.items(), lambda name, version: not folder.is_finished(name, version))
+        return extract(self._backbone, missing, folder, self._inference, batch_size, workers)
 
 
 def weights_digest(module: torch.nn.Module) -> str:

@@ -52,7 +52,7 @@ class Extractor:
 
     Examples:
         >>> import numpy as np
-        >>> extract = Extractor('swin_tiny_patch4_window7_224.pth', levels=[32], pool='gem')
+        >>> extract = Extractor('swin_t.in1k', levels=[32], pool='gem')
         >>> extract({'image': [np.zeros((64, 80, 3), np.uint8)] * 2})['level_32'].shape
         (2, 768)
     """

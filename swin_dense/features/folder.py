@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.compute
 import torch
+from pyarrow import parquet
 
 from swin_dense.features.inference import PooledSink
 from swin_dense.features.listing import Item, tar_of
@@ -48,8 +51,6 @@ class FeatureFolder:
     rows_per_part: int = ROWS_PER_PART
 
     def __post_init__(self) -> None:
-        import pyarrow
-
         checks.one_of('file_format', self.file_format, MAP_FORMATS)
         checks.integer('rows_per_part', self.rows_per_part)
         self._partial = self.root / f'.partial-{self.shard}'
@@ -154,8 +155,6 @@ class FeatureFolder:
 
     def _flush(self) -> None:
         """Write the buffered rows as a part."""
-        import pyarrow
-
         self._oldest = time.monotonic()
         if not self._rows:
             return
@@ -168,9 +167,6 @@ class FeatureFolder:
 
     def _drop(self, paths: Collection[str]) -> None:
         """Remove the rows of these images from the written parts."""
-        import pyarrow
-        import pyarrow.compute
-
         unwanted = pyarrow.array(sorted(paths), pyarrow.string())
         for path in self._parts():
             table = _read(path)
@@ -190,16 +186,12 @@ class FeatureFolder:
         return sorted(self.root.glob(f'part-{self.shard}-*.parquet'))
 
     def _write(self, path: Path, table: Any) -> None:
-        from pyarrow import parquet
-
         with written_whole(path, self._partial) as unfinished:
             parquet.write_table(table, unfinished.path)
 
 
 def _read(path: Path, columns: list[str] | None = None) -> Any:
     """Return the table of a part, or only some of its columns."""
-    from pyarrow import parquet
-
     try:
         file = parquet.ParquetFile(path)
         facts = json.loads((file.schema_arrow.metadata or {}).get(_PACKAGE_KEY.encode(), '{}'))
@@ -208,17 +200,6 @@ def _read(path: Path, columns: list[str] | None = None) -> Any:
         raise ValueError(f'{path} is damaged ({error}); remove it, then its images are extracted again') from error
     checks.file_format(str(path), facts, FORMAT)
     return table
-
-
-def check_zarr() -> None:
-    """Raise ImportError if the installed zarr package is too old to write maps."""
-    import zarr
-
-    if zarr.__version__.startswith('2.'):
-        raise ImportError(
-            f'the zarr format needs zarr 3, not {zarr.__version__}: pip install "zarr>=3", with Python 3.11 or later; '
-            'safetensors needs neither'
-        )
 
 
 def readable(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import alone, written_whole
+from swin_dense.utils.atomic import alone, write_json
 
 # Version of the files in a feature folder: records of shards, parts and maps, which contain it as `format`. It is
 # raised when an earlier version of this package would misread one of them.
@@ -95,8 +95,7 @@ class Record:
         busy += 'for it, choose another folder, or split the images: --shard 0/2 and --shard 1/2'
         with alone(self._folder / f'.shard-{self._shard}.lock', busy):
             self._check_settings()
-            with written_whole(self._folder / f'_shard-{self._shard}.json') as unfinished:
-                unfinished.path.write_text(json.dumps(self._content, indent=2) + '\n', encoding='utf-8')
+            write_json(self._folder / f'_shard-{self._shard}.json', self._content)
             self._check_settings()  # again, because another shard may have started in between
             yield
 

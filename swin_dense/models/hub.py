@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from swin_dense.utils import packages
-from swin_dense.utils.atomic import written_whole
+from swin_dense.utils.atomic import write_json, write_text, written_whole
 
 Model = TypeVar('Model', bound='HubMixin')
 
@@ -102,8 +102,7 @@ class HubMixin(nn.Module):
         tensors = {key: tensor.detach().contiguous() for key, tensor in self.state_dict().items()}
         with written_whole(folder / WEIGHTS) as unfinished:
             save_file(tensors, unfinished.path, metadata={'format': 'pt'})
-        with written_whole(folder / CONFIG) as unfinished:
-            unfinished.path.write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+        write_json(folder / CONFIG, config)
         if not (folder / CARD).exists():
             card = CARD_TEXT.format(
                 kind=kind.__name__,
@@ -112,8 +111,7 @@ class HubMixin(nn.Module):
                 parameters=sum(parameter.numel() for parameter in self.parameters()),
                 options=json.dumps(self._given),
             )
-            with written_whole(folder / CARD) as unfinished:
-                unfinished.path.write_text(card, encoding='utf-8')
+            write_text(folder / CARD, card)
         return folder
 
     @classmethod

@@ -47,25 +47,26 @@ def load_recipe(name: str) -> Config:
         ValueError: no recipe and no file has this name, or the file is not a config.
         ImportError: mmengine, or the package that the recipe inherits from, is not installed.
     """
-    from mmengine.config import Config
+    is_file, stem = Path(name).is_file(), Path(name).name.removesuffix('.py')
+    path = None if is_file else next((path for path in _recipe_files() if path.stem == stem), None)
+    place = '' if is_file or path else framework_configs(recipe_root()).get(stem, '')
+    if not (is_file or path or place):
+        raise ValueError(
+            f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
+            '(`swin-dense zoo` lists the recipes)'
+        )
+    from mmengine.config import Config  # imports torch, which the error above does not need
 
-    if Path(name).is_file():
+    if is_file:
         try:
             config = Config.fromfile(name)
             list(config.values())  # a lazy config imports its classes here
             return config
         except Exception as error:  # a config is a program and can raise any exception
             raise ValueError(f'{name} cannot be read as a config ({type(error).__name__}: {error})') from error
-    stem = Path(name).name.removesuffix('.py')
-    path = next((path for path in _recipe_files() if path.stem == stem), None)
     if path is None:
-        place = framework_configs(recipe_root()).get(stem)
-        if place is not None:
-            return _with_our_swin(place)
-        raise ValueError(
-            f'there is no recipe and no config file {name!r}{checks.closest(stem, recipe_names())} '
-            '(`swin-dense zoo` lists the recipes)'
-        )
+        package, _, inside = place.partition('::')
+        return _with_our_swin(Config.fromfile(_configs_of(package, stem) / inside))
     for package in _FOREIGN_BASE.findall(path.read_text(encoding='utf-8')):
         _configs_of(package, path.stem)
     with tempfile.TemporaryDirectory() as folder:
@@ -84,12 +85,8 @@ def _recipe_files() -> list[Path]:
     return [path for path in (recipe_root() / 'configs').glob('[!_]*/*.py') if not path.name.startswith('_')]
 
 
-def _with_our_swin(place: str) -> Config:
-    """Read a config such as 'mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py' with SwinDense as its backbone."""
-    from mmengine.config import Config
-
-    package, _, file = place.partition('::')
-    config = Config.fromfile(_configs_of(package, Path(file).stem) / file)
+def _with_our_swin(config: Config) -> Config:
+    """Make SwinDense the backbone of a config of mmdet or mmseg."""
     config.model.backbone.type = 'SwinDense'
     imports = config.get('custom_imports', {}).get('imports', [])
     imports = [imports] if isinstance(imports, str) else list(imports)

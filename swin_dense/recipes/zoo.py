@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 FRAMEWORKS = ('mmdet', 'mmseg')  # folders with a metafile only, because their recipes are configs of the frameworks
 FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'faster_rcnn', 'retinanet', 'upernet', 'ablations', 'simmim', *FRAMEWORKS)
 
@@ -69,8 +71,6 @@ def framework_configs(root: Path) -> dict[str, str]:
 
 
 def _models(root: Path, folder: str) -> list[dict[str, Any]]:
-    import yaml
-
     text = (root / 'configs' / folder / 'metafile.yml').read_text(encoding='utf-8')
     return yaml.load(text, getattr(yaml, 'CSafeLoader', yaml.SafeLoader))['Models']
 

@@ -5,6 +5,7 @@ And locks between processes, which the operating system releases when a process 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -54,6 +55,17 @@ def written_whole(destination: Path, beside: Path | None = None) -> Iterator[Unf
     except BaseException:
         remove(unfinished.path)
         raise
+
+
+def write_text(destination: Path, text: str) -> None:
+    """Write a text file as a whole."""
+    with written_whole(destination) as unfinished:
+        unfinished.path.write_text(text, encoding='utf-8')
+
+
+def write_json(destination: Path, content: Any) -> None:
+    """Write a JSON file as a whole."""
+    write_text(destination, json.dumps(content, indent=2) + '\n')
 
 
 def remove(path: Path) -> None:

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import torch
+from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
 from swin_dense.utils import packages
@@ -17,8 +18,6 @@ MASK_REGIONS = 100
 
 def build_on_meta(config: Any) -> nn.Module:
     """Build the model of an ``mmengine.Config`` of mmdet or mmseg on the meta device, in evaluation mode."""
-    from mmengine.registry import MODELS, init_default_scope
-
     if not isinstance(config.get('model'), dict):
         raise ValueError(f'the config has no model = dict(type=...), got {config.get("model")!r}')
     check_packages(config)

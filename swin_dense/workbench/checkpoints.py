@@ -18,6 +18,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
 from swin_dense.mm.resume import CheckpointError, check_training_checkpoint, training_meta
+from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import put_in_place, remove
 
 _UNFINISHED = '.unfinished-'
@@ -231,7 +232,7 @@ def _last_named(work_dir: Path, skipped: list[str]) -> Path | str | None:
     if not named:
         skipped.append(f'{note} is empty')
         return None
-    if '://' in named:
+    if is_address(named):
         return named
     if Path(named).exists():
         return Path(named)
@@ -243,4 +244,4 @@ def _last_named(work_dir: Path, skipped: list[str]) -> Path | str | None:
 
 
 def _is_local(out_dir: str) -> bool:
-    return '://' not in out_dir
+    return not is_address(out_dir)

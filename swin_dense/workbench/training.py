@@ -20,6 +20,7 @@ from mmengine.runner import Runner
 from mmengine.utils.dl_utils import set_multi_processing
 
 from swin_dense.mm.resume import CheckpointError, check_training_checkpoint, training_meta
+from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import alone
 from swin_dense.workbench.checkpoints import newest_checkpoint, use_whole_checkpoints
 
@@ -183,13 +184,13 @@ def _resumed(config: Config, asked: str | None) -> dict[str, Any]:
             if checkpoint is None:
                 return {'resume': False, 'load_from': None}
             named = str(checkpoint)
-        elif '://' not in named:
+        elif not is_address(named):
             if not Path(named).exists():
                 raise FileNotFoundError(f'there is no checkpoint {named!r} to resume from')
             check_training_checkpoint(Path(named))
         entries: dict[str, Any] = {'resume': True, 'load_from': named}
         # The seed determines the order of the data, so without a seed in the config, use that of the first run.
-        meta = {} if '://' in named else training_meta(Path(named))
+        meta = {} if is_address(named) else training_meta(Path(named))
         if meta and config.get('randomness', {}).get('seed') is None:
             entries['randomness.seed'] = meta.get('seed')
         for key, unit in (('max_epochs', 'epoch'), ('max_iters', 'iter')):

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
@@ -17,7 +18,7 @@ from swin_dense import SwinBackbone, SwinClassifier
 from swin_dense.__main__ import main
 from swin_dense.analysis import accuracy
 from swin_dense.workbench.predict import Predictor
-from swin_dense.workbench.runtime import Model
+from swin_dense.workbench.runtime import Model, Prediction, results
 from tests.commands.files import write_file
 from tests.commands.test_predict import RECIPES, make_weights, names_in
 from tests.conftest import TINY, randomize
@@ -213,17 +214,15 @@ def test_a_signal_ends_after_an_image_and_writes_the_files_for_coco(folder, tmp_
 
 
 def test_results_that_cannot_be_written_end_the_run(folder, tmp_path, monkeypatch, capsys):
-    from swin_dense.commands import predict
-
     arguments = ['predict', *write_file(tmp_path / 'model.onnx'), str(folder), '--out', str(tmp_path / 'out')]
-    write = predict._write_json
+    write = results.write_json
 
     def full(path, content):
         if path.name == '2.json':
             raise OSError(28, 'No space left on device')
         write(path, content)
 
-    monkeypatch.setattr(predict, '_write_json', full)
+    monkeypatch.setattr(results, 'write_json', full)
     assert main(arguments) == 1
     printed = capsys.readouterr().err
     assert 'cannot write to' in printed
@@ -233,13 +232,13 @@ def test_results_that_cannot_be_written_end_the_run(folder, tmp_path, monkeypatc
 
 def test_pixels_of_no_segment_are_0_in_the_file_for_coco(tmp_path):
     """Inside, they have the number of the class that there is not, which would be an id of COCO's."""
-    from swin_dense.commands import predict
-    from swin_dense.workbench.runtime import Prediction
-
     ids = np.array([[1002, 1002, 80], [3, 2002, 80]], np.int32)
     record = {'segments': [{'id': 1002}, {'id': 3}, {'id': 2002}]}
-    predict._write_pictures({'panoptic.png': tmp_path / 'a.png'}, Prediction(record, panoptic=ids))
-    colours = np.asarray(Image.open(tmp_path / 'a.png')).astype(int)
+    model = SimpleNamespace(predict=lambda path: Prediction(record, panoptic=ids))
+    endings = ('json', 'painted.jpg', 'labels.png', 'panoptic.png')
+    results.predict(model, 'a.jpg', {ending: tmp_path / f'a.{ending}' for ending in endings}, None, None)
+    assert names_in(tmp_path) == ['a.json', 'a.panoptic.png']
+    colours = np.asarray(Image.open(tmp_path / 'a.panoptic.png')).astype(int)
     np.testing.assert_array_equal(colours @ [1, 256, 256**2], [[1002, 1002, 0], [3, 2002, 0]])
 
 

@@ -203,9 +203,36 @@ def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_c
     ],
 )
 def test_what_is_missing_is_found_before_torch_is_imported(place, arguments, message):
+    check_without_torch(place, arguments, message, OPTIONAL_PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message', 'packages'),
+    [
+        ('eval . --checkpoint image.png --classes none.txt', 'there is no file none.txt', 'tqdm'),
+        ('features none.png --out a', "'none.png' does not exist", 'tqdm pyarrow safetensors'),
+        ('features image.png --shard 3/2 --out a', '--shard must be I/N', 'tqdm pyarrow safetensors'),
+        ('features none/*.png --out a', 'a pattern without matches', 'tqdm pyarrow safetensors'),
+        ('config none.py --out a.py', "no config file 'none.py'", 'mmengine'),
+        ('export none.py image.png --out a.onnx', "no config file 'none.py'", 'mmengine mmcv onnxscript onnxruntime'),
+        ('flops none.py', "no config file 'none.py'", 'mmengine mmcv'),
+        ('predict none.onnx image.png', 'there is no file none.onnx', 'onnxruntime'),
+        ('predict none.py image.png none.png', 'there is no file none.png', 'mmengine mmcv'),
+        ('predict none.py image.png image.png', "no config file 'none.py'", 'mmengine mmcv'),
+        ('test none.py image.png', "no config file 'none.py'", 'mmengine mmcv'),
+        ('train none.py', "no config file 'none.py'", 'mmengine mmcv'),
+    ],
+)
+def test_a_missing_file_is_found_before_torch_is_imported(place, arguments, message, packages):
+    for package in packages.split():
+        pytest.importorskip(package)
+    check_without_torch(place, arguments, message, [])
+
+
+def check_without_torch(place, arguments, message, missing):
     code = f"""
 import sys
-sys.modules.update(dict.fromkeys(['torch', *{OPTIONAL_PACKAGES}]))
+sys.modules.update(dict.fromkeys(['torch', *{missing}]))
 from swin_dense.__main__ import main
 sys.exit(main({arguments.split()}))
 """

@@ -18,6 +18,9 @@ def test_all_are_listed_by_name_in_100_columns(capsys):
 def test_some_and_one(capsys):
     assert main(['weights', 'Satlas', 'ms']) == 0
     assert capsys.readouterr().out.count('satlas-sentinel2-ms') == 4
+    assert main(['weights', 'swin_t']) == 0  # also part of the address of the authors' other weights
+    listed = [line.split()[0] for line in capsys.readouterr().out.partition('\n\n')[0].splitlines()[1:]]
+    assert listed == [name for name, one in published().items() if one.arch == 'swin_t']
     assert main(['weights', 'swin_b.in1k']) == 0
     printed = capsys.readouterr().out
     assert published()['swin_b.in1k'].address in printed

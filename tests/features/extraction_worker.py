@@ -10,10 +10,11 @@ if __name__ == '__main__':
 
     from swin_dense import SwinBackbone
     from swin_dense.__main__ import main
-    from swin_dense.commands import _extract
+    from swin_dense.commands import _backbone
+    from swin_dense.features import extraction
     from tests.conftest import TINY, randomize
 
-    really_extract = _extract.extract
+    really_extract = extraction.extract
 
     def extract_and_print(*args):
         with contextlib.closing(really_extract(*args)) as steps:
@@ -23,6 +24,6 @@ if __name__ == '__main__':
 
     torch.set_num_threads(1)
     toy = randomize(SwinBackbone(**TINY)).eval()
-    _extract.build_backbone = lambda args: toy
-    _extract.extract = extract_and_print
+    _backbone.build_backbone = lambda args: toy
+    extraction.extract = extract_and_print
     sys.exit(main(['features', *sys.argv[1:]]))

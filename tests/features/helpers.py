@@ -50,7 +50,7 @@ def in_a_process(function):
 def command_line(monkeypatch, out, *always):
     """Return a function that runs the command line in this process with a tiny backbone, and the backbone."""
     toy = randomize(SwinBackbone(**TINY)).eval()
-    monkeypatch.setattr('swin_dense.commands._extract.build_backbone', lambda args: toy)
+    monkeypatch.setattr('swin_dense.commands._backbone.build_backbone', lambda args: toy)
     return lambda *args: main(['features', *map(str, args), '--out', str(out), *always]), toy
 
 

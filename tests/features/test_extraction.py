@@ -35,7 +35,7 @@ from tests.features.helpers import (
 from tests.features.test_listing import write_tar
 
 tifffile, fsspec = IfInstalled('tifffile'), IfInstalled('fsspec')
-_extract = IfInstalled('swin_dense.commands._extract')  # which needs tqdm
+extraction = IfInstalled('swin_dense.features.extraction')  # which needs pyarrow
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
 
@@ -372,9 +372,9 @@ def test_a_full_disk_leaves_only_complete_parts(run, disk, tmp_path, capsys):
 
 def test_different_weights_have_different_digests(backbone):
     other = randomize(SwinBackbone(**TINY)).eval()
-    assert _extract.weights_digest(other) == _extract.weights_digest(backbone)
+    assert extraction.weights_digest(other) == extraction.weights_digest(backbone)
     other.norm0.bias.data[3] += 1e-6
-    assert _extract.weights_digest(other) != _extract.weights_digest(backbone)
+    assert extraction.weights_digest(other) != extraction.weights_digest(backbone)
 
 
 class TestShards:

@@ -48,12 +48,12 @@ from pathlib import Path
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
 from swin_dense.utils import signals
-from swin_dense.commands import _extract
+from swin_dense.commands import _backbone
 from tests.conftest import TINY, randomize
 
 small, photos, out, spare = sys.argv[1:]
 toy = randomize(SwinBackbone(**TINY)).eval()
-_extract.build_backbone = lambda args: toy
+_backbone.build_backbone = lambda args: toy
 main(['features', small, '--pool', 'avg', '--workers', '0', '--out', out + '_before'])  # imports all modules in advance
 records = []
 logging.getLogger('swin_dense.features').addHandler(handler := logging.Handler())

@@ -1,5 +1,6 @@
 """SwinDense in the registries of mmengine."""
 
+import dataclasses
 import pickle
 
 import mmdet.registry
@@ -14,6 +15,7 @@ from torch import nn
 
 import swin_dense
 from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
+from swin_dense.archs import weights
 from tests.conftest import TINY, some
 from tests.processes import python
 
@@ -117,6 +119,16 @@ def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
     backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'bad.pth')}))
     with pytest.raises(swin_dense.CheckpointError, match=r'bad\.pth.*conv1\.weight'):
         backbone.init_weights()
+
+
+def test_published_weights_by_name(tmp_path, monkeypatch):
+    source = SwinBackbone(TINY)
+    backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'swin_t.in1k'})
+    torch.save({'model': source.state_dict()}, tmp_path / 'published.pth')
+    one = dataclasses.replace(weights.published()['swin_t.in1k'], address=(tmp_path / 'published.pth').as_uri())
+    monkeypatch.setattr(weights, 'published', lambda: {'swin_t.in1k': one})
+    backbone.init_weights()
+    assert all(torch.equal(value, source.state_dict()[name]) for name, value in backbone.state_dict().items())
 
 
 def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.bench_models import maps_of_timm, maps_of_torchvision, maps_of_transformers
 from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from tests.conftest import randomize
@@ -52,23 +53,6 @@ def build_mmpretrain(seed, **options):
     peer = randomize(peer.double(), seed)
     peer.eval()
     return peer
-
-
-def maps_of_timm(peer, images):
-    return [x.permute(0, 2, 3, 1) for x in peer.forward_intermediates(images, intermediates_only=True)]
-
-
-def maps_of_torchvision(peer, images):
-    maps = []
-    for index, layer in enumerate(peer.features):
-        images = layer(images)
-        if index % 2:
-            maps.append(images)
-    return maps
-
-
-def maps_of_transformers(peer, images):
-    return [x.permute(0, 2, 3, 1) for x in peer(images).feature_maps]
 
 
 PEERS = {

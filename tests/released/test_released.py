@@ -34,7 +34,7 @@ def maps_in(folder):
 def extraction(folder, monkeypatch, *options):
     """Run `swin-dense features` again for the image of a folder, which is not there: it must not be needed."""
     (row,) = rows_of(folder).values() or [{'path': str(PHOTO), 'version': None}]
-    monkeypatch.setattr('swin_dense.commands._extract.list_images', lambda *_: {row['path']: row['version']})
+    monkeypatch.setattr('swin_dense.commands.features.list_images', lambda *_: {row['path']: row['version']})
     checkpoint = HERE / folder.parent.name / 'backbone.pth'
     return main(['features', str(PHOTO), '--out', str(folder), '--checkpoint', str(checkpoint), *options])
 

@@ -29,7 +29,7 @@ import torch
 from swin_dense import create_backbone, extract_pyramid, load_checkpoint
 
 backbone = create_backbone('swin_t')
-report = load_checkpoint(backbone, 'swin_tiny_patch4_window7_224.pth')
+report = load_checkpoint(backbone, 'swin_t.in1k')
 maps = backbone(torch.rand(1, 3, 64, 96))
 print([level.shape for level in maps], backbone.out_channels)
 one = extract_pyramid(backbone, 'photo.jpg')

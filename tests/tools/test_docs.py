@@ -81,7 +81,7 @@ def prepare(folder):
     shutil.copytree(fruit / 'train2017', unsplit / 'images')
     shutil.copy(fruit / 'annotations' / 'instances_train2017.json', unsplit / 'annotations.json')
     weights = SwinBackbone('t').state_dict()
-    torch.save({'model': weights}, folder / 'swin_tiny_patch4_window7_224.pth')
+    torch.save({'model': weights}, folder / 'swin_t.in1k')  # a file of this name replaces the published weights
     small = SwinBackbone(embed_dims=32, depths=(2, 2, 2, 2), num_heads=(1, 2, 4, 8)).state_dict()
     torch.save(
         {'model': {f'backbone.{name}': value for name, value in small.items()}}, folder / 'mask_rcnn_swin_tiny.pth'
@@ -156,8 +156,8 @@ def test_a_page_says_first_what_its_code_needs(page):
     first = text.split('\n\n')[1]
     if re.search(r'swin-dense (?:config|train|test|predict) |from mm(?:engine|det|seg)', code):
         assert "'.[mm-lite]' ./mmcv_lite_ops" in first
-    if 'swin_tiny_patch4_window7_224.pth' in code:
-        assert '`swin_tiny_patch4_window7_224.pth`' in first
+    for weights in {'swin_tiny_patch4_window7_224.pth', 'swin_t.in1k'}:
+        assert weights not in code or f'`{weights}`' in first
 
 
 def run(text, place, environment):

@@ -15,7 +15,6 @@ from update_readme import PAGES, TABLES, replace_block, with_tables
 
 README = (ROOT / 'README.md').read_text()
 CHINESE = (ROOT / 'README_zh-CN.md').read_text()
-WEIGHTS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/'
 
 
 def test_tables_equal_the_raw_results():
@@ -59,7 +58,7 @@ def test_both_languages_state_the_same():
         ('3.10', '3.11'),
         ("'swin_t'", "'swin_s'"),
         ('--pool gem', '--pool mean'),
-        ('v1.0.0', 'v1.0.1'),
+        ('--checkpoint swin_t.in1k', '--checkpoint swin_s.in1k'),
         ('(docs/own-data.md)', '(docs/export.md)'),
         ('`init_cfg`', '`load_from`'),
         ('## ', '### '),
@@ -101,15 +100,14 @@ def test_commands_name_existing_files():
 
 
 def python_blocks():
-    """Return the Python of the README, with a file in place of an address."""
-    return [block.replace(WEIGHTS, '') for block in re.findall(r'```python\n(.*?)```', README, re.S)]
+    return re.findall(r'```python\n(.*?)```', README, re.S)
 
 
 def test_python_examples_run(tmp_path):
-    """With a random checkpoint and a grey photograph under the names that the examples use."""
+    """With a grey photograph, and a file in place of the published weights, which a file of their name replaces."""
     prepare = (
         'import torch; from PIL import Image; from swin_dense import SwinBackbone\n'
-        "torch.save({'model': SwinBackbone('t').state_dict()}, 'swin_tiny_patch4_window7_224.pth')\n"
+        "torch.save({'model': SwinBackbone('t').state_dict()}, 'swin_t.in1k')\n"
         "Image.new('RGB', (64, 64), 'grey').save('photo.jpg')\n"
     )
     assert len(python_blocks()) == 3

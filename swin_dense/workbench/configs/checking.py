@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.building import build_on_meta, check_packages
 from swin_dense.workbench.configs.coco import look_at_coco
 from swin_dense.workbench.configs.masks import look_at_masks
@@ -54,7 +55,7 @@ def check_data(config: Config, splits: Sequence[str], every_image: bool = False)
                 continue
             notes[key] = []
             annotations = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
-            if dataset.get('type') == 'CocoDataset' and dataset.get('ann_file') and '://' not in annotations:
+            if dataset.get('type') == 'CocoDataset' and dataset.get('ann_file') and not is_address(annotations):
                 notes[key] = look_at_coco(config, dataset, split != 'train', every_image)
             elif config.get('default_scope') == 'mmseg':
                 notes[key] = look_at_masks(config, dataset, every_image)
@@ -79,15 +80,15 @@ def _check_pretraining(config: Config, splits: Sequence[str], every_image: bool)
     return notes
 
 
-def check_batch(config: Config, processes: int) -> None:
+def check_batch(config: Config) -> None:
     """Raise an error for batches of one image if the model has a batch norm after pooling a map to a single value.
 
-    ``processes`` is the number of processes that train together, each with its own batch.
+    Each of the processes that train together has its own batch.
     """
     if (config.get('train_dataloader') or {}).get('batch_size') != 1:
         return
     for name, module in build_on_meta(config).named_modules():
-        if isinstance(module, nn.Sequential) and _normalises_one_value(module, processes > 1):
+        if isinstance(module, nn.Sequential) and _normalises_one_value(module, get_world_size() > 1):
             raise ValueError(
                 f'this model cannot be trained with a batch of one image: {name} pools a map to a single value per '
                 'channel and normalises it over the batch; set train_dataloader.batch_size=2 or more, or a norm_cfg of '

@@ -18,6 +18,7 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
+from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.images import Images, absent_files, some
 from swin_dense.workbench.configs.own_data import below, endings_in
 from swin_dense.workbench.configs.parts import class_count
@@ -292,7 +293,7 @@ def _check_masks(path: Path, annotations: Sequence[Any], images: Mapping[Any, An
 
 def _check_files(path: Path, images: Mapping[Any, Any], folder: Path, looked_at: Images) -> str:
     """Check that all images exist, and the sizes of a sample; return what was looked at."""
-    if '://' in str(folder):
+    if is_address(str(folder)):
         return '; the images, which are at an address, were not looked at'
     files = {os.path.join(folder, image['file_name']): image for image in images.values()}
     absent = list(absent_files(list(files)))

@@ -12,7 +12,7 @@ import numpy as np
 from mmengine.config import Config
 
 from swin_dense.utils import checks
-from swin_dense.utils.atomic import check_free, remove, written_whole
+from swin_dense.utils.atomic import check_free, remove, write_text
 from swin_dense.workbench.configs.coco import read_coco
 from swin_dense.workbench.configs.own_data import image_endings
 from swin_dense.workbench.configs.parts import datasets
@@ -97,8 +97,7 @@ def split_data(
         check_free(path, force)
     try:
         for part, path in files.items():
-            with written_whole(path) as unfinished:
-                unfinished.path.write_text(parts[part], encoding='utf-8')
+            write_text(path, parts[part])
         same = {name.replace('train', 'val'): place for name, place in places.items()}
         yield {**places, **same, **{f'{part}_ann': str(path.resolve()) for part, path in files.items()}}
     except BaseException:

@@ -11,6 +11,7 @@ from mmengine import fileio
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
+from swin_dense.utils.addresses import is_address
 from swin_dense.workbench.configs.classes import mapped_values
 from swin_dense.workbench.configs.images import Images, absent_files, evenly, some
 from swin_dense.workbench.configs.own_data import endings_in
@@ -39,7 +40,7 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
     if not hasattr(kind, 'get_label_map') or not any(step['type'] == 'LoadAnnotations' for step in labelling):
         return []  # not like mmseg's own data sets, which consist of images and masks
     built = DATASETS.build({**dataset, 'pipeline': labelling, 'lazy_init': True})
-    if '://' in str(built.data_prefix.get('img_path')):
+    if is_address(built.data_prefix.get('img_path')):
         return []
     samples = built.load_data_list()
     _check_names(built, samples)

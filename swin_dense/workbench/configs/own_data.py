@@ -10,6 +10,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from swin_dense.utils.addresses import is_address
 from swin_dense.utils.choices import IMAGE_SUFFIXES
 from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
 from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts, is_pretraining
@@ -95,7 +96,7 @@ def missing_data(config: Config, splits: Sequence[str] = SPLITS) -> list[str]:
             folders.pop('seg', None)
         for path in [dataset.get('ann_file'), *folders.values()]:
             whole = os.path.join(root, path or '')
-            if path and '://' not in whole and not os.path.exists(whole):
+            if path and not is_address(whole) and not os.path.exists(whole):
                 missing[whole] = True
     return list(missing)
 

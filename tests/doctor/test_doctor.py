@@ -157,7 +157,7 @@ def test_a_broken_package_is_a_finding(tmp_path, monkeypatch, source, text, cure
     (tmp_path / 'mmcv' / '__init__.py').write_text('')
     (tmp_path / 'mmcv' / 'ops.py').write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    found = probe('trap', 'operators of mmcv')
+    (found,) = probe('operators of mmcv')
     assert found.status == 'broken'
     assert text in found.text
     assert cure in found.cure if cure else found.cure == ''
@@ -168,15 +168,42 @@ def test_a_half_written_cache_of_yapf_has_a_cure(tmp_path, monkeypatch):
     subprocess.run([sys.executable, '-c', 'import mmengine'], check=True)
     for file in tmp_path.glob('YAPF/*/*.pickle'):
         file.write_bytes(file.read_bytes()[:1000])
-    found = probe('trap', 'checkpoints of mmengine')
+    (found,) = probe('checkpoints of mmengine')
     assert found.status == 'broken'
     assert 'rm -r ~/.cache/YAPF' in found.cure
 
 
 def test_a_check_that_hangs_is_a_finding(monkeypatch):
     monkeypatch.setattr(doctor, 'TIMEOUT', 0.05)
-    found = probe('check', 'torch alone')
+    (found,) = probe('torch alone', 'Pillow')
     assert (found.status, found.text) == ('broken', 'did not answer within 0.05 seconds')
+
+
+@pytest.mark.parametrize(
+    ('source', 'text'),
+    [
+        ('import os; os.kill(os.getpid(), 11)', 'ended with SIGSEGV'),
+        ('raise OSError("no libc10.so")', 'OSError: no libc10.so'),
+        ('print("{}", flush=True); raise SystemExit(7)', 'SystemExit: 7'),
+    ],
+)
+def test_checks_after_a_broken_one_run(tmp_path, monkeypatch, source, text):
+    (tmp_path / 'mmcv').mkdir()
+    (tmp_path / 'mmcv' / '__init__.py').write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    pillow, operators, triton = doctor.probe_all(['Pillow', 'operators of mmcv', 'triton'])
+    assert (pillow.topic, pillow.name, pillow.status) == ('trap', 'Pillow', 'ok')
+    assert (operators.name, operators.status, operators.text) == ('operators of mmcv', 'broken', text)
+    assert triton.name == 'triton'
+    assert triton.status != 'broken'
+    (alone,) = doctor.probe_all(['operators of mmcv', 'Pillow'])  # the others need the first
+    assert alone.text == text
+
+
+def test_every_check_runs():
+    shared = [name for names in probes.TOGETHER for name in names]
+    assert set(shared) == {*probes.TRAPS, *probes.BACKENDS, *probes.CHECKS}
+    assert sorted(shared) == sorted([*set(shared), 'torch alone'])  # which begins both
 
 
 def doctor_of(path, *options, python=sys.executable):

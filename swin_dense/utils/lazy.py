@@ -1,0 +1,29 @@
+"""Import a public name of a package when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def public_name(package: str, name: str, homes: Mapping[str, str]) -> Any:
+    """Return a public name, or a module, of a package; called by the package's ``__getattr__``.
+
+    Args:
+        package: the package.
+        name: what is asked for.
+        homes: the module below the package of each public name.
+
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name in homes:
+        found = getattr(import_module(f'{package}.{homes[name]}'), name)
+        setattr(sys.modules[package], name, found)
+        return found
+    if name.startswith('_') or find_spec(f'{package}.{name}') is None:
+        raise AttributeError(f'module {package!r} has no attribute {name!r}')
+    return import_module(f'{package}.{name}')
