@@ -114,7 +114,7 @@ def test_the_command_passes_the_precision_on_and_records_it(tmp_path, monkeypatc
 
 
 def test_the_doctor_says_whether_this_processor_has_it(monkeypatch):
-    finding = probe('backend', 'bfloat16 of this CPU')
+    (finding,) = probe('bfloat16 of this CPU')
     assert finding.status == ('ok' if sessions.has_bfloat16() else 'note')
     monkeypatch.setattr(probes, 'find_spec', lambda name: None)
     import torch
