@@ -304,8 +304,8 @@ def bfloat16_table(report: dict[str, Any]) -> str:
 def converters_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/converters.py: versions, size and error of a backbone in other compilers."""
     names = {'executorch': 'ExecuTorch, XNNPACK', 'litert': 'LiteRT', 'coreml': 'Core ML'}
-    heads = ('for', 'packages, beside torch ' + report['versions']['torch'].partition('+')[0])
-    heads += ('seconds to convert', 'file, MiB', 'largest error', 'ms per image')
+    packages = f'packages, beside torch {report["versions"]["torch"].partition("+")[0]}'
+    heads = ('for', packages, 'seconds to convert', 'file, MiB', 'largest error', 'ms per image')
     lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
     for row in report['rows']:
         packages = ', '.join(f'{name} {version}' for name, version in row['versions'].items())
