@@ -1,4 +1,6 @@
-"""Estimate the GPU memory of training Swin-L without a GPU, for a sequence of settings (rungs) that reduce it.
+"""Estimate the GPU memory of training without a GPU.
+
+Of Swin-L for a sequence of settings (rungs) that reduce it, and of Swin-T, B and L with adapters.
 
     python benchmarks/memory_ladder.py --json benchmarks/memory_ladder.json
 
@@ -45,6 +47,20 @@ RUNGS: list[tuple[str, dict[str, Any]]] = [
     ('`frozen_stages=1`', {'frozen_stages': 1}),
     ('`frozen_stages=2`', {'frozen_stages': 2}),
     ('`frozen_stages=3`', {'frozen_stages': 3}),
+]
+# The window of each architecture, and ways to fine-tune it: one image per step, in bfloat16.
+ARCHS = {'t': 7, 'b': 12, 'l': 12}
+MONA, LORA = {'type': 'mona', 'dim': 64}, {'type': 'lora', 'rank': 8}
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ('all weights', {}),
+    ('all weights, `with_cp`', {'with_cp': ALL_STAGES}),
+    ('all weights but `frozen_stages=2`', {'frozen_stages': 2}),
+    ('Mona', {'adapter': MONA}),
+    ('Mona, `with_cp`', {'adapter': MONA, 'with_cp': ALL_STAGES}),
+    ('Mona in stages 3 and 4, `frozen_stages=2`', {'adapter': {**MONA, 'stages': (2, 3)}, 'frozen_stages': 2}),
+    ('LoRA', {'adapter': LORA}),
+    ('LoRA, `with_cp`', {'adapter': LORA, 'with_cp': ALL_STAGES}),
+    ('LoRA in stages 3 and 4, `frozen_stages=2`', {'adapter': {**LORA, 'stages': (2, 3)}, 'frozen_stages': 2}),
 ]
 _BYTES = 4  # per weight, gradient and state of AdamW
 
@@ -155,7 +171,7 @@ def count_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int]
     settings = dict(settings)
     batch, dtype = settings.pop('batch'), getattr(torch, settings.pop('dtype'))
     with torch.device('meta'):
-        model = SwinBackbone(arch, window_size=WINDOW, drop_path_rate=0.0, **settings).train()
+        model = SwinBackbone(arch, **{'window_size': WINDOW, 'drop_path_rate': 0.0, **settings}).train()
         img = torch.empty(batch, 3, *size)
     for _ in range(2):  # the first pass also fills caches
         counter = PeakCounter()
@@ -165,6 +181,7 @@ def count_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     result = {
         'weights': _BYTES * parameters,
+        'gradients': _BYTES * trained,
         'optimizer': 2 * _BYTES * trained,
         'kept': kept,
         'peak': counter.peak,
@@ -207,6 +224,33 @@ def count_all() -> list[dict[str, Any]]:
     return rungs
 
 
+def count_methods() -> list[dict[str, Any]]:
+    """Count all ways to fine-tune each architecture."""
+    counted = []
+    for arch, window in ARCHS.items():
+        for name, options in METHODS:
+            settings = {'batch': 1, 'dtype': 'bfloat16', 'window_size': window, **options}
+            counted.append({'arch': arch, 'name': name, 'settings': settings, **count_rung(settings, arch)})
+            print(f'{arch}, {name}: {counted[-1]["total"] / 1e9:.2f} GB', flush=True)
+    return counted
+
+
+def table_of_methods(counted: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table of adapters in the documentation. FLOPs are relative to those of all weights."""
+    yield '| | trained | weights | gradients | AdamW | saved for backward | peak with gradients | total | FLOPs |'
+    yield '| --- | --- | --- | --- | --- | --- | --- | --- | --- |'
+    for row in counted:
+        if row['name'] == METHODS[0][0]:
+            first = row['flops']
+            yield f'| **Swin-{row["arch"].upper()}**, window {row["settings"]["window_size"]} | | | | | | | | |'
+        parts = ('weights', 'gradients', 'optimizer', 'kept', 'peak', 'total')
+        yield (
+            f'| {row["name"]} | {row["gradients"] / row["weights"]:.1%} | '
+            + ' | '.join(f'{row[part] / 1e9:.2f} GB' for part in parts)
+            + f' | {row["flops"] / first:.2f} |'
+        )
+
+
 def table(rungs: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table in the documentation. FLOPs are per image, relative to the first rung."""
     yield '| setting, cumulative | weights, AdamW | saved for backward | peak with gradients | total | FLOPs |'
@@ -226,8 +270,11 @@ def main() -> None:
     args = parser.parse_args()
     rungs = count_all()
     print(*table(rungs), sep='\n')
+    methods = count_methods()
+    print(*table_of_methods(methods), sep='\n')
     if args.json:
-        report = {'arch': ARCH, 'window': WINDOW, 'size': SIZE, 'torch': torch.__version__, 'rungs': rungs}
+        facts = {'arch': ARCH, 'window': WINDOW, 'size': SIZE, 'torch': torch.__version__}
+        report = {**facts, 'rungs': rungs, 'methods': methods}
         args.json.write_text(json.dumps(report, indent=1) + '\n')
 
 

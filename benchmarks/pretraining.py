@@ -38,23 +38,23 @@ LABELS = (20, 50, 100)
 RIDGE = 1e-2
 
 
-def read_frames(root, split, stride=1):
+def read_frames(root, split, stride=1, size=SIZE):
     """Return frames (N, 3, H, W), normalised, and their labels (N, H, W), of every stride-th frame of a split."""
     frames, labels = [], []
     for path in sorted((root / split).glob('*.png'))[::stride]:
-        frames.append(F.interpolate(read_image(path)[None], SIZE, mode='bilinear', antialias=True)[0])
+        frames.append(F.interpolate(read_image(path)[None], size, mode='bilinear', antialias=True)[0])
         mask = (read_image(root / f'{split}annot' / path.name, channels=1) * 255).round()
-        labels.append(F.interpolate(mask[None], SIZE, mode='nearest-exact')[0, 0].long())
+        labels.append(F.interpolate(mask[None], size, mode='nearest-exact')[0, 0].long())
     return normalize(torch.stack(frames), IMAGENET_MEAN, IMAGENET_STD), torch.stack(labels)
 
 
-def draw(count, batch, generator, frames, labels=None):
+def draw(count, batch, generator, frames, labels=None, side=SIDE):
     """Draw random crops of random frames among the first ``count``, half of them flipped, with their labels."""
     crops = []
     for index in torch.randint(count, (batch,), generator=generator).tolist():
-        top, left = (int(torch.randint(s - SIDE + 1, (), generator=generator)) for s in SIZE)
+        top, left = (int(torch.randint(s - side + 1, (), generator=generator)) for s in frames.shape[2:])
         parts = [frames[index]] if labels is None else [frames[index], labels[index]]
-        parts = [part[..., top : top + SIDE, left : left + SIDE] for part in parts]
+        parts = [part[..., top : top + side, left : left + side] for part in parts]
         if torch.rand((), generator=generator) < 0.5:
             parts = [part.flip(-1) for part in parts]
         crops.append(parts)
@@ -86,9 +86,9 @@ def train(model, steps, lr, step_loss):
 class Segmentor(nn.Module):
     """A backbone and the smallest head that uses its four maps: one 1x1 convolution each, added up at stride 4."""
 
-    def __init__(self, weights):
+    def __init__(self, weights, arch=ARCH):
         super().__init__()
-        self.backbone = SwinBackbone(**ARCH)
+        self.backbone = SwinBackbone(**arch)
         if weights is not None:
             load_checkpoint(self.backbone, weights, log=None)
         self.laterals = nn.ModuleList(nn.Conv2d(channels, 64, 1) for channels in self.backbone.out_channels)
@@ -111,25 +111,25 @@ def mean_iou(predict, frames, labels):
     return 100 * (hits / (confusion.sum(0) + confusion.sum(1) - hits).clamp(min=1)).mean().item()
 
 
-def tune(weights, seed, count, data, steps):
+def tune(weights, seed, count, data, steps, arch=ARCH, side=SIDE):
     """Return the mIoU on val of a segmentor trained with ``count`` labelled frames."""
     torch.manual_seed(seed)
-    model, generator = Segmentor(weights), torch.Generator().manual_seed(seed)
+    model, generator = Segmentor(weights, arch), torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(data['train'][0]), generator=generator)[:count]
     frames, labels = (part[chosen] for part in data['train'])
 
     def step_loss():
-        crops, wanted = draw(count, TUNING['batch'], generator, frames, labels)
+        crops, wanted = draw(count, TUNING['batch'], generator, frames, labels, side)
         return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
 
     train(model, steps, TUNING['lr'], step_loss)
     return mean_iou(model.eval(), *data['val'])
 
 
-def probe(weights, seed, count, data):
+def probe(weights, seed, count, data, arch=ARCH):
     """Return the mIoU on val of a linear classifier of frozen features, at stride 8."""
     torch.manual_seed(seed)
-    backbone = SwinBackbone(**ARCH).eval()
+    backbone = SwinBackbone(**arch).eval()
     if weights is not None:
         load_checkpoint(backbone, weights, log=None)
 

@@ -1,6 +1,7 @@
 """A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch.
 
-Networks: SwinBackbone, SwinV2Backbone, SwinClassifier, SimMIM; create_backbone builds one by its name or checkpoint.
+Networks: SwinBackbone, SwinV2Backbone, SwinClassifier; create_backbone builds one by its name or checkpoint.
+Pretraining: SimMIM, FeatureDistillation, Teacher.
 In mmengine's registry: SwinDense, SwinDenseV2.
 Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
 Images: extract_pyramid.
@@ -16,7 +17,13 @@ from swin_dense import _registration
 from swin_dense.utils.lazy import public_name
 
 if TYPE_CHECKING:
-    from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
+    from swin_dense.checkpoint import (
+        CheckpointError,
+        allow_partial_loading,
+        export_state_dict,
+        load_checkpoint,
+        save_adapter,
+    )
     from swin_dense.export import export_model
     from swin_dense.features import extract_pyramid
     from swin_dense.features.distillation import FeatureDistillation
@@ -47,6 +54,7 @@ __all__ = [
     'export_state_dict',
     'extract_pyramid',
     'load_checkpoint',
+    'save_adapter',
 ]
 
 # The module of each public name. It is imported when the name is asked for, so that `swin-dense --help` and
@@ -69,6 +77,7 @@ _HOMES = {
     'export_state_dict': 'checkpoint',
     'extract_pyramid': 'features',
     'load_checkpoint': 'checkpoint',
+    'save_adapter': 'checkpoint',
 }
 # The packages with further public names.
 _PACKAGES = ('features', 'integrations', 'ops', 'runtime')

@@ -12,7 +12,7 @@ import re
 import pytest
 
 from swin_dense.__main__ import command_names
-from swin_dense.features import shards
+from swin_dense.features import shards, teacher_maps
 from swin_dense.workbench.runtime.coco import RECORD_FORMAT
 from swin_dense.workbench.runtime.sessions import FORMAT
 from tests.conftest import ROOT, needs
@@ -72,6 +72,7 @@ def current():
         'metadata of ONNX files': FORMAT,
         'records of predictions': RECORD_FORMAT,
         'feature folders': shards.FORMAT,
+        'folders of maps': teacher_maps.FORMAT,
     }
     return {'names': public_names(), 'options': options(), 'formats': formats}
 

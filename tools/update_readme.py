@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'benchmarks'))
 
 import checkpointing  # noqa: E402
+import memory_ladder  # noqa: E402
 from bench_host import PROCESSORS  # noqa: E402
 from benchmark import ratio  # noqa: E402
 
@@ -27,6 +28,9 @@ DEMO_METRICS = {
     'coco/segm_mAP_50': 'Mask R-CNN, mask AP at IoU 0.5',
     'mIoU': 'UPerNet, mIoU',
 }
+
+
+SEED_OF_RATES = 99  # of benchmarks/adapters.py, with which it chose learning rates
 
 
 def main() -> None:
@@ -205,7 +209,7 @@ def memory_table(*reports: dict[str, Any]) -> str:
 
 
 def pretraining_table(report: dict[str, Any]) -> str:
-    """Return a table of the mean IoU measured by benchmarks/pretraining.py, with its range over the seeds."""
+    """Return a table of the mean IoU measured by benchmarks/pretraining.py, or distillation.py, with its range."""
     rows = report['mIoU']
     counts = sorted({row['labels'] for row in rows})
     lines = ['| | ' + ' | '.join(f'{count} labels' for count in counts) + ' |', '|' + ' --- |' * (len(counts) + 1)]
@@ -216,6 +220,34 @@ def pretraining_table(report: dict[str, Any]) -> str:
             ]
             lines.append(f'| {way}, {name} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
+
+
+def adapters_table(report: dict[str, Any]) -> str:
+    """Return a table of the mean IoU measured by benchmarks/adapters.py, with its range over the seeds."""
+    rows = [row for row in report['rows'] if row['seed'] != SEED_OF_RATES]
+    bases = list(dict.fromkeys(row['base'] for row in rows))
+    lines = ['| trained | share of the backbone | ' + ' | '.join(f'base: {base}' for base in bases) + ' |']
+    lines.append('|' + ' --- |' * (len(bases) + 2))
+    for method in dict.fromkeys(row['method'] for row in rows):
+        own = [row for row in rows if row['method'] == method]
+        cells = [_spread([row['mIoU'] for row in own if row['base'] == base]) for base in bases]
+        lines.append(f'| {method} | {own[0]["trained share"]:.1%} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def adapters_time_table(report: dict[str, Any]) -> str:
+    """Return a table of the median times measured by benchmarks/adapters_time.py."""
+    medians = {name: statistics.median(seconds) for name, seconds in report['seconds'].items()}
+    first = next(iter(medians.values()))
+    case = f'training step of a Swin-T, {report["batch"]} x {report["size"]} x {report["size"]} pixels'
+    lines = [f'| {case}, {report["threads"]} threads | seconds | relative |', '| --- | --- | --- |']
+    lines += [f'| {name} | {seconds:.2f} | {seconds / first:.2f} |' for name, seconds in medians.items()]
+    return '\n'.join(lines) + '\n'
+
+
+def adapter_memory_table(report: dict[str, Any]) -> str:
+    """Return the table of benchmarks/memory_ladder.py on the memory of fine-tuning with adapters."""
+    return '\n'.join(memory_ladder.table_of_methods(report['methods'])) + '\n'
 
 
 def _spread(values: list[float]) -> str:
@@ -394,8 +426,10 @@ PAGES = (
     'README.md',
     'README_zh-CN.md',
     'docs/decisions/one-block.md',
+    'docs/adapters.md',
     'docs/decisions/operators-in-pytorch.md',
     'docs/deploy.md',
+    'docs/distillation.md',
     'docs/explore.md',
     'docs/features.md',
     'docs/first-ten-minutes.md',
@@ -446,6 +480,10 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'explore': (['explore.json'], explore_table),
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
+    'adapters': (['adapters.json'], adapters_table),
+    'adapters time': (['adapters_time.json'], adapters_time_table),
+    'adapters memory': (['memory_ladder.json'], adapter_memory_table),
+    'distillation': (['distillation.json'], pretraining_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
     'first minutes': (['first_ten_minutes.json'], first_minutes_table),
     'bfloat16': (['exports_bfloat16.json'], bfloat16_table),

@@ -1,7 +1,7 @@
 """Exact receptive fields of the tokens after every block, whose growth determines the overlap of tiles.
 
-A block mixes the tokens of a window and, with a shift, of a region. Windows and regions are rectangles, so the
-receptive field of a token is also a rectangle, and rows and columns can be computed separately.
+A block mixes the tokens of a window and, with a shift, of a region; convolutions of an adapter add neighbours. All are
+rectangles, so the receptive field of a token is also a rectangle, and rows and columns can be computed separately.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def token_receptive_fields(backbone: Any, image_size: Pair) -> list[list[Recepti
             window, shift = block.attn.windows_on(len(rows), len(columns))
             rows = _shared(rows, _groups(len(rows), window[0], shift[0]))
             columns = _shared(columns, _groups(len(columns), window[1], shift[1]))
+            rows, columns = (_widened(spans, block.conv_reach) for spans in (rows, columns))
             blocks.append(ReceptiveField(rows, columns))
         stages.append(blocks)
         if stage.downsample is not None:
@@ -46,6 +47,13 @@ def _joined(spans: Tensor, count: int, stride: int) -> Tensor:
     """Return the union of the spans of ``count`` neighbours at every ``stride``, clipped at the end."""
     first = torch.arange(window_grid(len(spans), 1, (stride, 1))[0]) * stride
     last = (first + count - 1).clamp(max=len(spans) - 1)
+    return torch.stack([spans[first, 0], spans[last, 1]], 1)
+
+
+def _widened(spans: Tensor, by: int) -> Tensor:
+    """Return for every token the union of the spans of its neighbours up to ``by`` tokens away."""
+    tokens = torch.arange(len(spans))
+    first, last = (tokens - by).clamp(min=0), (tokens + by).clamp(max=len(spans) - 1)
     return torch.stack([spans[first, 0], spans[last, 1]], 1)
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.shapes import options_of, square_grid, square_window
+from swin_dense.checkpoint.adapters import adapter_options, base_digest, part_of, shown_digest
 from swin_dense.checkpoint.families import MMDET, plain_name
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
@@ -95,6 +97,17 @@ class Target:
         """Per stage, the pretraining window to which V2's position networks scale their coordinates."""
         return [(n, n) if n else self.backbone.window_size for n in self.backbone.pretrained_window_size]
 
+    @property
+    def base(self) -> Tensor:
+        """The hash of the model's base, see :func:`base_digest`."""
+        own = dict(state_of(self.model))
+        return base_digest({name: own[key] for name, key in self.names.items() if key in own})
+
+    def without_base(self) -> Target:
+        """Return the target with the parameters of an adapter and the norms alone."""
+        names = {name: key for name, key in self.names.items() if part_of(name) != 'base'}
+        return replace(self, names=names, shapes={name: self.shapes[name] for name in names})
+
     def size_of(self, name: str) -> Any:
         """Return the window of a bias table, or the grid of the position embedding, of the model, (height, width)."""
         if _is_table(name):
@@ -168,6 +181,8 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
     if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
         report.notes.append(_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size)))
+    if found.base is not None:
+        target = target.without_base()
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
     renamed = {n: x for n, x in found.parameters.items() if n not in target.shapes and is_standard(n)}
@@ -189,13 +204,21 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
 
 
+def shapes_of(found: Found) -> dict[str, Shape]:
+    """Return the shapes of the parameters in a checkpoint, by our names."""
+    return {name: tuple(tensor.shape) for name, tensor in found.parameters.items()}
+
+
 def _options_of(found: Found) -> dict[str, Any]:
-    return options_of({name: tuple(tensor.shape) for name, tensor in found.parameters.items()})
+    return options_of(shapes_of(found))
 
 
 def _check_network(found: Found, target: Target, options: Options) -> None:
     """Raise a CheckpointError if the model computes something else with these weights, whatever their shapes."""
     described = f'{found.described} ({found.family})'
+    _check_adapter(found, target, options)
+    if found.base is not None:
+        return
     if found.version != target.version:
         raise other_version(described, found.version, _options_of(found))
     if options.allow_partial:
@@ -206,6 +229,27 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
         _check_windows(found, target)
     if found.version == 2:
         _check_trained_windows(found, target)
+
+
+def _check_adapter(found: Found, target: Target, options: Options) -> None:
+    """Raise a CheckpointError if the checkpoint has an adapter that the model lacks, or one of another base."""
+    given, wanted = adapter_options(shapes_of(found)), adapter_options(target.shapes)
+    if given != wanted and (found.base is not None or (given is not None and not options.allow_partial)):
+        merged = ', or merge it into the weights with swin-dense convert' if (given or {}).get('type') == 'lora' else ''
+        raise CheckpointError(
+            f'{found.described} has {_described(given)}, the model has {_described(wanted)}; build the model with '
+            f'{checks.argument("adapter", given)}{merged}'
+        )
+    if found.base is not None and not torch.equal(found.base.flatten().cpu(), base := target.base):
+        raise CheckpointError(
+            f'{found.described} has an adapter for a base with the hash {shown_digest(found.base)}, but the weights of '
+            f'the model have the hash {shown_digest(base)}. First load the checkpoint from which the adapter was '
+            'trained, into a model with the same options (window_size, in_channels, out_indices)'
+        )
+
+
+def _described(adapter: Mapping[str, Any] | None) -> str:
+    return 'no adapter' if adapter is None else f'the adapter {dict(adapter)}'
 
 
 def _check_windows(found: Found, target: Target) -> None:

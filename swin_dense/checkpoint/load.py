@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.weights import place_of
+from swin_dense.checkpoint.adapters import BASE_KEY
 from swin_dense.checkpoint.find import Found, find, flatten
 from swin_dense.checkpoint.fit import Options, Target, fit, state_of
 from swin_dense.checkpoint.read import local_file, read_file
@@ -111,15 +113,21 @@ def find_backbone(source: Checkpoint, prefix: str | None = None, ema: bool = Fal
     """Read a checkpoint from any source of :func:`load_checkpoint`, and return its backbone."""
     if prefix is not None and not isinstance(prefix, str):
         raise TypeError(f'prefix must be a string such as "teacher.backbone", got {prefix!r}')
+    checkpoint, described = read_checkpoint(source, trust)
+    return find(flatten(checkpoint), described, prefix, ema)
+
+
+def read_checkpoint(source: Checkpoint, trust: bool = False) -> tuple[Mapping[Any, Any], str]:
+    """Read a checkpoint from any source of :func:`load_checkpoint`; return it and its name in messages."""
     if isinstance(source, Mapping):
-        return find(flatten(source), 'the given dict', prefix, ema)
+        return source, 'the given dict'
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f'a checkpoint must be a path, a name, an address or a dict, got {type(source).__name__}')
     place = place_of(source) if isinstance(source, str) else source
     if is_address(place):
         with local_file(str(place)) as path:
-            return find(flatten(read_file(path, trust)), shown(place), prefix, ema)
-    return find(flatten(read_file(Path(source), trust)), os.fspath(source), prefix, ema)
+            return read_file(path, trust), shown(place)
+    return read_file(Path(source), trust), os.fspath(source)
 
 
 def load_found(target: Target, found: Found, options: Options = _STANDARD, log: Log | None = log_report) -> Report:
@@ -129,7 +137,8 @@ def load_found(target: Target, found: Found, options: Options = _STANDARD, log: 
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with _requiring('nothing'):
         target.model.load_state_dict(parameters, strict=False)
-    target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
+    if found.base is None:
+        target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
     target.backbone.has_random_weights = False
     if log is not None:
         log(report)
@@ -210,9 +219,12 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
     try:
         found = find(flatten(given), described)
+        load_base: Callable[[], None] | None = getattr(module, 'load_base', None)
+        if found.base is not None and load_base is not None and not torch.equal(found.base, target.base):
+            load_base()
         parameters, report = fit(found, target, Options(allow_partial=partial))
     except CheckpointError as error:
-        if not partial:
+        if not partial or BASE_KEY in given:
             raise
         _logger.warning('The state dict is not converted: %s', error)
         return
@@ -220,10 +232,11 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
         if key not in report.unexpected:
             del state_dict[prefix + key]
     state_dict.update({prefix + name: tensor for name, tensor in parameters.items()})
-    if not partial:
+    if not partial or found.base is not None:
         # With strict=True, parameters that the checkpoint cannot have must not count as missing.
         own = dict(state_of(module))
-        for key in [target.names[name] for name in report.new]:
+        absent = report.new if found.base is None else target.names.keys() - set(report.loaded)
+        for key in [target.names[name] for name in absent]:
             if key in own and not own[key].is_meta:
                 state_dict[prefix + key] = own[key].detach()
     # A backbone of a framework logs the report in the framework's own log.

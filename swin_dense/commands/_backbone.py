@@ -28,7 +28,10 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
         warn_of_random_weights()
         name = name or 'swin_t'
     options = {**backbone_options(args), **options}
-    return on_device(create_backbone(name, args.checkpoint, prefix=args.prefix, **options), device)
+    backbone = create_backbone(
+        name, args.checkpoint, adapter_checkpoint=args.adapter_checkpoint, prefix=args.prefix, **options
+    )
+    return on_device(backbone, device)
 
 
 def backbone_and_normalization(args: argparse.Namespace) -> tuple[SwinBackbone, Normalization]:

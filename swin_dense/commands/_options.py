@@ -49,6 +49,12 @@ def add_backbone(parser: argparse._ActionsContainer, required: bool = False, dev
     add_device(parser, device)
 
 
+def add_adapter(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        '--adapter-checkpoint', metavar='FILE', help='adapter that was trained from the weights of --checkpoint'
+    )
+
+
 def add_normalization(parser: argparse._ActionsContainer, note: str | None = None) -> None:
     """Add the options that state how the stored values of images become the input of a backbone."""
     group = parser.add_argument_group('normalisation of images: (values of --bands / --scale - --mean) / --std', note)
@@ -175,8 +181,12 @@ def check_backbone(args: argparse.Namespace) -> None:
         check_arch(args.arch)
     if args.checkpoint is None and args.prefix is not None:
         raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
-    if args.checkpoint is not None:
-        check_checkpoint(args.checkpoint)
+    adapter = getattr(args, 'adapter_checkpoint', None)
+    if args.checkpoint is None and adapter is not None:
+        raise ValueError('--adapter-checkpoint is an adapter alone; give the checkpoint that it was trained from too')
+    for place in (args.checkpoint, adapter):
+        if place is not None:
+            check_checkpoint(place)
 
 
 def check_checkpoint(place: str, of_backbone: bool = True) -> None:

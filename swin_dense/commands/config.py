@@ -6,6 +6,8 @@
         --classes ground,road --ignore 11 --set train_dataloader.batch_size=4
     swin-dense config mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out mine.py --data-root data/fruit --val-share 0.2
     swin-dense config simmim_swin-t-p4-w6_100e_192x192 --out photos.py --data-root photos/  # pretraining, no labels
+    swin-dense config distill_swin-t-p4-w7_100e_224x224 --out photos.py --data-root photos/ \\
+        --teacher facebook/dinov2-small
 
 Without the options for annotations, images and masks, the layout must be that of COCO (train2017/, val2017/,
 annotations/instances_train2017.json, ...), ADE20K (images/training/, annotations/training/, .../validation/) or
@@ -65,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--mask-values', metavar='N,M', help='values in masks of --classes, such as 0,255 (default: 0,1,2 and so on)'
     )
+    parser.add_argument(
+        '--teacher',
+        metavar='NAME',
+        help="for feature distillation: a model of transformers (name or folder), a Swin's weights, a folder of maps",
+    )
     add_check_images(parser)
     add_settings(parser)
 
@@ -89,6 +96,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     """Return the config for the user's data, and notes on the data."""
     config = load_recipe(args.config)
     # These import torch, which --help does not need.
+    from swin_dense.mm.teacher import use_teacher
     from swin_dense.workbench.checkpoints import use_whole_checkpoints
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.layouts import find_places, split_data
@@ -107,6 +115,8 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
         places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force))
     values = _numbers('--ignore', args.ignore), _numbers('--mask-values', args.mask_values)
     own_data(config, args.data_root, classes, places, *values)
+    if args.teacher is not None:
+        notes += use_teacher(config, args.teacher)
     merge_settings(config, checked_settings(parse_settings(args.set)))
     check_form(config)
     notes += find_endings(config)

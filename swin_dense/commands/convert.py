@@ -1,6 +1,7 @@
 """Convert the backbone of any Swin checkpoint to the format of another library.
 
 swin-dense convert mask_rcnn_swin_tiny.pth --out swin_tiny_mmdet.pth --to mmdet --hash
+swin-dense convert work_dirs/mine/epoch_12.pth --out mine.adapter.pth --to adapter
 swin-dense convert hf://microsoft/swin-tiny-patch4-window7-224 --out swin_tiny.safetensors --to timm
 """
 
@@ -10,6 +11,7 @@ import argparse
 import json
 
 from swin_dense.commands._options import (
+    add_adapter,
     add_out,
     add_prefix,
     add_window_size,
@@ -30,9 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, 'file to write: .safetensors, or any other suffix for torch.save')
     parser.add_argument(
         '--to',
-        choices=FAMILIES,
+        choices=(*FAMILIES, 'adapter'),
         default='official',
-        help='library whose format to write (default: %(default)s; export_state_dict in Python defaults to mmdet)',
+        help='library whose format to write (default: %(default)s; export_state_dict in Python defaults to mmdet), or '
+        'adapter: all of a model but the base of its backbone',
     )
     parser.add_argument(
         '--arch',
@@ -59,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default='repeat',
         help='how to fill the channels of --in-channels (default: %(default)s)',
     )
+    add_adapter(parser)
     add_prefix(parser)
     parser.add_argument('--ema', action='store_true', help='convert the exponential moving average of the weights')
     parser.add_argument(
@@ -72,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_out(args)
     check_checkpoint(args.source)
+    if args.adapter_checkpoint is not None:
+        check_checkpoint(args.adapter_checkpoint)
     if args.in_channels is not None:
         checks.integer('--in-channels', args.in_channels)
     if args.arch is not None:
@@ -80,7 +86,15 @@ def run(args: argparse.Namespace) -> int:
         packages.require('this command', 'safetensors')
     if args.table_resize == 'geometric':
         packages.require('this command', 'scipy')
-    from swin_dense.models.convert import convert  # imports torch, which --help does not need
+    from swin_dense.models.convert import convert, write_adapter  # imports torch, which --help does not need
+
+    if args.to == 'adapter':
+        _check_of_adapter(args)
+        path = write_adapter(
+            args.source, args.out, prefix=args.prefix, trust=args.trust, force=args.force, add_hash=args.hash
+        )
+        print(json.dumps({'out': str(path), 'to': args.to}) if args.json else f'wrote {path} (adapter)')
+        return 0
 
     path, report = convert(
         args.source,
@@ -90,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         source_window_size=args.source_window_size,
         table_resize=args.table_resize,
         channel_policy=args.channel_policy,
+        adapter_checkpoint=args.adapter_checkpoint,
         prefix=args.prefix,
         ema=args.ema,
         final_norm=args.final_norm,
@@ -102,3 +117,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f'{report}\nwrote {path} ({args.to})')
     return 0
+
+
+def _check_of_adapter(args: argparse.Namespace) -> None:
+    given = {
+        '--arch': args.arch,
+        '--window-size': args.window_size,
+        '--source-window-size': args.source_window_size,
+        '--in-channels': args.in_channels,
+        '--adapter-checkpoint': args.adapter_checkpoint,
+        '--ema': args.ema or None,
+        '--final-norm': args.final_norm or None,
+    }
+    refused = [option for option, value in given.items() if value is not None]
+    if refused:
+        raise ValueError(f'--to adapter keeps the parameters as they are; leave {", ".join(refused)} out')

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import swin_dense
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import (
+    add_adapter,
     add_backbone,
     add_normalization,
     add_out,
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     backbone = parser.add_argument_group('options for a backbone')
     add_backbone(backbone, device='cpu')  # as some files only run on the device that they were recorded on
+    add_adapter(backbone)
     backbone.add_argument(
         '--out-indices',
         nargs='+',
@@ -125,7 +127,8 @@ def check_together(args: argparse.Namespace) -> None:
     """Check that only options of the chosen kind of export are given, and the files that it reads."""
     normalization = normalization_of(args)
     if args.model:
-        others = (args.checkpoint, args.prefix, args.arch, args.window_size, args.out_indices, args.static, args.half)
+        weights = (args.checkpoint, args.adapter_checkpoint, args.prefix)
+        others = (*weights, args.arch, args.window_size, args.out_indices, args.static, args.half)
         if any((*others, args.no_check, normalization)) or tuple(args.size) != (224, 224) or args.batch != 1:
             raise ValueError(
                 'with a config and a checkpoint only --out, --force, --set, --image, --opset, --target and '

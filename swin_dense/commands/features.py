@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swin_dense.commands._options import (
+    add_adapter,
     add_backbone,
     add_loading,
     add_normalization,
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--out', required=True, type=Path, metavar='DIR', help='folder for the features; an existing one is extended'
     )
     add_backbone(parser)
+    add_adapter(parser)
     add_normalization(parser)
     parser.add_argument(
         '--levels', type=int, nargs='+', metavar='STRIDE', help='strides of the levels, such as 4 8 (default: all)'

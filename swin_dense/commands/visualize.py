@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import swin_dense
 from swin_dense.commands._options import (
+    add_adapter,
     add_backbone,
     add_normalization,
     add_out,
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = argparse.ArgumentParser(add_help=False)
     model.add_argument('image', help='image file')
     add_backbone(model)
+    add_adapter(model)
     add_normalization(model)
     window = argparse.ArgumentParser(add_help=False)
     add_window_size(window)

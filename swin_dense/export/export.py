@@ -17,6 +17,7 @@ from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.features.images import Statistic, per_channel
 from swin_dense.features.normalization import AS_STORED, Normalization, chosen
+from swin_dense.models.adapters import merge_lora
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, packages
 
@@ -44,7 +45,8 @@ def export_model(
 ) -> Exported:
     """Export a model to ``.onnx``, ``.pt2`` (torch.export) or ``.ts`` (TorchScript).
 
-    A copy of the model is exported in evaluation mode, on its current device. The model itself does not change.
+    A copy of the model is exported in evaluation mode, on its current device. The model itself does not change. The
+    file has the weights of LoRA merged; Mona is part of its graph.
 
     Args:
         model: a backbone, or a module that contains one, takes an image (B, C, H, W) and returns tensors.
@@ -106,7 +108,7 @@ def export_model(
         model = Normalized(model, how, backbone)
         channels = channels if how.bands is None else max(how.bands) + 1
     recorded = copy.deepcopy(model)
-    replace_adaptive_pools(recorded)
+    make_traceable(recorded)
     if checks.boolean('half', half):
         recorded.half()
     free = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'} if batch is None else {}
@@ -125,6 +127,12 @@ def export_model(
     write = partial(formats.FORMATS[path.suffix], recorded, interface, opset)
     hint = f'; if it branches on sizes, {checks.argument("dynamic", False)} may work' if dynamic else ''
     return write_verified(path, write, comparison if check else None, hint, target)
+
+
+def make_traceable(model: nn.Module) -> None:
+    """Replace the modules of a model that a file cannot or need not contain: adaptive pools, and pairs of LoRA."""
+    replace_adaptive_pools(model)
+    merge_lora(model)
 
 
 class Normalized(nn.Module):

@@ -45,10 +45,11 @@ class Extractor:
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
         normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset; None takes ``mean``,
             ``std``, ``scale``, ``bands`` and ``clamp``, its short form.
+        adapter_checkpoint: an adapter that was trained from ``checkpoint``; see :func:`swin_dense.save_adapter`.
 
     Raises:
         ValueError: an option has an invalid value.
-        CheckpointError: the checkpoint cannot be read.
+        CheckpointError: a checkpoint cannot be read, or the adapter was trained from another one.
 
     Examples:
         >>> import numpy as np
@@ -74,6 +75,7 @@ class Extractor:
     bands: Sequence[int] | None = None
     clamp: bool = False
     normalization: Normalization | str | None = None
+    adapter_checkpoint: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
         checks.one_of('pool', self.pool, POOLINGS)
@@ -82,7 +84,10 @@ class Extractor:
         self._number = np.dtype(str(check_dtype('dtype', self.dtype, ('float32', 'float16'))).removeprefix('torch.'))
         autocast = check_dtype('autocast', self.autocast, ('float16', 'bfloat16'))
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
-        self._backbone = on_device(create_backbone(None, self.checkpoint, prefix=self.prefix), device)
+        backbone = create_backbone(
+            None, self.checkpoint, adapter_checkpoint=self.adapter_checkpoint, prefix=self.prefix
+        )
+        self._backbone = on_device(backbone, device)
         strides = check_levels(self._backbone, self.levels)
         short = Normalization(self.mean, self.std, self.scale, self.bands, self.clamp)
         self._inference = Inference(

@@ -38,6 +38,7 @@ class Teacher(nn.Module):
         TypeError: an argument has the wrong type.
 
     Examples:
+        >>> from torch import nn
         >>> network = nn.Conv2d(3, 8, kernel_size=16, stride=16)
         >>> teacher = Teacher(network, out_channels=[8], out_strides=[16], multiple=16)
         >>> [tuple(one.shape) for one in teacher(torch.rand(1, 3, 60, 96))]

@@ -81,22 +81,25 @@ def _stage_strides(backbone: Any) -> list[int]:
 def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
     """Return the distance in pixels from a tile's side up to which the maps differ from those of the whole image.
 
-    The loop tracks, block by block, the number of cells inside the tile at its right or bottom side whose values
-    differ. Attention spreads a difference over the whole window. The number is never larger at the left or top side:
-    a shifted window that crosses a border has ``window - shift`` cells before it and only ``shift`` cells after it.
+    The loop tracks, block by block and for each side, the number of cells inside the tile whose values differ.
+    Attention spreads a difference over the whole window. Of a shifted window that crosses a border, ``shift`` cells lie
+    inside a tile that begins there, and ``window - shift`` inside a tile that ends there. The convolutions of an
+    adapter spread a difference by their reach, and begin with the pixels that the tile lacks.
     """
-    cells = reach = 0
+    reach = 0
     window = backbone.window_size[axis]
-    for stage, stride in zip(backbone.stages, _stage_strides(backbone), strict=True):
-        if stride > max(levels):
-            break
-        for block in stage.blocks:
-            shift = block.attn.shift[axis]
-            inside = window - shift if shift else 0
-            cells = inside + -(-max(cells - inside, 0) // window) * window
-        if stride in levels:
-            reach = max(reach, cells * stride)
-        if stage.downsample is not None:
-            # A merged cell starts at a multiple of the stride and always covers two cells.
-            cells = (cells + 1) // stage.downsample.stride
+    for is_end in (False, True):
+        cells = 0
+        for stage, stride in zip(backbone.stages, _stage_strides(backbone), strict=True):
+            if stride > max(levels):
+                break
+            for block in stage.blocks:
+                shift = block.attn.shift[axis]
+                inside = window - shift if shift and is_end else shift
+                cells = inside + -(-max(cells - inside, 0) // window) * window + block.conv_reach
+            if stride in levels:
+                reach = max(reach, cells * stride)
+            if stage.downsample is not None:
+                # A merged cell starts at a multiple of the stride and always covers two cells.
+                cells = (cells + 1) // stage.downsample.stride
     return reach

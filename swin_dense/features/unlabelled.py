@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from torch.utils.data import Dataset
 from swin_dense.features.images import Statistic, pixels_of, scale
 from swin_dense.features.listing import Location, list_images, locate
 from swin_dense.features.normalization import Normalization
+from swin_dense.features.shards import hash_of_name
+from swin_dense.features.teacher_maps import StoredMaps
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.pixels import ImageError, naming
@@ -34,8 +37,9 @@ _logger = logging.getLogger(__package__)
 class UnlabelledImages(Dataset):
     """Random crops of images, resized and flipped, or one fixed crop of each image that is held out.
 
-    An item is {'inputs': (in_channels, crop_size, crop_size) float32 in [0, 1], 'index': number of the image}. Another
-    image takes the place of one that cannot be read, with a warning, as long as these are at most one in a hundred.
+    An item is {'inputs': (in_channels, crop_size, crop_size) float32 in [0, 1], 'index': number of the image}. With
+    ``maps``, 'maps' is a list of the teacher's maps of this crop, (C_i, rows, columns). Another image takes the place
+    of one that cannot be read, with a warning, as long as these are at most one in a hundred.
 
     Args:
         data_root: a folder, a glob pattern, an image, a tar file, a ``.txt`` file with one path or address per line, or
@@ -49,10 +53,15 @@ class UnlabelledImages(Dataset):
         scale: divides stored values of any type, one number or one per channel, such as 10000 for reflectance; None
             divides integers by the largest value of their type, and accepts floats in [0, 1].
         page: page of TIFF files with several, counted from 0; None for the only one.
+        views: number of crops of each image, drawn once and for all, of which one is taken at random each time. None
+            draws a new crop each time.
+        maps: folder with the maps of a teacher for these crops, as :func:`swin_dense.features.teacher_maps.store_maps`
+            writes it. It determines ``views``.
 
     Raises:
         FileNotFoundError: a place does not exist, or is a pattern without matches.
-        ValueError: there are no images or too few, or an option has a value that is not allowed.
+        ValueError: there are no images or too few, an option has a value that is not allowed, or ``maps`` are of other
+            crops.
     """
 
     def __init__(
@@ -66,6 +75,8 @@ class UnlabelledImages(Dataset):
         held_out: float = 0.05,
         scale: Statistic = None,
         page: int | None = None,
+        views: int | None = None,
+        maps: str | None = None,
     ) -> None:
         self.crop_size = checks.integer('crop_size', crop_size)
         self.in_channels = checks.integer('in_channels', in_channels)
@@ -77,6 +88,8 @@ class UnlabelledImages(Dataset):
             raise ValueError(f'area must be two shares above 0 and at most 1, in ascending order, got {area!r}')
         self.page = None if page is None else checks.integer('page', page, minimum=0)
         self._read_as = Normalization(mean=0.0, std=1.0, scale=scale)
+        self.views = None if views is None else checks.integer('views', views)
+        self.maps = None if maps is None else self._stored(maps)
         self._unreadable: set[int] = set()
         self.is_training = split == 'train'
         places = [data_root] if isinstance(data_root, str) else list(data_root)
@@ -92,26 +105,94 @@ class UnlabelledImages(Dataset):
                 f'held_out={held_out} of {len(found)} images leaves none for split={split!r}; give more images, or, to '
                 'train without held-out images, held_out=0 and val_dataloader=None, val_cfg=None, val_evaluator=None'
             )
+        names = [location.name.replace(os.sep, '/') for location in found]
+        # Not commonpath, which changes addresses.
+        self._root = len(os.path.commonprefix(names).rpartition('/')[0])  # noqa: RUF071
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        wanted, image = index, None
+        wanted, image, item = index, None, {}
         while image is None:
+            view = self._draw_view()
             try:
-                image = self._read(index)
+                if self.maps is not None and view is not None:
+                    with naming(self.images[index].name):
+                        item = {'maps': self.maps.read(self.key(index), view)}
+                image = self.read(index)
             except (ImageError, FileNotFoundError) as error:
                 self._skip(index, error)
                 # The random numbers of training must not depend on the held-out images.
                 index = int(torch.randint(len(self), ())) if self.is_training else (index + 1) % len(self)
-        box = self._random_box(*image.shape[1:]) if self.is_training else _centre(*image.shape[1:])
-        crop = scale(image[:, box[0] : box[0] + box[2], box[1] : box[1] + box[3]], self._read_as.scale)
+        return {'inputs': self.crop(image, index, view), 'index': wanted, **item}
+
+    @property
+    def crops(self) -> dict[str, Any]:
+        """The options on which the pixels of a crop depend, as they are stored beside maps; see also ``views``."""
+        divisor = self._read_as.scale
+        return {
+            'crop_size': self.crop_size,
+            'area': list(self.area),
+            'in_channels': self.in_channels,
+            'scale': list(divisor) if isinstance(divisor, Sequence) else divisor,
+            'page': self.page,
+        }
+
+    @property
+    def view_numbers(self) -> Sequence[int]:
+        """The numbers of the fixed crops of each image: 0 is the centre, of held-out images."""
+        return range(1, 1 + (self.views or 0)) if self.is_training else (0,)
+
+    def key(self, index: int) -> str:
+        """Return the path of an image below the folder that contains all images, by which its fixed crops are drawn."""
+        return self.images[index].name.replace(os.sep, '/')[self._root :].lstrip('/')
+
+    def read(self, index: int) -> Tensor:
+        """Read an image, (in_channels, H, W), as it is stored; raise ImageError if that fails."""
+        location = self.images[index]
+        with naming(location.name):
+            return self._read_as.stored(pixels_of(location.source(), page=self.page), self.in_channels)
+
+    def crop(self, image: Tensor, index: int, view: int | None = None) -> Tensor:
+        """Return a crop of an image of :meth:`read`, (in_channels, crop_size, crop_size) in [0, 1].
+
+        Args:
+            image: the image.
+            index: its number.
+            view: 0 for the centre; from 1, a crop that is always the same for this image; None for a new one.
+        """
+        generator = None
+        if view:
+            seed = int(hash_of_name(f'{self.key(index)} {view}'), 16)
+            generator = torch.Generator().manual_seed(seed % 2**63)
+        height, width = image.shape[1:]
+        top, left, rows, columns = _centre(height, width) if view == 0 else self._random_box(height, width, generator)
+        part = scale(image[:, top : top + rows, left : left + columns], self._read_as.scale)
         size = (self.crop_size, self.crop_size)
-        resized = F.interpolate(crop[None], size, mode='bilinear', align_corners=False, antialias=True)[0]
-        if self.is_training and torch.rand(()) < 0.5:
-            resized = resized.flip(-1)
-        return {'inputs': resized, 'index': wanted}
+        resized = F.interpolate(part[None], size, mode='bilinear', align_corners=False, antialias=True)[0]
+        is_flipped = view != 0 and torch.rand((), generator=generator) < 0.5
+        return resized.flip(-1) if is_flipped else resized
+
+    def _draw_view(self) -> int | None:
+        """Return the number of a crop, see :meth:`crop`."""
+        if not self.is_training:
+            return 0
+        return None if self.views is None else 1 + int(torch.randint(self.views, ()))
+
+    def _stored(self, folder: str) -> StoredMaps:
+        """Return the maps of a folder, and take over its ``views``; raise ValueError if they are of other crops."""
+        stored = StoredMaps(folder)
+        views = stored.crops.pop('views')
+        if self.views not in (None, views):
+            raise ValueError(
+                f'{folder} has maps of views={views} crops of each image, got views={self.views}; leave it out'
+            )
+        if different := [key for key, value in self.crops.items() if stored.crops.get(key) != value]:
+            pairs = ', '.join(f'{key}={stored.crops.get(key)!r}, not {self.crops[key]!r}' for key in different)
+            raise ValueError(f'{folder} has maps of other crops: {pairs}; set what the maps have, or write new ones')
+        self.views = views
+        return stored
 
     def check(self, rank: int = 0, processes: int = 1, every_image: bool = False) -> list[str]:
         """Check, before training, that images are not smaller than a crop, and that they can be read.
@@ -151,11 +232,18 @@ class UnlabelledImages(Dataset):
                 f'{named}; leave them out, for example with a .txt file that lists the others, or set a smaller '
                 'crop_size for training and validation'
             )
+        if self.maps is not None:
+            for index in mine:
+                for view in self.view_numbers:
+                    if not self.maps.has(self.key(index), view):
+                        self._skip(
+                            index, ImageError(f'{self.images[index].name}: {self.maps.folder} has no maps of it')
+                        )
         decoded = looked_at if every_image else _evenly(looked_at, _DECODED)
         errors: list[Exception] = []
         for index in decoded:
             try:
-                self._read(index)
+                self.read(index)
             except (ImageError, FileNotFoundError) as error:
                 self._skip(index, error)
                 errors.append(error)
@@ -166,11 +254,6 @@ class UnlabelledImages(Dataset):
             f'{len(self)} {split} images: read the headers of {len(local)}, decoded {len(decoded)}, of which '
             f'{len(errors)} cannot be read'
         ]
-
-    def _read(self, index: int) -> Tensor:
-        location = self.images[index]
-        with naming(location.name):
-            return self._read_as.stored(pixels_of(location.source(), page=self.page), self.in_channels)
 
     def _skip(self, index: int, error: Exception) -> None:
         """Report an image that cannot be read, once in each process; raise ImageError if these are too many."""
@@ -184,21 +267,23 @@ class UnlabelledImages(Dataset):
                 f'{count} of {len(self)} images cannot be read, more than one in a hundred; the last: {error}'
             ) from error
 
-    def _random_box(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def _random_box(
+        self, height: int, width: int, generator: torch.Generator | None = None
+    ) -> tuple[int, int, int, int]:
         """Draw (top, left, height, width) of a crop as torchvision's RandomResizedCrop does."""
         low, high = (math.log(ratio) for ratio in _ASPECT_RATIOS)
         for _ in range(_TRIES):
-            area = height * width * _uniform(*self.area)
-            ratio = math.exp(_uniform(low, high))
+            area = height * width * _uniform(self.area[0], self.area[1], generator)
+            ratio = math.exp(_uniform(low, high, generator))
             h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
             if 0 < h <= height and 0 < w <= width:
-                top, left = (int(torch.randint(free + 1, ())) for free in (height - h, width - w))
+                top, left = (int(torch.randint(free + 1, (), generator=generator)) for free in (height - h, width - w))
                 return top, left, h, w
         return _centre(height, width)
 
 
-def _uniform(low: float, high: float) -> float:
-    return low + (high - low) * torch.rand(()).item()
+def _uniform(low: float, high: float, generator: torch.Generator | None) -> float:
+    return low + (high - low) * torch.rand((), generator=generator).item()
 
 
 def _centre(height: int, width: int) -> tuple[int, int, int, int]:

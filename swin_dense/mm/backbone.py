@@ -126,6 +126,11 @@ class SwinDense(SwinBackbone, BaseModule):
             load_checkpoint(self, config['checkpoint'], **options, log=self.log_load)
         self.is_init = True
 
+    def load_base(self) -> None:
+        """Load the checkpoint of ``init_cfg``, for the file of an adapter, which does not contain its base."""
+        if any(map(_is_pretrained, _listed(self.init_cfg))):
+            self.init_weights()
+
     def log_load(self, report: Report) -> None:
         """Write the report of a loaded checkpoint to the log of the run."""
         print_log(str(report), logger='current', level=report.level)

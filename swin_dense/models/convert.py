@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from swin_dense.checkpoint import Report
-from swin_dense.checkpoint.export import as_checkpoint, export_parameters, write_file
+from swin_dense.checkpoint import CheckpointError, Report
+from swin_dense.checkpoint.adapters import adapter_options, base_digest, merge_pairs
+from swin_dense.checkpoint.export import as_checkpoint, export_adapter, export_parameters, write_file
 from swin_dense.checkpoint.find import Found
-from swin_dense.checkpoint.fit import Options, Target, fit
-from swin_dense.checkpoint.load import find_backbone
+from swin_dense.checkpoint.fit import Options, Target, fit, shapes_of
+from swin_dense.checkpoint.load import find_backbone, read_checkpoint
 from swin_dense.models.create import BACKBONES, infer_options
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
@@ -27,6 +28,7 @@ def convert(
     source_window_size: Sequence[int] | None = None,
     table_resize: str = 'bicubic',
     channel_policy: str = 'repeat',
+    adapter_checkpoint: str | None = None,
     prefix: str | None = None,
     ema: bool = False,
     final_norm: bool = False,
@@ -44,6 +46,7 @@ def convert(
         source_window_size: window of the checkpoint, if it does not store it; for Swin V2 also one side per stage.
         table_resize: see :func:`swin_dense.load_checkpoint`.
         channel_policy: ``in_channels`` of :func:`swin_dense.load_checkpoint`.
+        adapter_checkpoint: file of an adapter that was trained from the checkpoint, to be merged into its weights.
         prefix: likewise.
         ema: likewise.
         final_norm: likewise.
@@ -52,10 +55,14 @@ def convert(
         add_hash: append digits of the hash of the file to its name.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, does not determine the backbone, or does not fit.
+        CheckpointError: the checkpoint cannot be read, does not determine the backbone, or does not fit, or it has
+            an adapter of Mona, which no other library has.
         OSError: the file cannot be written.
     """
     found = find_backbone(source, prefix, ema, trust)
+    if adapter_checkpoint is not None:
+        _add_adapter(found, find_backbone(adapter_checkpoint, trust=trust))
+    merged = _merge(found)
     given = {name: value for name, value in options.items() if value is not None}
     window = None
     if source_window_size is not None and found.version == 2:
@@ -72,8 +79,62 @@ def convert(
         window_size=window,
     )
     parameters, report = fit(found, target, fitting)
+    report.notes += merged
     checkpoint = as_checkpoint(export_parameters(parameters, family, target), family, flat=out.suffix == '.safetensors')
     return write_file(out, checkpoint, force, add_hash), report
+
+
+def write_adapter(
+    source: str,
+    out: Path,
+    *,
+    prefix: str | None = None,
+    trust: bool = False,
+    force: bool = False,
+    add_hash: bool = False,
+) -> Path:
+    """Write a checkpoint without the base of its backbone, see :func:`swin_dense.save_adapter`, and return the path.
+
+    The checkpoint is one of a backbone or of a whole model, such as those that ``swin-dense train`` writes.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or has no backbone with an adapter.
+        OSError: the file cannot be written.
+    """
+    checkpoint, described = read_checkpoint(source, trust)
+    state: dict[str, Any] = export_adapter(checkpoint.get('state_dict', checkpoint), described, prefix)
+    if out.suffix != '.safetensors' and 'state_dict' in checkpoint:
+        # The names of the classes, with which mmdet and mmseg describe predictions.
+        facts = (checkpoint.get('meta') or {}).get('dataset_meta')
+        state = {'meta': {} if facts is None else {'dataset_meta': facts}, 'state_dict': state}
+    return write_file(out, state, force, add_hash)
+
+
+def _add_adapter(found: Found, adapter: Found) -> None:
+    """Add the parameters of an adapter to those of its base."""
+    if adapter.base is None:
+        raise CheckpointError(f'{adapter.described} is not an adapter alone; convert it as a checkpoint')
+    if not torch.equal(adapter.base.flatten(), base_digest(found.parameters)):
+        raise CheckpointError(
+            f'{adapter.described} has an adapter for a base with other weights than those of {found.described}'
+        )
+    found.parameters.update(adapter.parameters)
+    found.keys.update(adapter.keys)
+
+
+def _merge(found: Found) -> list[str]:
+    """Merge LoRA into the weights of a checkpoint, and return notes on it."""
+    options = adapter_options(shapes_of(found))
+    if options is None or found.base is not None:
+        return []
+    if options['type'] != 'lora':
+        raise CheckpointError(
+            f'{found.described} has the adapter {options}, whose convolutions no other library has and no weight can '
+            'hold; use create_backbone and swin-dense export, which support it'
+        )
+    found.parameters = merge_pairs(found.parameters)
+    found.keys = {name: keys for name, keys in found.keys.items() if name in found.parameters}
+    return [f'the adapter {options} was merged into the weights']
 
 
 def _built_for(found: Found, options: Mapping[str, Any], window: tuple[int, int] | None) -> SwinBackbone:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from swin_dense.archs import Arch, published_letter, split_name
 from swin_dense.archs.shapes import options_of, square_grid, square_window
 from swin_dense.checkpoint import CheckpointError
+from swin_dense.checkpoint.adapters import adapter_options
 from swin_dense.checkpoint.find import Found
-from swin_dense.checkpoint.fit import OUT_NORM, Target
+from swin_dense.checkpoint.fit import OUT_NORM, Target, shapes_of
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.options import Options
 from swin_dense.models.swin import SwinBackbone
@@ -34,6 +35,7 @@ def create_backbone(
     name: Name | None = None,
     checkpoint: Checkpoint | None = None,
     *,
+    adapter_checkpoint: Checkpoint | None = None,
     prefix: str | None = None,
     **backbone_options: Unpack[Options],
 ) -> SwinBackbone:
@@ -43,6 +45,8 @@ def create_backbone(
         name: 'swin_t', 'swin_s', 'swin_b' or 'swin_l', the same with 'swinv2' instead of 'swin', or ``arch`` of
             :class:`SwinBackbone`. None infers the architecture from the checkpoint.
         checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
+        adapter_checkpoint: the file of an adapter that was trained from ``checkpoint``, see
+            :func:`swin_dense.save_adapter`; its kind and size, and the output stages, are inferred from it.
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
         **backbone_options: options of :class:`SwinBackbone` or :class:`SwinV2Backbone`. Missing ones, such as the
             window size and the output stages, are inferred from the checkpoint.
@@ -51,7 +55,8 @@ def create_backbone(
         The backbone in evaluation mode.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, does not determine the architecture, or does not fit.
+        CheckpointError: a checkpoint cannot be read, does not determine the architecture, or does not fit, or the
+            adapter was trained from another checkpoint.
 
     Examples:
         >>> backbone = create_backbone('swin_s', in_channels=4)
@@ -61,6 +66,9 @@ def create_backbone(
     if checkpoint is None:
         if name is None:
             raise TypeError("create_backbone needs a name, as in create_backbone('swin_t'), or a checkpoint")
+        if adapter_checkpoint is not None:
+            given = checks.argument('adapter_checkpoint', adapter_checkpoint)
+            raise TypeError(f'{given} is an adapter alone; give the checkpoint that it was trained from too')
         if prefix is not None:
             given = checks.argument('prefix', prefix)
             raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
@@ -70,10 +78,24 @@ def create_backbone(
         random_backbone.has_random_weights = True
         return random_backbone
     found = find_backbone(checkpoint, prefix)
-    network, options = options_for(found, name, backbone_options)
+    adapter = None if adapter_checkpoint is None else find_backbone(adapter_checkpoint)
+    inferred = {} if adapter is None else _options_of_adapter(adapter)
+    network, options = options_for(found, name, {**inferred, **backbone_options})
     backbone = BACKBONES[network](**options)
     load_found(Target.of(backbone), found)
+    if adapter is not None:
+        load_found(Target.of(backbone), adapter)
     return backbone.eval()
+
+
+def _options_of_adapter(found: Found) -> dict[str, Any]:
+    if found.base is None:
+        raise CheckpointError(
+            f'{found.described} is not an adapter alone; give it as {checks.argument("checkpoint", ...)}, or write its '
+            'adapter with swin-dense convert --to adapter'
+        )
+    outputs = tuple(sorted({int(match[1]) for match in map(OUT_NORM.fullmatch, found.parameters) if match}))
+    return {'adapter': adapter_options(shapes_of(found)), **({'out_indices': outputs} if outputs else {})}
 
 
 @functools.cache
@@ -122,7 +144,12 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
     Raises:
         CheckpointError: a required option can neither be inferred nor is it given.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.parameters.items()}
+    if found.base is not None:
+        raise CheckpointError(
+            f'{found.described} is an adapter without its base; give the checkpoint that it was trained from, and this '
+            f'file as {checks.argument("adapter_checkpoint", ...)}'
+        )
+    shapes = shapes_of(found)
     options = options_of(shapes)
     missing = [key for key in ('embed_dims', 'depths') if key not in options]
     if missing:
@@ -132,6 +159,8 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
             f'disagree{reasons}'
         )
     inferred = {key: options[key] for key in _KEPT if key in options}
+    if (adapter := adapter_options(shapes)) is not None:
+        inferred['adapter'] = adapter
     inferred['arch'] = published_letter(options)
     stages = len(options['depths'])
     if inferred['arch'] is None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.models import options
+from swin_dense.models.adapters import LoRALinear, Mona, MonaBlock, checked_adapter
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.block import SwinBlock
 from swin_dense.models.hub import HubMixin
@@ -110,6 +111,10 @@ class SwinBackbone(HubMixin):
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.
+        adapter: new parameters to fine-tune in place of the weights, such as ``dict(type='mona', dim=64)`` or
+            ``dict(type='lora', rank=8)``; None has none. Further keys are ``stages``, those that have adapters, by
+            default all; ``drop_rate`` in the adapters; and ``train_norms``, by default True: whether the norms train
+            with them. The other parameters are frozen.
 
     Attributes:
         out_channels: channels of each returned map.
@@ -140,6 +145,7 @@ class SwinBackbone(HubMixin):
     _prefix = 'swin'
     _with_other_windows = ''
     _block = SwinBlock
+    _mona_block = MonaBlock
     _merging = PatchMerging
 
     def __init__(
@@ -171,6 +177,7 @@ class SwinBackbone(HubMixin):
         frozen_stages: int = -1,
         attn_backend: str = 'auto',
         clamp_window: bool = False,
+        adapter: Mapping[str, Any] | None = None,
         **unknown: NoReturn,  # a type that no value has, so that checkers report unknown options
     ) -> None:
         super().__init__()
@@ -193,6 +200,7 @@ class SwinBackbone(HubMixin):
             raise ValueError(
                 f'frozen_stages must be between -1 and {built}, the number of stages built, got {frozen_stages}'
             )
+        self.adapter_options = checked_adapter(adapter, built)
         self.num_features = list(self.arch.channels)
         self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
         self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
@@ -231,13 +239,16 @@ class SwinBackbone(HubMixin):
             hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
             if hidden_channels < 1:
                 raise ValueError(f'mlp_ratio={mlp_ratio} gives no hidden channels for {channels} channels; 4 is usual')
+            make_block: Callable[..., SwinBlock] = self._block
+            if self.adapter_options is not None and stage in self.adapter_options.stages:
+                make_block = self.adapter_options.maker(self._block, self._mona_block, channels)
             blocks = []
             for block, drop_path in enumerate(drop_path_rates[stage]):
                 w_msa = make_attention(channels, self.arch.num_heads[stage])
                 block_shift = shift if use_shift and block % 2 else (0, 0)
                 attn = ShiftedWindowAttention(w_msa, block_shift, self.clamp_window)
                 ffn = FFN(channels, hidden_channels, act_cfg, drop_rate)
-                blocks.append(self._block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
+                blocks.append(make_block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
             is_last = stage + 1 == built
             downsample = None if is_last else self._merging(channels, self.strides[stage + 1], stage_norm_cfg)
             self.stages.append(SwinStage(blocks, downsample))
@@ -246,6 +257,9 @@ class SwinBackbone(HubMixin):
 
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
         self.reset_parameters()
+        if self.adapter_options is not None:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(parameter.requires_grad and self.adapter_options.trains(name))
         self._freeze()
 
     @staticmethod
@@ -267,7 +281,10 @@ class SwinBackbone(HubMixin):
         )
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity."""
+        """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity.
+
+        Adapters start without an effect.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -279,6 +296,9 @@ class SwinBackbone(HubMixin):
                 module.reset_position()
         if self.absolute_pos_embed is not None:
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
+        for module in self.modules():
+            if isinstance(module, (Mona, LoRALinear)):
+                module.reset_adapter()
 
     def train(self, mode: bool = True) -> SwinBackbone:
         """Set training or evaluation mode, but keep frozen stages frozen; return self."""

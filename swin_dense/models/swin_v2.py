@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.archs import Arch
+from swin_dense.models.adapters import MonaBlock
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.block import SwinBlock, run
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
@@ -110,6 +111,14 @@ class SwinBlockV2(SwinBlock):
         return x + self.drop_path(self.norm2(run(self.ffn, x, recompute=self.with_cp == 'mlp')))
 
 
+class MonaBlockV2(MonaBlock, SwinBlockV2):
+    """A block of V2 with a Mona after each of its two residual additions: (B, H, W, C) to the same."""
+
+    def forward_modules(self, x: Tensor) -> Tensor:
+        x = self.mona1(x + self.drop_path(self.norm1(self.attn(x))))
+        return self.mona2(x + self.drop_path(self.norm2(run(self.ffn, x, recompute=self.with_cp == 'mlp'))))
+
+
 class PatchMergingV2(PatchMerging):
     """Patch merging that normalises after the reduction: (B, H, W, C) to (B, ceil(H/stride), ceil(W/stride), 2C)."""
 
@@ -150,6 +159,7 @@ class SwinV2Backbone(SwinBackbone):
         ' and pretrained_window_size, the side of the windows that the weights were trained with, one or one per stage,'
     )
     _block = SwinBlockV2
+    _mona_block = MonaBlockV2
     _merging = PatchMergingV2
 
     def __init__(

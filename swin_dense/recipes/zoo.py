@@ -16,7 +16,17 @@ from typing import Any
 import yaml
 
 FRAMEWORKS = ('mmdet', 'mmseg')  # folders with a metafile only, because their recipes are configs of the frameworks
-FOLDERS = ('mask_rcnn', 'cascade_mask_rcnn', 'faster_rcnn', 'retinanet', 'upernet', 'ablations', 'simmim', *FRAMEWORKS)
+FOLDERS = (
+    'mask_rcnn',
+    'cascade_mask_rcnn',
+    'faster_rcnn',
+    'retinanet',
+    'upernet',
+    'ablations',
+    'simmim',
+    'distill',
+    *FRAMEWORKS,
+)
 
 
 @dataclass(frozen=True)

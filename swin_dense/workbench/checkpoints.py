@@ -47,7 +47,7 @@ class WholeCheckpointHook(CheckpointHook):
     def before_train(self, runner: Any) -> None:
         """Remove partial files of a killed training, and restore the random state of a loaded checkpoint."""
         super().before_train(runner)
-        if _is_local(self.out_dir) and is_main_process():
+        if not is_address(self.out_dir) and is_main_process():
             for leftover in Path(self.out_dir).glob(f'{_UNFINISHED}*'):
                 remove(leftover)
         if runner.iter == 0:
@@ -174,7 +174,7 @@ class _AtomicRunner:
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, meta: dict, **options: Any) -> None:
         """Write a checkpoint under a temporary name, and rename it when all ranks have finished."""
         options['meta'] = {**meta, 'random_states': self._random_states}
-        if not _is_local(out_dir):  # object stores never expose partial objects
+        if is_address(out_dir):  # object stores never expose partial objects
             self._runner.save_checkpoint(out_dir, filename, *args, **options)
             return
         unfinished = Path(out_dir, _UNFINISHED + filename)  # all ranks use the same name, as they may share a folder
@@ -241,7 +241,3 @@ def _last_named(work_dir: Path, skipped: list[str]) -> Path | str | None:
         return beside
     skipped.append(f'{note} names {named}, which does not exist')
     return None
-
-
-def _is_local(out_dir: str) -> bool:
-    return not is_address(out_dir)

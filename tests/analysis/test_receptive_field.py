@@ -19,6 +19,7 @@ NEGLIGIBLE = 1e-30
         (SwinBackbone, (50, 37), {'window_size': (4, 2), 'patch_size': 2, 'strides': (2, 2, 3, 1)}),
         (SwinBackbone, (40, 75), {'window_size': 4, 'clamp_window': True}),
         (SwinV2Backbone, (33, 64), {'window_size': 4, 'use_shift': False}),
+        (SwinBackbone, (90, 131), {'window_size': 3, 'adapter': {'type': 'mona', 'dim': 4}}),
     ],
 )
 def test_against_gradients(kind, size, options):

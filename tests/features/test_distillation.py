@@ -109,15 +109,16 @@ def test_loss_and_gradients_of_the_textbook_with_one_map(height, width, mask_rat
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_loss_of_the_textbook_with_a_swin_as_teacher(kind):
-    """Level by level at an odd size, where the last cells of both pyramids reach beyond the image."""
-    teacher = randomize(KINDS[kind](**{**OPTIONS, 'embed_dims': 32}), 2)
+@pytest.mark.parametrize('out_indices', [None, (3,)])
+def test_loss_of_the_textbook_with_a_swin_as_teacher(kind, out_indices):
+    """At an odd size, the last cells of both pyramids reach beyond the image; level by level, or all on one map."""
+    teacher = randomize(KINDS[kind](**{**OPTIONS, 'embed_dims': 32, 'out_indices': out_indices}), 2)
     model, img = model_of(teacher), images(70, 45).double()
-    assert model.levels == ((0, 0), (1, 1), (2, 2), (3, 3))
+    assert model.levels == tuple((level, 0 if out_indices else level) for level in range(4))
     whole = img * STD + MEAN
     with torch.no_grad():
         maps = teacher((whole - IMAGENET[0]) / IMAGENET[1])
-    targets = [(standardized(one), (stride, stride)) for one, stride in zip(maps, (4, 8, 16, 32), strict=True)]
+    targets = [(standardized(one), (stride, stride)) for one, stride in zip(maps, teacher.out_strides, strict=True)]
     (loss,) = model(img).values()
     torch.testing.assert_close(loss, textbook(model, img, targets), atol=1e-12, rtol=1e-12)
 
@@ -129,6 +130,7 @@ def test_what_lies_beyond_the_image_has_no_weight():
     assert cell_shares(10, (8, 2), (4, 3)).tolist() == [[1, 0], [1, 0], [0, 1]]
     shares = cell_shares(10, (4, 3), (5, 2))
     assert shares.tolist() == [[0.8, 0.2, 0], [0, 0.6, 0.4]]
+    assert cell_shares(10, (4, 3), (16, 1)).tolist() == [[0.4, 0.4, 0.2]]
 
 
 def test_targets_are_standardised_over_the_training_so_far_and_not_in_evaluation():
@@ -150,6 +152,21 @@ def test_targets_are_standardised_over_the_training_so_far_and_not_in_evaluation
     resumed = model_of(vit())
     resumed.load_state_dict(before)
     torch.testing.assert_close(resumed.eval().targets(batches[0]), model.targets(batches[0]))
+
+
+def test_statistics_are_those_of_all_processes(monkeypatch):
+    """Another process, whose sums ``all_reduce`` adds, has maps of its own."""
+    x, y = (images(channels, 9, bands=4).double() + shift for channels, shift in ((5, 1), (5, -3)))
+    mean = torch.cat([x, y]).mean((0, 2, 3))
+    of_the_other = iter([y.mean((0, 2, 3)), (y - mean[:, None, None]).square().mean((0, 2, 3))])
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(torch.distributed, 'all_reduce', lambda values: values.add_(next(of_the_other)))
+    model = FeatureDistillation(backbone(), Teacher(nn.Identity(), [4], [1]), mean=None, std=None).double()
+    model.statistics[0](x)
+    torch.testing.assert_close(model.statistics[0].mean, mean, atol=1e-12, rtol=1e-12)
+    variance = torch.cat([x, y]).var((0, 2, 3), unbiased=False)
+    torch.testing.assert_close(model.statistics[0].variance, variance, atol=1e-12, rtol=1e-12)
 
 
 def test_stored_maps_take_the_place_of_the_teacher():

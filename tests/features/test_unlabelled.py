@@ -77,7 +77,7 @@ def test_a_crop_is_what_its_box_contains(tmp_path, monkeypatch):
     for name in 'ab':
         Image.fromarray(pixels).save(tmp_path / f'{name}.png')
     dataset = UnlabelledImages(str(tmp_path), 32, held_out=0.5)
-    monkeypatch.setattr(dataset, '_random_box', lambda height, width: (5, 20, 32, 32))
+    monkeypatch.setattr(dataset, '_random_box', lambda height, width, generator: (5, 20, 32, 32))
     expected = torch.from_numpy(pixels[5:37, 20:52]).permute(2, 0, 1) / 255
     torch.manual_seed(0)
     flipped = 0

@@ -136,6 +136,16 @@ def test_all_parameters_train_except_those_of_the_teacher(kind):
     copied.load_state_dict(model.state_dict())
 
 
+def test_to_empty_leaves_the_teacher():
+    teacher = backbone(out_indices=None)
+    before = copy.deepcopy(teacher.state_dict())
+    with torch.device('meta'):
+        model = SimMIM(SwinBackbone(**{**OPTIONS, 'out_indices': (3,)}), teacher=teacher)
+    model.to_empty(device='cpu')
+    assert not any(p.is_meta for p in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+
+
 def test_nothing_stays_on_the_backbone():
     swin = backbone()
     names, before = set(vars(swin)), list(swin.state_dict())

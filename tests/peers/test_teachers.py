@@ -1,12 +1,14 @@
 """Networks of transformers and timm as teachers: maps where the library puts them, of images as it normalises them."""
 
 import copy
+import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from swin_dense import FeatureDistillation, SwinBackbone
+from swin_dense.features.teacher_sources import load_teacher
 from swin_dense.features.teachers import teacher_of
 from tests.conftest import TINY, randomize
 
@@ -157,3 +159,22 @@ def test_other_networks_are_named():
     timm = needed('timm')
     with pytest.raises(TypeError, match='class ResNet is not known'):
         teacher_of(timm.create_model('resnet18'))
+
+
+def test_a_model_in_a_folder(tmp_path):
+    """Its statistics are those of the image processor beside it; on the meta device, only its shapes are known."""
+    network = transformers_model('Dinov2Model', 'Dinov2Config', **VIT, image_size=56)
+    network.save_pretrained(tmp_path)
+    mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    (tmp_path / 'preprocessor_config.json').write_text(json.dumps({'image_mean': mean, 'image_std': std}))
+    img = images(56, 42)
+    own = (img - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    with torch.no_grad():
+        expected = network(own).last_hidden_state[:, 1:].reshape(2, 4, 3, 32).permute(0, 3, 1, 2)
+    torch.testing.assert_close(load_teacher(str(tmp_path))(img), [expected], atol=1e-5, rtol=1e-5)
+    with torch.device('meta'):
+        teacher = load_teacher(str(tmp_path))
+    assert (teacher.out_channels, teacher.out_strides) == ((32,), (14,))
+    assert all(p.is_meta for p in teacher.parameters())
+    with pytest.raises(OSError, match='nowhere cannot be loaded'):
+        load_teacher(str(tmp_path / 'nowhere'))

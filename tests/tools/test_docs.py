@@ -56,6 +56,11 @@ SHORT['photos.py'] = (
         for setting in ('num_workers=0', 'persistent_workers=False')
     )
 )
+SHORT['adapted.py'] = (
+    SHORT['fruit.py']
+    + ' model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=mask_rcnn_swin_tiny.pth'
+)
+SHORT['small.py'] = SHORT['photos.py']
 SHORT['labels.py'] = SHORT['fruit.py'] + ' model.backbone.init_cfg.type=Pretrained'
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 

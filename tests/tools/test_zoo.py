@@ -102,6 +102,8 @@ NOTHING_PUBLISHED = {
     'simmim_swin-b-p4-w6_100e_192x192',
     'simmim_swin-b-p4-w6_22k-teacher_100e_192x192',
     'simmim_swinv2-t-p4-w8_100e_256x256',
+    'distill_swin-t-p4-w7_100e_224x224',
+    'distill_swin-b-p4-w7_100e_224x224',
 }
 
 

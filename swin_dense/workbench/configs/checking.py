@@ -76,6 +76,11 @@ def _check_pretraining(config: Config, splits: Sequence[str], every_image: bool)
                 'val_dataloader.dataset.in_channels=N model.data_preprocessor.mean=[...] '
                 'model.data_preprocessor.std=[...]'
             )
+        if getattr(model.teacher, 'folder', None) is not None and built.maps is None:
+            raise ValueError(
+                f'the teacher is the folder of maps {model.teacher.folder}, but the data sets do not read it; write '
+                'the config with `swin-dense config --teacher`, or set maps= of both data sets'
+            )
         notes += built.check(get_rank(), get_world_size(), every_image)
     return notes
 

@@ -51,7 +51,7 @@ def make_palette(count: int) -> list[tuple[int, ...]]:
 def is_pretraining(config: Config) -> bool:
     """Return whether a config is for pretraining on images without labels."""
     model = config.get('model')
-    return isinstance(model, dict) and model.get('type') == 'SimMIMPretrainer'
+    return isinstance(model, dict) and model.get('type') in ('SimMIMPretrainer', 'FeatureDistillationPretrainer')
 
 
 def is_panoptic(part: Any) -> bool:

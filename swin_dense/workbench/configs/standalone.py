@@ -21,7 +21,7 @@ _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeli
 
 
 def check_form(config: Config) -> None:
-    """Raise an error unless a config is a text-style config of an mmdet detector, an mmseg segmentor or SimMIM."""
+    """Raise an error unless a config is a text-style config of an mmdet detector, an mmseg segmentor or pretraining."""
     if any(not isinstance(part.get('type', ''), str) for part in dicts(list(config.values()))):
         raise ValueError(
             'lazy configs, which import the classes that they use, are not supported; give one whose types are strings'

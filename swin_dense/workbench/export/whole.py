@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from swin_dense.export import formats
-from swin_dense.export.export import check_opset, checked_path
+from swin_dense.export.export import check_opset, checked_path, make_traceable
 from swin_dense.export.formats import ExportError
-from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.targets import check_arguments
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.utils import checks, packages
@@ -303,7 +302,7 @@ def _write(
 ) -> Exported:
     """Write and verify a file; ``divisor`` divides the sides of all images that the model supports."""
     picture = pictures.read(file.image or PICTURE)[:, :, ::-1]
-    replace_adaptive_pools(model)
+    make_traceable(model)
     if not file.grid_sample:
         use_gathers(model)
     model.eval().requires_grad_(False)

@@ -40,12 +40,19 @@ BACKBONES = {
     'cascade_rcnn': 'swin',
     'faster_rcnn': 'resnet',
 }
-CASES = [*BACKBONES.items(), ('upernet', 'v2'), ('upernet', 'resnet')]
+CASES = [
+    *BACKBONES.items(),
+    ('mask_rcnn', 'mona'),
+    ('mask_rcnn', 'lora'),
+    ('upernet', 'v2'),
+    ('upernet', 'resnet'),
+]
 
 
 def costly(*values):
     """Return a test parameter with a model, marked by the time that its training takes."""
-    marks = [pytest.mark.slow] if values[0] == 'mask_rcnn' else [pytest.mark.slow, pytest.mark.long]
+    is_first = values in (('mask_rcnn',), ('mask_rcnn', 'swin'))
+    marks = [pytest.mark.slow] if is_first else [pytest.mark.slow, pytest.mark.long]
     return pytest.param(*values, marks=marks)
 
 

