@@ -326,7 +326,7 @@ def bfloat16_table(report: dict[str, Any]) -> str:
     lines = ['| model | metric | float32 | bfloat16 | the same in both |', '|' + ' --- |' * 5]
     for row in report['rows']:
         what = 'pixels' if 'mIoU' in row['metrics']['float32'] else 'instances (score 0.3, IoU 0.9, label)'
-        same = f'{row["agree"] / row["compared"]:.1%} of {row["compared"]:,} {what}'
+        same = f'{row["agree"] / row["compared"]:.2%} of {row["compared"]:,} {what}'
         for key in (key for key in names if key in row['metrics']['float32']):
             figures = ' | '.join(f'{row["metrics"][one][key]:.3f}' for one in ('float32', 'bfloat16'))
             lines.append(f'| {row["model"]} | {names[key]} | {figures} | {same} |')
