@@ -17,21 +17,19 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from bench_host import processor
 from pretraining import (
     ARCH,
     SIDE,
     SIZE,
     TUNING,
-    VOID,
     Segmentor,
-    draw,
     mean_iou,
     pretrain,
     read_frames,
     remembered,
-    train,
+    some_labelled,
+    train_segmentor,
     train_teacher,
 )
 
@@ -64,15 +62,9 @@ def tune(method, weights, seed, data, steps, rate):
     """Return the mIoU on val of a segmentor trained with few labelled frames, and the trained share of the backbone."""
     torch.manual_seed(seed)
     model, generator = build(method, weights), torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(data['train'][0]), generator=generator)[:LABELS]
-    frames, labels = (part[chosen] for part in data['train'])
-
-    def step_loss():
-        crops, wanted = draw(LABELS, TUNING['batch'], generator, frames, labels)
-        return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
-
+    frames, labels = some_labelled(data, LABELS, generator)
     clock = time.time()
-    loss = train(model, steps, rate, step_loss)
+    loss = train_segmentor(model, frames, labels, generator, steps, {**TUNING, 'lr': rate})
     trained = sum(p.numel() for p in model.backbone.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in SwinBackbone(**ARCH).parameters())
     return {
@@ -99,7 +91,7 @@ def main() -> None:
     args.weights.mkdir(parents=True, exist_ok=True)
     bases = {
         'SimMIM': lambda: pretrain(unlabelled, args.pretraining_steps, None),
-        'labels of test': lambda: train_teacher(data, args.supervised_steps),
+        'labels of test': lambda: train_teacher(*data['test'], data['val'], args.supervised_steps),
     }
     report = {
         'processor': processor(),

@@ -1,6 +1,6 @@
 """Measure what `with_cp` saves and costs in training, beside mmdet's Swin: kept bytes, peak memory and time.
 
-    python benchmarks/checkpointing.py --rounds 3 --json benchmarks/checkpointing.json
+    python benchmarks/checkpointing.py --rounds 3 --json benchmarks/zen5_checkpointing.json
 
 Each process trains one variant of Swin-T in float32 with stochastic depth 0.2; all variants take turns. Kept bytes are
 those of the tensors that autograd saves for the backward pass, each storage once, without parameters. The peak is that
@@ -50,18 +50,19 @@ def main() -> None:
             done = subprocess.run([sys.executable, '-W', 'ignore', __file__, '--of', name], stdout=-1, check=True)
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
     report = {'machine': processor(), 'torch': torch.__version__, 'step': f'{BATCH} x {SIDE} x {SIDE}', 'runs': runs}
-    print(*table(runs), sep='\n')
+    print(table({'processor': processor(), **report}))
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + '\n')
 
 
-def table(runs: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Return the lines of a table with the median of each figure."""
-    lines = ['| training step | kept, MiB | peak, MiB | time, ms |', '| --- | --- | --- | --- |']
-    for name, measured in runs.items():
-        figures = [f'{statistics.median(run[key] for run in measured):.0f}' for key in ('kept', 'peak', 'ms')]
-        lines.append(f'| {name} | {" | ".join(figures)} |')
-    return lines
+def table(*reports: dict[str, Any]) -> str:
+    """Return a table with the median of each figure."""
+    lines = ['| training step | processor | kept, MiB | peak, MiB | time, ms |', '| --- | --- | --- | --- | --- |']
+    for report in reports:
+        for name, measured in report['runs'].items():
+            figures = [f'{statistics.median(run[key] for run in measured):.0f}' for key in ('kept', 'peak', 'ms')]
+            lines.append(f'| {name} | {report["processor"]} | {" | ".join(figures)} |')
+    return '\n'.join(lines) + '\n'
 
 
 def measure(implementation: str, with_cp: bool | str) -> dict[str, float]:

@@ -13,15 +13,13 @@ whose functions it uses. A run that is stopped continues when it is started agai
 """
 
 import argparse
-import copy
 import json
 import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from bench_host import processor
-from pretraining import LABELS, TUNING, VOID, Segmentor, draw, mean_iou, probe, read_frames, remembered, train, tune
+from pretraining import TUNING, measure, read_frames, remembered, train_teacher, train_unlabelled
 
 from swin_dense import FeatureDistillation, SimMIM, SwinBackbone, load_checkpoint
 
@@ -30,19 +28,6 @@ ARCH = {'embed_dims': 24, 'depths': (2, 2, 2, 2), 'num_heads': (1, 2, 4, 8), 'wi
 TEACHER = {**ARCH, 'depths': (2, 2, 6, 2)}  # SimMIM's teacher must have the channels of the backbone
 TEACHING = {'batch': 8, 'lr': 1e-3}
 PRETRAINING = {'batch': 16, 'lr': 1e-3, 'mask_patch': 8}  # 8 x 8 cells of a crop
-
-
-def train_teacher(frames, labels, val, steps):
-    """Return the weights of a segmentor's backbone trained with all labels, and its mIoU on val."""
-    torch.manual_seed(0)
-    model, generator = Segmentor(None, TEACHER), torch.Generator().manual_seed(0)
-
-    def step_loss():
-        crops, wanted = draw(len(frames), TEACHING['batch'], generator, frames, labels, SIDE)
-        return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
-
-    train(model, steps, TEACHING['lr'], step_loss)
-    return copy.deepcopy(model.backbone.state_dict()), {'mIoU': mean_iou(model.eval(), *val)}
 
 
 def pretrain(frames, steps, weights, way):
@@ -56,17 +41,7 @@ def pretrain(frames, steps, weights, way):
     else:
         options = {'mask_patch': PRETRAINING['mask_patch'], 'mask_ratio': 0.6 if way == 'both' else 0.0}
         model = FeatureDistillation(SwinBackbone(**ARCH, clamp_window=True), teacher, **options)
-    generator = torch.Generator().manual_seed(0)
-    last = {}
-
-    def step_loss():
-        (crops,) = draw(len(frames), PRETRAINING['batch'], generator, frames, None, SIDE)
-        losses = model(crops)
-        last.update({name: value.item() for name, value in losses.items()})
-        return sum(losses.values())
-
-    mean = train(model, steps, PRETRAINING['lr'], step_loss)
-    return copy.deepcopy(model.state_dict()), {'mean loss of the last 20 steps': mean, **last}
+    return train_unlabelled(model, frames, steps, PRETRAINING, SIDE)
 
 
 def main() -> None:
@@ -89,7 +64,9 @@ def main() -> None:
     labelled = [torch.cat(parts) for parts in zip(data['train'], data['test'], strict=True)]
     args.weights.mkdir(parents=True, exist_ok=True)
     teacher, facts = remembered(
-        args.weights, 'teacher', lambda: train_teacher(*labelled, data['val'], args.teacher_steps)
+        args.weights,
+        'teacher',
+        lambda: train_teacher(*labelled, data['val'], args.teacher_steps, TEACHER, TEACHING, SIDE),
     )
     print('teacher', facts, flush=True)
     weights, pretrained = {'random': None}, {'teacher': facts}
@@ -117,20 +94,7 @@ def main() -> None:
         'pretrained': pretrained,
         'mIoU': json.loads(args.json.read_text())['mIoU'] if args.json.exists() else [],
     }
-    known = {(row['weights'], row['labels'], row['seed']) for row in report['mIoU']}
-    for seed in range(args.seeds):
-        for labels in LABELS:
-            for name, state in weights.items():
-                if (name, labels, seed) in known:
-                    continue
-                if time.time() > end:
-                    return
-                row = {'weights': name, 'labels': labels, 'seed': seed}
-                row['fine-tuned'] = tune(state, seed, labels, data, args.steps, ARCH, SIDE)
-                row['linear probe'] = probe(state, seed, labels, data, ARCH)
-                report['mIoU'].append(row)
-                print(row, flush=True)
-                args.json.write_text(json.dumps(report, indent=2) + '\n')
+    measure(args, report, weights, data, end, ARCH, SIDE)
 
 
 if __name__ == '__main__':

@@ -31,23 +31,9 @@ def main() -> None:
     parser.add_argument('--models', nargs='+', default=list(MODELS), choices=list(MODELS))
     parser.add_argument('--epochs', type=int, help='epochs of the training (default: 20 and 14)')
     args = parser.parse_args()
-    data = args.folder / 'data'
-    if not data.exists():
-        subprocess.run([sys.executable, ROOT / 'tools' / 'make_demo_data.py', data], check=True)
-        from tests.workbench.export.query_models import write_backgrounds
-
-        write_backgrounds(data)
+    data = made_data(args.folder / 'data')
     for name in args.models:
-        folder = args.folder / MODELS[name]
-        folder.mkdir(exist_ok=True)
-        config = folder / 'config.py'
-        config_of(name, data.resolve(), args.epochs or EPOCHS[name]).dump(config)
-        command('train', config, '--work-dir', folder, '--resume')
-        weights = folder / (folder / 'last_checkpoint').read_text().rpartition('/')[2]
-        # A file of other weights is not used.
-        model, image = folder / f'{weights.stem}.onnx', data / 'coco' / 'val2017' / '000000000001.jpg'
-        if not model.exists():
-            command('export', config, weights, '--out', model, '--image', image)
+        config, weights, model = trained(name, args.folder / MODELS[name], data, args.epochs or EPOCHS[name])
         report = json.loads(args.out.read_text()) if args.out.exists() else {}
         report[name] = {
             'processor': processor(),
@@ -56,6 +42,30 @@ def main() -> None:
             **evaluated(config, weights, model),
         }
         args.out.write_text(json.dumps(report, indent=1) + '\n')
+
+
+def made_data(folder: Path, *options: str) -> Path:
+    """Write the data of ``make demo`` with maps of the background to a folder that does not exist, and return it."""
+    if not folder.exists():
+        subprocess.run([sys.executable, ROOT / 'tools' / 'make_demo_data.py', folder, *options], check=True)
+        from tests.workbench.export.query_models import write_backgrounds
+
+        write_backgrounds(folder)
+    return folder
+
+
+def trained(name: str, folder: Path, data: Path, epochs: int) -> tuple[Path, Path, Path]:
+    """Train and export a model in a folder, or go on there; return its config, its weights and its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / 'config.py'
+    config_of(name, data.resolve(), epochs).dump(config)
+    command('train', config, '--work-dir', folder, '--resume')
+    weights = folder / (folder / 'last_checkpoint').read_text().rpartition('/')[2]
+    # A file of other weights is not used.
+    model, image = folder / f'{weights.stem}.onnx', data / 'coco' / 'val2017' / '000000000001.jpg'
+    if not model.exists():
+        command('export', config, weights, '--out', model, '--image', image)
+    return config, weights, model
 
 
 def evaluated(config: Path, weights: Path, model: Path) -> dict[str, Any]:

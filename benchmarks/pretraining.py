@@ -15,6 +15,7 @@ linear probe: least squares from the four maps to the classes. A run that is sto
 
 import argparse
 import copy
+import itertools
 import json
 import time
 from pathlib import Path
@@ -111,18 +112,27 @@ def mean_iou(predict, frames, labels):
     return 100 * (hits / (confusion.sum(0) + confusion.sum(1) - hits).clamp(min=1)).mean().item()
 
 
+def train_segmentor(model, frames, labels, generator, steps, recipe=TUNING, side=SIDE):
+    """Train a segmentor with labelled frames, and return its mean loss of the last steps."""
+
+    def step_loss():
+        crops, wanted = draw(len(frames), recipe['batch'], generator, frames, labels, side)
+        return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
+
+    return train(model, steps, recipe['lr'], step_loss)
+
+
+def some_labelled(data, count, generator):
+    """Return ``count`` random frames of train and their labels."""
+    chosen = torch.randperm(len(data['train'][0]), generator=generator)[:count]
+    return [part[chosen] for part in data['train']]
+
+
 def tune(weights, seed, count, data, steps, arch=ARCH, side=SIDE):
     """Return the mIoU on val of a segmentor trained with ``count`` labelled frames."""
     torch.manual_seed(seed)
     model, generator = Segmentor(weights, arch), torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(data['train'][0]), generator=generator)[:count]
-    frames, labels = (part[chosen] for part in data['train'])
-
-    def step_loss():
-        crops, wanted = draw(count, TUNING['batch'], generator, frames, labels, side)
-        return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
-
-    train(model, steps, TUNING['lr'], step_loss)
+    train_segmentor(model, *some_labelled(data, count, generator), generator, steps, side=side)
     return mean_iou(model.eval(), *data['val'])
 
 
@@ -167,31 +177,46 @@ def pretrain(frames, steps, teacher):
         teacher = frozen
     backbone = SwinBackbone(**ARCH, **options)
     model = SimMIM(backbone, mask_patch=PRETRAINING['mask_patch'], teacher=teacher, teacher_size=None)
+    return train_unlabelled(model, frames, steps)
+
+
+def train_unlabelled(model, frames, steps, recipe=PRETRAINING, side=SIDE):
+    """Train SimMIM or feature distillation, and return the weights and the last losses."""
     generator = torch.Generator().manual_seed(0)
     last = {}
 
     def step_loss():
-        (crops,) = draw(len(frames), PRETRAINING['batch'], generator, frames)
+        (crops,) = draw(len(frames), recipe['batch'], generator, frames, None, side)
         losses = model(crops)
         last.update({name: value.item() for name, value in losses.items()})
         return sum(losses.values())
 
-    mean = train(model, steps, PRETRAINING['lr'], step_loss)
+    mean = train(model, steps, recipe['lr'], step_loss)
     return copy.deepcopy(model.state_dict()), {'mean loss of the last 20 steps': mean, **last}
 
 
-def train_teacher(data, steps):
-    """Return the weights of a segmentor's backbone trained with all labels of test."""
+def train_teacher(frames, labels, val, steps, arch=ARCH, recipe=TUNING, side=SIDE):
+    """Return the weights of a segmentor's backbone trained with these labels, and its mIoU on val."""
     torch.manual_seed(0)
-    model, generator = Segmentor(None), torch.Generator().manual_seed(0)
-    frames, labels = data['test']
+    model, generator = Segmentor(None, arch), torch.Generator().manual_seed(0)
+    train_segmentor(model, frames, labels, generator, steps, recipe, side)
+    return copy.deepcopy(model.backbone.state_dict()), {'mIoU': mean_iou(model.eval(), *val)}
 
-    def step_loss():
-        crops, wanted = draw(len(frames), TUNING['batch'], generator, frames, labels)
-        return F.cross_entropy(model(crops), wanted, ignore_index=VOID)
 
-    train(model, steps, TUNING['lr'], step_loss)
-    return copy.deepcopy(model.backbone.state_dict()), {'mIoU': mean_iou(model.eval(), *data['val'])}
+def measure(args, report, weights, data, end, arch=ARCH, side=SIDE):
+    """Fine-tune and probe what the report lacks, until the time is over, and write it after each row."""
+    known = {(row['weights'], row['labels'], row['seed']) for row in report['mIoU']}
+    for seed, labels, name in itertools.product(range(args.seeds), LABELS, weights):
+        if (name, labels, seed) in known:
+            continue
+        if time.time() > end:
+            return
+        row = {'weights': name, 'labels': labels, 'seed': seed}
+        row['fine-tuned'] = tune(weights[name], seed, labels, data, args.steps, arch, side)
+        row['linear probe'] = probe(weights[name], seed, labels, data, arch)
+        report['mIoU'].append(row)
+        print(row, flush=True)
+        args.json.write_text(json.dumps(report, indent=2) + '\n')
 
 
 def remembered(folder, name, make):
@@ -223,7 +248,7 @@ def main() -> None:
     unlabelled = torch.cat([data['train'][0], read_frames(args.root, 'val')[0]])
     args.weights.mkdir(exist_ok=True)
     makers = {
-        'teacher': lambda: train_teacher(data, args.teacher_steps),
+        'teacher': lambda: train_teacher(*data['test'], data['val'], args.teacher_steps),
         'SimMIM': lambda: pretrain(unlabelled, args.pretraining_steps, None),
         'SimMIM with teacher': lambda: pretrain(unlabelled, args.pretraining_steps, weights['teacher']),
     }
@@ -248,20 +273,7 @@ def main() -> None:
         'pretrained': facts,
         'mIoU': json.loads(args.json.read_text())['mIoU'] if args.json.exists() else [],
     }
-    known = {(row['weights'], row['labels'], row['seed']) for row in report['mIoU']}
-    for seed in range(args.seeds):
-        for labels in LABELS:
-            for name, state in weights.items():
-                if (name, labels, seed) in known:
-                    continue
-                if time.time() > end:
-                    return
-                row = {'weights': name, 'labels': labels, 'seed': seed}
-                row['fine-tuned'] = tune(state, seed, labels, data, args.steps)
-                row['linear probe'] = probe(state, seed, labels, data)
-                report['mIoU'].append(row)
-                print(row, flush=True)
-                args.json.write_text(json.dumps(report, indent=2) + '\n')
+    measure(args, report, weights, data, end)
 
 
 if __name__ == '__main__':

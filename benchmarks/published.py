@@ -32,12 +32,12 @@ CASES = {
     'infer_800x1344': 'inference, 800 x 1344',
     'train_512': 'training step, 2 x 512 x 512',
 }
-# Those on which benchmark.py ran; on the others, alone.py did.
-COMPARED = {prefix: PROCESSORS[prefix] for prefix in ('amd', 'intel')}
+# Of the processors on which benchmark.py ran.
 SPEED = {
     f'{case}\n{processor}': f'{prefix}_{file}.json'
-    for prefix, processor in COMPARED.items()
+    for prefix, processor in PROCESSORS.items()
     for file, case in CASES.items()
+    if (RAW.parent / f'{prefix}_{file}.json').exists()
 }
 PANELS = {'COCO': 'box AP', 'ADE20K': 'mIoU'}
 
@@ -145,8 +145,9 @@ def draw_speed(reports: dict[str, dict[str, Any]], path: Path) -> None:
     """Plot the time of each implementation relative to ours, with the range over processes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 6), layout='constrained')
-    panels = figure.subplots(len(COMPARED), len(CASES), sharex=True, sharey=True)
+    rows = len(reports) // len(CASES)
+    figure = Figure(figsize=(11, 3 * rows), layout='constrained')
+    panels = figure.subplots(rows, len(CASES), sharex=True, sharey=True)
     for axes, (name, report) in zip(panels.flat, reports.items(), strict=True):
         models = {'auto': 'swin_dense', **{peer: peer for peer in report['options']['peers']}}
         ratios = [report['ratios'][model] for model in models]

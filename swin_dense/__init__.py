@@ -3,7 +3,7 @@
 Networks: SwinBackbone, SwinV2Backbone, SwinClassifier; create_backbone builds one by its name or checkpoint.
 Pretraining: SimMIM, FeatureDistillation, Teacher.
 In mmengine's registry: SwinDense, SwinDenseV2.
-Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
+Weights: load_checkpoint, allow_partial_loading, export_state_dict, save_adapter, CheckpointError.
 Images: extract_pyramid.
 Files for other runtimes: export_model, export_detector, export_segmentor.
 Packages with further public names: features, integrations, ops, runtime.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -179,14 +180,9 @@ def processors_table(*reports: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
-def checkpointing_table(report: dict[str, Any]) -> str:
-    """Return the table of results of benchmarks/checkpointing.py."""
-    return '\n'.join(checkpointing.table(report['runs'])) + '\n'
-
-
-def revisions_table(*reports: dict[str, Any]) -> str:
+def revisions_table(titles: tuple[str, str], *reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/revisions.py for two revisions: medians, and their ratio."""
-    lines = ['| | processor | 0.3.0 | small core | ratio |', '| --- | --- | --- | --- | --- |']
+    lines = [f'| | processor | {" | ".join(titles)} | ratio |', '| --- | --- | --- | --- | --- |']
     for report in reports:
         before, after = report['runs'].values()
         for name in before[0]:
@@ -199,7 +195,8 @@ def revisions_table(*reports: dict[str, Any]) -> str:
 
 def memory_table(*reports: dict[str, Any]) -> str:
     """Return a table of the peak memory of a training step, in MiB above the memory before it."""
-    names = [name for name, row in reports[0]['rows'].items() if row.get('peak_mib')]
+    measured = [[name for name, row in report['rows'].items() if row.get('peak_mib')] for report in reports]
+    names = [name for name in measured[0] if all(name in others for others in measured)]
     lines = [f'| {_case(reports[0])}, MiB | ' + ' | '.join(MEMORY_NAMES.get(name, name) for name in names) + ' |']
     lines.append('|' + ' --- |' * (len(names) + 1))
     for report in reports:
@@ -391,6 +388,24 @@ def trained_models_table(report: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def quantized_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/quantize.py: sizes, metrics and agreement of files in float32 and int8."""
+    metrics = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ', 'mIoU': 'mIoU'}
+    trained = {name: row for name, row in report.items() if 'metrics' in row}
+    ways = [way for way in next(iter(trained.values()))['metrics'] if way != 'framework']
+    heads = ['model', 'MiB', 'same as in float32', 'metric', *ways]
+    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    for name, row in trained.items():
+        same = ', '.join(f'{share:.1%} ({way})' for way, share in row['agreement'].items())
+        cells = [name, f'{row["float_mib"]:.1f}, in int8 {row["int8_mib"]:.1f}', same]
+        for key in (key for key in metrics if key in row['metrics'][ways[0]]):
+            unit = 100 if key == 'mIoU' else 1  # mmseg counts in percent
+            figures = [f'{row["metrics"][way][key] / unit:.3f}' for way in ways]
+            lines.append('| ' + ' | '.join([*cells, metrics[key], *figures]) + ' |')
+            cells = [''] * len(cells)
+    return '\n'.join(lines) + '\n'
+
+
 def _counts(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return 'not run'
@@ -437,6 +452,7 @@ PAGES = (
     'docs/install.md',
     'docs/predictions.md',
     'docs/pretraining.md',
+    'docs/quantization.md',
     'docs/speed.md',
 )
 # Chinese translations of the texts in the tables of the README.
@@ -457,11 +473,16 @@ CHINESE = {
     ' passed': ' 通过',
     ' skipped': ' 跳过',
 }
-CPU_REPORTS = [
-    *(f'amd_{case}.json' for case in ('infer_224', 'infer_8x224', 'infer_512', 'infer_800x1344', 'train_512')),
-    *(f'intel_{case}.json' for case in ('infer_512', 'infer_800x1344', 'train_512')),
-]
-ALONE_REPORTS = sorted(path.name for path in (ROOT / 'benchmarks').glob('*_alone.json'))
+
+
+def _by_processor(*results: str) -> list[str]:
+    """Return the files of these results, processor by processor, as far as they were measured on it."""
+    names = [f'{kind}_{result}.json' for kind in PROCESSORS for result in results]
+    return [name for name in names if (ROOT / 'benchmarks' / name).exists()]
+
+
+CPU_REPORTS = _by_processor('infer_224', 'infer_8x224', 'infer_512', 'infer_800x1344', 'train_512')
+ALONE_REPORTS = _by_processor('alone')
 # Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'mmcv operators': (['mmcv_operators.json'], mmcv_operators_table),
@@ -472,9 +493,12 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed': (CPU_REPORTS, speed_table),
     'speed alone': (ALONE_REPORTS, alone_table),
     'processors': (ALONE_REPORTS, processors_table),
-    'checkpointing': (['checkpointing.json'], checkpointing_table),
-    'revisions small core': (['intel_revisions_small_core.json', 'zen5_revisions_small_core.json'], revisions_table),
-    'memory': (['intel_train_512.json', 'amd_train_512.json'], memory_table),
+    'checkpointing': (_by_processor('checkpointing'), checkpointing.table),
+    'revisions small core': (
+        _by_processor('revisions_small_core'),
+        functools.partial(revisions_table, ('0.3.0', 'small core')),
+    ),
+    'memory': (_by_processor('train_512'), memory_table),
     'demo': (['demo.json'], demo_table),
     'stacks': (['stacks.json'], stacks_table),
     'explore': (['explore.json'], explore_table),
@@ -491,6 +515,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'whole models': (['exports_whole.json'], whole_models_table),
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),
+    'quantised': (['quantize.json'], quantized_table),
 }
 
 

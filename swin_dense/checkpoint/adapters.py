@@ -48,6 +48,11 @@ def base_digest(parameters: Mapping[str, Tensor]) -> Tensor:
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)
 
 
+def is_same_base(digest: Tensor, other: Tensor) -> bool:
+    """Return whether two hashes of :func:`base_digest` are equal, also if one was moved or reshaped with its model."""
+    return torch.equal(digest.flatten().cpu(), other.flatten().cpu())
+
+
 def shown_digest(digest: Tensor) -> str:
     """Return the first digits of a hash."""
     return bytes(digest.flatten().tolist())[:6].hex()

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.shapes import options_of, square_grid, square_window
-from swin_dense.checkpoint.adapters import adapter_options, base_digest, part_of, shown_digest
+from swin_dense.checkpoint.adapters import adapter_options, base_digest, is_same_base, part_of, shown_digest
 from swin_dense.checkpoint.families import MMDET, plain_name
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
@@ -240,7 +239,7 @@ def _check_adapter(found: Found, target: Target, options: Options) -> None:
             f'{found.described} has {_described(given)}, the model has {_described(wanted)}; build the model with '
             f'{checks.argument("adapter", given)}{merged}'
         )
-    if found.base is not None and not torch.equal(found.base.flatten().cpu(), base := target.base):
+    if found.base is not None and not is_same_base(found.base, base := target.base):
         raise CheckpointError(
             f'{found.described} has an adapter for a base with the hash {shown_digest(found.base)}, but the weights of '
             f'the model have the hash {shown_digest(base)}. First load the checkpoint from which the adapter was '

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.weights import place_of
-from swin_dense.checkpoint.adapters import BASE_KEY
+from swin_dense.checkpoint.adapters import BASE_KEY, is_same_base
 from swin_dense.checkpoint.find import Found, find, flatten
 from swin_dense.checkpoint.fit import Options, Target, fit, state_of
 from swin_dense.checkpoint.read import local_file, read_file
@@ -220,7 +219,7 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
     try:
         found = find(flatten(given), described)
         load_base: Callable[[], None] | None = getattr(module, 'load_base', None)
-        if found.base is not None and load_base is not None and not torch.equal(found.base, target.base):
+        if found.base is not None and load_base is not None and not is_same_base(found.base, target.base):
             load_base()
         parameters, report = fit(found, target, Options(allow_partial=partial))
     except CheckpointError as error:

@@ -33,12 +33,13 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import swin_dense
+from swin_dense.commands._images import images_in
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
-from swin_dense.utils import checks, packages, search
+from swin_dense.utils import checks, packages
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_free, write_json
-from swin_dense.utils.choices import IMAGE_SUFFIXES, PRECISIONS, RUNTIMES
+from swin_dense.utils.choices import PRECISIONS, RUNTIMES
 from swin_dense.utils.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -197,14 +198,7 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[_Image], list[str]
 def _images_in(folder: str, out: Path, skipped: dict[str, str | None]) -> Iterator[_Image]:
     if os.path.realpath(folder) == os.path.realpath(out):
         raise ValueError(f'--out is {folder}, the folder of the images; choose another one, such as {out}/predictions')
-
-    def is_image(name: str) -> bool:
-        suffix = PurePath(name).suffix.lower()
-        return suffix in IMAGE_SUFFIXES and suffix != '.zarr'
-
-    found = sorted(search.walk(folder, is_image, skipped, {os.path.realpath(out)}))
-    if not found:
-        raise ValueError(f'the folder {folder} contains no images ({", ".join(sorted(IMAGE_SUFFIXES))})')
+    found = images_in(folder, skipped, [os.path.realpath(out)])
     return (_Image(path, PurePath(os.path.relpath(path, folder)).as_posix()) for path in found)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from swin_dense.features.images import Statistic, normalize
 from swin_dense.features.teachers import Teacher, check_maps, teacher_of
-from swin_dense.models.pretraining import Pretraining, check_backbone
+from swin_dense.models.pretraining import Pretraining, check_backbone, check_teacher_is_another
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
@@ -82,10 +82,7 @@ class FeatureDistillation(Pretraining):
         smooth_l1_weight: float = 0.1,
     ) -> None:
         check_backbone(backbone)
-        if teacher is backbone:
-            raise ValueError(
-                'teacher and backbone are the same module; a teacher has weights of its own, which stay fixed'
-            )
+        check_teacher_is_another(teacher, backbone)
         if not 0 <= checks.number('mask_ratio', mask_ratio) < 1:
             raise ValueError(f'mask_ratio must be at least 0, which hides nothing, and below 1, got {mask_ratio}')
         teacher = teacher_of(teacher)

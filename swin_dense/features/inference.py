@@ -17,7 +17,7 @@ from swin_dense.features.images import decoded_bytes
 from swin_dense.features.listing import Item
 from swin_dense.features.normalization import Inference
 from swin_dense.ops.windows import Pair
-from swin_dense.utils import checks
+from swin_dense.utils import checks, memory
 from swin_dense.utils.choices import POOLINGS
 from swin_dense.utils.errors import is_out_of_memory
 from swin_dense.utils.pixels import ImageError, name_of
@@ -213,6 +213,8 @@ class Runner:
         device = next(self.backbone.parameters()).device
         if device.type == 'cuda':
             torch.cuda.empty_cache()
+        else:
+            memory.give_back()
         size = f'{images.shape[2]} x {images.shape[3]} pixels'
         if len(images) == 1:
             smaller = f'{checks.argument("tile", ...)} or {checks.argument("max_side", ...)}'

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from swin_dense.checkpoint import CheckpointError, Report
-from swin_dense.checkpoint.adapters import adapter_options, base_digest, merge_pairs
+from swin_dense.checkpoint.adapters import adapter_options, base_digest, is_same_base, merge_pairs
 from swin_dense.checkpoint.export import as_checkpoint, export_adapter, export_parameters, write_file
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.fit import Options, Target, fit, shapes_of
@@ -114,7 +114,7 @@ def _add_adapter(found: Found, adapter: Found) -> None:
     """Add the parameters of an adapter to those of its base."""
     if adapter.base is None:
         raise CheckpointError(f'{adapter.described} is not an adapter alone; convert it as a checkpoint')
-    if not torch.equal(adapter.base.flatten(), base_digest(found.parameters)):
+    if not is_same_base(adapter.base, base_digest(found.parameters)):
         raise CheckpointError(
             f'{adapter.described} has an adapter for a base with other weights than those of {found.described}'
         )

@@ -99,6 +99,12 @@ def check_backbone(backbone: Any, name: str = 'backbone') -> None:
         raise TypeError(f'{name} must be a SwinBackbone or SwinV2Backbone, got {type(backbone).__name__}')
 
 
+def check_teacher_is_another(teacher: Any, backbone: SwinBackbone) -> None:
+    """Raise ValueError if the backbone is its own teacher."""
+    if teacher is backbone:
+        raise ValueError('teacher and backbone are the same module; a teacher has weights of its own, which stay fixed')
+
+
 def _cells(img: Tensor, side: int) -> tuple[int, int]:
     """Return the rows and columns of cells of ``side`` pixels that cover images, (B, C, H, W)."""
     return window_grid(img.shape[2], img.shape[3], (side, side))

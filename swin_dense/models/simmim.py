@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.models.pretraining import Pretraining, check_backbone
+from swin_dense.models.pretraining import Pretraining, check_backbone, check_teacher_is_another
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
@@ -170,8 +170,7 @@ def _check_backbone(name: str, backbone: Any) -> None:
 
 def _check_teacher(teacher: Any, backbone: SwinBackbone) -> None:
     _check_backbone('teacher', teacher)
-    if teacher is backbone:
-        raise ValueError('teacher and backbone are the same module; a teacher has weights of its own, which stay fixed')
+    check_teacher_is_another(teacher, backbone)
     stages = len(backbone.arch.depths)
     if stages < 2 or len(teacher.stages) != stages:
         raise ValueError(

@@ -14,6 +14,7 @@ KEEP_VARIABLE = 'SWIN_DENSE_KEEP_MEMORY'
 
 # Constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_GLIBC_THRESHOLD = 128 << 10  # the default of both
 
 
 @compat.assume_constant_result  # a compiled pass calls it while it is traced, and cannot trace a cache
@@ -38,3 +39,16 @@ def _keep_freed() -> bool:
     # glibc before 2.35 refuses more than 32 MiB.
     is_set = mallopt(_M_MMAP_THRESHOLD, 1 << 30) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     return bool(is_set and mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1))
+
+
+def give_back() -> None:
+    """Return freed memory to the system, and from now on as soon as it is freed, after an allocation has failed.
+
+    What :func:`keep_freed` keeps lies in pieces between blocks in use, too small for the next large tensor.
+    """
+    if not _keep_freed():
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, _GLIBC_THRESHOLD)
+    libc.mallopt(_M_TRIM_THRESHOLD, _GLIBC_THRESHOLD)
+    libc.malloc_trim(0)

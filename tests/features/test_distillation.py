@@ -189,37 +189,6 @@ def test_levels_of_the_nearest_stride_or_as_told():
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_all_parameters_train_except_those_of_the_teacher(kind):
-    teacher = backbone(kind, 2)
-    before = copy.deepcopy(teacher.state_dict())
-    model = FeatureDistillation(backbone(kind), teacher, mask_ratio=0.6)
-    assert not any('teacher' in name for name in model.state_dict())
-    assert not {id(p) for p in model.parameters()} & {id(p) for p in teacher.parameters()}
-    model.train()
-    assert not teacher.training
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(images())['loss_features'].backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
-    assert all(p.grad is None for p in teacher.parameters())
-    optimizer.step()
-    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
-    model.double()  # as `to(device)` does, the teacher goes along
-    assert {p.dtype for p in teacher.parameters()} == {torch.float64}
-    copied = copy.deepcopy(model)
-    assert copied.teacher is not model.teacher
-
-
-def test_to_empty_leaves_the_teacher():
-    teacher = backbone(seed=2)
-    before = copy.deepcopy(teacher.state_dict())
-    with torch.device('meta'):
-        model = FeatureDistillation(SwinBackbone(**OPTIONS), teacher)
-    model.to_empty(device='cpu')
-    assert not any(p.is_meta for p in model.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
-
-
 def test_half_precision_trains():
     model = model_of(vit(), double=False, mask_ratio=0.6)
     with torch.autocast('cpu', torch.bfloat16):

@@ -14,24 +14,13 @@ from swin_dense import FeatureDistillation, SwinBackbone, create_backbone
 from swin_dense.features.teacher_sources import licence_of, load_teacher
 from swin_dense.mm import HeldOutLoss
 from tests.conftest import TINY, randomize
-from tests.mm.test_pretraining import KILLED, TINY_SETTINGS
+from tests.mm.tiny_pretraining import KILLED, write_config
 from tests.processes import cli, cli_of_two_ranks
 from tests.workbench.tiny_training import differences
 
 RECIPE = 'distill_swin-t-p4-w7_100e_224x224'
-SETTINGS = [f'{key}={value}'.replace(' ', '') for key, value in TINY_SETTINGS.items() if key != 'randomness']
 # A Swin whose heads its shapes tell, as those of the published sizes do: 32 channels each.
 TEACHER = {'embed_dims': 32, 'depths': (1, 1, 1, 1), 'num_heads': (1, 2, 4, 8), 'window_size': 2}
-
-
-@pytest.fixture(scope='module')
-def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('own photos')
-    generator = np.random.default_rng(0)
-    for index in range(10):
-        small_image = Image.fromarray(generator.integers(0, 255, (5, 6, 3), dtype=np.uint8))
-        small_image.resize((96 + index, 80)).save(folder / f'{index}.png')
-    return folder
 
 
 @pytest.fixture(scope='module')
@@ -41,21 +30,10 @@ def teacher(tmp_path_factory):
     return path
 
 
-def write_config(out, photos, teacher, *more):
-    """Write a config with a tiny model, and return it with what the command said."""
-    done = cli(
-        'config', RECIPE, '--out', out, '--data-root', f'{photos}/', '--teacher', teacher, '--set', *SETTINGS, *more
-    )
-    config = Config.fromfile(out)
-    config.randomness = {'seed': 0}
-    config.dump(out)
-    return config, done.stderr
-
-
 @pytest.fixture(scope='module')
 def config(photos, teacher, tmp_path_factory):
     out = tmp_path_factory.mktemp('configs') / 'mine.py'
-    write_config(out, photos, teacher, 'model.mask_ratio=0.6')
+    write_config(out, RECIPE, photos, '--teacher', teacher, settings=['model.mask_ratio=0.6'])
     return out
 
 
@@ -119,7 +97,9 @@ def test_two_processes_train_together(config, tmp_path):
 def test_maps_that_were_written_once_train_without_the_teacher(config, photos, teacher, tmp_path):
     done = cli('teach', config, '--out', tmp_path / 'maps', '--views', '2', '--dtype', 'float32', '--device', 'cpu')
     assert 'wrote the maps of 19 of 19 crops' in done.stdout
-    stored, _ = write_config(tmp_path / 'small.py', photos, tmp_path / 'maps', 'model.mask_ratio=0.6')
+    stored, _ = write_config(
+        tmp_path / 'small.py', RECIPE, photos, '--teacher', tmp_path / 'maps', settings=['model.mask_ratio=0.6']
+    )
     assert stored.train_dataloader.dataset.maps == stored.val_dataloader.dataset.maps == str(tmp_path / 'maps')
     teacher.rename(tmp_path / 'gone.pth')
     try:
@@ -139,7 +119,7 @@ def test_maps_that_were_written_once_train_without_the_teacher(config, photos, t
 
 
 def test_the_licence_is_printed(photos, teacher, tmp_path):
-    _, said = write_config(tmp_path / 'mine.py', photos, teacher)
+    _, said = write_config(tmp_path / 'mine.py', RECIPE, photos, '--teacher', teacher)
     assert f'the licence of the teacher {teacher} is not known; read it' in said
     assert licence_of('swin_b.in22k') == 'MIT'
     folder = tmp_path / 'model'

@@ -19,42 +19,11 @@ from swin_dense.mm import HeldOutLoss, ImageNormalizer, PretrainingHook
 from swin_dense.recipes.files import load_recipe
 from tests.conftest import TINY
 from tests.mm.test_configs import batch, small
+from tests.mm.tiny_pretraining import KILLED, write_config
 from tests.processes import cli, cli_of_two_ranks
 from tests.workbench.tiny_training import differences
 
 RECIPE = 'simmim_swin-t-p4-w6_100e_192x192'
-KILLED = """
-custom_imports['imports'].append('tests.workbench.tiny_training')
-custom_hooks.append(dict(type='Killed', at={at}, where='{where}'))
-"""
-# Ten steps: nine images and one that is held out, five epochs of two steps.
-TINY_SETTINGS = {
-    **{f'model.backbone.{name}': list(value) if isinstance(value, tuple) else value for name, value in TINY.items()},
-    'model.backbone.window_size': 2,
-    'model.backbone.drop_path_rate': 0.2,
-    **{f'{split}_dataloader.dataset.crop_size': 64 for split in ('train', 'val')},
-    **{f'{split}_dataloader.num_workers': 0 for split in ('train', 'val')},
-    **{f'{split}_dataloader.persistent_workers': False for split in ('train', 'val')},
-    'train_dataloader.batch_size': 5,
-    'train_cfg.max_epochs': 5,
-    'train_cfg.val_interval': 1,
-    'default_hooks.checkpoint.interval': 1,
-    'param_scheduler.0.end': 1,
-    'param_scheduler.1.begin': 1,
-    'param_scheduler.1.end': 5,
-    'auto_scale_lr.base_batch_size': 1,
-    'randomness': '{"seed": 0}',
-}
-
-
-@pytest.fixture(scope='module')
-def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('own photos')
-    generator = np.random.default_rng(0)
-    for index in range(10):
-        small_image = Image.fromarray(generator.integers(0, 255, (5, 6, 3), dtype=np.uint8))
-        small_image.resize((96 + index, 80)).save(folder / f'{index}.png')
-    return folder
 
 
 @pytest.fixture(scope='module')
@@ -62,11 +31,7 @@ def config(photos):
     """Return the file that `swin-dense config` wrote for the photos, with a tiny model."""
     out = photos.parent / f'{photos.name} config' / 'mine.py'
     out.parent.mkdir()
-    settings = [f'{key}={value}'.replace(' ', '') for key, value in TINY_SETTINGS.items() if key != 'randomness']
-    cli('config', RECIPE, '--out', out, '--data-root', f'{photos}/', '--set', *settings)
-    config = Config.fromfile(out)
-    config.randomness = {'seed': 0}
-    config.dump(out)
+    write_config(out, RECIPE, photos)
     return out
 
 

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from swin_dense.workbench.runtime.comparison import Instances, share_of_other_segments, share_of_unmatched
 from swin_dense.workbench.runtime.masks import pasted
-from swin_dense.workbench.runtime.queries import OFFSET
 from swin_dense.workbench.runtime.queries import predicted as predicted_by_file
-
-# Two instances match if their scores differ by at most SAME_SCORE and the IoU of their boxes is at least SAME_BOX, or
-# the sides of the boxes differ by at most SAME_SIDE pixels: the IoU of thin boxes means little.
-SAME_BOX = 0.98
-SAME_SIDE = 0.01
-SAME_SCORE = 1e-3
-# Allowed share of different instances, mask pixels or class pixels, because rounding decides near ties.
-LARGEST_SHARE = 0.02
-
-
-@dataclass(frozen=True)
-class Instances:
-    """Detections in an image: boxes (N, 4) in pixels, scores (N,), labels (N,), masks (N, H, W) bool or None."""
-
-    boxes: np.ndarray
-    scores: np.ndarray
-    labels: np.ndarray
-    masks: np.ndarray | None = None
 
 
 def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances:
@@ -67,26 +48,6 @@ def classes_of_framework(segmentor: nn.Module, pixels: np.ndarray, size: Sequenc
     return _predict(segmentor, pixels, sample).pred_sem_seg.data[0].cpu().numpy()
 
 
-def share_of_unmatched(theirs: Instances, ours: Instances, lowest: float, most: int) -> tuple[float, int]:
-    """Return the share of instances in one result without a match in the other, and the number compared.
-
-    Args:
-        theirs: detections of the framework.
-        ours: detections of the file.
-        lowest: score threshold of both. Instances near it are not compared, because only one result may keep them.
-        most: maximum number of instances. If a result has that many, those near its lowest score are not compared.
-    """
-    for found in (theirs, ours):
-        if len(found.scores) >= most:
-            lowest = max(lowest, float(found.scores.min()))
-    missing = compared = 0
-    for one, other in ((theirs, ours), (ours, theirs)):
-        for index in np.flatnonzero(one.scores > lowest + SAME_SCORE):
-            compared += 1
-            missing += not _has_match(other, one, index)
-    return missing / max(compared, 1), compared // 2
-
-
 def share_of_other_masks(sample: Any, outputs: Sequence[np.ndarray], settings: Mapping[str, Any]) -> tuple[float, int]:
     """Compare ``outputs`` of a file, ``classes`` and ``masks``, with mmdet's data sample for the same pixels.
 
@@ -110,43 +71,6 @@ def share_of_other_masks(sample: Any, outputs: Sequence[np.ndarray], settings: M
         other, segments_count = share_of_other_segments(segments, panoptic, outputs[0].shape[1] - 1)
         share, count = max(share, other), count + segments_count
     return share, count
-
-
-def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) -> tuple[float, int]:
-    """Return the share of pixels in which two maps of segments (H, W) differ, and the number of segments compared.
-
-    Instances are matched by their overlap, because one near tie changes the numbers of all instances after it. Pixels
-    of no segment have the number of classes.
-    """
-    shares = []
-    for one, other in ((theirs, ours), (ours, theirs)):
-        is_same = np.zeros(one.shape, bool)
-        for segment in np.unique(one):
-            mask = one == segment
-            found, counts = np.unique(other[mask], return_counts=True)
-            if found[counts.argmax()] % OFFSET == segment % OFFSET:
-                is_same |= mask & (other == found[counts.argmax()])
-        shares.append(1 - float(is_same.mean()))
-    return max(shares), int((np.unique(theirs) != classes).sum())
-
-
-def _has_match(other: Instances, one: Instances, index: int) -> bool:
-    """Return whether ``other`` contains the instance ``index`` of ``one``."""
-    is_like = (other.labels == one.labels[index]) & (np.abs(other.scores - one.scores[index]) <= SAME_SCORE)
-    partners = np.flatnonzero(is_like & (_overlaps(one.boxes[index], other.boxes) >= SAME_BOX))
-    if one.masks is None or other.masks is None:
-        return one.masks is other.masks and len(partners) > 0
-    mask = one.masks[index]
-    masks = (other.masks[partner] for partner in partners)
-    return any((mask ^ found).sum() <= LARGEST_SHARE * max((mask | found).sum(), 1) for found in masks)
-
-
-def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the IoU of a box (4,) with boxes (N, 4). It is 1 for boxes with sides within SAME_SIDE."""
-    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
-    both = sides.clip(min=0).prod(1)
-    union = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(1) - both
-    return np.where(np.abs(box - boxes).max(1) <= SAME_SIDE, 1.0, both / np.maximum(union, 1e-9))
 
 
 def _predict(model: Any, pixels: np.ndarray, sample: Any) -> Any:

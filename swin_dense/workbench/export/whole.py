@@ -28,6 +28,7 @@ from swin_dense.workbench.export.operators import translations
 from swin_dense.workbench.export.queries import MaskDetector, QueryDetector
 from swin_dense.workbench.export.segmentor import MaskSegmentor, Segmentor
 from swin_dense.workbench.runtime import pictures
+from swin_dense.workbench.runtime.comparison import LARGEST_SHARE, share_of_unmatched
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def graph_of(detector: nn.Module) -> Detector:
 def _compare_boxes(detector: Any, facts: dict[str, Any], most: int, run: Run, pixels: np.ndarray) -> tuple[float, int]:
     ours = agreement.instances_of_file(run({'img': _image(pixels)}), pixels.shape[:2], facts['mask_threshold'])
     theirs = agreement.instances_of_framework(detector, pixels)
-    return agreement.share_of_unmatched(theirs, ours, facts['score_threshold'], most)
+    return share_of_unmatched(theirs, ours, facts['score_threshold'], most)
 
 
 def _compare_masks(detector: Any, settings: dict[str, Any], run: Run, pixels: np.ndarray) -> tuple[float, int]:
@@ -309,7 +310,7 @@ def _write(
     comparison = Comparison(
         [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
         lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
-        agreement.LARGEST_SHARE,
+        LARGEST_SHARE,
         '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
         f'the model finds nothing in {file.image or "the built-in image"}; give an image that shows objects of its '
         'classes (the argument `image`, --image on the command line)',

@@ -5,5 +5,6 @@ Must work without torch.
 
 from swin_dense.workbench.runtime.coco import Coco
 from swin_dense.workbench.runtime.model import Model, Prediction, load
+from swin_dense.workbench.runtime.quantization import QuantizationError, Quantized, quantize
 
-__all__ = ['Coco', 'Model', 'Prediction', 'load']
+__all__ = ['Coco', 'Model', 'Prediction', 'QuantizationError', 'Quantized', 'load', 'quantize']

@@ -113,13 +113,13 @@ class Model:
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
         pixels = pictures.read(picture)
-        outputs = with_no_data(picture, self._outputs(pixels), len(self.classes))
+        outputs = with_no_data(picture, self.outputs(pixels), len(self.classes))
         return whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
 
     def predict(self, picture: Picture) -> Prediction:
         """Return the complete prediction for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
         pixels = pictures.read(picture)
-        outputs = with_no_data(picture, self._outputs(pixels), len(self.classes))
+        outputs = with_no_data(picture, self.outputs(pixels), len(self.classes))
         record = whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
         return Prediction(record, painted(pixels, record, outputs, self.facts['palette']), outputs[0], outputs[2])
 
@@ -144,7 +144,7 @@ class Model:
             return predict_in_tiles(
                 _name(picture),
                 image.size,
-                lambda part: self._outputs(image.read(*part.read)),
+                lambda part: self.outputs(image.read(*part.read)),
                 self.classes,
                 self.facts['task'] == 'detection',
                 tile,
@@ -192,10 +192,20 @@ class Model:
                 f'of all feature maps, and these have {tokens}; resize the image to a larger size'
             )
 
-    def _outputs(self, pixels: np.ndarray) -> Outputs:
-        """Return the classes, the instances and the segments of an image (H, W, 3); None for what it does not have."""
-        size = (pixels.shape[0], pixels.shape[1])
+    def prepared(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """Return the input of the file for an image, (H, W, 3) uint8 in RGB, and its (height, width) without padding.
+
+        Raises:
+            ValueError: the model does not support the size of the input.
+        """
         img, resized = pictures.model_input(pixels, self.facts)
+        self._check(img)
+        return img, resized
+
+    def outputs(self, pixels: np.ndarray) -> Outputs:
+        """Return the classes, the instances and the segments of an image, (H, W, 3) uint8 in RGB, None for others."""
+        size = (pixels.shape[0], pixels.shape[1])
+        img, resized = self.prepared(pixels)
         if self.facts['task'] == 'segmentation':
             return self.run(img, size)[0][0], None, None
         if 'queries' not in self.facts:

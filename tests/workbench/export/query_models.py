@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,10 @@ def trainable_config(name: str, data: Path) -> Config:
 
 
 def write_backgrounds(data: Path) -> None:
-    """Write a map of the background for each image of COCO, from the labels in the format of ADE20K."""
+    """Write a map of the background for each image of COCO, from the labels in the format of ADE20K.
+
+    The annotations get a category for it, as those of COCO have categories of things and stuff.
+    """
     for split, ade_split in (('train', 'training'), ('val', 'validation')):
         out = data / 'coco' / 'annotations' / f'background_{split}2017'
         out.mkdir()
@@ -120,6 +124,12 @@ def write_backgrounds(data: Path) -> None:
             number = int(path.stem.rpartition('_')[2])
             background = np.where(np.asarray(Image.open(path)) == 1, THINGS, 255).astype(np.uint8)
             Image.fromarray(background).save(out / f'{number:012}.png')
+        annotations = data / 'coco' / 'annotations' / f'instances_{split}2017.json'
+        content = json.loads(annotations.read_text())
+        content['categories'].append(
+            {'id': 1 + max(one['id'] for one in content['categories']), 'name': BACKGROUNDS[0]}
+        )
+        annotations.write_text(json.dumps(content))
 
 
 def random_model(config: Config, pixels: np.ndarray, seed: int = 0) -> torch.nn.Module:

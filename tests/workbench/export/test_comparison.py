@@ -10,8 +10,8 @@ from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense.export import ExportError
 from swin_dense.export.verify import Comparison, write_verified
-from swin_dense.workbench.export import agreement, whole
-from swin_dense.workbench.export.agreement import Instances
+from swin_dense.workbench.export import whole
+from swin_dense.workbench.runtime.comparison import ROUNDING, Instances, share_of_unmatched
 from swin_dense.workbench.runtime.sessions import KEY
 from tests.workbench.export import query_models
 from tests.workbench.export.whole_models import config_of
@@ -31,7 +31,9 @@ def planned(tmp_path, monkeypatch):
         model = MODELS.build(copy.deepcopy(config.model))  # DINO changes its config
         torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'w.pth')
         plans = []
-        monkeypatch.setattr(whole, 'write_verified', lambda path, write, comparison: plans.append((write, comparison)))
+        monkeypatch.setattr(
+            whole, 'write_verified', lambda path, write, comparison, target: plans.append((write, comparison))
+        )
         whole.export_whole(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
         ((write, comparison),) = plans
         return *write.args[:2], comparison
@@ -95,13 +97,13 @@ def instances(*scores, shift=0.0, masks=None):
         (instances(0.9, masks=np.ones((1, 4, 4), bool)), instances(0.9, masks=np.ones((1, 4, 4), bool)), 0.0),
         (instances(0.9, masks=np.ones((1, 4, 4), bool)), instances(0.9, masks=np.eye(4, dtype=bool)[None]), 1.0),
         # One result may keep an instance whose score is the threshold in the other, which drops it.
-        (instances(0.9, agreement.SAME_SCORE), instances(0.9), 0.0),
-        (instances(0.9, 2 * agreement.SAME_SCORE), instances(0.9), 1 / 3),
+        (instances(0.9, ROUNDING.score), instances(0.9), 0.0),
+        (instances(0.9, 2 * ROUNDING.score), instances(0.9), 1 / 3),
     ],
 )
 def test_instances_that_differ(theirs, ours, share):
-    assert agreement.share_of_unmatched(theirs, ours, 0.0, 100)[0] == pytest.approx(share)
-    assert agreement.share_of_unmatched(ours, theirs, 0.0, 100)[0] == pytest.approx(share)
+    assert share_of_unmatched(theirs, ours, 0.0, 100)[0] == pytest.approx(share)
+    assert share_of_unmatched(ours, theirs, 0.0, 100)[0] == pytest.approx(share)
 
 
 @pytest.mark.parametrize(('error', 'is_kept'), [(0.25, True), (0.2501, False), (float('nan'), False)])

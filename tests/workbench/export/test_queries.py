@@ -22,6 +22,7 @@ from swin_dense.workbench.export import agreement, deformable, gate, whole
 from swin_dense.workbench.export.segmentor import MaskSegmentor
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures, queries
+from swin_dense.workbench.runtime.comparison import share_of_other_segments, share_of_unmatched
 from swin_dense.workbench.runtime.sessions import SESSIONS
 from tests.workbench.export.accuracy import accuracy
 from tests.workbench.export.query_models import (
@@ -88,7 +89,7 @@ def compared(name, model, run, pixels, facts):
     found = agreement.instances_of_file(run({'img': img}), pixels.shape[:2], None)
     expected = agreement.instances_of_framework(model, pixels)
     most = len(expected.scores) if name != 'rtmdet' else 300
-    return agreement.share_of_unmatched(expected, found, facts['score_threshold'], most)
+    return share_of_unmatched(expected, found, facts['score_threshold'], most)
 
 
 @pytest.mark.slow
@@ -262,7 +263,7 @@ def test_the_runtime_equals_the_predictor(exported, demo_data, tmp_path, name):
         if name in SEGMENTORS:
             assert (found.labels != expected.labels).mean() < 1e-3
         if 'segments' in found.record and name not in SEGMENTORS:
-            assert agreement.share_of_other_segments(expected.panoptic, found.panoptic, THINGS + 3)[0] < 1e-3
+            assert share_of_other_segments(expected.panoptic, found.panoptic, THINGS + 3)[0] < 1e-3
             assert [one['class'] for one in found.record['segments']] == [
                 one['class'] for one in expected.record['segments']
             ]
@@ -290,7 +291,7 @@ def test_the_command_writes_segments(exported, demo_data, tmp_path):
         for segment in record['segments']:
             assert (ids[name] == segment['id']).mean() == pytest.approx(segment['share'])
         assert len(record['segments']) > 1
-    assert agreement.share_of_other_segments(ids['framework'], ids['file'], THINGS + 3)[0] < 1e-3
+    assert share_of_other_segments(ids['framework'], ids['file'], THINGS + 3)[0] < 1e-3
 
 
 @pytest.mark.parametrize('filter_low_score', [False, True])

@@ -1,0 +1,54 @@
+"""Measure all figures of a page on this processor, and write the tables of the pages from the results.
+
+    python benchmarks/figures.py speed     # docs/speed.md and the README: about half an hour
+    python benchmarks/figures.py deploy    # docs/deploy.md: several hours
+
+Run it only on an idle machine, with the environment of the other libraries (``make test`` creates it). The first word
+of a file of results is the kind of processor, see ``bench_host.PROCESSORS``. Tables have a row or a column for each
+kind that was measured; the newest run of a kind replaces the one before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from bench_host import kind_of_processor
+
+ROOT = Path(__file__).resolve().parent.parent
+OTHERS = '--packages .venv-peers/lib/python3.11/site-packages'
+COMPARE = f'benchmark.py --processes 3 {OTHERS}'
+TRAIN = '--mode train --ours auto auto+cp --size 512 512 --batch 2'
+# The commands of each page, in which {kind} stands for the processor.
+PAGES = {
+    'speed': (
+        f'alone.py {OTHERS} --json benchmarks/{{kind}}_alone.json',
+        f'{COMPARE} --size 224 224 --rounds 8 --no-memory --json benchmarks/{{kind}}_infer_224.json',
+        f'{COMPARE} --size 224 224 --batch 8 --rounds 3 --no-memory --json benchmarks/{{kind}}_infer_8x224.json',
+        f'{COMPARE} --size 512 512 --rounds 4 --no-memory --json benchmarks/{{kind}}_infer_512.json',
+        f'{COMPARE} --size 800 1344 --rounds 2 --no-memory --json benchmarks/{{kind}}_infer_800x1344.json',
+        f'{COMPARE} {TRAIN} --rounds 2 --json benchmarks/{{kind}}_train_512.json',
+        'checkpointing.py --json benchmarks/{kind}_checkpointing.json',
+    ),
+    'deploy': ('exports_whole.py --out benchmarks/exports_whole.json',),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('page', choices=PAGES)
+    parser.add_argument('--dry-run', action='store_true', help='print the commands, and run none')
+    args = parser.parse_args()
+    kind = kind_of_processor()
+    commands = [f'benchmarks/{command.format(kind=kind)}' for command in PAGES[args.page]]
+    for command in [*commands, 'tools/update_readme.py']:
+        print('python', command, flush=True)
+        if not args.dry_run:
+            subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, check=True)
+
+
+if __name__ == '__main__':
+    main()
