@@ -14,9 +14,7 @@ import importlib.metadata
 import json
 import platform
 import shutil
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from torch import Tensor
 from swin_dense import SwinBackbone, export_model
 
 SIZE = (224, 224)
-ROUNDS = 10
 PACKAGES = {'executorch': ('executorch',), 'litert': ('litert-torch', 'ai-edge-litert'), 'coreml': ('coremltools',)}
 # Maps an image to the outputs of a converted file, in the order of the backbone.
 Run = Callable[[Tensor], Sequence[Tensor]]
@@ -110,25 +107,16 @@ def main() -> None:
         for name, convert in CONVERTERS.items():
             file = folder / f'{name}.pt2'
             export_model(backbone, file, dynamic=False, size=SIZE, target=name)
-            start = time.perf_counter()
             path, run = convert(file, folder, img)
-            row = {'target': name, 'convert_s': time.perf_counter() - start, 'bytes': size_of(path)}
-            row['versions'] = {package: importlib.metadata.version(package) for package in PACKAGES[name]}
+            versions = {package: importlib.metadata.version(package) for package in PACKAGES[name]}
+            row = {'target': name, 'versions': versions, 'bytes': size_of(path)}
             if run is not None:
                 row['error'] = max(errors(run(img), expected))
-                row['ms'] = 1e3 * statistics.median(seconds(run, img) for _ in range(ROUNDS))
             report['rows'].append(row)
             print(row, flush=True)
     finally:
         shutil.rmtree(folder)
     args.out.write_text(json.dumps(report, indent=1) + '\n')
-
-
-def seconds(run: Run, img: Tensor) -> float:
-    """Return the seconds of a pass."""
-    start = time.perf_counter()
-    run(img)
-    return time.perf_counter() - start
 
 
 if __name__ == '__main__':

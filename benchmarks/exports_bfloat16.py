@@ -4,36 +4,29 @@
     python benchmarks/exports_bfloat16.py configs/demo/mask-rcnn_swin-demo_fpn.py \\
         work_dirs/demo/mask_rcnn/epoch_8.pth --image photo.jpg --out benchmarks/exports_bfloat16.json
 
-The model is exported once and predicts the validation images of its config. Instances with a score of at least SCORE
-agree if the other precision has one with the same label and a box with an IoU of at least OVERLAP; classes agree pixel
-by pixel. The evaluator of the config computes the metrics. Results of other models in the report stay.
+The model is exported once and predicts the validation images of its config. Agreement is computed as ``swin-dense
+quantize`` does it, and the metrics by the evaluator of the config. Results of other models in the report stay.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openvino
 from bench_host import processor
 from exports_smaller import metrics
-from mmengine.registry import init_default_scope
-from mmengine.runner import Runner
-from pycocotools import mask as coco_mask
+from mmengine.registry import DATASETS, init_default_scope
 
 from swin_dense import runtime
 from swin_dense.recipes.files import load_recipe
+from swin_dense.utils.choices import PRECISIONS
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.export.whole import export_whole
-
-SCORE = 0.3
-OVERLAP = 0.9
-PRECISIONS = ('float32', 'bfloat16')
+from swin_dense.workbench.runtime.quantization import difference
 
 
 def main() -> None:
@@ -54,40 +47,16 @@ def main() -> None:
         row: dict[str, Any] = {'model': name, 'processor': processor(), 'openvino': openvino.__version__}
         files = {one: runtime.load(path, runtime='openvino', precision=one, score=0.0) for one in PRECISIONS}
         row['metrics'] = {one: metrics(config, file) for one, file in files.items()}
-        row['agree'], row['compared'] = agreement(config, *files.values())
+        row['different'], row['compared'] = difference(*files.values(), images_of(config))
     report['rows'] = [*(other for other in report['rows'] if other['model'] != name), row]
     args.out.write_text(json.dumps(report, indent=1) + '\n')
 
 
-def agreement(config: Any, one: runtime.Model, other: runtime.Model) -> tuple[int, int]:
-    """Return how many instances, or pixels, of the validation images agree, and how many were compared."""
-    agree = compared = 0
+def images_of(config: Any) -> list[str]:
+    """Return the files of the validation images of a config."""
     init_default_scope(config.default_scope)
-    loader = Runner.build_dataloader(copy.deepcopy(config.val_dataloader))
-    for sample in (sample for batch in loader for sample in batch['data_samples']):
-        found = [model.predict(sample.img_path) for model in (one, other)]
-        if found[0].labels is not None:
-            agree += int((found[0].labels == found[1].labels).sum())
-            compared += found[0].labels.size
-            continue
-        both = [prediction.record['instances'] for prediction in found]
-        for ours, theirs in (both, both[::-1]):
-            sure = [instance for instance in ours if instance['score'] >= SCORE]
-            agree += sum(has_partner(instance, theirs) for instance in sure)
-            compared += len(sure)
-    return agree, compared
-
-
-def has_partner(instance: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    boxes = [other['box'] for other in others if other['label'] == instance['label']]
-    overlaps = coco_mask.iou(in_coco([instance['box']]), in_coco(boxes), [0] * len(boxes)) if boxes else np.zeros(1)
-    return bool(np.max(overlaps) >= OVERLAP)
-
-
-def in_coco(boxes: list[list[float]]) -> np.ndarray:
-    """Return boxes (x1, y1, x2, y2) as (x, y, width, height)."""
-    given = np.array(boxes, np.float64)
-    return np.hstack([given[:, :2], given[:, 2:] - given[:, :2]])
+    dataset = DATASETS.build(config.val_dataloader.dataset)
+    return [dataset.get_data_info(index)['img_path'] for index in range(len(dataset))]
 
 
 if __name__ == '__main__':

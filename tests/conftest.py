@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -122,9 +123,9 @@ def assert_same(
 
 
 def folders_named_in(path: Path) -> list[str]:
-    """Return the folders of this machine that a file, or a member of a zip archive, names: of code, home, its own."""
+    """Return the folders of this machine that a file, or a member of a zip archive, names: of code, home, temporary."""
     packages = (sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib'))
-    folders = {str(ROOT), str(Path.home()), str(path.parent), *packages}
+    folders = {str(ROOT), str(Path.home()), str(path.parent), f'{tempfile.gettempdir()}{os.sep}', *packages}
     contents = [path.read_bytes()]
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

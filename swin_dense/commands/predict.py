@@ -221,8 +221,8 @@ def _check_outputs(args: argparse.Namespace, model: list[str], images: list[_Ima
         recorded = settings if is_empty else None
     else:
         recorded = _json(args.out / _SETTINGS)
-        if recorded is not None:  # earlier versions knew fewer options
-            recorded = {**dict.fromkeys(settings), **recorded}
+        if recorded is not None:
+            recorded.setdefault('precision', None)  # earlier versions did not have this option
     if recorded == settings:
         return settings
     if args.resume:

@@ -132,7 +132,7 @@ def bfloat16() -> str:
         from swin_dense.workbench.runtime.sessions import has_bfloat16
 
         has = has_bfloat16()
-        how = 'also in OpenVINO: swin-dense predict --runtime openvino --precision bfloat16'
+        how = 'according to OpenVINO: swin-dense predict --runtime openvino --precision bfloat16'
     else:
         import torch
 
@@ -141,7 +141,7 @@ def bfloat16() -> str:
         found = torch.cpu.get_capabilities()
         has = any(found.get(name) for name in ('amx_bf16', 'avx512_bf16', 'bf16', 'sve_bf16'))
         how = 'according to torch; predictions with .onnx files need OpenVINO for it'
-    return f'in hardware, {how}' if has else 'not in hardware; a pass in bfloat16 is no faster than one in float32'
+    return f'in hardware, {how}' if has else 'not in hardware: swin-dense predict refuses --precision bfloat16'
 
 
 def linear_layers_timed() -> str:

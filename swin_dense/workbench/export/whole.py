@@ -18,7 +18,6 @@ from torch import nn
 from swin_dense.export import formats
 from swin_dense.export.export import check_opset, checked_path, make_traceable
 from swin_dense.export.formats import ExportError
-from swin_dense.export.targets import check_arguments
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.utils import checks, packages
 from swin_dense.workbench.export import agreement, gate
@@ -261,7 +260,11 @@ def _checked(
 ) -> _File:
     path = checked_path(path, ['.onnx'])
     check_opset(opset, path.suffix)
-    check_arguments(target, path.suffix, is_free=True)
+    if target not in (None, 'tensorrt'):
+        raise ValueError(
+            f'{checks.argument("target", target)} is not for whole models, which are .onnx files; allowed is '
+            f'{checks.argument("target", "tensorrt")}'
+        )
     if image is not None and not Path(image).is_file():
         raise FileNotFoundError(f'there is no file {image}')
     packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)

@@ -30,7 +30,7 @@ class Session(Protocol):
 
 
 class OnnxRuntime:
-    """A session of ONNX Runtime on the CPU; 0 threads means the default of ONNX Runtime."""
+    """A session of ONNX Runtime on the CPU, in the precision of the file; 0 threads means its default."""
 
     def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
         onnxruntime = packages.optional('the runtime', 'onnxruntime')
@@ -105,7 +105,7 @@ def check_precision(runtime: str, precision: str) -> None:
 
 
 def has_bfloat16() -> bool:
-    """Return whether OpenVINO computes in bfloat16 on this processor, where a hint alone is ignored in silence."""
+    """Return whether this processor computes in bfloat16, according to OpenVINO, which elsewhere raises no error."""
     openvino = packages.optional('the runtime', 'openvino')
     return 'BF16' in openvino.Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
 

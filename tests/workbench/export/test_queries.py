@@ -24,6 +24,7 @@ from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures, queries
 from swin_dense.workbench.runtime.comparison import share_of_other_segments, share_of_unmatched
 from swin_dense.workbench.runtime.sessions import SESSIONS
+from tests.conftest import folders_named_in
 from tests.workbench.export.accuracy import accuracy
 from tests.workbench.export.query_models import (
     FILES,
@@ -98,6 +99,7 @@ def compared(name, model, run, pixels, facts):
 def test_unseen_sizes_in_both_runtimes(exported, pixels, name):
     config, weights, path = exported(name)
     onnx.checker.check_model(path, full_check=True)
+    assert folders_named_in(path) == []
     model = onnx.load(path)
     assert not model.functions
     assert {node.domain for node in model.graph.node} == {''}

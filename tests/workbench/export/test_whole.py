@@ -472,6 +472,7 @@ def test_the_loss_of_a_quantised_file(trained, demo_data, tmp_path, name):
             photographs.append(tmp_path / f'{picture.stem} {quarter}.png')
             Image.fromarray(np.rot90(pictures.read(picture), quarter)).save(photographs[-1])
     done = runtime.quantize(path, photographs, tmp_path / 'int8.onnx', limit=0.1)
+    assert folders_named_in(done.path) == []
     onnx.checker.check_model(done.path, full_check=True)
     assert {domain for domain, _ in operators(done.path)} == {''}
     assert {'backbone.patch_embed'} <= {*done.in_float}

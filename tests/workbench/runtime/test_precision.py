@@ -60,7 +60,7 @@ def test_onnx_runtime_and_other_precisions_are_refused_by_name(file):
 
 
 def test_a_processor_without_bfloat16_is_an_error(file, monkeypatch):
-    """OpenVINO would compute in float32 without a word."""
+    """OpenVINO itself raises no error."""
     monkeypatch.setattr(sessions, 'has_bfloat16', lambda: False)
     with pytest.raises(ValueError, match='does not compute in bfloat16 on this processor; leave it out for float32'):
         runtime.load(file, runtime='openvino', precision='bfloat16')
