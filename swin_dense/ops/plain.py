@@ -1,4 +1,4 @@
-"""The operations of a Swin in plain ATen, for compilers, exporters, torch.func and gradients of gradients.
+"""The operations of a Swin in plain ATen, for exporters, torch.func and gradients of gradients.
 
 :func:`window_attention` is the attention backend 'reference'; the other functions serve the rest of the network. Most
 functions have a separate branch for exporters, because an exported graph must be valid for every size. This branch
