@@ -446,6 +446,7 @@ PAGES = (
     'docs/deploy.md',
     'docs/distillation.md',
     'docs/explore.md',
+    'docs/export.md',
     'docs/features.md',
     'docs/first-ten-minutes.md',
     'docs/geotiff.md',
