@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from swin_dense.recipes.files import load_recipe
 from swin_dense.utils.choices import PRECISIONS
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.export.whole import export_whole
-from swin_dense.workbench.runtime.quantization import difference
+from swin_dense.workbench.runtime.quantization import LOWEST, Reference, difference
 
 
 def main() -> None:
@@ -45,18 +46,19 @@ def main() -> None:
         path = Path(folder) / 'model.onnx'
         export_whole(config, args.checkpoint, path, image=args.image)
         row: dict[str, Any] = {'model': name, 'processor': processor(), 'openvino': openvino.__version__}
-        files = {one: runtime.load(path, runtime='openvino', precision=one, score=0.0) for one in PRECISIONS}
-        row['metrics'] = {one: metrics(config, file) for one, file in files.items()}
-        row['different'], row['compared'] = difference(*files.values(), images_of(config))
+        load = partial(runtime.load, path, runtime='openvino')
+        row['metrics'] = {one: metrics(config, load(precision=one, score=0.0)) for one in PRECISIONS}
+        expected, found = (load(precision=one, score=LOWEST) for one in PRECISIONS)
+        row['different'], row['compared'] = difference(Reference(expected), found, images_of(config))
     report['rows'] = [*(other for other in report['rows'] if other['model'] != name), row]
     args.out.write_text(json.dumps(report, indent=1) + '\n')
 
 
-def images_of(config: Any) -> list[str]:
+def images_of(config: Any) -> list[Path]:
     """Return the files of the validation images of a config."""
     init_default_scope(config.default_scope)
     dataset = DATASETS.build(config.val_dataloader.dataset)
-    return [dataset.get_data_info(index)['img_path'] for index in range(len(dataset))]
+    return [Path(dataset.get_data_info(index)['img_path']) for index in range(len(dataset))]
 
 
 if __name__ == '__main__':
