@@ -1,7 +1,7 @@
 """Quantise four models with ``swin-dense quantize``, and compare the files in float32 and in int8.
 
     python benchmarks/quantize.py work_dirs/quantize --demo work_dirs/demo --out benchmarks/quantize.json
-    python benchmarks/quantize.py work_dirs/quantize --demo work_dirs/demo --out benchmarks/quantize.json --only-speed
+    python benchmarks/quantize.py work_dirs/quantize --demo work_dirs/demo --out benchmarks/quantize.json --only speed
     python benchmarks/exports_whole.py --folder work_dirs/whole --models 'Mask R-CNN' --only-export --out whole.json
     python benchmarks/quantize.py work_dirs/quantize --full work_dirs/whole --out benchmarks/quantize.json
 
@@ -42,6 +42,7 @@ DEMO = {
 FULL = 'Mask R-CNN Swin-T, random weights'
 SEED, PHOTOGRAPHS, IMAGES = 7, 120, 120
 SIZE = (800, 1216)
+PARTS = ['files', 'metrics', 'agreement', 'speed']
 # The ways to run a model: which file, and the options of ``runtime.load``.
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     'ONNX Runtime': ('float', {'runtime': 'onnxruntime'}),
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument('--out', type=Path, required=True, help='.json file')
     parser.add_argument('--demo', type=Path, help='folder of `make demo` (default: FOLDER/demo)')
     parser.add_argument('--models', nargs='+', default=[*DEMO, *QUERIES], choices=[*DEMO, *QUERIES])
-    parser.add_argument('--only-speed', action='store_true', help='measure only times, of files that are there')
+    parser.add_argument('--only', nargs='+', default=PARTS[:-1], choices=PARTS, help='default: all but speed')
     parser.add_argument('--full', type=Path, help='folder of exports_whole.py: only times, of its Mask R-CNN')
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--threads', type=int, default=2)
@@ -77,13 +78,17 @@ def main() -> None:
         return
     for name in args.models:
         files = {'float': args.folder / f'{name}.onnx', 'int8': args.folder / f'{name}_int8.onnx'}
-        if args.only_speed:
+        demo = args.demo or args.folder / 'demo'
+        if 'files' in args.only:
+            prepared(name, files['float'], demo)
+            add(args.out, name, quantized(files, photographs))
+        if 'metrics' in args.only:
+            config, weights = prepared(name, files['float'], demo)
+            add(args.out, name, {'images': len(images), 'metrics': metrics(config, weights, files)})
+        if 'agreement' in args.only:
+            add(args.out, name, {'agreement': agreement(files, images)})
+        if 'speed' in args.only:
             add(args.out, name, speed(files, args.rounds, args.threads))
-            continue
-        config, weights = prepared(name, files['float'], args.demo or args.folder / 'demo')
-        figures = quantized(files, photographs)
-        figures |= {'images': len(images), 'metrics': metrics(config, weights, files)}
-        add(args.out, name, figures | {'agreement': agreement(files, images)})
 
 
 def _data(folder: Path) -> tuple[list[Path], list[Path]]:

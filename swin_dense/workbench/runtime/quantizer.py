@@ -141,8 +141,23 @@ def measured_ranges(path: Path, inputs: Iterable[np.ndarray]) -> Any:
         del model.graph.input[1:]
         onnx.save(model, copy)
         calibrator = create_calibrator(copy, TYPES, str(augmented))
+        calibrator.infer_session = _frugal_session(augmented)
         calibrator.collect_data(_Feed(iter(inputs)))
         return calibrator.compute_data()
+
+
+def _frugal_session(path: Path) -> Any:
+    """Return a session that computes the range of an output as soon as it has the output.
+
+    By default, ONNX Runtime computes all ranges at the end, and keeps the outputs of all layers until then.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    # The outputs of layers that are fused could not be measured.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from swin_dense import runtime
 from swin_dense.__main__ import main
-from swin_dense.workbench.runtime import comparison, quantization
+from swin_dense.workbench.runtime import comparison, quantization, quantizer
 from swin_dense.workbench.runtime.comparison import Instances
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
 from tests.conftest import ROOT
@@ -166,6 +166,16 @@ def test_a_file_without_loss(tmp_path, photographs):
     assert {entry.key for entry in onnx.load(done.path).metadata_props} >= {KEY, 'author'}
     onnx.checker.check_model(done.path, full_check=True)
     assert {one.domain for one in onnx.load(done.path).graph.node} == {''}
+
+
+def test_ranges_are_the_least_and_the_largest_values_of_all_inputs(tmp_path):
+    path = segmentor(tmp_path / 'x.onnx', 'decode_head.wide')
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(1, 3, SIDE, SIDE + index)).astype(np.float32) for index in range(5)]
+    ranges = quantizer.measured_ranges(path, inputs)
+    for name, scale in (('img', [1, 1, 1]), ('x0', [1, 1, 1e5]), ('x1', [1, 1, 1])):
+        values = np.concatenate([(img * np.reshape(scale, (3, 1, 1))).ravel() for img in inputs])
+        np.testing.assert_allclose(np.ravel(ranges[name].range_value), (values.min(), values.max()), rtol=1e-6)
 
 
 def test_products_do_not_overflow_on_processors_without_vnni(tmp_path):
