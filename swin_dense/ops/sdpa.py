@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.ops import context, plain
+from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources, split_edge
 
 # Plans of eight image sizes: each of a model's four stages needs two. They take a hundredth of the memory of a map.
@@ -102,7 +103,16 @@ def _attend(windows: Tensor, added: Tensor, scale: float, dropout: float) -> Ten
     if len(windows) > MAX_WINDOWS:
         return torch.cat([_attend(part, added, scale, dropout) for part in windows.split(MAX_WINDOWS)])
     q, k, v = windows.permute(2, 0, 3, 1, 4)
+    if IS_FASTER_BY_ONEDNN and windows.dtype == torch.bfloat16 and windows.device.type == 'cpu':
+        return _by_products(q, k, v, added, scale, dropout)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
+
+
+def _by_products(q: Tensor, k: Tensor, v: Tensor, added: Tensor, scale: float, dropout: float) -> Tensor:
+    """Attend in bfloat16 on AMD processors, where torch's kernel is slower than its parts, most of all in training."""
+    scores = (q * scale) @ k.transpose(2, 3) + added.float()
+    weights = F.dropout(scores.softmax(-1), dropout)
+    return weights.to(v.dtype) @ v
 
 
 class _Move(torch.autograd.Function):
