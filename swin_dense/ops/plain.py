@@ -38,7 +38,7 @@ def window_attention(
     heads = spec.num_heads
     qkv_BNTC = project(partition(x, spec.window, spec.shift))
     _, windows, tokens, channels = qkv_BNTC.shape
-    channels = channels // 3
+    channels //= 3
     # The batch is -1 in every reshape: a file for one size then computes no shapes.
     qkv = qkv_BNTC.reshape(-1, windows, tokens, 3, heads, channels // heads)
     q, k, v = qkv.permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
@@ -90,10 +90,8 @@ def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     Returns:
         (B, rows * columns, h * w, C).
     """
-    height, width = x.shape[1], x.shape[2]
-    row_is_outside = row >= height
-    column_is_outside = column >= width
-    is_outside = outer(row_is_outside.long(), column_is_outside.long()) > 0
+    _, height, width, _ = x.shape
+    is_outside = outer((row >= height).long(), (column >= width).long()) > 0
     raster = outer(row * width, column)
     raster = raster.masked_fill(is_outside, 0)
     tokens = x.flatten(1, 2).index_select(1, raster.flatten())
