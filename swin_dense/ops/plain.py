@@ -49,10 +49,9 @@ def window_attention(
         ids_NT = region_ids(*size, spec.window, spec.shift, x.device)
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = scores.softmax(-1)
     # The module for dropout takes the windows of all images as one batch.
-    weights = attn_drop(weights.reshape(-1, heads, tokens, tokens))
-    weights = weights.reshape(-1, windows, heads, tokens, tokens)
+    weights = scores.softmax(-1).reshape(-1, heads, tokens, tokens)
+    weights = attn_drop(weights).reshape(-1, windows, heads, tokens, tokens)
     out_BNTAD = (weights @ v).transpose(2, 3)
     out_BNTC = out_BNTAD.reshape(-1, windows, tokens, channels)
     return merge(out_BNTC, size, spec.window, spec.shift)
