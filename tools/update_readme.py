@@ -423,7 +423,7 @@ def quantized_table(report: dict[str, Any]) -> str:
             figures = [f'{row["metrics"][way][key] / unit:.3f}' for way in ways]
             lines.append('| ' + ' | '.join([first, names[key], *figures]) + ' |')
             first = ''
-        same = [f'{row["agreement"][way]:.1%}' if way in row['agreement'] else '' for way in ways]
+        same = [f'{row["agreement"][way]:.2%}' if way in row['agreement'] else '' for way in ways]
         lines.append('| ' + ' | '.join(['', 'as in float32', *same]) + ' |')
     return '\n'.join(lines) + '\n'
 
