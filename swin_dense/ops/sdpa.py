@@ -80,7 +80,8 @@ def window_attention(
     bias = relative_bias[None].to(qkv.dtype)
     outs = []
     for group, mask in zip(qkv.split(plan.sizes, 1), plan.masks, strict=True):
-        windows = group.reshape(-1, tokens, 3, spec.num_heads, channels // spec.num_heads)
+        # Of several images, a group of one window would be a view, which keeps all groups beside their copies.
+        windows = group.contiguous().view(-1, tokens, 3, spec.num_heads, channels // spec.num_heads)
         added = bias if mask is None else bias + mask.to(qkv.dtype)
         out = _attend(windows, added, spec.scale, dropout)
         outs.append(out.transpose(1, 2).reshape(*group.shape[:2], channels))
