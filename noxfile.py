@@ -1,4 +1,4 @@
-"""Run the core's tests and training with older and newer torch and mm*, and the mm tests with a compiled mmcv.
+"""Run the core's tests and training on other stacks, the mm tests with a compiled mmcv, and other converters.
 
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
@@ -67,6 +67,18 @@ def compiled(session: nox.Session) -> None:
     session.run(environment / 'bin/python', *pytest, *(session.posargs or tests), external=True)
 
 
+@nox.session(python='3.11')
+def converters(session: nox.Session) -> None:
+    """The converters of other compilers, beside the torch of the exported files, of which each requires another."""
+    session.install(
+        '--requirements', 'requirements/torch.txt', 'pytest==9.2.0', 'PyYAML==6.0.3', 'hypothesis==6.170.15'
+    )
+    session.install('--excludes', 'requirements/torch.txt', *CONVERTERS)
+    session.run('python', '-m', 'pytest', 'tests/converters', *session.posargs)
+    session.run('python', 'benchmarks/converters.py', '--out', 'benchmarks/converters.json')
+
+
+CONVERTERS = ['executorch==1.5.1', 'litert-torch==0.10.0', 'ai-edge-litert==2.3.0', 'coremltools==9.0']
 FILES = ['scipy==1.17.1', 'tifffile==2026.3.3', 'imagecodecs==2026.3.6', 'zarr==3.1.6', 'Pillow==13.0.0']
 FILES += ['pyarrow==26.0.1', 'hypothesis==6.170.15']
 

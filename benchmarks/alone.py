@@ -1,6 +1,7 @@
 """Time Swin-T in a process of its own, as a user runs it: our backbone and those of other libraries, in turns.
 
     python benchmarks/alone.py --packages .venv-peers/lib/python3.11/site-packages --json benchmarks/amd_alone.json
+    python benchmarks/alone.py --form compiled --packages ... --json benchmarks/amd_alone_compiled.json
 
 In ``benchmark.py``, where all models take turns in one process, each finds the memory that the others have freed. Here
 each process has one model; all of them run once, in a random order, before the next turn.
@@ -23,6 +24,8 @@ import benchmark
 from bench_models import PEERS
 
 OURS = 'auto'
+# Options of benchmark.py for all models alike.
+FORMS = {'eager': [], 'compiled': ['--compile'], 'bfloat16': ['--dtype', 'bfloat16']}
 # Options of benchmark.py, and the number of steps, of which the first third is not timed.
 CASES = {
     'inference, 1 x 224 x 224': (['--size', '224', '224'], 30),
@@ -40,27 +43,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--turns', type=int, default=3, help='processes of each model (default: %(default)s)')
     parser.add_argument('--cases', nargs='+', choices=CASES, default=list(CASES), help='replace only these in the file')
+    parser.add_argument('--form', choices=FORMS, default='eager', help='compiled by torch.compile, or with autocast')
     parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS))
     parser.add_argument('--packages', type=Path, help='as of benchmark.py')
     parser.add_argument('--json', type=Path, required=True)
     args = parser.parse_args()
     packages = ['--packages', str(args.packages)] if args.packages else []
-    seconds: dict[str, dict[str, list[float]]]
-    seconds = json.loads(args.json.read_text())['seconds'] if args.json.exists() else {}
-    seconds |= {case: {} for case in args.cases}
+    before = json.loads(args.json.read_text()) if args.json.exists() else {'seconds': {}, 'first_calls': {}}
+    seconds: dict[str, dict[str, list[float]]] = before['seconds'] | {case: {} for case in args.cases}
+    first_calls: dict[str, dict[str, list[float]]] = before['first_calls'] | {case: {} for case in args.cases}
     for turn in range(args.turns):
         for case in args.cases:
             options, steps = CASES[case]
             for name in random.sample([OURS, *args.peers], 1 + len(args.peers)):
-                command = [sys.executable, '-W', 'ignore', __file__, '--of', name, str(steps), *options, *packages]
+                own = [*options, *FORMS[args.form], *packages]
+                command = [sys.executable, '-W', 'ignore', __file__, '--of', name, str(steps), *own]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
-                seconds[case].setdefault(name, []).append(statistics.median(json.loads(done.stdout.splitlines()[-1])))
+                first, *times = json.loads(done.stdout.splitlines()[-1])
+                first_calls[case].setdefault(name, []).append(first)
+                seconds[case].setdefault(name, []).append(statistics.median(times[steps // 3 - 1 :]))
         print(f'turn {turn + 1} of {args.turns} is done', file=sys.stderr)
     report: dict[str, Any] = {
         'command': shlex.join(['python', 'benchmarks/alone.py', *sys.argv[1:]]),
         'date': datetime.date.today().isoformat(),
         'machine': benchmark.machine(argparse.Namespace(device='cpu')),
+        'form': args.form,
         'seconds': seconds,
+        'first_calls': first_calls,
         'ratios': {case: ratios(own) for case, own in seconds.items()},
     }
     args.json.write_text(json.dumps(report, indent=1) + '\n')
@@ -69,11 +78,11 @@ def main() -> None:
 
 
 def seconds_of(name: str, steps: int, options: list[str]) -> list[float]:
-    """Return the times of the steps of a model in this process, without those of the first third."""
+    """Return the times of the steps of a model in this process; the first one compiles it."""
     sys.argv[1:] = options
     args = benchmark.parse_args()
     model, img = benchmark.build(name, args), benchmark.make_image(args)
-    return [benchmark.elapsed(lambda: benchmark.step(model, img, args), 'cpu') for _ in range(steps)][steps // 3 :]
+    return [benchmark.elapsed(lambda: benchmark.step(model, img, args), 'cpu') for _ in range(steps)]
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, list[float]]:

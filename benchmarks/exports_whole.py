@@ -195,13 +195,13 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
             return lambda: finished(run({'img': img}), pixels)
 
         return in_onnx_runtime
-    import openvino
+    import openvino  # noqa: F401  likewise
+
+    from swin_dense.workbench.runtime.sessions import OpenVino
 
     def in_openvino() -> Callable[[], Any]:
-        hint = 'bf16' if 'bfloat16' in way else 'f32'
-        options = {'INFERENCE_PRECISION_HINT': hint, 'INFERENCE_NUM_THREADS': threads}
-        compiled = openvino.Core().compile_model(folder / 'model.onnx', 'CPU', options)
-        return lambda: finished([out.copy() for out in compiled({'img': img}).values()], pixels)
+        run = OpenVino(folder / 'model.onnx', threads, 'bfloat16' if 'bfloat16' in way else 'float32').run
+        return lambda: finished(run({'img': img}), pixels)
 
     return in_openvino
 

@@ -33,7 +33,7 @@ from exports_trained import config_of as config_with_queries
 from swin_dense import runtime
 from swin_dense.utils.packages import version_of
 from swin_dense.workbench.export.whole import PICTURE
-from swin_dense.workbench.runtime import pictures, quantization
+from swin_dense.workbench.runtime import pictures, quantization, quantizer
 
 DEMO = {
     'Mask R-CNN': ('mask_rcnn', 'mask-rcnn_swin-demo_fpn.py', 'mmdet'),
@@ -124,12 +124,12 @@ def quantized(model: Path, int8: Path, photographs: list[Path]) -> dict[str, Any
 
 def quantize_untested(model: Path, int8: Path, photographs: list[Path]) -> None:
     """Quantise a file with random weights: all layers but those that stay in float from the start."""
-    import onnx
-
     loaded = runtime.load(model)
-    groups = quantization.groups_of(model, onnx.load(model).graph)
-    with quantization.calibrated(model, loaded, groups, photographs) as quantizer:
-        quantizer.write([group for group in groups if not quantization.is_sensitive(group)], int8)
+    groups = quantizer.groups_of(model)
+    inputs = (loaded.prepared(pictures.read(photograph))[0] for photograph in photographs)
+    ranges = quantizer.measured_ranges(model, inputs)
+    in_int8 = [group for group in groups if not quantizer.is_sensitive(group)]
+    quantizer.Quantizer(model, groups, ranges).write(in_int8, int8)
 
 
 def sizes(model: Path, int8: Path) -> dict[str, float]:
@@ -152,9 +152,8 @@ def metrics(config: Any, weights: Path, model: Path, int8: Path) -> dict[str, di
 
 def agreement(model: Path, int8: Path, library: str, images: list[Path]) -> float:
     """Return the share of predictions in which the int8 file agrees with the float file."""
-    lowest = quantization.SCORE - quantization.TOLERANCE.score
-    expected, found = (runtime.load(path, runtime=library, score=lowest) for path in (model, int8))
-    return 1 - quantization.difference(expected, found, images)[0]
+    expected, found = (runtime.load(path, runtime=library, score=quantization.LOWEST) for path in (model, int8))
+    return 1 - quantization.difference(quantization.Reference(expected), found, images)[0]
 
 
 def speed(model: Path, int8: Path, rounds: int) -> dict[str, float]:

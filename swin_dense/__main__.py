@@ -120,7 +120,7 @@ def _print_log() -> None:
     warnings.filterwarnings('ignore', module='PIL')
     for library in ('PIL', 'tifffile'):
         logging.getLogger(library).propagate = False
-    for package in ('checkpoint', 'doctor', 'export'):
+    for package in ('checkpoint', 'doctor', 'export', 'workbench.runtime'):
         logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)
 
 

@@ -7,7 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -117,6 +120,18 @@ def assert_same(
         assert (found is None) == (wanted is None)
         if found is not None:
             torch.testing.assert_close(found, wanted, **tolerance or {'rtol': 1e-9, 'atol': 1e-9})
+
+
+def folders_named_in(path: Path) -> list[str]:
+    """Return the folders of this machine that a file, or a member of a zip archive, names: of code, home, temporary."""
+    packages = (sysconfig.get_path(name) for name in ('stdlib', 'purelib', 'platlib'))
+    folders = {str(ROOT), str(Path.home()), str(path.parent), f'{tempfile.gettempdir()}{os.sep}', *packages}
+    contents = [path.read_bytes()]
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            contents += [name.encode() for name in archive.namelist()]
+            contents += [archive.read(name) for name in archive.namelist()]
+    return sorted(folder for folder in folders if any(folder.encode() in content for content in contents))
 
 
 @contextlib.contextmanager

@@ -298,8 +298,7 @@ def whole_models_table(report: dict[str, Any]) -> str:
     ways = [name for name in names if any(name in row for row in report['rows'])]
     lines = ['| model, image, processor, threads | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
     for row in report['rows']:
-        size, processor = ' x '.join(map(str, row['size'])), row['processor'].partition(' (family')[0].partition(',')[0]
-        case = f'{row["model"]}, {size}, {processor}, {row["threads"]}'
+        case = f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {_kind_of(row["processor"])}, {row["threads"]}'
         cells = [_figures(row.get(way, {})) for way in ways]
         lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
@@ -308,11 +307,40 @@ def whole_models_table(report: dict[str, Any]) -> str:
 def short_whole_models_table(report: dict[str, Any]) -> str:
     """Return the times of the whole models of benchmarks/exports_whole.py that were run in each way."""
     ways = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
-    lines = ['| Swin-T, Intel Xeon, AMX, two cores | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
+    lines = ['| Swin-T, two cores | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
     for row in report['rows']:
-        if 'AMX' in row['processor'] and all(way in row for way in ways):
+        if all(way in row for way in ways) and row['threads'] == 2:
             cells = ' | '.join(f'{row[way]["ms"] / 1e3:.1f} s' for way in ways)
-            lines.append(f'| {row["model"]}, {" x ".join(map(str, row["size"]))} | {cells} |')
+            lines.append(
+                f'| {row["model"]}, {" x ".join(map(str, row["size"]))}, {_kind_of(row["processor"])} | {cells} |'
+            )
+    return '\n'.join(lines) + '\n'
+
+
+def bfloat16_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/exports_bfloat16.py: metrics in both precisions, and the share that agrees."""
+    names = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'mIoU': 'mIoU'}
+    lines = ['| model | metric | float32 | bfloat16 | the same in both |', '|' + ' --- |' * 5]
+    for row in report['rows']:
+        what = 'pixels' if 'mIoU' in row['metrics']['float32'] else 'instances'
+        same = f'{1 - row["different"]:.2%} of {row["compared"]:,} {what}'
+        for key in (key for key in names if key in row['metrics']['float32']):
+            figures = ' | '.join(f'{row["metrics"][one][key]:.3f}' for one in ('float32', 'bfloat16'))
+            lines.append(f'| {row["model"]} | {names[key]} | {figures} | {same} |')
+    return '\n'.join(lines) + '\n'
+
+
+def converters_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/converters.py: versions, size and error of a backbone in other compilers."""
+    names = {'executorch': 'ExecuTorch, XNNPACK', 'litert': 'LiteRT', 'coreml': 'Core ML'}
+    packages = f'packages, beside torch {report["versions"]["torch"].partition("+")[0]}'
+    heads = ('for', packages, 'file, MiB', 'largest error')
+    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    for row in report['rows']:
+        packages = ', '.join(f'{name} {version}' for name, version in row['versions'].items())
+        error = f'{row["error"]:.1e}' if 'error' in row else 'not run'
+        cells = [names[row['target']], packages, f'{row["bytes"] / 2**20:.1f}', error]
+        lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -326,6 +354,13 @@ def first_minutes_table(report: dict[str, Any]) -> str:
     lines.append(f'| in all, minutes | {minutes:.1f} | |')
     busy = f'{report["date"]}, {report["processor"]}; load average before, {report["load"]}'
     return '\n'.join([*lines, '', busy, ''])
+
+
+def _kind_of(processor: str) -> str:
+    """Return the kind of a processor of ``bench_host.processor``."""
+    marks = {'family 25': 'amd', 'family 26': 'zen5', 'AMX': 'intel'}
+    kind = next((PROCESSORS[kind] for mark, kind in marks.items() if mark in processor), None)
+    return kind or processor.partition(' (family')[0].partition(',')[0]
 
 
 def _figures(row: dict[str, float]) -> str:
@@ -411,6 +446,7 @@ PAGES = (
     'docs/deploy.md',
     'docs/distillation.md',
     'docs/explore.md',
+    'docs/export.md',
     'docs/features.md',
     'docs/first-ten-minutes.md',
     'docs/geotiff.md',
@@ -475,6 +511,8 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'distillation': (['distillation.json'], pretraining_table),
     'files in short': (['exports_whole.json'], short_whole_models_table),
     'first minutes': (['first_ten_minutes.json'], first_minutes_table),
+    'bfloat16': (['exports_bfloat16.json'], bfloat16_table),
+    'converters': (['converters.json'], converters_table),
     'whole models': (['exports_whole.json'], whole_models_table),
     'exported models': (['exports_whole.json'], exported_models_table),
     'trained models': (['exports_trained.json'], trained_models_table),

@@ -17,7 +17,11 @@ from swin_dense.utils.atomic import check_destination
 from swin_dense.utils.choices import PRESETS
 
 # Arguments of Python whose options have other names.
-SPELLED = {'dynamic=False': '--static', **{f'normalization={name!r}': f'--preset {name}' for name in PRESETS}}
+SPELLED = {
+    'dynamic=False': '--static',
+    'grid_sample=False': '--no-grid-sample',
+    **{f'normalization={name!r}': f'--preset {name}' for name in PRESETS},
+}
 
 
 class Pair(argparse.Action):

@@ -34,7 +34,7 @@ from swin_dense.commands._options import (
     normalization_of,
 )
 from swin_dense.utils import checks, packages
-from swin_dense.utils.choices import EXPORT_SUFFIXES
+from swin_dense.utils.choices import EXPORT_SUFFIXES, TARGETS
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -55,6 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, '.onnx, .pt2 or .ts file to write', required=False)
     add_settings(parser)
     parser.add_argument('--opset', type=int, help='ONNX opset (default: 20)')
+    parser.add_argument(
+        '--target',
+        choices=TARGETS,
+        help='compiler that will read the file, which is refused if it contains what that compiler does not take',
+    )
+    parser.add_argument(
+        '--no-grid-sample',
+        dest='grid_sample',
+        action='store_false',
+        help='write the deformable attention of a whole model with gathers in place of GridSample',
+    )
     parser.add_argument(
         '--image',
         help='image to compare a whole model on, in which a detector finds something (default: a photo of a woman)',
@@ -120,14 +131,15 @@ def check_together(args: argparse.Namespace) -> None:
         others = (*weights, args.arch, args.window_size, args.out_indices, args.static, args.half)
         if any((*others, args.no_check, normalization)) or tuple(args.size) != (224, 224) or args.batch != 1:
             raise ValueError(
-                'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed'
+                'with a config and a checkpoint only --out, --force, --set, --image, --opset, --target and '
+                '--no-grid-sample are allowed'
             )
         check_checkpoint(args.model[1], of_backbone=False)
         if args.image is not None:
             check_file(args.image)
         return
-    if args.image or args.set:
-        raise ValueError('--image and --set are for a whole model; give CONFIG CHECKPOINT')
+    if args.image or args.set or not args.grid_sample:
+        raise ValueError('--image, --set and --no-grid-sample are for a whole model; give CONFIG CHECKPOINT')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and not args.static:
@@ -140,7 +152,8 @@ def check_together(args: argparse.Namespace) -> None:
 def _write_whole(args: argparse.Namespace, config: Config, checkpoint: str) -> Exported:
     from swin_dense.workbench.export.whole import export_whole
 
-    return export_whole(config, checkpoint, args.out, image=args.image, opset=args.opset)
+    options = {name: getattr(args, name) for name in ('image', 'opset', 'grid_sample', 'target')}
+    return export_whole(config, checkpoint, args.out, **options)
 
 
 def _write_backbone(args: argparse.Namespace) -> Exported:
@@ -159,4 +172,5 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         check=not args.no_check,
         # With one of these options, those that are not given have the defaults of the other commands.
         normalization=Normalization(**given) if given else None,
+        target=args.target,
     )

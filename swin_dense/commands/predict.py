@@ -39,7 +39,7 @@ from swin_dense.commands._options import add_device, add_force, add_settings, ch
 from swin_dense.utils import checks, packages
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_free, write_json
-from swin_dense.utils.choices import RUNTIMES
+from swin_dense.utils.choices import PRECISIONS, RUNTIMES
 from swin_dense.utils.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_device(parser)
     parser.add_argument('--runtime', choices=RUNTIMES, help='library that runs an .onnx file (default: onnxruntime)')
+    parser.add_argument(
+        '--precision',
+        choices=PRECISIONS,
+        help='in which --runtime openvino computes; bfloat16 needs a processor that has it (default: float32)',
+    )
     parser.add_argument('--tile', type=int, metavar='PIXELS', help='predict large images in tiles of this size')
     parser.add_argument(
         '--overlap',
@@ -174,8 +179,9 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[_Image], list[str]
         raise ValueError('give a config, a checkpoint and images, or an .onnx file and images')
     if is_exported and (args.device is not None or args.set):
         raise ValueError('--device and --set need a config and a checkpoint; an .onnx file runs on the CPU (--runtime)')
-    if args.runtime is not None and not is_exported:
-        raise ValueError('--runtime needs an .onnx file')
+    for name in ('runtime', 'precision'):
+        if getattr(args, name) is not None and not is_exported:
+            raise ValueError(f'--{name} needs an .onnx file')
     images: list[_Image] = []
     skipped: dict[str, str | None] = {}
     for place in places:
@@ -215,6 +221,8 @@ def _check_outputs(args: argparse.Namespace, model: list[str], images: list[_Ima
         recorded = settings if is_empty else None
     else:
         recorded = _json(args.out / _SETTINGS)
+        if recorded is not None:
+            recorded.setdefault('precision', None)  # earlier versions did not have this option
     if recorded == settings:
         return settings
     if args.resume:
@@ -232,7 +240,7 @@ def _settings(args: argparse.Namespace, model: list[str]) -> dict[str, Any]:
     status = weights.stat() if weights.exists() else None
     files = [os.path.abspath(path) if Path(path).exists() else path for path in model]
     version = status and [status.st_size, status.st_mtime_ns]
-    options = {name: getattr(args, name) for name in ('set', 'runtime', 'score', 'tile', 'overlap')}
+    options = {name: getattr(args, name) for name in ('set', 'runtime', 'precision', 'score', 'tile', 'overlap')}
     return {'model': files, 'version of the weights': version, **options}
 
 
@@ -251,7 +259,8 @@ def _json(path: Path) -> Any:
 def _predictor(model: list[str], args: argparse.Namespace) -> Any:
     """Return a ``runtime.Model`` or a ``workbench.predict.Predictor``, which have the same methods."""
     if len(model) == 1:
-        return swin_dense.runtime.load(model[0], runtime=args.runtime or 'onnxruntime', score=args.score)
+        runtime, precision = args.runtime or 'onnxruntime', args.precision or 'float32'
+        return swin_dense.runtime.load(model[0], runtime=runtime, score=args.score, precision=precision)
     args.config = model[0]
     config = read_config(args)
     from swin_dense.commands._backbone import device_of

@@ -126,6 +126,24 @@ def linear_layers() -> str:
     return f'{library}, in float32 on this CPU'
 
 
+def bfloat16() -> str:
+    """Return whether this processor computes in bfloat16: according to OpenVINO, or to torch without it."""
+    if find_spec('openvino') is not None:
+        from swin_dense.workbench.runtime.sessions import has_bfloat16
+
+        has = has_bfloat16()
+        how = 'according to OpenVINO: swin-dense predict --runtime openvino --precision bfloat16'
+    else:
+        import torch
+
+        if not hasattr(torch.cpu, 'get_capabilities'):
+            return 'not known: OpenVINO or a later torch would tell'
+        found = torch.cpu.get_capabilities()
+        has = any(found.get(name) for name in ('amx_bf16', 'avx512_bf16', 'bf16', 'sve_bf16'))
+        how = 'according to torch; predictions with .onnx files need OpenVINO for it'
+    return f'in hardware, {how}' if has else 'not in hardware: swin-dense predict refuses --precision bfloat16'
+
+
 def linear_layers_timed() -> str:
     """Return what oneDNN takes for a linear layer in float32 on this CPU, compared with torch's own choice."""
     import torch
@@ -221,7 +239,12 @@ TRAPS = {
     'name in the registries': registry,
 }
 CHECKS = {'torch alone': core, 'mmdet': mmdet, 'mmsegmentation': mmseg}
-BACKENDS = {'Triton kernel': triton_kernel, 'linear layers': linear_layers, 'memory of a CPU': allocator}
+BACKENDS = {
+    'Triton kernel': triton_kernel,
+    'linear layers': linear_layers,
+    'bfloat16 of this CPU': bfloat16,
+    'memory of a CPU': allocator,
+}
 TIMED = {'linear layers, timed': linear_layers_timed, 'Triton kernel, timed': kernel_timed}
 TOPICS = {'trap': TRAPS, 'backend': BACKENDS, 'check': CHECKS, 'time': TIMED}
 # The probes that share a process, because most of their time is the import of the same packages. The first is one

@@ -1,10 +1,15 @@
-"""One function per file format: trace a model, write the file, and return the number of nodes in its graph."""
+"""One function per file format: trace a model, write the file, and return the number of nodes in its graph.
+
+The files do not contain where the traced code lies on this machine, which torch records with each operation.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +93,8 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
 
         value.const_value = onnx_ir.tensor(default.numpy(), name=value.name)
         graph.register_initializer(value)
+    for node in graph.all_nodes():
+        node.metadata_props.pop('pkg.torch.onnx.stack_trace', None)
     onnx_model.metadata_props.update(interface.facts)
     held = 0
     for value in graph.initializers.values():
@@ -105,6 +112,10 @@ def write_onnx(model: nn.Module, interface: Interface, opset: int | None, path: 
 def write_pt2(model: nn.Module, interface: Interface, opset: int | None, path: Path) -> int:
     """Write a file of ``torch.export``."""
     program = _program(model, interface)
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    for graph in graphs:
+        for node in graph.nodes:
+            node.meta.pop('stack_trace', None)
     torch.export.save(program, path)
     return len(program.graph.nodes)
 
@@ -117,8 +128,16 @@ def write_torchscript(model: nn.Module, interface: Interface, opset: int | None,
         model = torch.fx.GraphModule(model, model.graph)
     with _quiet():
         trace = torch.jit.freeze(torch.jit.trace(_Flat(model), interface.example).eval())
-        trace.save(str(path))
+        _save_without_sources(trace, path)
     return sum(1 for _ in trace.inlined_graph.nodes())
+
+
+def _save_without_sources(trace: torch.jit.ScriptModule, path: Path) -> None:
+    """Save a trace without its records of Python files and lines, which torch would only show in error messages."""
+    with zipfile.ZipFile(io.BytesIO(trace.save_to_buffer())) as records, zipfile.ZipFile(path, 'w') as archive:
+        for record in records.infolist():
+            if not record.filename.endswith('.debug_pkl'):
+                archive.writestr(record, records.read(record))
 
 
 FORMATS = {'.onnx': write_onnx, '.pt2': write_pt2, '.ts': write_torchscript}

@@ -34,7 +34,7 @@ def window_attention(
         attn_drop: maps the attention weights, (B * N, A, T, T). An ``nn.Dropout`` without hooks is not called, because
             torch's attention drops weights itself and never stores them.
         backend: one of ``BACKENDS``. 'sdpa', which is 'auto', is torch's attention. 'reference' consists of plain
-            operations; all others are replaced by it while a graph is recorded, within torch.func, and where
+            operations; all others are replaced by it while a graph is exported, within torch.func, and where
             ``attn_drop`` must see the weights. 'triton' is a kernel for NVIDIA GPUs, which was never run on one.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The operations of a Swin in plain ATen, for compilers, exporters, torch.func and gradients of gradients.
+"""The operations of a Swin in plain ATen, for exporters, torch.func and gradients of gradients.
 
 :func:`window_attention` is the attention backend 'reference'; the other functions serve the rest of the network. Most
 functions have a separate branch for exporters, because an exported graph must be valid for every size. This branch
@@ -39,9 +39,9 @@ def window_attention(
     qkv_BNTC = project(partition(x, spec.window, spec.shift))
     _, windows, tokens, channels = qkv_BNTC.shape
     channels = channels // 3
-    # The batch is -1 in every reshape: a file for one size then computes no shapes.
-    qkv = qkv_BNTC.reshape(-1, windows, tokens, 3, heads, channels // heads)
-    q, k, v = qkv.permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
+    # The batch is -1 in every reshape: a file for one size then computes no shapes. Core ML allows at most five axes.
+    shape = -1, windows, tokens, heads, channels // heads
+    q, k, v = (part.reshape(shape).transpose(2, 3) for part in qkv_BNTC.chunk(3, -1))  # (B, N, A, T, D) each
     scores = (q * spec.scale) @ k.transpose(3, 4)
     if relative_bias is not None:
         scores = scores + relative_bias.to(scores.dtype)

@@ -1,22 +1,22 @@
 """Window attention through torch's scaled_dot_product_attention, on any device.
 
-One gather rolls the padded map and cuts it into windows, and a second one undoes it. Both are permutations, so the
-gradient of each is the other one, whereas autograd would add the gradients one by one to zeros. Windows are ordered by
-their mask: only those at the edges of a shifted map have one.
+One gather rolls the padded map and cuts it into windows, and a second one undoes both and crops the map. Each is the
+gradient of the other, whereas autograd would add the gradients one by one to zeros. Windows are ordered by their mask:
+only those at the edges of a shifted map have one.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.ops import plain
-from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources
+from swin_dense.ops import context, plain
+from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources, split_edge
 
 # Plans of eight image sizes: each of a model's four stages needs two. They take a hundredth of the memory of a map.
 MAX_PLANS = 64
@@ -24,69 +24,77 @@ MAX_PLANS = 64
 MAX_WINDOWS = 65_535
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The order of the tokens of a padded map in its windows.
+class Plan(NamedTuple):
+    """The order of the tokens of a map in its windows.
 
     Attributes:
-        order: (N * T,) the token of each slot, as its raster index.
-        raster: (N * T,) the inverse permutation.
-        sizes: number of slots of each group of windows with the same mask.
-        masks: (1, 1, T, T) that is added to the scores of each group, or None.
+        size: (height, width) of the map in tokens.
+        window: (height, width) in tokens.
+        order: (N * T,) the token of each slot, as its raster index in the padded map.
+        slots: (H * W,) the slot of each token of the map.
+        groups: number of slots of each group of windows with the same mask.
+        masks: (T, T) that is added to the scores of each group, or None.
     """
 
+    size: Pair
+    window: Pair
     order: Tensor
-    raster: Tensor
-    sizes: list[int]
+    slots: Tensor
+    groups: list[int]
     masks: list[Tensor | None]
 
 
-@functools.lru_cache(MAX_PLANS)
-@torch.inference_mode(False)  # an inference tensor could not be used in training later
 def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
-    """Return the plan for maps of height x width tokens. It is cached, so its tensors must not be modified."""
-    cpu = torch.device('cpu')  # another one may be torch's default
-    row = sources(height, window[0], shift[0], cpu)
-    column = sources(width, window[1], shift[1], cpu)
-    order_NT = outer(row * column.numel(), column)
-    regions_NT = region_ids(height, width, window, shift, cpu)
-    kind_N = regions_NT.amax(1)
-    orders: list[Tensor] = []
-    masks: list[Tensor | None] = []
-    for kind in kind_N.unique():
-        members = kind_N == kind
-        orders.append(order_NT[members].flatten())
-        regions_T = regions_NT[members][0]
-        is_apart = regions_T[:, None] != regions_T
-        mask = (is_apart * REGION_PENALTY).to(device)[None, None]
-        masks.append(mask if is_apart.any() else None)
-    order = torch.cat(orders)
-    raster = torch.empty_like(order)
-    raster[order] = torch.arange(len(order), device=cpu)
-    return Plan(order.int().to(device), raster.int().to(device), [len(group) for group in orders], masks)
+    """Return the plan for maps of height x width tokens."""
+    rows = sources(height, window[0], shift[0], device)
+    columns = sources(width, window[1], shift[1], device)
+    order_NT = outer(rows * columns.numel(), columns)
+    # Windows with the same regions have the same mask.
+    kind_N = region_ids(height, width, window, shift, device).amax(1)
+    order = order_NT[kind_N.argsort(stable=True)].flatten()
+    slots = torch.empty_like(order)
+    slots[order] = torch.arange(len(order), device=device)
+    raster_HW = torch.arange(height, device=device)[:, None] * columns.numel() + torch.arange(width, device=device)
+    slots = slots[raster_HW.flatten()]
+    groups = []
+    masks = []
+    for row_count, row_shift in split_edge(len(rows), shift[0]):
+        for column_count, column_shift in split_edge(len(columns), shift[1]):
+            groups.append(row_count * column_count * math.prod(window))
+            region_T = region_ids(*window, window, (row_shift, column_shift), device)[0]
+            mask = REGION_PENALTY * (region_T[:, None] != region_T)
+            masks.append(mask if row_shift or column_shift else None)
+    return Plan((height, width), window, order.int(), slots.int(), groups, masks)
+
+
+# The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
+cached_plan = functools.lru_cache(MAX_PLANS)(torch.inference_mode(False)(plan_windows))
 
 
 def window_attention(
     x: Tensor, project: plain.Projection, relative_bias: Tensor | None, spec: WindowSpec, dropout: float
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``dropout`` is the rate of dropped attention weights."""
-    height, width = x.shape[1], x.shape[2]
-    plan = plan_windows(height, width, spec.window, spec.shift, x.device)
-    x = plain.pad_to_windows(x, spec.window)
-    qkv = project(_Permute.apply(x.flatten(1, 2), plan.order, plan.raster))
-    tokens, channels = math.prod(spec.window), qkv.shape[2] // 3
+    # torch.compile traces how a plan is made, so that its graph is valid for other sizes.
+    find_plan = plan_windows if context.is_tracing() else cached_plan
+    plan = find_plan(x.shape[1], x.shape[2], spec.window, spec.shift, x.device)
+    qkv = project(_Move.apply(x, plan, True))
+    tokens = math.prod(spec.window)
+    channels = qkv.shape[2] // 3  # not always those of x: heads can be pruned
+    heads = qkv.unflatten(2, (3, spec.num_heads, -1))
     if relative_bias is None:
         relative_bias = qkv.new_zeros(1, tokens, tokens)
     bias = relative_bias[None].to(qkv.dtype)
     outs = []
-    for group, mask in zip(qkv.split(plan.sizes, 1), plan.masks, strict=True):
-        # Of several images, a group of one window would be a view, which keeps all groups beside their copies.
-        windows = group.contiguous().view(-1, tokens, 3, spec.num_heads, channels // spec.num_heads)
+    for group, mask in zip(heads.split(plan.groups, 1), plan.masks, strict=True):
+        windows = group.flatten(0, 1).unflatten(0, (-1, tokens))
         added = bias if mask is None else bias + mask.to(qkv.dtype)
         out = _attend(windows, added, spec.scale, dropout)
-        outs.append(out.transpose(1, 2).reshape(*group.shape[:2], channels))
+        # One reshape would make torch.compile ask whether the number of windows is that of images.
+        tokens_first = out.transpose(1, 2).flatten(0, 1)
+        outs.append(tokens_first.reshape(*group.shape[:2], channels))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
-    return _Permute.apply(out, plan.raster, plan.order).unflatten(1, x.shape[1:3])[:, :height, :width]
+    return _Move.apply(out, plan, False)
 
 
 def _attend(windows: Tensor, added: Tensor, scale: float, dropout: float) -> Tensor:
@@ -97,14 +105,24 @@ def _attend(windows: Tensor, added: Tensor, scale: float, dropout: float) -> Ten
     return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
 
 
-class _Permute(torch.autograd.Function):
-    """Reorder tokens, (B, tokens, C), by a permutation and its inverse."""
+class _Move(torch.autograd.Function):
+    """Move the tokens of a map, (B, H, W, C), into their windows, (B, N * T, C), or back without the padding."""
 
     @staticmethod
-    def forward(ctx, x, order, inverse):
-        ctx.inverse = inverse
-        return x.index_select(1, order)
+    def forward(ctx, x, plan, into_windows):
+        ctx.plan = plan
+        ctx.into_windows = into_windows
+        return _moved(x, plan, into_windows)
 
     @staticmethod
     def backward(ctx, grad):
-        return grad.index_select(1, ctx.inverse), None, None
+        return _moved(grad, ctx.plan, not ctx.into_windows), None, None
+
+
+def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
+    if into_windows:
+        padded = plain.pad_to_windows(x, plan.window)
+        tokens = padded.reshape(-1, len(plan.order), x.shape[3])
+        return tokens.index_select(1, plan.order)
+    tokens = x.index_select(1, plan.slots)
+    return tokens.reshape(-1, *plan.size, x.shape[2])

@@ -40,5 +40,7 @@ IMAGE_SUFFIXES = frozenset(
 LANGUAGES = ('en', 'zh')  # of the page of `swin-dense explore`
 LARGEST_PAGE = 12_000_000  # bytes
 RUNTIMES = ('onnxruntime', 'openvino')  # libraries that execute whole models
+PRECISIONS = ('float32', 'bfloat16')  # in which they compute
 LARGEST_LOSS = 0.02  # share of the predictions that differ after quantisation
 EXPORT_SUFFIXES = ('.onnx', '.pt2', '.ts')
+TARGETS = ('coreml', 'executorch', 'litert', 'tensorrt')  # compilers that read exported files

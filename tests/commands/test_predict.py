@@ -269,7 +269,7 @@ def test_a_folder_stands_for_the_images_in_it(tmp_path):
         (tmp_path / name).write_bytes(b'')
     (tmp_path / 'photos' / 'd.zarr').mkdir()
     files = [str(tmp_path / 'model.onnx'), str(tmp_path / 'photos')]
-    given = argparse.Namespace(files=files, device=None, set=[], runtime=None, out=tmp_path / 'out')
+    given = argparse.Namespace(files=files, device=None, set=[], runtime=None, precision=None, out=tmp_path / 'out')
     _, images, unread = command._files(given)
     assert [image.path for image in images] == [str(tmp_path / 'photos' / name) for name in ('a.png', 'b/c.JP2')]
     assert [image.name for image in images] == ['a.png', 'b/c.JP2']

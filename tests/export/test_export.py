@@ -15,7 +15,7 @@ from swin_dense.export.pooling import RecordedPool
 from swin_dense.export.verify import load
 from swin_dense.utils import packages
 from swin_dense.workbench.runtime.sessions import SESSIONS
-from tests.conftest import needs, randomize
+from tests.conftest import folders_named_in, needs, randomize
 from tests.models.test_ablations import ROWS
 
 needs_onnx = needs('onnxruntime')
@@ -194,6 +194,14 @@ class TestStatic:
         export_model(model, tmp_path / 'x.ts', dynamic=False, size=(20, 64))
         with pytest.raises(ValueError, match=r'clamp_window=True .*dynamic=False'):
             export_model(model, tmp_path / 'y.ts')
+
+
+@pytest.mark.parametrize('suffix', [pytest.param('onnx', marks=[pytest.mark.slow, needs_onnx]), 'pt2', 'ts'])
+@pytest.mark.parametrize('dynamic', [True, False])
+def test_files_name_no_folder_of_this_machine(tmp_path, suffix, dynamic):
+    path = tmp_path / f'x.{suffix}'
+    export_model(build(), path, dynamic=dynamic, size=32, check=False)
+    assert folders_named_in(path) == []
 
 
 @pytest.mark.slow

@@ -1,15 +1,15 @@
-"""torch.compile: no graph breaks, one recompilation for all further sizes, and the gradients of eager mode."""
+"""torch.compile: no graph breaks, torch's attention, one recompilation for all further sizes, and eager gradients."""
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 
 from swin_dense import SwinBackbone
 from tests.conftest import assert_same, randomize
 
 TINY = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
-# Odd and even, landscape and portrait, multiples of the window and not.
-SIZES = ((64, 96), (120, 70), (224, 224), (199, 301))
+# Odd and even, landscape and portrait, multiples of the window and not, two windows along one axis and many.
+SIZES = ((64, 96), (120, 70), (224, 224), (199, 301), (60, 300))
 
 needs_whole_graphs = pytest.mark.skipif(
     torch.__version__ < '2.6', reason=f'torch {torch.__version__} compiles several graphs, and exports only one size'
@@ -63,6 +63,27 @@ def test_adapters_train_in_one_graph_as_without_compilation(adapter, with_cp):
         outs = run(img)
         results.append([*outs, *torch.autograd.grad(sum(out.square().mean() for out in outs), trained)])
     assert_same(*results)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < '2.7', reason='older versions cannot tell a compilation from an export')
+@pytest.mark.parametrize('size', [(28, 28), (120, 70)], ids=['one window', 'many windows'])
+def test_attention_is_torchs_and_exact(size):
+    """Compare with plain operations in float64, on maps of one window, which are one group, and of many."""
+    torch.manual_seed(0)
+    model = SwinBackbone(**TINY, drop_path_rate=0.0).double()
+    expected = SwinBackbone(**TINY, drop_path_rate=0.0, attn_backend='reference').double()
+    expected.load_state_dict(model.state_dict())
+    backend = AotEagerAndRecordGraphs()
+    img = torch.randn(2, 3, *size, dtype=torch.float64)
+    results = []
+    for network, run in ((model, torch.compile(model, backend=backend, fullgraph=True)), (expected, expected)):
+        outs = run(img)
+        grads = torch.autograd.grad(sum(out.square().mean() for out in outs), list(network.parameters()))
+        results.append([*outs, *grads])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+    (graph,) = backend.graphs
+    assert 'scaled_dot_product_attention' in graph.code
 
 
 @pytest.mark.slow

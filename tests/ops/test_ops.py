@@ -177,7 +177,7 @@ def test_threads_with_different_sizes_get_right_answers(backend):
     sizes = [(9 + i, 20 - i) for i in range(8)]
     cases_ = [make_inputs((1, *size, (4, 4), (2, 2), True, True), torch.float32) for size in sizes]
     expected = [attend(inputs, spec, 'textbook').detach() for inputs, spec in cases_]
-    sdpa.plan_windows.cache_clear()
+    sdpa.cached_plan.cache_clear()
 
     @torch.no_grad()
     def wrong_sizes(start):
@@ -192,7 +192,7 @@ def test_threads_with_different_sizes_get_right_answers(backend):
 @ON_A_CPU
 def test_inference_mode_first_and_training_later(backend):
     inputs, spec = make_inputs((1, 11, 13, (5, 5), (2, 2), True, True), torch.float64)
-    sdpa.plan_windows.cache_clear()
+    sdpa.cached_plan.cache_clear()
     with torch.inference_mode():
         attend(inputs, spec, backend)
     run(inputs, spec, backend)

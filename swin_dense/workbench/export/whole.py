@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -20,6 +21,7 @@ from swin_dense.export.formats import ExportError
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.utils import checks, packages
 from swin_dense.workbench.export import agreement, gate
+from swin_dense.workbench.export.deformable import use_gathers
 from swin_dense.workbench.export.detectors import Detector, OneStageDetector, TwoStageDetector
 from swin_dense.workbench.export.operators import translations
 from swin_dense.workbench.export.queries import MaskDetector, QueryDetector
@@ -47,6 +49,8 @@ def export_detector(
     *,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
+    grid_sample: bool = True,
+    target: str | None = None,
 ) -> Exported:
     """Export a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
 
@@ -66,6 +70,8 @@ def export_detector(
         path: the destination. An existing file is overwritten.
         image: image for the comparison, in which the detector must find something; None is a built-in portrait.
         opset: version of ONNX, at least 18; None is 20.
+        grid_sample: whether deformable attention is written as GridSample; False writes gathers.
+        target: 'tensorrt' for a file that TensorRT will read: what it would compute wrongly is refused. None is any.
 
     Returns:
         The result of the export. Its ``errors`` map image shapes to the share of instances, or of pixels of segments,
@@ -81,7 +87,7 @@ def export_detector(
     Examples:
         >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
     """
-    path = _check_arguments(path, image, opset)
+    file = _checked(path, image, opset, grid_sample, target)
     detector, names, pipeline = _read(config, checkpoint, 'mmdet')
     _check_supported(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(pipeline)])
     graph = graph_of(copy.deepcopy(detector))
@@ -101,7 +107,7 @@ def export_detector(
     ranges = {side: divisor * torch.export.Dim(f'{side}_steps', min=2) for side in sides}
     free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
     interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges, translations)
-    return _write(graph, interface, compare, path, image, opset, divisor)
+    return _write(graph, interface, compare, file, divisor)
 
 
 def graph_of(detector: nn.Module) -> Detector:
@@ -155,6 +161,8 @@ def export_segmentor(
     *,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
+    grid_sample: bool = True,
+    target: str | None = None,
 ) -> Exported:
     """Export a segmentor of mmseg to an ``.onnx`` file of standard operators, for any batch, height and width.
 
@@ -171,6 +179,8 @@ def export_segmentor(
         path: the destination. An existing file is overwritten.
         image: image for the comparison; None is a built-in portrait.
         opset: version of ONNX, at least 18; None is 20.
+        grid_sample: whether deformable attention is written as GridSample; False writes gathers.
+        target: 'tensorrt' for a file that TensorRT will read: what it would compute wrongly is refused. None is any.
 
     Returns:
         The result of the export. Its ``errors`` map image shapes to the share of pixels that differ.
@@ -185,7 +195,7 @@ def export_segmentor(
     Examples:
         >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
     """
-    path = _check_arguments(path, image, opset)
+    file = _checked(path, image, opset, grid_sample, target)
     segmentor, names, pipeline = _read(config, checkpoint, 'mmseg')
     _check_supported(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(pipeline)])
 
@@ -209,7 +219,7 @@ def export_segmentor(
     metadata = {KEY: json.dumps(facts)}
     interface = formats.Interface(example, free, ('img', 'size'), ('labels',), metadata, ranges, translations)
     graph = MaskSegmentor if hasattr(segmentor.decode_head, 'query_embed') else Segmentor
-    return _write(graph(copy.deepcopy(segmentor)), interface, compare, path, image, opset)
+    return _write(graph(copy.deepcopy(segmentor)), interface, compare, file)
 
 
 def export_whole(
@@ -219,22 +229,46 @@ def export_whole(
     *,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
+    grid_sample: bool = True,
+    target: str | None = None,
 ) -> Exported:
     """Call :func:`export_detector` for a config of mmdet and :func:`export_segmentor` for one of mmseg."""
     loaded = _loaded(config)
     scope = loaded.get('default_scope')
     exporters = {'mmdet': export_detector, 'mmseg': export_segmentor}
     checks.one_of("the config's default_scope", scope, exporters)
-    return exporters[scope](loaded, checkpoint, path, image=image, opset=opset)
+    return exporters[scope](loaded, checkpoint, path, image=image, opset=opset, grid_sample=grid_sample, target=target)
 
 
-def _check_arguments(path: str | PathLike[str], image: str | PathLike[str] | None, opset: int | None) -> Path:
+@dataclass(frozen=True)
+class _File:
+    """Arguments of :func:`export_detector` about the file, checked."""
+
+    path: Path
+    image: str | PathLike[str] | None
+    opset: int | None
+    grid_sample: bool
+    target: str | None
+
+
+def _checked(
+    path: str | PathLike[str],
+    image: str | PathLike[str] | None,
+    opset: int | None,
+    grid_sample: bool,
+    target: str | None,
+) -> _File:
     path = checked_path(path, ['.onnx'])
     check_opset(opset, path.suffix)
+    if target not in (None, 'tensorrt'):
+        raise ValueError(
+            f'{checks.argument("target", target)} is not for whole models, which are .onnx files; allowed is '
+            f'{checks.argument("target", "tensorrt")}'
+        )
     if image is not None and not Path(image).is_file():
         raise FileNotFoundError(f'there is no file {image}')
     packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
-    return path
+    return _File(path, image, opset, checks.boolean('grid_sample', grid_sample), target)
 
 
 def _read(
@@ -267,24 +301,25 @@ def _write(
     model: nn.Module,
     interface: formats.Interface,
     compare: Compare,
-    path: Path,
-    image: str | PathLike[str] | None,
-    opset: int | None,
+    file: _File,
     divisor: int = 1,
 ) -> Exported:
     """Write and verify a file; ``divisor`` divides the sides of all images that the model supports."""
-    picture = pictures.read(image or PICTURE)[:, :, ::-1]
+    picture = pictures.read(file.image or PICTURE)[:, :, ::-1]
     make_traceable(model)
+    if not file.grid_sample:
+        use_gathers(model)
     model.eval().requires_grad_(False)
     comparison = Comparison(
         [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
         lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
         LARGEST_SHARE,
         '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
-        f'the model finds nothing in {image or "the built-in image"}; give an image that shows objects of its classes '
-        '(the argument `image`, --image on the command line)',
+        f'the model finds nothing in {file.image or "the built-in image"}; give an image that shows objects of its '
+        'classes (the argument `image`, --image on the command line)',
     )
-    return write_verified(path, partial(formats.write_onnx, model, interface, opset), comparison)
+    write = partial(formats.write_onnx, model, interface, file.opset)
+    return write_verified(file.path, write, comparison, target=file.target)
 
 
 def _image(*pictures: np.ndarray) -> np.ndarray:

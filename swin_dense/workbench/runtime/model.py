@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swin_dense.utils import checks
+from swin_dense.utils.choices import PRECISIONS
 from swin_dense.utils.tiles import Tile
 from swin_dense.workbench.runtime import geotiff, masks, painting, pictures, queries, tiles
 from swin_dense.workbench.runtime.coco import RECORD_FORMAT
-from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, Session
+from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, Session, check_precision
 
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime.pictures import Picture
@@ -44,7 +45,14 @@ class Prediction:
     panoptic: np.ndarray | None = None
 
 
-def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: float = 0.3, threads: int = 0) -> Model:
+def load(
+    path: str | PathLike[str],
+    *,
+    runtime: str = 'onnxruntime',
+    score: float = 0.3,
+    threads: int = 0,
+    precision: str = 'float32',
+) -> Model:
     """Load a model from a file of ``swin-dense export CONFIG CHECKPOINT --out FILE``.
 
     Args:
@@ -52,20 +60,25 @@ def load(path: str | PathLike[str], *, runtime: str = 'onnxruntime', score: floa
         runtime: 'onnxruntime' or 'openvino'.
         score: minimum score of detections.
         threads: number of CPU threads; 0 uses the default of the runtime.
+        precision: 'float32', or 'bfloat16' with OpenVINO on a processor that computes in it, which `swin-dense doctor`
+            tells. It is faster there, and may exchange near ties.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged or incomplete, was not written by ``swin-dense export``, contains only a
-            backbone, or was written by a later version of this package.
+            backbone, or was written by a later version of this package; or the runtime does not compute in the
+            precision here.
         ImportError: the runtime is not installed.
     """
     checks.one_of('runtime', runtime, SESSIONS)
     checks.rate('score', score)
     checks.integer('threads', threads, minimum=0)
+    checks.one_of('precision', precision, PRECISIONS)
     if not Path(path).is_file():
         raise FileNotFoundError(f'there is no file {path}')
+    check_precision(runtime, precision)
     try:
-        session = SESSIONS[runtime](path, threads)
+        session = SESSIONS[runtime](path, threads, precision)
     except ImportError:
         raise
     except Exception as error:  # each library has its own exception types

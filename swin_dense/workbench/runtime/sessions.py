@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from swin_dense.utils import packages
+from swin_dense.utils import checks, packages
 
 KEY = 'swin_dense'  # key of the JSON metadata in the file
 FORMAT = 1  # version of the metadata and outputs; raised when an earlier version of this package would misread a file
 OPTIONAL = ('size',)  # inputs with a default value
+_HINTS = {'float32': 'f32', 'bfloat16': 'bf16'}  # OpenVINO's names of precisions
 
 
 class Session(Protocol):
@@ -29,9 +30,9 @@ class Session(Protocol):
 
 
 class OnnxRuntime:
-    """A session of ONNX Runtime on the CPU; 0 threads means the default of ONNX Runtime."""
+    """A session of ONNX Runtime on the CPU, in the precision of the file; 0 threads means its default."""
 
-    def __init__(self, path: str | PathLike[str], threads: int) -> None:
+    def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
         onnxruntime = packages.optional('the runtime', 'onnxruntime')
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -45,17 +46,17 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """A session of OpenVINO on the CPU, in float32; 0 threads means the default of OpenVINO."""
+    """A session of OpenVINO on the CPU; 0 threads means the default of OpenVINO."""
 
-    def __init__(self, path: str | PathLike[str], threads: int) -> None:
+    def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
         openvino = packages.optional('the runtime', 'openvino')
         core = openvino.Core()
         model = core.read_model(fspath(path))
         key = ['framework', KEY]
         self.facts = model.get_rt_info(key).value if model.has_rt_info(key) else None
         self._defaults = _restore_optional_inputs(openvino, model)
-        # By default OpenVINO may compute in half precision.
-        options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': 'f32'}
+        # By default OpenVINO chooses the precision by the processor.
+        options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': _HINTS[precision]}
         if threads:
             options['INFERENCE_NUM_THREADS'] = threads
         self._compiled = core.compile_model(model, 'CPU', options)
@@ -81,4 +82,32 @@ def _restore_optional_inputs(openvino: Any, model: Any) -> dict[str, np.ndarray]
     return defaults
 
 
-SESSIONS: dict[str, Callable[[str | PathLike[str], int], Session]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
+def check_precision(runtime: str, precision: str) -> None:
+    """Check that a library computes in a precision on this processor.
+
+    Raises:
+        ValueError: it does not.
+        ImportError: OpenVINO, which is asked, is not installed.
+    """
+    if precision == 'float32':
+        return
+    given = checks.argument('precision', precision)
+    if runtime != 'openvino':
+        raise ValueError(
+            f'{given} needs {checks.argument("runtime", "openvino")}, got {runtime}, which computes in the precision '
+            'that the file is written in'
+        )
+    if not has_bfloat16():
+        raise ValueError(
+            f'{given} is not possible here: OpenVINO does not compute in bfloat16 on this processor; leave it out for '
+            'float32'
+        )
+
+
+def has_bfloat16() -> bool:
+    """Return whether this processor computes in bfloat16, according to OpenVINO, which elsewhere raises no error."""
+    openvino = packages.optional('the runtime', 'openvino')
+    return 'BF16' in openvino.Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
+
+
+SESSIONS: dict[str, Callable[..., Session]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}

@@ -31,7 +31,9 @@ def planned(tmp_path, monkeypatch):
         model = MODELS.build(copy.deepcopy(config.model))  # DINO changes its config
         torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'w.pth')
         plans = []
-        monkeypatch.setattr(whole, 'write_verified', lambda path, write, comparison: plans.append((write, comparison)))
+        monkeypatch.setattr(
+            whole, 'write_verified', lambda path, write, comparison, target: plans.append((write, comparison))
+        )
         whole.export_whole(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
         ((write, comparison),) = plans
         return *write.args[:2], comparison

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -16,12 +17,14 @@ from PIL import Image
 
 from swin_dense import export_detector, export_segmentor, runtime
 from swin_dense.__main__ import main
-from swin_dense.workbench.export import agreement, gate, whole
+from swin_dense.export import ExportError, formats
+from swin_dense.workbench.export import agreement, deformable, gate, whole
 from swin_dense.workbench.export.segmentor import MaskSegmentor
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures, queries
 from swin_dense.workbench.runtime.comparison import share_of_other_segments, share_of_unmatched
 from swin_dense.workbench.runtime.sessions import SESSIONS
+from tests.conftest import folders_named_in
 from tests.workbench.export.accuracy import accuracy
 from tests.workbench.export.query_models import (
     FILES,
@@ -96,6 +99,7 @@ def compared(name, model, run, pixels, facts):
 def test_unseen_sizes_in_both_runtimes(exported, pixels, name):
     config, weights, path = exported(name)
     onnx.checker.check_model(path, full_check=True)
+    assert folders_named_in(path) == []
     model = onnx.load(path)
     assert not model.functions
     assert {node.domain for node in model.graph.node} == {''}
@@ -134,6 +138,57 @@ def test_the_module_equals_predict_before_export(demo_data, pixels, name):
         share, count = compared(name, model, run, pictures.resized(pixels, *size), facts)
         assert share < 1e-4, size
         assert count > 0
+
+
+@pytest.mark.parametrize('size', [(1, 1), (1, 7), (5, 3)])
+def test_samples_by_gathers_equal_torchs_grid_sample(size):
+    """Samples lie inside, on the border and far outside of a map between two others."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 4 + size[0] * size[1] + 9, 6, dtype=torch.float64, generator=generator)
+    place = 3 * torch.rand(2, 50, 4, 2, dtype=torch.float64, generator=generator) - 1
+    corners = torch.tensor([[0, 0], [1, 1], [0.5, 0], [-40, 7]], dtype=torch.float64)
+    place[:, 0], place[:, 1] = corners, corners / torch.tensor([size[1], size[0]])
+    weights = torch.randn(2, 50, 4, dtype=torch.float64, generator=generator)
+    level = values[:, 4:-9].transpose(1, 2).reshape(2, 6, *size)
+    samples = torch.nn.functional.grid_sample(level, 2 * place - 1, 'bilinear', 'zeros', align_corners=False)
+    expected = torch.einsum('bcqp,bqp->bqc', samples, weights)
+    for function in (deformable.by_gathers, deformable.by_grid_sample):
+        torch.testing.assert_close(function(values, 4, size, place, weights), expected)
+
+
+@pytest.mark.parametrize('name', ['dino', 'deformable_detr_refine', 'mask2former_panoptic', 'mmseg_mask2former'])
+def test_modules_with_gathers_equal_those_with_grid_sample(demo_data, pixels, name):
+    model = random_model(config_of(name, demo_data), pixels)
+    graph = (MaskSegmentor if name in SEGMENTORS else whole.graph_of)(model)
+    img = torch.from_numpy(pictures.resized(pixels, 96, 130).transpose(2, 0, 1).copy())[None].float()
+    more = [torch.zeros(2, dtype=torch.int64)] if name in SEGMENTORS else []
+    with torch.no_grad():
+        expected = formats.outputs_of(graph(img, *more))
+        deformable.use_gathers(graph)
+        with mock.patch('torch.nn.functional.grid_sample', side_effect=AssertionError('GridSample')):
+            found = formats.outputs_of(graph(img, *more))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('name', ['dino on resnet', 'mask2former_panoptic on resnet'])
+def test_files_without_grid_sample_equal_those_with_it(exported, pixels, demo_data, tmp_path, name):
+    config, weights, path = exported(name)
+    options = {'image': picture_of(demo_data), 'target': 'tensorrt'}
+    with pytest.raises(ExportError, match=r'not for TensorRT, .* contains GridSample, .* with grid_sample=False'):
+        export_detector(config, weights, tmp_path / 'x.onnx', **options)
+    assert not list(tmp_path.iterdir())
+    export_detector(config, weights, tmp_path / 'x.onnx', grid_sample=False, **options)
+    operators = [{node.op_type for node in onnx.load(file).graph.node} for file in (path, tmp_path / 'x.onnx')]
+    assert ['GridSample' in found for found in operators] == [True, False]
+    for each in RUNTIMES:
+        files = [runtime.load(file, runtime=each, threads=1) for file in (path, tmp_path / 'x.onnx')]
+        for size in SIZES[::3]:
+            img = pictures.resized(pixels, *size).transpose(2, 0, 1)[None].astype(np.float32)
+            for ours, theirs in zip(*(file.run(img) for file in files), strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
 
 
 @pytest.mark.slow

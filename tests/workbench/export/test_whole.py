@@ -24,7 +24,7 @@ from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import pictures
 from swin_dense.workbench.runtime.comparison import share_of_unmatched
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, folders_named_in
 from tests.workbench.export.accuracy import accuracy
 from tests.workbench.export.whole_models import DETECTORS, config_of, train
 
@@ -117,6 +117,15 @@ def test_unseen_sizes_in_both_runtimes(trained, demo_data, name, backbone, sizes
             assert share == 0, size
             compared += count
     assert compared > 2 * len(sizes) or name == 'upernet'
+
+
+@pytest.mark.parametrize('name', [costly(name) for name in ('mask_rcnn', 'upernet')])
+def test_files_name_modules_but_no_folder_of_this_machine(trained, name):
+    *_, path = trained(name)
+    assert folders_named_in(path) == []
+    nodes = onnx.load(path).graph.node
+    scopes = [one.value for node in nodes for one in node.metadata_props if one.key == 'pkg.torch.onnx.name_scopes']
+    assert any('backbone.stages.0' in scope for scope in scopes)
 
 
 @pytest.mark.slow
@@ -463,6 +472,7 @@ def test_the_loss_of_a_quantised_file(trained, demo_data, tmp_path, name):
             photographs.append(tmp_path / f'{picture.stem} {quarter}.png')
             Image.fromarray(np.rot90(pictures.read(picture), quarter)).save(photographs[-1])
     done = runtime.quantize(path, photographs, tmp_path / 'int8.onnx', limit=0.1)
+    assert folders_named_in(done.path) == []
     onnx.checker.check_model(done.path, full_check=True)
     assert {domain for domain, _ in operators(done.path)} == {''}
     assert {'backbone.patch_embed'} <= {*done.in_float}

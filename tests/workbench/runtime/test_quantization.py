@@ -48,15 +48,15 @@ def save(path, nodes, weights, outputs, facts):
         [numpy_helper.from_array(value, name) for name, value in {'size': np.zeros(2, np.int64), **weights}.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 20)], ir_version=10)
-    model.metadata_props.add(key=KEY, value=json.dumps({**FACTS, **facts}))
+    onnx.helper.set_model_props(model, {KEY: json.dumps({**FACTS, **facts}), 'author': 'us'})
     onnx.save(onnx.shape_inference.infer_shapes(model), path)
     return path
 
 
-def segmentor(path, *modules):
+def segmentor(path, *modules, **facts):
     """Write a file that gives each pixel its strongest colour, after layers of the given modules.
 
-    A module whose name contains 'wide' cannot be quantised without a loss.
+    A module whose name contains 'wide' cannot be quantised without a loss. The metadata contain ``facts``.
     """
     nodes, weights, last = [], {}, 'img'
     for module in (*modules, 'decode_head.conv_seg'):
@@ -80,7 +80,7 @@ def segmentor(path, *modules):
     ]
     weights['nothing'] = np.float32(0)
     outputs = [('labels', TensorProto.INT32, ['batch', 'height', 'width'])]
-    return save(path, nodes, weights, outputs, {'task': 'segmentation'})
+    return save(path, nodes, weights, outputs, {'task': 'segmentation', **facts})
 
 
 def detector(path):
@@ -163,6 +163,7 @@ def test_a_file_without_loss(tmp_path, photographs):
         'loss': 0.0,
         'limit': 0.02,
     }
+    assert {entry.key for entry in onnx.load(done.path).metadata_props} >= {KEY, 'author'}
     onnx.checker.check_model(done.path, full_check=True)
     assert {one.domain for one in onnx.load(done.path).graph.node} == {''}
 
@@ -212,11 +213,54 @@ def test_photographs_that_show_too_little(tmp_path, photographs, black):
         runtime.quantize(path, photographs[:19], tmp_path / 'int8.onnx')
 
 
-def test_at_most_200_photographs_are_used_from_the_whole_list():
-    calibration, held_out = quantization._split([f'{index}.jpg' for index in range(1000)])
+def test_at_most_200_photographs_are_used_from_the_whole_list(monkeypatch):
+    monkeypatch.setattr(quantization, '_is_usable', lambda photograph, model: True)
+    calibration, held_out = quantization._photographs([f'{index}.jpg' for index in range(1000)], None)
     assert len(calibration) == len(held_out) == 100
     assert (calibration[0].name, held_out[-1].name) == ('0.jpg', '995.jpg')
     assert not set(calibration) & set(held_out)
+
+
+def test_a_photograph_that_is_given_twice_counts_once(tmp_path, photographs):
+    path = segmentor(tmp_path / 'x.onnx', 'backbone.stages.0')
+    folder = photographs[0].parent
+    again = [folder / '..' / folder.name / photograph.name for photograph in photographs]
+    done = runtime.quantize(path, [*photographs, *again], tmp_path / 'int8.onnx')
+    assert done.compared == 12 * SIDE**2
+    with pytest.raises(ValueError, match=r'at least 20 photographs.* got 19$'):
+        runtime.quantize(path, photographs[:19] * 2, tmp_path / 'int8.onnx')
+
+
+def test_photographs_that_cannot_be_used_are_named_and_left_out(tmp_path, photographs, caplog):
+    path = segmentor(tmp_path / 'x.onnx', 'backbone.stages.0', limits={'divisor': SIDE})
+    (tmp_path / 'damaged.jpg').write_text('no image')
+    Image.new('RGB', (SIDE + 1, SIDE)).save(tmp_path / 'odd.png')
+    unusable = [tmp_path / name for name in ('damaged.jpg', 'missing.jpg', 'odd.png')]
+    images = [*photographs[:10], *unusable, *photographs[10:]]
+    done = runtime.quantize(path, images, tmp_path / 'int8.onnx')
+    assert done.compared == 12 * SIDE**2
+    warnings = [record.message for record in caplog.records if record.levelname == 'WARNING']
+    assert len(warnings) == 3
+    for warning, photograph in zip(warnings, unusable, strict=True):
+        assert photograph.name in warning
+        assert warning.endswith('; left out')
+    with pytest.raises(ValueError, match=r'at least 20 photographs.* got 19, and 3 that cannot be used'):
+        runtime.quantize(path, [*unusable, *photographs[:19]], tmp_path / 'y.onnx')
+
+
+def test_the_float_file_predicts_each_photograph_once(tmp_path, photographs, monkeypatch):
+    predicted = []
+    original = runtime.Model.outputs
+
+    def outputs(self, pixels):
+        predicted.append((self, pixels.tobytes()))
+        return original(self, pixels)
+
+    monkeypatch.setattr(runtime.Model, 'outputs', outputs)
+    path = segmentor(tmp_path / 'x.onnx', 'backbone.stages.0', 'backbone.stages.wide', 'decode_head.convs.0')
+    runtime.quantize(path, photographs, tmp_path / 'int8.onnx')
+    by_float_file = [pixels for model, pixels in predicted if model is predicted[0][0]]
+    assert len(by_float_file) == len(set(by_float_file)) == 24
 
 
 def without_scopes(model):
@@ -283,10 +327,6 @@ def test_wrong_arguments(tmp_path, photographs):
     ):
         with pytest.raises(ValueError, match=message):
             runtime.quantize(path, photographs, tmp_path / out, limit=limit)
-    (tmp_path / 'damaged.jpg').write_text('no image')
-    with pytest.raises(ValueError, match=r'damaged\.jpg'):
-        runtime.quantize(path, [*photographs, tmp_path / 'damaged.jpg'], tmp_path / 'y.onnx')
-    (tmp_path / 'damaged.jpg').unlink()
     with pytest.raises(TypeError, match='images must be a list of files, got '):
         runtime.quantize(path, photographs[0].parent, tmp_path / 'y.onnx')
     with pytest.raises(FileNotFoundError, match='there is no folder'):
@@ -352,6 +392,7 @@ def test_the_command_needs_neither_torch_nor_the_frameworks(tmp_path, photograph
     assert done.returncode == 0, done.stderr
     assert '100.00% of 6,912 results agree with the float file' in done.stdout
     assert 'in float: decode_head.conv_seg' in done.stdout
+    assert 'running the float file on 12 photographs ...' in done.stderr
     again = subprocess.run([sys.executable, '-c', ALONE, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 2
     assert '--force replaces it' in again.stderr

@@ -1,0 +1,128 @@
+"""The precision in which OpenVINO computes a file, and where it is refused."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from swin_dense import runtime
+from swin_dense.__main__ import main
+from swin_dense.doctor import probe, probes
+from swin_dense.workbench.runtime import model, sessions
+from tests.commands.files import write_file
+
+WEIGHT = np.random.default_rng(0).normal(size=(16, 3, 5, 5)).astype(np.float32)
+needs_bfloat16 = pytest.mark.skipif(not sessions.has_bfloat16(), reason='this processor does not compute in bfloat16')
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a file of one convolution, whose output tells the precision."""
+    image = helper.make_tensor_value_info('img', TensorProto.FLOAT, ['B', 3, 'H', 'W'])
+    out = helper.make_tensor_value_info('out', TensorProto.FLOAT, ['B', 16, 'h', 'w'])
+    weight = helper.make_tensor('weight', TensorProto.FLOAT, WEIGHT.shape, WEIGHT.ravel())
+    graph = helper.make_graph([helper.make_node('Conv', ['img', 'weight'], ['out'])], 'conv', [image], [out], [weight])
+    written = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=8)
+    facts = {'format': sessions.FORMAT, 'task': 'segmentation', 'classes': [], 'palette': [], 'resize': None}
+    helper.set_model_props(written, {sessions.KEY: json.dumps(facts)})
+    path = tmp_path / 'conv.onnx'
+    onnx.save(written, path)
+    return path
+
+
+def error_of(loaded):
+    """Return the largest error of a loaded file against float64, relative to the largest value."""
+    img = np.random.default_rng(1).normal(size=(1, 3, 40, 50)).astype(np.float32)
+    patches = np.lib.stride_tricks.sliding_window_view(img[0].astype(np.float64), (5, 5), (1, 2))
+    expected = np.einsum('chwij,ocij->ohw', patches, WEIGHT.astype(np.float64))
+    (out,) = loaded.run(img)
+    return np.abs(out[0] - expected).max() / np.abs(expected).max()
+
+
+def test_float32_is_the_default_of_both_libraries(file):
+    for options in ({}, {'precision': 'float32'}):
+        for name in ('onnxruntime', 'openvino'):
+            assert error_of(runtime.load(file, runtime=name, **options)) < 1e-6
+
+
+@needs_bfloat16
+def test_bfloat16_rounds_to_eight_bits(file):
+    assert 1e-4 < error_of(runtime.load(file, runtime='openvino', precision='bfloat16')) < 2e-2
+
+
+def test_onnx_runtime_and_other_precisions_are_refused_by_name(file):
+    with pytest.raises(ValueError, match=r"precision='bfloat16' needs runtime='openvino', got onnxruntime"):
+        runtime.load(file, precision='bfloat16')
+    with pytest.raises(ValueError, match=r"precision must be one of .*'float16'"):
+        runtime.load(file, runtime='openvino', precision='float16')
+
+
+def test_a_processor_without_bfloat16_is_an_error(file, monkeypatch):
+    """OpenVINO itself raises no error."""
+    monkeypatch.setattr(sessions, 'has_bfloat16', lambda: False)
+    with pytest.raises(ValueError, match='does not compute in bfloat16 on this processor; leave it out for float32'):
+        runtime.load(file, runtime='openvino', precision='bfloat16')
+    assert error_of(runtime.load(file, runtime='openvino')) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ('files', 'options', 'message'),
+    [
+        (['model.onnx'], [], '--precision bfloat16 needs --runtime openvino, got onnxruntime'),
+        (['config.py', 'weights.pth'], [], '--precision needs an .onnx file'),
+        (['model.onnx'], ['--precision', 'half'], "invalid choice: 'half'"),
+    ],
+)
+def test_the_command_refuses_them_too(tmp_path, capsys, files, options, message):
+    for name in (*files, 'photo.png'):
+        (tmp_path / name).write_bytes(b'')
+    write_file(tmp_path / 'model.onnx')
+    paths = [str(tmp_path / name) for name in (*files, 'photo.png')]
+    out = ['--out', str(tmp_path / 'out'), '--precision', 'bfloat16', *options]
+    if options:
+        with pytest.raises(SystemExit):
+            main(['predict', *paths, *out])
+    else:
+        assert main(['predict', *paths, *out]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_passes_the_precision_on_and_records_it(tmp_path, monkeypatch):
+    from PIL import Image
+
+    given = {}
+    load = model.load
+
+    def loaded(path, **options):
+        given.update(options)
+        return load(path, **{**options, 'precision': 'float32'})
+
+    monkeypatch.setattr(runtime, 'load', loaded)
+    Image.new('RGB', (9, 9)).save(tmp_path / 'a.png')
+    command = ['predict', *write_file(tmp_path / 'model.onnx'), str(tmp_path / 'a.png'), '--out', str(tmp_path / 'out')]
+    options = ['--runtime', 'openvino', '--precision', 'bfloat16']
+    assert main([*command, *options]) == 0
+    assert (given['runtime'], given['precision']) == ('openvino', 'bfloat16')
+    assert main([*command, '--runtime', 'openvino', '--resume']) == 2  # would mix precisions
+    settings = tmp_path / 'out' / '.predict.json'
+    recorded = json.loads(settings.read_text())
+    assert recorded.pop('precision') == 'bfloat16'
+    settings.write_text(json.dumps({**recorded, 'runtime': 'openvino'}))  # of a version that knew no precision
+    assert main([*command, '--runtime', 'openvino', '--resume']) == 0
+
+
+def test_the_doctor_says_whether_this_processor_has_it(monkeypatch):
+    (finding,) = probe('bfloat16 of this CPU')
+    assert finding.status == ('ok' if sessions.has_bfloat16() else 'note')
+    monkeypatch.setattr(probes, 'find_spec', lambda name: None)
+    import torch
+
+    if hasattr(torch.cpu, 'get_capabilities'):
+        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'avx512_bf16': False, 'amx_bf16': True})
+        assert probes.bfloat16().startswith('in hardware, according to torch')
+        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'avx512_bf16': False})
+        assert probes.bfloat16().startswith('not in hardware')
+        monkeypatch.delattr(torch.cpu, 'get_capabilities')
+    assert probes.bfloat16().startswith('not known')
