@@ -165,6 +165,28 @@ def alone_table(*reports: dict[str, Any]) -> str:
     return '\n'.join(lines) + '\n'
 
 
+def forms_table(*reports: dict[str, Any]) -> str:
+    """Return a table of benchmarks/alone.py for models that are compiled, or run in bfloat16.
+
+    Args:
+        reports: those of eager mode, to which our time is compared, and those of the other forms.
+    """
+    eager = {report['processor']: report['seconds'] for report in reports if report['form'] == 'eager'}
+    lines = ['| Swin-T | processor | ours | ours, eager in float32 | ' + ' | '.join(ALONE_PEERS) + ' |']
+    lines.append('|' + ' --- |' * (len(ALONE_PEERS) + 4))
+    for report in reports:
+        if report['form'] == 'eager':
+            continue
+        for case, own in report['ratios'].items():
+            processor = report['processor']
+            ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
+            before = 1e3 * statistics.median(eager[processor][case]['auto'])
+            ratios = [ratio({'ratios': own}, name, 'auto') for name in ALONE_PEERS]
+            cells = [f'{report["form"]}, {case}', processor, f'{ours:.0f} ms', f'{before / ours:.2f}', *ratios]
+            lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def processors_table(*reports: dict[str, Any]) -> str:
     """Return a table of benchmarks/alone.py: the median time of mmdet's Swin relative to ours on each processor."""
     newest = sorted(reports, key=lambda report: report['processor'], reverse=True)
@@ -484,6 +506,7 @@ def _by_processor(*results: str) -> list[str]:
 
 CPU_REPORTS = _by_processor('infer_224', 'infer_8x224', 'infer_512', 'infer_800x1344', 'train_512')
 ALONE_REPORTS = _by_processor('alone')
+FORM_REPORTS = _by_processor('alone', 'alone_compiled', 'alone_bfloat16')
 # Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'mmcv operators': (['mmcv_operators.json'], mmcv_operators_table),
@@ -493,6 +516,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed in short': (CPU_REPORTS, short_speed_table),
     'speed': (CPU_REPORTS, speed_table),
     'speed alone': (ALONE_REPORTS, alone_table),
+    'speed forms': (FORM_REPORTS, forms_table),
     'processors': (ALONE_REPORTS, processors_table),
     'checkpointing': (_by_processor('checkpointing'), checkpointing.table),
     'revisions small core': (

@@ -353,10 +353,15 @@ class SwinBackbone(HubMixin):
             these and of one pair of maps (B, H_i, W_i, C_i) per stage, without output norms.
         """
         dtype = getattr(next(self.patch_embed.parameters(), img), 'dtype', None)
-        is_map = isinstance(img, Tensor) and img.is_floating_point() and img.ndim == 4 and 0 not in img.shape[2:]
-        if not is_map or img.shape[1] != self.in_channels:
-            raise options.image_error(img, self.in_channels, dtype)
-        if img.dtype != dtype and not compat.is_autocast_enabled(img.device.type):
+        fits = (
+            isinstance(img, Tensor)
+            and img.is_floating_point()
+            and img.ndim == 4
+            and img.shape[1] == self.in_channels
+            and 0 not in img.shape[2:]
+            and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
+        )
+        if not fits:
             raise options.image_error(img, self.in_channels, dtype)
         if img.device.type == 'cpu' and not context.is_exporting():
             memory.keep_freed()
@@ -364,8 +369,7 @@ class SwinBackbone(HubMixin):
         if hidden is not None and mask_token is not None:
             x = torch.where(hidden.unsqueeze(-1), mask_token.to(x.dtype), x)
         if self.absolute_pos_embed is not None:
-            size = (x.shape[1], x.shape[2])
-            position = plain.resize_position(self.absolute_pos_embed, self.position_grid, size)
+            position = plain.resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
             x = x + position.to(x.dtype)
         x = self.pos_drop(x)
         maps, stages = [], []

@@ -92,7 +92,8 @@ class CosineWindowAttention(WindowAttention):
         dtype = torch.promote_types(x.dtype, torch.float32)
         heads = x.unflatten(-1, (self.num_heads, -1)).to(dtype)
         # As F.normalize, which has no second derivatives at zero, the query and key of a padding token.
-        squares = heads.square().sum(-1, keepdim=True)
+        # A product, because LiteRT's converter takes no power of five axes.
+        squares = (heads * heads).sum(-1, keepdim=True)
         return heads / squares.clamp(min=1e-24).sqrt()
 
     def relative_bias(self, window: Pair) -> Tensor | None:

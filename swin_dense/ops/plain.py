@@ -38,7 +38,7 @@ def window_attention(
     heads = spec.num_heads
     qkv_BNTC = project(partition(x, spec.window, spec.shift))
     _, windows, tokens, channels = qkv_BNTC.shape
-    channels = channels // 3
+    channels //= 3
     # The batch is -1 in every reshape: a file for one size then computes no shapes. Core ML allows at most five axes.
     shape = -1, windows, tokens, heads, channels // heads
     q, k, v = (part.reshape(shape).transpose(2, 3) for part in qkv_BNTC.chunk(3, -1))  # (B, N, A, T, D) each
@@ -49,10 +49,9 @@ def window_attention(
         ids_NT = region_ids(*size, spec.window, spec.shift, x.device)
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = scores.softmax(-1)
     # The module for dropout takes the windows of all images as one batch.
-    weights = attn_drop(weights.reshape(-1, heads, tokens, tokens))
-    weights = weights.reshape(-1, windows, heads, tokens, tokens)
+    weights = scores.softmax(-1).reshape(-1, heads, tokens, tokens)
+    weights = attn_drop(weights).reshape(-1, windows, heads, tokens, tokens)
     out_BNTAD = (weights @ v).transpose(2, 3)
     out_BNTC = out_BNTAD.reshape(-1, windows, tokens, channels)
     return merge(out_BNTC, size, spec.window, spec.shift)
@@ -90,10 +89,8 @@ def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
     Returns:
         (B, rows * columns, h * w, C).
     """
-    height, width = x.shape[1], x.shape[2]
-    row_is_outside = row >= height
-    column_is_outside = column >= width
-    is_outside = outer(row_is_outside.long(), column_is_outside.long()) > 0
+    _, height, width, _ = x.shape
+    is_outside = outer((row >= height).long(), (column >= width).long()) > 0
     raster = outer(row * width, column)
     raster = raster.masked_fill(is_outside, 0)
     tokens = x.flatten(1, 2).index_select(1, raster.flatten())

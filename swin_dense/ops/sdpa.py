@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_dense.ops import context, plain
+from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources, split_edge
 
 # Plans of eight image sizes: each of a model's four stages needs two. They take a hundredth of the memory of a map.
@@ -33,7 +34,7 @@ class Plan(NamedTuple):
         order: (N * T,) the token of each slot, as its raster index in the padded map.
         slots: (H * W,) the slot of each token of the map.
         groups: number of slots of each group of windows with the same mask.
-        masks: (T, T) that is added to the scores of each group, or None.
+        masks: (T, T) that is added to the scores of each group.
     """
 
     size: Pair
@@ -41,7 +42,7 @@ class Plan(NamedTuple):
     order: Tensor
     slots: Tensor
     groups: list[int]
-    masks: list[Tensor | None]
+    masks: list[Tensor]
 
 
 def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
@@ -62,8 +63,7 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
         for column_count, column_shift in split_edge(len(columns), shift[1]):
             groups.append(row_count * column_count * math.prod(window))
             region_T = region_ids(*window, window, (row_shift, column_shift), device)[0]
-            mask = REGION_PENALTY * (region_T[:, None] != region_T)
-            masks.append(mask if row_shift or column_shift else None)
+            masks.append(REGION_PENALTY * (region_T[:, None] != region_T))
     return Plan((height, width), window, order.int(), slots.int(), groups, masks)
 
 
@@ -80,19 +80,15 @@ def window_attention(
     plan = find_plan(x.shape[1], x.shape[2], spec.window, spec.shift, x.device)
     qkv = project(_Move.apply(x, plan, True))
     tokens = math.prod(spec.window)
-    channels = qkv.shape[2] // 3  # not always those of x: heads can be pruned
     heads = qkv.unflatten(2, (3, spec.num_heads, -1))
-    if relative_bias is None:
-        relative_bias = qkv.new_zeros(1, tokens, tokens)
-    bias = relative_bias[None].to(qkv.dtype)
     outs = []
     for group, mask in zip(heads.split(plan.groups, 1), plan.masks, strict=True):
         windows = group.flatten(0, 1).unflatten(0, (-1, tokens))
-        added = bias if mask is None else bias + mask.to(qkv.dtype)
-        out = _attend(windows, added, spec.scale, dropout)
-        # One reshape would make torch.compile ask whether the number of windows is that of images.
-        tokens_first = out.transpose(1, 2).flatten(0, 1)
-        outs.append(tokens_first.reshape(*group.shape[:2], channels))
+        added = mask.to(qkv.dtype)[None, None]
+        if relative_bias is not None:
+            added = added + relative_bias.to(qkv.dtype)
+        out = _attend(windows, added, spec.scale, dropout).transpose(1, 2)
+        outs.append(out.flatten(0, 1).flatten(1).unflatten(0, group.shape[:2]))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
     return _Move.apply(out, plan, False)
 
@@ -102,7 +98,16 @@ def _attend(windows: Tensor, added: Tensor, scale: float, dropout: float) -> Ten
     if len(windows) > MAX_WINDOWS:
         return torch.cat([_attend(part, added, scale, dropout) for part in windows.split(MAX_WINDOWS)])
     q, k, v = windows.permute(2, 0, 3, 1, 4)
+    if IS_FASTER_BY_ONEDNN and windows.dtype == torch.bfloat16 and windows.device.type == 'cpu':
+        return _by_products(q, k, v, added, scale, dropout)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
+
+
+def _by_products(q: Tensor, k: Tensor, v: Tensor, added: Tensor, scale: float, dropout: float) -> Tensor:
+    """Attend in bfloat16 on AMD processors, where torch's kernel is slower than its parts, most of all in training."""
+    scores = (q * scale) @ k.transpose(2, 3) + added.float()
+    weights = F.dropout(scores.softmax(-1), dropout)
+    return weights.to(v.dtype) @ v
 
 
 class _Move(torch.autograd.Function):

@@ -94,8 +94,8 @@ def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch
     """
     row = sources(height, window[0], 0, device)
     column = sources(width, window[1], 0, device)
-    is_moved_row = row >= row.shape[0] * window[0] - shift[0]
-    is_moved_column = column >= column.shape[0] * window[1] - shift[1]
+    is_moved_row = row >= row.numel() - shift[0]
+    is_moved_column = column >= column.numel() - shift[1]
     return outer(2 * is_moved_row.long(), is_moved_column.long())
 
 

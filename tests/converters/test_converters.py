@@ -23,9 +23,6 @@ MODELS = {
 }
 
 
-V2_IN_LITERT = pytest.mark.xfail(strict=True, reason='LiteRT 0.10 does not square a tensor of five axes')
-
-
 def exported(name, target, folder):
     """Export a model for a target, and return the file, an image and the model's outputs."""
     model, img = MODELS[name], torch.randn(1, 3, *SIZE)
@@ -40,7 +37,7 @@ def exported(name, target, folder):
         *(pytest.param('executorch', name, marks=needs('executorch')) for name in MODELS),
         # It orders a dict of outputs, which the classifier returns, by name.
         pytest.param('litert', 'position', marks=needs('litert_torch')),
-        pytest.param('litert', 'v2', marks=[needs('litert_torch'), V2_IN_LITERT]),
+        pytest.param('litert', 'v2', marks=needs('litert_torch')),
     ],
 )
 def test_the_outputs_are_those_of_the_model(tmp_path, target, name):

@@ -161,8 +161,10 @@ def test_meta_tensors_give_a_shape(backend):
     assert out.shape == (2, 9, 8, HEADS * 16)
 
 
+@pytest.mark.parametrize('is_amd', [False, True])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
-def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(dtype):
+def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(monkeypatch, dtype, is_amd):
+    monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', is_amd)
     case = (2, 20, 23, (7, 7), (3, 3), True, True)
     inputs, spec = make_inputs(case, dtype)
     exact = Inputs(*(tensor.detach().double().requires_grad_() for tensor in inputs))
@@ -199,6 +201,17 @@ def test_inference_mode_first_and_training_later(backend):
 
 
 CASE = (2, 9, 8, (3, 4), (1, 2), True, True)
+
+
+def test_dropout_in_bfloat16_on_amd_processors(monkeypatch):
+    monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', True)
+    inputs, spec = make_inputs((1, 4, 4, (4, 4), (0, 0), True, True), torch.bfloat16)
+    expected = attend(inputs, spec, 'textbook').detach().float()
+    with torch.no_grad():
+        outs = torch.stack([attend(inputs, spec, 'sdpa', nn.Dropout(0.3)).float() for _ in range(2000)])
+    assert not torch.equal(outs[0], outs[1])
+    rounding = 2**-7 * float(expected.abs().max())
+    torch.testing.assert_close(outs.mean(0), expected, rtol=0, atol=rounding + float(5 * outs.std(0).max() / 2000**0.5))
 
 
 @ON_A_CPU

@@ -198,6 +198,7 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
             'only --out, --force, --set, --image, --opset, --target and --no-grid-sample are allowed',
         ),
         (['{config}', '{config}', '--out', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
+        (['{config}', '{config}', '--out', 'x.onnx', '--target', 'coreml'], '--target coreml is not for whole models'),
         (['{config}', '{config}', '--out', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
         (['--out', 'x.ts', '--set', 'a=1'], '--image, --set and --no-grid-sample are for a whole model'),
         (
