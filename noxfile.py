@@ -75,7 +75,8 @@ def converters(session: nox.Session) -> None:
     )
     session.install('--excludes', 'requirements/torch.txt', *CONVERTERS)
     session.run('python', '-m', 'pytest', 'tests/converters', *session.posargs)
-    session.run('python', 'benchmarks/converters.py', '--out', 'benchmarks/converters.json')
+    benchmark = ['benchmarks/converters.py', '--out', 'benchmarks/converters.json']
+    session.run('python', *benchmark, env={'PYTHONPATH': str(ROOT)})
 
 
 CONVERTERS = ['executorch==1.5.1', 'litert-torch==0.10.0', 'ai-edge-litert==2.3.0', 'coremltools==9.0']

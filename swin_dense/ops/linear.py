@@ -81,19 +81,23 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:2])
+        x, weight, _ = inputs
+        # As torch does: the map of weights that do not train is not kept.
+        kept_x = x if ctx.needs_input_grad[1] else None
+        kept_weight = weight if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(kept_x, kept_weight)
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        # Rows, because torch.compile calls the operator on maps.
-        rows, tokens = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
-        return (
-            linear(grad, weight.t()) if ctx.needs_input_grad[0] else None,
+        rows = grad.reshape(-1, grad.shape[-1])  # torch.compile calls the operator on maps
+        grad_x = linear(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
             # oneDNN would first copy the transposed rows, which takes longer than it gains.
-            rows.t() @ tokens if ctx.needs_input_grad[1] else None,
-            rows.sum(0) if ctx.needs_input_grad[2] else None,
-        )
+            grad_weight = rows.t() @ x.reshape(-1, x.shape[-1])
+        grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias
 
 
 # The same as an operator that torch.compile calls; a call of it takes longer than one of the function.

@@ -87,6 +87,23 @@ def test_equals_the_linear_layer_of_torch(calls, x, weight, has_bias):
         torch.testing.assert_close(linear(*tensors).double(), expected[0].detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('trains', ['x', 'weight', 'bias'])
+def test_keeps_what_torch_keeps_for_the_gradients_that_are_needed(trains):
+    tensors = {'x': torch.randn(3, 7), 'weight': torch.randn(5, 7), 'bias': torch.randn(5)}
+    tensors[trains].requires_grad_()
+    kept = {}
+    for layer in (linear, F.linear):
+        sizes = kept.setdefault(layer, [])
+
+        def record(tensor, sizes=sizes):
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+            layer(*tensors.values())
+    assert kept[linear] == kept[F.linear]
+
+
 def test_only_the_gradients_that_are_needed_are_computed(calls):
     x, weight, bias = torch.randn(3, 7), torch.randn(5, 7), torch.randn(5)
     linear(x, weight, bias.requires_grad_()).sum().backward()
