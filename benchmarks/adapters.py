@@ -12,6 +12,7 @@ when it is started again.
 """
 
 import argparse
+import functools
 import json
 import time
 from pathlib import Path
@@ -49,28 +50,37 @@ LABELS = 50
 
 def build(method, weights):
     """Return a segmentor with the pretrained backbone, in which only the parameters of a method train."""
-    model = Segmentor(None)
+    model = Segmentor(SwinBackbone(**ARCH))
     model.backbone = SwinBackbone(**ARCH, **METHODS[method])
     load_checkpoint(model.backbone, weights, log=None)
-    if method == 'norms':
-        for name, parameter in model.backbone.named_parameters():
-            parameter.requires_grad_('norm' in name)
+    only_method_trains(model.backbone, method)
     return model
 
 
-def tune(method, weights, seed, data, steps, rate):
+def only_method_trains(backbone, method):
+    """Freeze what a method does not train and the options of the backbone have not frozen."""
+    if method == 'norms':
+        for name, parameter in backbone.named_parameters():
+            parameter.requires_grad_('norm' in name)
+
+
+def trained_share(backbone):
+    """Return the trained parameters of a backbone, relative to all of one without an adapter."""
+    trained = sum(p.numel() for p in backbone.parameters() if p.requires_grad)
+    return trained / sum(p.numel() for p in SwinBackbone(**ARCH).parameters())
+
+
+def tune(weights, data, steps, method, seed, rate):
     """Return the mIoU on val of a segmentor trained with few labelled frames, and the trained share of the backbone."""
     torch.manual_seed(seed)
     model, generator = build(method, weights), torch.Generator().manual_seed(seed)
     frames, labels = some_labelled(data, LABELS, generator)
     clock = time.time()
     loss = train_segmentor(model, frames, labels, generator, steps, {**TUNING, 'lr': rate})
-    trained = sum(p.numel() for p in model.backbone.parameters() if p.requires_grad)
-    whole = sum(p.numel() for p in SwinBackbone(**ARCH).parameters())
     return {
         'mIoU': mean_iou(model.eval(), *data['val']),
         'last loss': loss,
-        'trained share': trained / whole,
+        'trained share': trained_share(model.backbone),
         'seconds': time.time() - clock,
     }
 
@@ -91,7 +101,9 @@ def main() -> None:
     args.weights.mkdir(parents=True, exist_ok=True)
     bases = {
         'SimMIM': lambda: pretrain(unlabelled, args.pretraining_steps, None),
-        'labels of test': lambda: train_teacher(*data['test'], data['val'], args.supervised_steps),
+        'labels of test': lambda: train_teacher(
+            *data['test'], data['val'], args.supervised_steps, lambda: SwinBackbone(**ARCH)
+        ),
     }
     report = {
         'processor': processor(),
@@ -110,20 +122,28 @@ def main() -> None:
     for base, make in bases.items():
         weights, facts = remembered(args.weights, base, make)
         print(base, facts, flush=True)
-        for seed in (SEED_OF_RATES, *range(args.seeds)):
-            for method in METHODS:
-                known = {row['rate']: row for row in report['rows'] if is_of(row, base, method, seed)}
-                rates = RATES
-                if seed != SEED_OF_RATES:
-                    tried = [row for row in report['rows'] if is_of(row, base, method, SEED_OF_RATES)]
-                    rates = (max(tried, key=lambda row: row['mIoU'])['rate'],)
-                for rate in rates:
-                    if rate not in known:
-                        row = {'base': base, 'method': method, 'seed': seed, 'rate': rate}
-                        row |= tune(method, weights, seed, data, args.steps, rate)
-                        report['rows'].append(row)
-                        print(row, flush=True)
-                        args.json.write_text(json.dumps(report, indent=1) + '\n')
+        measure(args, report, base, 'mIoU', functools.partial(tune, weights, data, args.steps))
+
+
+def measure(args, report, base, metric, tune_row, methods=METHODS):
+    """Tune what the report lacks of a base, and write the report after each row.
+
+    ``tune_row`` gets the method, the seed and the learning rate, and returns figures. The rate is that of the higher
+    metric with the seed of the rates.
+    """
+    for seed in (SEED_OF_RATES, *range(args.seeds)):
+        for method in methods:
+            known = {row['rate']: row for row in report['rows'] if is_of(row, base, method, seed)}
+            rates = RATES
+            if seed != SEED_OF_RATES:
+                tried = [row for row in report['rows'] if is_of(row, base, method, SEED_OF_RATES)]
+                rates = (max(tried, key=lambda row: row[metric])['rate'],)
+            for rate in rates:
+                if rate not in known:
+                    row = {'base': base, 'method': method, 'seed': seed, 'rate': rate, **tune_row(method, seed, rate)}
+                    report['rows'].append(row)
+                    print(row, flush=True)
+                    args.json.write_text(json.dumps(report, indent=1) + '\n')
 
 
 def is_of(row, base, method, seed):

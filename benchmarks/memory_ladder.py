@@ -65,6 +65,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 _BYTES = 4  # per weight, gradient and state of AdamW
 
 
+aten = torch.ops.aten
 LOW_DTYPES = (torch.bfloat16, torch.float16)
 # Functions used by the backbone that autocast runs in low precision, and those that it runs in float32.
 TO_LOW = {F.linear, F.conv2d, torch.conv2d, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
@@ -138,7 +139,9 @@ class PeakCounter(TorchDispatchMode):
             if storage._cdata not in self._live:
                 self._given[storage._cdata] = StorageWeakRef(storage)
         out = func(*args, **kwargs)
-        if func.overloadpacket in flop_registry:
+        if func is aten.convolution_backward.default:
+            self.flops += _flops_of_gradients(*args)
+        elif func.overloadpacket in flop_registry:
             self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
         for storage in _storages(out):
             if storage._cdata not in self._given and storage._cdata not in self._live:
@@ -154,6 +157,13 @@ class PeakCounter(TorchDispatchMode):
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         free = {storage._cdata for storage in _storages(apart_from)}
         return sum(nbytes for key, (_, nbytes) in self._live.items() if key not in free)
+
+
+def _flops_of_gradients(grad, x, weight, _, *options) -> int:
+    """Count the FLOPs of the gradients of a convolution; torch's count takes a depthwise one for a dense one."""
+    *options, _, _, output_mask = options
+    forward = flop_registry[aten.convolution](x, weight, None, *options, out_val=grad)
+    return forward * sum(output_mask[:2])
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:

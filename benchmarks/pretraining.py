@@ -84,15 +84,21 @@ def train(model, steps, lr, step_loss):
     return sum(losses[-20:]) / len(losses[-20:])
 
 
-class Segmentor(nn.Module):
-    """A backbone and the smallest head that uses its four maps: one 1x1 convolution each, added up at stride 4."""
+def backbone_with(weights, arch):
+    """Return a Swin with these weights, or with random ones for None."""
+    backbone = SwinBackbone(**arch)
+    if weights is not None:
+        load_checkpoint(backbone, weights, log=None)
+    return backbone
 
-    def __init__(self, weights, arch=ARCH):
+
+class Segmentor(nn.Module):
+    """A backbone and the smallest head that uses its maps: one 1x1 convolution each, added up in the finest one."""
+
+    def __init__(self, backbone):
         super().__init__()
-        self.backbone = SwinBackbone(**arch)
-        if weights is not None:
-            load_checkpoint(self.backbone, weights, log=None)
-        self.laterals = nn.ModuleList(nn.Conv2d(channels, 64, 1) for channels in self.backbone.out_channels)
+        self.backbone = backbone
+        self.laterals = nn.ModuleList(nn.Conv2d(channels, 64, 1) for channels in backbone.out_channels)
         self.classify = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.GELU(), nn.Conv2d(64, CLASSES, 1))
 
     def forward(self, img):
@@ -131,7 +137,7 @@ def some_labelled(data, count, generator):
 def tune(weights, seed, count, data, steps, arch=ARCH, side=SIDE):
     """Return the mIoU on val of a segmentor trained with ``count`` labelled frames."""
     torch.manual_seed(seed)
-    model, generator = Segmentor(weights, arch), torch.Generator().manual_seed(seed)
+    model, generator = Segmentor(backbone_with(weights, arch)), torch.Generator().manual_seed(seed)
     train_segmentor(model, *some_labelled(data, count, generator), generator, steps, side=side)
     return mean_iou(model.eval(), *data['val'])
 
@@ -139,9 +145,7 @@ def tune(weights, seed, count, data, steps, arch=ARCH, side=SIDE):
 def probe(weights, seed, count, data, arch=ARCH):
     """Return the mIoU on val of a linear classifier of frozen features, at stride 8."""
     torch.manual_seed(seed)
-    backbone = SwinBackbone(**arch).eval()
-    if weights is not None:
-        load_checkpoint(backbone, weights, log=None)
+    backbone = backbone_with(weights, arch).eval()
 
     def features(frame):
         maps = backbone(frame)
@@ -172,9 +176,7 @@ def pretrain(frames, steps, teacher):
     torch.manual_seed(0)
     options = {'out_indices': (3,), 'clamp_window': True}
     if teacher is not None:
-        frozen = SwinBackbone(**ARCH, clamp_window=True)
-        load_checkpoint(frozen, teacher, log=None)
-        teacher = frozen
+        teacher = backbone_with(teacher, {**ARCH, 'clamp_window': True})
     backbone = SwinBackbone(**ARCH, **options)
     model = SimMIM(backbone, mask_patch=PRETRAINING['mask_patch'], teacher=teacher, teacher_size=None)
     return train_unlabelled(model, frames, steps)
@@ -195,10 +197,10 @@ def train_unlabelled(model, frames, steps, recipe=PRETRAINING, side=SIDE):
     return copy.deepcopy(model.state_dict()), {'mean loss of the last 20 steps': mean, **last}
 
 
-def train_teacher(frames, labels, val, steps, arch=ARCH, recipe=TUNING, side=SIDE):
+def train_teacher(frames, labels, val, steps, make_backbone, recipe=TUNING, side=SIDE):
     """Return the weights of a segmentor's backbone trained with these labels, and its mIoU on val."""
     torch.manual_seed(0)
-    model, generator = Segmentor(None, arch), torch.Generator().manual_seed(0)
+    model, generator = Segmentor(make_backbone()), torch.Generator().manual_seed(0)
     train_segmentor(model, frames, labels, generator, steps, recipe, side)
     return copy.deepcopy(model.backbone.state_dict()), {'mIoU': mean_iou(model.eval(), *val)}
 
@@ -248,7 +250,7 @@ def main() -> None:
     unlabelled = torch.cat([data['train'][0], read_frames(args.root, 'val')[0]])
     args.weights.mkdir(exist_ok=True)
     makers = {
-        'teacher': lambda: train_teacher(*data['test'], data['val'], args.teacher_steps),
+        'teacher': lambda: train_teacher(*data['test'], data['val'], args.teacher_steps, lambda: SwinBackbone(**ARCH)),
         'SimMIM': lambda: pretrain(unlabelled, args.pretraining_steps, None),
         'SimMIM with teacher': lambda: pretrain(unlabelled, args.pretraining_steps, weights['teacher']),
     }

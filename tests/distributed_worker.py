@@ -1,5 +1,6 @@
 """Train with DDP, FSDP2 and mmengine's FSDP over gloo, and compare the losses with those of one process."""
 
+import copy
 import gc
 import sys
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from torch import nn
 from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel
 
-from swin_dense import SwinBackbone
+from swin_dense import FeatureDistillation, SwinBackbone
 from swin_dense.models.block import SwinBlock
 from tests.conftest import TINY, randomize
 
@@ -21,6 +22,9 @@ CASES = {
     'with_cp': {'with_cp': True},
     'drop_path': {'drop_path_rate': 0.3},
     'hidden patches and the maps of stages': {'is_masked': True},
+    'Mona': {'adapter': {'type': 'mona', 'dim': 6, 'drop_rate': 0.0}},
+    'LoRA': {'adapter': {'type': 'lora', 'rank': 3}},
+    'distillation': {'is_distilled': True},
 }
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 # What float32 could change shows in one case.
@@ -51,9 +55,36 @@ class Losses(nn.Module):
         return torch.stack([(out - 0.1).square().mean() for out in maps]).sum()
 
 
-def make(options: dict, dtype: torch.dtype) -> Losses:
+class Distilled(FeatureDistillation):
+    """A backbone that learns from a Swin with other weights, and returns its loss."""
+
+    def __init__(self) -> None:
+        options = {**TINY, 'drop_path_rate': 0.0, 'clamp_window': True}
+        super().__init__(SwinBackbone(**options), randomize(SwinBackbone(**options), 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images)['loss_features']
+
+
+def make(options: dict, dtype: torch.dtype) -> Losses | Distilled:
     """Build a model with the same weights in every process."""
-    return randomize(Losses(options).to(dtype))
+    return randomize((Distilled() if options.get('is_distilled') else Losses(options)).to(dtype))
+
+
+def teacher_of(model: nn.Module) -> nn.Module | None:
+    """Return the teacher of a model, which may be wrapped."""
+    return next((module.teacher for module in model.modules() if isinstance(module, Distilled)), None)
+
+
+def check_frozen(model: nn.Module, teacher: dict[str, torch.Tensor]) -> None:
+    """Check that a teacher is as it was: no parameter is sharded, trained or saved."""
+    for name, parameter in teacher_of(model).named_parameters():
+        assert type(parameter) is nn.Parameter, name
+        assert parameter.grad is None, name
+        assert torch.equal(parameter, teacher[name]), name
+    saved = model.state_dict()
+    assert saved
+    assert not any('teacher' in name for name in saved)
 
 
 def train(model: nn.Module, parts: dict[int, torch.Tensor]) -> list[torch.Tensor]:
@@ -88,7 +119,7 @@ def train_alone(model: nn.Module, images: torch.Tensor, *, by_parts: bool) -> li
     return train(model, dict(enumerate(images.chunk(dist.get_world_size()))) if by_parts else {0: images})
 
 
-def shard(model: Losses) -> Losses:
+def shard(model: Losses | Distilled) -> Losses | Distilled:
     """Apply fully_shard to each block, then to the model."""
     for stage in model.backbone.stages:
         for block in stage.blocks:
@@ -97,7 +128,7 @@ def shard(model: Losses) -> Losses:
     return model
 
 
-def shard_parts(model: Losses) -> Losses:
+def shard_parts(model: Losses | Distilled) -> Losses | Distilled:
     """Apply fully_shard to each attention and MLP, each stage with its patch merging, then to the model."""
     for stage in model.backbone.stages:
         for block in stage.blocks:
@@ -108,7 +139,7 @@ def shard_parts(model: Losses) -> Losses:
     return model
 
 
-def shard_by_mmengine(model: Losses) -> nn.Module:
+def shard_by_mmengine(model: Losses | Distilled) -> nn.Module:
     """Shard each block, then the model, as mmengine's FSDPStrategy does with swin_auto_wrap_policy."""
     from mmengine.registry import MODEL_WRAPPERS
 
@@ -141,8 +172,13 @@ def main() -> None:
         images = torch.randn(4, 3, 40, 56, generator=torch.Generator().manual_seed(0)).to(dtype)
         expected = train_alone(make(options, dtype), images, by_parts='drop_path_rate' in options)
         for wrapper, wrap in WRAPPERS.items():
-            found = train_together(wrap(make(options, dtype)), images)
+            model = make(options, dtype)
+            teacher = copy.deepcopy(teacher_of(model).state_dict()) if options.get('is_distilled') else None
+            model = wrap(model)
+            found = train_together(model, images)
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
+            if teacher is not None:
+                check_frozen(model, teacher)
             if dist.get_rank() == 0:
                 print(f'{wrapper}, {name}, {dtype}: passed', flush=True)
     gc.collect()  # reference cycles keep models alive, and with them gloo's threads, which must end before Python does

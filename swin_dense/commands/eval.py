@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from swin_dense.commands._options import (
+    add_adapter,
     add_backbone,
     add_loading,
     add_normalization,
@@ -35,6 +36,7 @@ EXTRA = 'features'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folder', type=Path, help='folder with one folder of images per class')
     add_backbone(parser, required=True)
+    add_adapter(parser)
     add_normalization(parser)
     add_size(parser, 'must be a square (default: 224)', default=(224, 224))
     parser.add_argument(
@@ -73,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.models.classifier import create_classifier
 
     device, options = device_of(args), backbone_options(args)
-    classifier = on_device(create_classifier(args.checkpoint, args.arch, prefix=args.prefix, **options), device)
+    weights = {'adapter_checkpoint': args.adapter_checkpoint, 'prefix': args.prefix}
+    classifier = on_device(create_classifier(args.checkpoint, args.arch, **weights, **options), device)
     how = Normalization(**options_of_images)
     how.check_for(classifier.backbone)
     classes = [line.strip() for line in lines_in(args.classes)] if args.classes else None

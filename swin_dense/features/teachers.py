@@ -230,7 +230,8 @@ def _timm_convnext(network: Any) -> Teacher:
 
 
 def _timm_statistics(network: Any) -> dict[str, Any]:
-    return {name: network.pretrained_cfg[name] for name in ('mean', 'std') if name in network.pretrained_cfg}
+    facts = getattr(network, 'pretrained_cfg', {})  # a network that timm's factory did not build has none
+    return {name: facts[name] for name in ('mean', 'std') if name in facts}
 
 
 # By the library that has the class, and the class.

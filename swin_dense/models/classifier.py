@@ -11,10 +11,12 @@ from swin_dense.archs import Arch, resolve_arch, split_name
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
-from swin_dense.models.create import BACKBONES, network_of, options_for
+from swin_dense.models.create import BACKBONES, network_of, options_for, options_of_adapter
 from swin_dense.models.hub import HubMixin
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, compat
+
+_HEAD = 'head.weight'
 
 
 class SwinClassifier(HubMixin):
@@ -76,6 +78,7 @@ def create_classifier(
     checkpoint: Checkpoint,
     name: str | None = None,
     *,
+    adapter_checkpoint: Checkpoint | None = None,
     prefix: str | None = None,
     trust: bool = False,
     **options: Any,
@@ -85,21 +88,31 @@ def create_classifier(
     Args:
         checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
         name: name of the model; needed if it cannot be inferred from the checkpoint, and otherwise checked against it.
+        adapter_checkpoint: the file of an adapter that was trained from ``checkpoint``, see
+            :func:`swin_dense.save_adapter`. If it contains a head, that of ``checkpoint`` is not used.
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
         trust: unpickle classes that are not known to be harmless.
         **options: options of :class:`SwinClassifier`; they override those inferred from the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read, or contains no complete classifier.
+        CheckpointError: a checkpoint cannot be read, they contain no complete classifier, or the adapter was trained
+            from another checkpoint.
     """
     found = find_backbone(checkpoint, prefix, trust=trust)
-    network, inferred = options_for(found, name, options)
+    adapter = None if adapter_checkpoint is None else find_backbone(adapter_checkpoint)
+    network, inferred = options_for(
+        found, name, {**({} if adapter is None else options_of_adapter(adapter)), **options}
+    )
     inferred.pop('out_indices', None)
     arch: Any = inferred.pop('arch')
     if isinstance(arch, dict):  # a dict does not contain the family, which SwinClassifier takes from the name
         arch, inferred = 't', {**arch, **inferred}
-    if 'head.weight' in found.parameters:
-        inferred.setdefault('num_classes', len(found.parameters['head.weight']))
+    has_new_head = adapter is not None and _HEAD in adapter.parameters
+    head = adapter if adapter is not None and has_new_head else found
+    if _HEAD in head.parameters:
+        inferred.setdefault('num_classes', len(head.parameters[_HEAD]))
     classifier = SwinClassifier(f'{network}_{split_name(arch)[1]}', **inferred)
-    load_found(Target.of(classifier), found)
+    load_found(Target.of(classifier.backbone if has_new_head else classifier), found)
+    if adapter is not None:
+        load_found(Target.of(classifier if has_new_head else classifier.backbone), adapter)
     return classifier.eval()

@@ -79,7 +79,7 @@ def create_backbone(
         return random_backbone
     found = find_backbone(checkpoint, prefix)
     adapter = None if adapter_checkpoint is None else find_backbone(adapter_checkpoint)
-    inferred = {} if adapter is None else _options_of_adapter(adapter)
+    inferred = {} if adapter is None else options_of_adapter(adapter)
     network, options = options_for(found, name, {**inferred, **backbone_options})
     backbone = BACKBONES[network](**options)
     load_found(Target.of(backbone), found)
@@ -88,7 +88,11 @@ def create_backbone(
     return backbone.eval()
 
 
-def _options_of_adapter(found: Found) -> dict[str, Any]:
+def options_of_adapter(found: Found) -> dict[str, Any]:
+    """Return the options of a backbone that the file of an adapter tells: the adapter, and the output stages.
+
+    Raises CheckpointError if the checkpoint is not an adapter alone.
+    """
     if found.base is None:
         raise CheckpointError(
             f'{found.described} is not an adapter alone; give it as {checks.argument("checkpoint", ...)}, or write its '

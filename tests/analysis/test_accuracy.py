@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense import SwinClassifier
+from swin_dense import SwinClassifier, save_adapter
 from swin_dense.__main__ import main
 from swin_dense.analysis.accuracy import read_square
 from swin_dense.features import Normalization
@@ -62,6 +62,29 @@ def test_accuracy_equals_a_count_by_hand(folder, checkpoint, capsys):
     assert result['images'] == 21
     assert 0 < correct[1] < correct[5] < 21
     assert [result['top1'], result['top5']] == pytest.approx([100 * correct[1] / 21, 100 * correct[5] / 21])
+
+
+@needs('tqdm')
+@pytest.mark.parametrize('kind', ['mona', 'lora'])
+def test_a_head_that_was_fitted_to_an_adapter_needs_it(folder, checkpoint, tmp_path, capsys, kind):
+    """Least squares fits the few images exactly, by features that the base alone does not have."""
+    model = randomize(SwinClassifier(TINY, len(CLASSES), window_size=2, adapter={'type': kind}), 2).eval()
+    base = create_classifier(checkpoint).backbone.state_dict()
+    model.backbone.load_state_dict({name: base.get(name, x) for name, x in model.backbone.state_dict().items()})
+    paths = [(path, label) for label, name in enumerate(CLASSES) for path in (folder / name).iterdir()]
+    images = torch.stack([read_square(path, 64, True) for path, _ in paths])
+    targets = torch.eye(len(CLASSES))[[label for _, label in paths]]
+    with torch.no_grad():
+        features = model.backbone(images)[-1].mean((2, 3))
+        model.head.weight.copy_(torch.linalg.lstsq(features, targets, driver='gelsd').solution.T)
+        model.head.bias.zero_()
+    save_adapter(model, tmp_path / 'adapter.pth')
+    _, with_adapter = evaluate(
+        folder, checkpoint, capsys, '--json', '--adapter-checkpoint', str(tmp_path / 'adapter.pth')
+    )
+    _, without = evaluate(folder, checkpoint, capsys, '--json')
+    assert json.loads(with_adapter.out)['top1'] == 100
+    assert json.loads(without.out)['top1'] < 50
 
 
 @needs('tqdm')

@@ -19,6 +19,7 @@ from swin_dense import (
 from swin_dense.checkpoint.adapters import BASE_KEY, base_digest, part_of
 from swin_dense.checkpoint.read import read_file
 from swin_dense.features import Extractor
+from swin_dense.models.classifier import create_classifier
 from swin_dense.models.convert import convert, write_adapter
 from tests.conftest import needs, photograph, randomize
 
@@ -128,6 +129,29 @@ def test_the_base_may_be_a_classifier_without_output_norms(tmp_path):
     path = save_adapter(randomize_norms(model), tmp_path / 'adapter.pth')
     found = create_backbone(None, tmp_path / 'classifier.pth', adapter_checkpoint=path)
     assert_equal(found, model)
+
+
+@pytest.mark.parametrize('has_head', [True, False])
+@pytest.mark.parametrize('adapter', ADAPTERS)
+def test_a_classifier_takes_an_adapter_and_its_head(tmp_path, adapter, has_head):
+    """An adapter of a whole classifier has a head, perhaps for other classes; one of a backbone alone has none."""
+    arch = {name: value for name, value in SMALL.items() if name != 'window_size'}
+    base = randomize(SwinClassifier(arch, 5, window_size=4))
+    torch.save(base.state_dict(), tmp_path / 'base.pth')
+    model = randomize(SwinClassifier(arch, 7 if has_head else 5, window_size=4, adapter=adapter), 1).eval()
+    kept = {name: value for name, value in base.backbone.state_dict().items() if part_of(name) == 'base'}
+    model.backbone.load_state_dict({**model.backbone.state_dict(), **kept})
+    if not has_head:
+        model.head.load_state_dict(base.head.state_dict())
+    path = save_adapter(model if has_head else model.backbone, tmp_path / 'adapter.pth')
+    found = create_classifier(tmp_path / 'base.pth', adapter_checkpoint=path)
+    assert found.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in model.state_dict().items())
+    torch.save(randomize(base, 2).state_dict(), tmp_path / 'other.pth')
+    with pytest.raises(CheckpointError, match='has an adapter for a base with the hash'):
+        create_classifier(tmp_path / 'other.pth', adapter_checkpoint=path)
+    with pytest.raises(CheckpointError, match='is not an adapter alone'):
+        create_classifier(tmp_path / 'base.pth', adapter_checkpoint=tmp_path / 'base.pth')
 
 
 def randomize_norms(model):

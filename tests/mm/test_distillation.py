@@ -13,6 +13,7 @@ from PIL import Image
 from swin_dense import FeatureDistillation, SwinBackbone, create_backbone
 from swin_dense.features.teacher_sources import licence_of, load_teacher
 from swin_dense.mm import HeldOutLoss
+from swin_dense.recipes.files import load_recipe
 from tests.conftest import TINY, randomize
 from tests.mm.tiny_pretraining import KILLED, write_config
 from tests.processes import cli, cli_of_two_ranks
@@ -171,6 +172,26 @@ def test_the_teacher_by_name(teacher):
         assert load_teacher(str(teacher)).out_channels == (32, 64, 128, 256)
     with pytest.raises(TypeError, match='teacher must be a text'):
         load_teacher(None)
+
+
+@pytest.mark.parametrize(
+    ('name', 'arch', 'channels'),
+    [(RECIPE, 't', (128, 256, 512, 1024)), ('distill_swin-b-p4-w7_100e_224x224', 'b', (192, 384, 768, 1536))],
+)
+def test_the_recipes_build(name, arch, channels):
+    """On the meta device, on which no weights are fetched."""
+    config = load_recipe(name)
+    with torch.device('meta'):
+        model, expected = MODELS.build(config.model), SwinBackbone(arch)
+    shapes, wanted = (
+        {key: value.shape for key, value in one.state_dict().items()} for one in (model.backbone, expected)
+    )
+    assert shapes == wanted
+    assert model.teacher.out_channels == channels
+    assert model.levels == ((0, 0), (1, 1), (2, 2), (3, 3))
+    assert [head[-1].out_features for head in model.heads] == list(channels)
+    assert config.train_dataloader.dataset.crop_size == config.val_dataloader.dataset.crop_size == 224
+    assert config.val_evaluator.loss == config.custom_hooks[0].loss == 'loss_features'
 
 
 WRONG = {

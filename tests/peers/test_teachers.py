@@ -141,6 +141,15 @@ def test_vits_of_timm(name, options, size, is_wrapped):
     assert teacher.mean == network.pretrained_cfg['mean']
 
 
+def test_a_vit_that_timms_factory_did_not_build_has_the_statistics_of_imagenet():
+    timm = needed('timm')
+    network = timm.models.VisionTransformer(img_size=32, patch_size=16, embed_dim=32, depth=1, num_heads=2).eval()
+    img = images(32, 32)
+    with torch.no_grad():
+        tokens = network.forward_features((img - MEAN) / STD)[:, 1:]
+    check(network, img, [tokens.transpose(1, 2).reshape(2, 32, 2, 2)], [16])
+
+
 def test_convnext_of_timm():
     timm = needed('timm')
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Models of the frameworks with adapters: trained by the command, resumed after a kill, and predicted from one file."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -75,11 +76,23 @@ def test_a_detector_is_its_config_and_the_file_without_the_base(tmp_path, demo_d
     found = Predictor(config, str(small), 'cpu').model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    of_small, of_whole = tested(config, small, tmp_path), tested(config, whole, tmp_path)
+    assert sum(map(len, of_whole)) > 0
+    assert all(torch.equal(one, other) for one, other in zip(of_small, of_whole, strict=True))
     other = copy.deepcopy(config)
     torch.save(randomize(SwinBackbone(**_plain(config)), 7).state_dict(), tmp_path / 'other.pth')
     other.model.backbone.init_cfg.checkpoint = str(tmp_path / 'other.pth')
     with pytest.raises(ValueError, match='has an adapter for a base with the hash'):
         Predictor(other, str(small), 'cpu')
+
+
+def tested(config, checkpoint, tmp_path):
+    """Return the scores and boxes that `swin-dense test` finds in each image."""
+    config.dump(tmp_path / 'config.py')
+    out = tmp_path / f'{checkpoint.stem}.pkl'
+    cli('test', tmp_path / 'config.py', checkpoint, '--work-dir', tmp_path / 'test', '--out', out)
+    found = [image['pred_instances'] for image in pickle.loads(out.read_bytes())]
+    return [one[field] for one in found for field in ('scores', 'bboxes')]
 
 
 def _plain(config):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, write_json, written_whole
@@ -39,6 +38,8 @@ def predict(
         prediction = predictor.predict(image)
         _write_pictures(outputs, prediction)
     else:
+        from PIL import Image
+
         Image.MAX_IMAGE_PIXELS = None  # PIL's limit, which images that need tiles exceed
         with contextlib.ExitStack() as stack:
             make_labels = stack.enter_context(label_file(outputs['labels.tif'], image))
@@ -48,6 +49,8 @@ def predict(
 
 
 def _write_pictures(outputs: Mapping[str, Path], prediction: Prediction) -> None:
+    from PIL import Image  # not needed for arrays
+
     pictures = {}
     if prediction.painted is not None and max(prediction.painted.shape) <= _LARGEST_JPEG:
         pictures['painted.jpg'] = prediction.painted
