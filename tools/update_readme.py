@@ -31,7 +31,7 @@ DEMO_METRICS = {
 }
 
 
-SEED_OF_RATES = 99  # of benchmarks/adapters.py, with which it chose learning rates
+SEED_OF_RATES = 99  # of benchmarks/adapters.py and adapters_boxes.py, with which they chose learning rates
 
 
 def main() -> None:
@@ -243,15 +243,30 @@ def pretraining_table(report: dict[str, Any]) -> str:
 
 def adapters_table(report: dict[str, Any]) -> str:
     """Return a table of the mean IoU measured by benchmarks/adapters.py, with its range over the seeds."""
-    rows = [row for row in report['rows'] if row['seed'] != SEED_OF_RATES]
-    bases = list(dict.fromkeys(row['base'] for row in rows))
+    bases = list(dict.fromkeys(row['base'] for row in report['rows']))
     lines = ['| trained | share of the backbone | ' + ' | '.join(f'base: {base}' for base in bases) + ' |']
     lines.append('|' + ' --- |' * (len(bases) + 2))
-    for method in dict.fromkeys(row['method'] for row in rows):
-        own = [row for row in rows if row['method'] == method]
+    for method, own in _rows_by_method(report).items():
         cells = [_spread([row['mIoU'] for row in own if row['base'] == base]) for base in bases]
         lines.append(f'| {method} | {own[0]["trained share"]:.1%} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
+
+
+def adapters_boxes_table(report: dict[str, Any]) -> str:
+    """Return a table of the AP measured by benchmarks/adapters_boxes.py, with its range over the seeds."""
+    lines = ['| trained | share of the backbone | learning rate | AP | AP50 |', '|' + ' --- |' * 5]
+    for method, rows in _rows_by_method(report).items():
+        cells = [_spread([row[metric] for row in rows]) for metric in ('AP', 'AP50')]
+        lines.append(f'| {method} | {rows[0]["trained share"]:.1%} | {rows[0]["rate"]:g} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def _rows_by_method(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each way to fine-tune, without those that chose the learning rate."""
+    rows = [row for row in report['rows'] if row['seed'] != SEED_OF_RATES]
+    return {
+        name: [row for row in rows if row['method'] == name] for name in dict.fromkeys(row['method'] for row in rows)
+    }
 
 
 def adapters_time_table(report: dict[str, Any]) -> str:
@@ -530,6 +545,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'smaller files': (['exports_smaller.json'], smaller_files_table),
     'pretraining': (['pretraining.json'], pretraining_table),
     'adapters': (['adapters.json'], adapters_table),
+    'adapters boxes': (['adapters_boxes.json'], adapters_boxes_table),
     'adapters time': (['adapters_time.json'], adapters_time_table),
     'adapters memory': (['memory_ladder.json'], adapter_memory_table),
     'distillation': (['distillation.json'], pretraining_table),
