@@ -1,6 +1,6 @@
 """Measure all figures of a page on this processor, and write the tables of the pages from the results.
 
-    python benchmarks/figures.py speed     # docs/speed.md and the README: about half an hour
+    python benchmarks/figures.py speed     # docs/speed.md and the README: about two hours
     python benchmarks/figures.py deploy    # docs/deploy.md: several hours
 
 Run it only on an idle machine, with the environment of the other libraries (``make test`` creates it). The first word
@@ -26,6 +26,8 @@ TRAIN = '--mode train --ours auto auto+cp --size 512 512 --batch 2'
 PAGES = {
     'speed': (
         f'alone.py {OTHERS} --json benchmarks/{{kind}}_alone.json',
+        f'alone.py --form compiled --turns 2 {OTHERS} --json benchmarks/{{kind}}_alone_compiled.json',
+        f'alone.py --form bfloat16 --turns 2 {OTHERS} --json benchmarks/{{kind}}_alone_bfloat16.json',
         f'{COMPARE} --size 224 224 --rounds 8 --no-memory --json benchmarks/{{kind}}_infer_224.json',
         f'{COMPARE} --size 224 224 --batch 8 --rounds 3 --no-memory --json benchmarks/{{kind}}_infer_8x224.json',
         f'{COMPARE} --size 512 512 --rounds 4 --no-memory --json benchmarks/{{kind}}_infer_512.json',

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,15 +91,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])  # torch.compile calls the operator on maps
-        grad_x = linear(grad, weight.t()) if ctx.needs_input_grad[0] else None
-        grad_weight = None
-        if ctx.needs_input_grad[1]:
-            # oneDNN would first copy the transposed rows, which takes longer than it gains.
-            grad_weight = rows.t() @ x.reshape(-1, x.shape[-1])
-        grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        return grad_x, grad_weight, grad_bias
+        return _gradients(ctx, grad, linear)
+
+
+def _gradients(ctx: Any, grad: Tensor, product: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the inputs; ``product`` multiplies as the layer does, and has gradients itself."""
+    x, weight = ctx.saved_tensors
+    rows = grad.reshape(-1, grad.shape[-1])  # torch.compile calls the operator on maps
+    grad_x = product(grad, weight.t(), None) if ctx.needs_input_grad[0] else None
+    grad_weight = None
+    if ctx.needs_input_grad[1]:
+        # oneDNN would first copy the transposed rows, which takes longer than it gains.
+        grad_weight = rows.t() @ x.reshape(-1, x.shape[-1])
+    grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+    return grad_x, grad_weight, grad_bias
 
 
 # The same as an operator that torch.compile calls; a call of it takes longer than one of the function.
@@ -111,4 +118,8 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-_operator.register_autograd(_Linear.backward, setup_context=_Linear.setup_context)
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, grad, _operator)
+
+
+_operator.register_autograd(_backward, setup_context=_Linear.setup_context)

@@ -192,9 +192,9 @@ def test_compilers_see_one_operator(has_bias):
     found = [out, *torch.autograd.grad(out.pow(3).sum(), leaves)]
     for ours, want in zip(found, exact(F.linear, *tensors)[: len(found)], strict=True):
         torch.testing.assert_close(ours.double(), want, rtol=1e-4, atol=1e-5 * want.abs().max().item())
-    (graph,) = backend.fw_graphs
-    operators = [str(node.target) for node in graph.graph.nodes if node.op == 'call_function']
-    assert operators.count('swin_dense.linear.default') == 1
+    for (graph,) in (backend.fw_graphs, backend.bw_graphs):
+        operators = [str(node.target) for node in graph.graph.nodes if node.op == 'call_function']
+        assert operators.count('swin_dense.linear.default') == 1
     with torch.no_grad():
         torch.testing.assert_close(compiled(*tensors), out.detach())
     torch._dynamo.reset()

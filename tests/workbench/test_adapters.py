@@ -5,6 +5,8 @@ import pickle
 
 import pytest
 import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
 
 from swin_dense import CheckpointError, SwinBackbone
 from swin_dense.__main__ import main
@@ -51,6 +53,23 @@ def test_a_killed_training_of_an_adapter_ends_as_if_undisturbed(tmp_path, base, 
             continue
         assert torch.equal(state[f'backbone.{name}'], before) == (part_of(name) == 'base'), name
     assert {part_of(name) for name in names} == {'base', 'norm', 'adapter'}
+
+
+def test_the_pages_command_adds_an_adapter_to_a_recipe(tmp_path, demo_data, base):
+    cli(
+        *('config', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco', '--out', tmp_path / 'adapted.py'),
+        *('--data-root', demo_data / 'coco', '--classes', 'disc,ring,square,triangle,star'),
+        *('--set', 'model.backbone.adapter.type=mona', f'model.backbone.init_cfg.checkpoint={base[1]}'),
+        *(
+            f'model.backbone.{name}={value}'.replace('(', '[').replace(')', ']').replace(' ', '')
+            for name, value in TINY.items()
+        ),
+    )
+    backbone = MODELS.build(Config.fromfile(tmp_path / 'adapted.py').model.backbone)
+    backbone.init_weights()
+    assert backbone.adapter_options.kind == 'mona'
+    state = backbone.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in base[0].state_dict().items())
 
 
 def trained_detector(tmp_path, demo_data, kind):
