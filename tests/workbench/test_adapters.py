@@ -95,7 +95,7 @@ def test_a_detector_is_its_config_and_the_file_without_the_base(tmp_path, demo_d
     found = Predictor(config, str(small), 'cpu').model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-    of_small, of_whole = tested(config, small, tmp_path), tested(config, whole, tmp_path)
+    of_small, of_whole = evaluate(config, small, tmp_path), evaluate(config, whole, tmp_path)
     assert sum(map(len, of_whole)) > 0
     assert all(torch.equal(one, other) for one, other in zip(of_small, of_whole, strict=True))
     other = copy.deepcopy(config)
@@ -105,7 +105,7 @@ def test_a_detector_is_its_config_and_the_file_without_the_base(tmp_path, demo_d
         Predictor(other, str(small), 'cpu')
 
 
-def tested(config, checkpoint, tmp_path):
+def evaluate(config, checkpoint, tmp_path):
     """Return the scores and boxes that `swin-dense test` finds in each image."""
     config.dump(tmp_path / 'config.py')
     out = tmp_path / f'{checkpoint.stem}.pkl'
