@@ -13,7 +13,6 @@ import argparse
 import importlib.metadata
 import json
 import platform
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,8 +101,8 @@ def main() -> None:
         'size': SIZE,
         'rows': [],
     }
-    folder = Path(tempfile.mkdtemp())
-    try:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         for name, convert in CONVERTERS.items():
             file = folder / f'{name}.pt2'
             export_model(backbone, file, dynamic=False, size=SIZE, target=name)
@@ -114,8 +113,6 @@ def main() -> None:
                 row['error'] = max(errors(run(img), expected))
             report['rows'].append(row)
             print(row, flush=True)
-    finally:
-        shutil.rmtree(folder)
     args.out.write_text(json.dumps(report, indent=1) + '\n')
 
 

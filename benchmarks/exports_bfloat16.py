@@ -10,7 +10,6 @@ quantize`` does it, and the metrics by the evaluator of the config. Results of o
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from functools import partial
@@ -19,27 +18,17 @@ from typing import Any
 
 import openvino
 from bench_host import processor
-from exports_smaller import metrics
+from exports_smaller import metrics, parse_args
 from mmengine.registry import DATASETS, init_default_scope
 
 from swin_dense import runtime
-from swin_dense.recipes.files import load_recipe
 from swin_dense.utils.choices import PRECISIONS
-from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.export.whole import export_whole
 from swin_dense.workbench.runtime.quantization import LOWEST, Reference, difference
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config')
-    parser.add_argument('checkpoint')
-    parser.add_argument('--out', type=Path, required=True, help='JSON file to write')
-    parser.add_argument('--set', nargs='+', default=[], metavar='KEY=VALUE', help='change entries of the config')
-    parser.add_argument('--image', help='image to verify the export on, in which a detector finds something')
-    args = parser.parse_args()
-    config = load_recipe(args.config)
-    merge_settings(config, parse_settings(args.set))
+    args, config = parse_args(__doc__)
     name = Path(args.config).stem
     report: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {'rows': []}
     with tempfile.TemporaryDirectory() as folder:

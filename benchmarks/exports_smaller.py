@@ -20,6 +20,7 @@ import onnx
 import onnxruntime
 import torch
 from bench_host import processor
+from mmengine.config import Config
 from mmengine.registry import METRICS, init_default_scope
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
@@ -34,15 +35,7 @@ from swin_dense.workbench.runtime.sessions import SESSIONS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config')
-    parser.add_argument('checkpoint')
-    parser.add_argument('--out', type=Path, required=True, help='JSON file to write')
-    parser.add_argument('--set', nargs='+', default=[], metavar='KEY=VALUE', help='change entries of the config')
-    parser.add_argument('--image', help='image to verify the export on, in which a detector finds something')
-    args = parser.parse_args()
-    config = load_recipe(args.config)
-    merge_settings(config, parse_settings(args.set))
+    args, config = parse_args(__doc__)
     report: dict[str, Any] = {
         'processor': processor(),
         'versions': {module.__name__: module.__version__ for module in (torch, onnx, onnxruntime)},
@@ -58,6 +51,20 @@ def main() -> None:
                 row[library] = metrics(config, runtime.load(file, runtime=library, score=0.0))
             report['files'].append(row)
     args.out.write_text(json.dumps(report, indent=1) + '\n')
+
+
+def parse_args(description: str) -> tuple[argparse.Namespace, Config]:
+    """Return the arguments of a comparison of a whole model's files, and the config that they give."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config')
+    parser.add_argument('checkpoint')
+    parser.add_argument('--out', type=Path, required=True, help='JSON file to write')
+    parser.add_argument('--set', nargs='+', default=[], metavar='KEY=VALUE', help='change entries of the config')
+    parser.add_argument('--image', help='image to verify the export on, in which a detector finds something')
+    args = parser.parse_args()
+    config = load_recipe(args.config)
+    merge_settings(config, parse_settings(args.set))
+    return args, config
 
 
 def converted(path: Path) -> dict[str, Path]:

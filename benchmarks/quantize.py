@@ -137,9 +137,9 @@ def quantized(files: Files, photographs: list[Path]) -> dict[str, Any]:
 
 def quantize_untested(model: Path, int8: Path, photographs: list[Path]) -> None:
     """Quantise a file with random weights: all layers but those that stay in float from the start."""
-    loaded = runtime.load(model)
+    float_model = runtime.load(model)
     groups = quantizer.groups_of(model)
-    inputs = (loaded.prepared(pictures.read(photograph))[0] for photograph in photographs)
+    inputs = (float_model.prepared(pictures.read(photograph))[0] for photograph in photographs)
     ranges = quantizer.measured_ranges(model, inputs)
     in_int8 = [group for group in groups if not quantizer.is_sensitive(group)]
     quantizer.Quantizer(model, groups, ranges).write(in_int8, int8)

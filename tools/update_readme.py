@@ -29,8 +29,8 @@ DEMO_METRICS = {
     'coco/segm_mAP_50': 'Mask R-CNN, mask AP at IoU 0.5',
     'mIoU': 'UPerNet, mIoU',
 }
-
-
+# Likewise, for tables that name the model elsewhere.
+METRICS = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ', 'mIoU': 'mIoU'}
 SEED_OF_RATES = 99  # of benchmarks/adapters.py and adapters_boxes.py, with which they chose learning rates
 
 
@@ -356,14 +356,13 @@ def short_whole_models_table(report: dict[str, Any]) -> str:
 
 def bfloat16_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_bfloat16.py: metrics in both precisions, and the share that agrees."""
-    names = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'mIoU': 'mIoU'}
     lines = ['| model | metric | float32 | bfloat16 | the same in both |', '|' + ' --- |' * 5]
     for row in report['rows']:
         what = 'pixels' if 'mIoU' in row['metrics']['float32'] else 'instances'
         same = f'{1 - row["different"]:.2%} of {row["compared"]:,} {what}'
-        for key in (key for key in names if key in row['metrics']['float32']):
+        for key in (key for key in METRICS if key in row['metrics']['float32']):
             figures = ' | '.join(f'{row["metrics"][one][key]:.3f}' for one in ('float32', 'bfloat16'))
-            lines.append(f'| {row["model"]} | {names[key]} | {figures} | {same} |')
+            lines.append(f'| {row["model"]} | {METRICS[key]} | {figures} | {same} |')
     return '\n'.join(lines) + '\n'
 
 
@@ -416,27 +415,25 @@ def exported_models_table(report: dict[str, Any]) -> str:
 
 def trained_models_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_trained.py: metrics of trained models and of their files."""
-    metrics = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ'}
     ways = [name for name, value in next(iter(report.values())).items() if isinstance(value, dict)]
     lines = ['| model | metric | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
     for name, row in report.items():
-        for key in (key for key in metrics if key in row[ways[0]]):
-            lines.append(f'| {name} | {metrics[key]} | ' + ' | '.join(f'{row[way][key]:.3f}' for way in ways) + ' |')
+        for key in (key for key in METRICS if key in row[ways[0]]):
+            lines.append(f'| {name} | {METRICS[key]} | ' + ' | '.join(f'{row[way][key]:.3f}' for way in ways) + ' |')
     return '\n'.join(lines) + '\n'
 
 
 def quantized_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/quantize.py: metrics of each way to run a file, and agreement with float32."""
-    names = {'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP', 'PQ': 'PQ', 'mIoU': 'mIoU'}
     trained = {name: row for name, row in report.items() if 'metrics' in row}
     ways = [way for way in next(iter(trained.values()))['metrics'] if way != 'framework']
     lines = ['| model | | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
     for name, row in trained.items():
         first = name
-        for key in (key for key in names if key in row['metrics'][ways[0]]):
+        for key in (key for key in METRICS if key in row['metrics'][ways[0]]):
             unit = 100 if key == 'mIoU' else 1  # mmseg counts in percent
             figures = [f'{row["metrics"][way][key] / unit:.3f}' for way in ways]
-            lines.append('| ' + ' | '.join([first, names[key], *figures]) + ' |')
+            lines.append('| ' + ' | '.join([first, METRICS[key], *figures]) + ' |')
             first = ''
         same = [f'{row["agreement"][way]:.2%}' if way in row['agreement'] else '' for way in ways]
         lines.append('| ' + ' | '.join(['', 'as in float32', *same]) + ' |')

@@ -11,7 +11,7 @@ from swin_dense.archs import Arch, resolve_arch, split_name
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
-from swin_dense.models.create import BACKBONES, network_of, options_for, options_of_adapter
+from swin_dense.models.create import BACKBONES, find_adapter, network_of, options_for
 from swin_dense.models.hub import HubMixin
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, compat
@@ -99,20 +99,20 @@ def create_classifier(
             from another checkpoint.
     """
     found = find_backbone(checkpoint, prefix, trust=trust)
-    adapter = None if adapter_checkpoint is None else find_backbone(adapter_checkpoint)
-    network, inferred = options_for(
-        found, name, {**({} if adapter is None else options_of_adapter(adapter)), **options}
-    )
+    adapter, inferred = find_adapter(adapter_checkpoint)
+    network, inferred = options_for(found, name, {**inferred, **options})
     inferred.pop('out_indices', None)
     arch: Any = inferred.pop('arch')
     if isinstance(arch, dict):  # a dict does not contain the family, which SwinClassifier takes from the name
         arch, inferred = 't', {**arch, **inferred}
-    has_new_head = adapter is not None and _HEAD in adapter.parameters
-    head = adapter if adapter is not None and has_new_head else found
-    if _HEAD in head.parameters:
-        inferred.setdefault('num_classes', len(head.parameters[_HEAD]))
+    with_head = found
+    if adapter is not None and _HEAD in adapter.parameters:
+        with_head = adapter
+    if _HEAD in with_head.parameters:
+        inferred.setdefault('num_classes', len(with_head.parameters[_HEAD]))
     classifier = SwinClassifier(f'{network}_{split_name(arch)[1]}', **inferred)
-    load_found(Target.of(classifier.backbone if has_new_head else classifier), found)
-    if adapter is not None:
-        load_found(Target.of(classifier if has_new_head else classifier.backbone), adapter)
+    for part in (found, adapter):
+        if part is not None:
+            module = classifier if part is with_head else classifier.backbone
+            load_found(Target.of(module), part)
     return classifier.eval()

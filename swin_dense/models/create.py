@@ -78,8 +78,7 @@ def create_backbone(
         random_backbone.has_random_weights = True
         return random_backbone
     found = find_backbone(checkpoint, prefix)
-    adapter = None if adapter_checkpoint is None else find_backbone(adapter_checkpoint)
-    inferred = {} if adapter is None else options_of_adapter(adapter)
+    adapter, inferred = find_adapter(adapter_checkpoint)
     network, options = options_for(found, name, {**inferred, **backbone_options})
     backbone = BACKBONES[network](**options)
     load_found(Target.of(backbone), found)
@@ -88,18 +87,27 @@ def create_backbone(
     return backbone.eval()
 
 
-def options_of_adapter(found: Found) -> dict[str, Any]:
-    """Return the options of a backbone that the file of an adapter tells: the adapter, and the output stages.
+def find_adapter(checkpoint: Checkpoint | None) -> tuple[Found | None, dict[str, Any]]:
+    """Return an adapter, and the options of a backbone that its file tells: the adapter, and the output stages.
 
-    Raises CheckpointError if the checkpoint is not an adapter alone.
+    Without a checkpoint, there is no adapter and no option.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or is not an adapter alone.
     """
+    if checkpoint is None:
+        return None, {}
+    found = find_backbone(checkpoint)
     if found.base is None:
         raise CheckpointError(
             f'{found.described} is not an adapter alone; give it as {checks.argument("checkpoint", ...)}, or write its '
             'adapter with swin-dense convert --to adapter'
         )
     outputs = tuple(sorted({int(match[1]) for match in map(OUT_NORM.fullmatch, found.parameters) if match}))
-    return {'adapter': adapter_options(shapes_of(found)), **({'out_indices': outputs} if outputs else {})}
+    options: dict[str, Any] = {'adapter': adapter_options(shapes_of(found))}
+    if outputs:
+        options['out_indices'] = outputs
+    return found, options
 
 
 @functools.cache

@@ -203,15 +203,19 @@ def test_inference_mode_first_and_training_later(backend):
 CASE = (2, 9, 8, (3, 4), (1, 2), True, True)
 
 
+def assert_dropout_keeps_the_mean(outs, expected, rounding=0.0):
+    assert not torch.equal(outs[0], outs[1])
+    atol = rounding + float(5 * outs.std(0).max() / len(outs) ** 0.5)
+    torch.testing.assert_close(outs.mean(0), expected, rtol=0, atol=atol)
+
+
 def test_dropout_in_bfloat16_on_amd_processors(monkeypatch):
     monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', True)
     inputs, spec = make_inputs((1, 4, 4, (4, 4), (0, 0), True, True), torch.bfloat16)
     expected = attend(inputs, spec, 'textbook').detach().float()
     with torch.no_grad():
         outs = torch.stack([attend(inputs, spec, 'sdpa', nn.Dropout(0.3)).float() for _ in range(2000)])
-    assert not torch.equal(outs[0], outs[1])
-    rounding = 2**-7 * float(expected.abs().max())
-    torch.testing.assert_close(outs.mean(0), expected, rtol=0, atol=rounding + float(5 * outs.std(0).max() / 2000**0.5))
+    assert_dropout_keeps_the_mean(outs, expected, rounding=2**-7 * float(expected.abs().max()))
 
 
 @ON_A_CPU
@@ -222,8 +226,7 @@ def test_dropout_keeps_the_mean_in_training_only(backend):
     with torch.no_grad():
         outs = torch.stack([attend(inputs, spec, backend, dropout) for _ in range(2000)])
         torch.testing.assert_close(attend(inputs, spec, backend, dropout.eval()), expected)
-    assert not torch.equal(outs[0], outs[1])
-    torch.testing.assert_close(outs.mean(0), expected, rtol=0, atol=float(5 * outs.std(0).max() / 2000**0.5))
+    assert_dropout_keeps_the_mean(outs, expected)
 
 
 @ON_A_CPU
