@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.adapters import BASE_KEY, adapter_options, base_digest, merge_pairs, part_of
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
 from swin_dense.checkpoint.find import find, flatten
-from swin_dense.checkpoint.fit import Target, shapes_of
+from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.read import file_digest, safetensors_torch
 from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.resize import offsets
@@ -111,7 +111,7 @@ def export_adapter(
     found = find(values, described, prefix)
     if found.base is not None:
         raise CheckpointError(f'{described} is already an adapter without its base')
-    if adapter_options(shapes_of(found)) is None:
+    if adapter_options(found.shapes) is None:
         raise CheckpointError(
             f'{described} has no adapter; train a backbone with one, such as '
             "model.backbone.adapter=dict(type='mona', dim=64)"

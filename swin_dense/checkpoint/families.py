@@ -17,25 +17,35 @@ from swin_dense.utils.names import unwrapped
 
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
 
+
+def _names(block: str, attention: str, layers: tuple[str, str], downsample: str) -> dict[str, str]:
+    """Return the names that most libraries have, by role, given those of modules; an MLP has two linear layers."""
+    return {
+        'norm1': f'{block}.norm1',
+        'table': f'{block}.{attention}.relative_position_bias_table',
+        'logit_scale': f'{block}.{attention}.logit_scale',
+        'cpb1': f'{block}.{attention}.cpb_mlp.0',
+        'cpb2': f'{block}.{attention}.cpb_mlp.2',
+        'q_bias': f'{block}.{attention}.q_bias',
+        'v_bias': f'{block}.{attention}.v_bias',
+        'qkv': f'{block}.{attention}.qkv',
+        'proj': f'{block}.{attention}.proj',
+        'norm2': f'{block}.norm2',
+        'fc1': f'{block}.{layers[0]}',
+        'fc2': f'{block}.{layers[1]}',
+        'merge_norm': f'{downsample}.norm',
+        'merge': f'{downsample}.reduction',
+    }
+
+
 # Our names by role of the module or parameter. These are the names of mmdet and mmseg.
 _OURS: dict[str, str] = {
     'patch_proj': 'patch_embed.projection',
     'patch_norm': 'patch_embed.norm',
     'position': 'absolute_pos_embed',
-    'norm1': 'stages.{stage}.blocks.{block}.norm1',
-    'table': 'stages.{stage}.blocks.{block}.attn.w_msa.relative_position_bias_table',
-    'logit_scale': 'stages.{stage}.blocks.{block}.attn.w_msa.logit_scale',
-    'cpb1': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.0',
-    'cpb2': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.2',
-    'q_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.q_bias',
-    'v_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.v_bias',
-    'qkv': 'stages.{stage}.blocks.{block}.attn.w_msa.qkv',
-    'proj': 'stages.{stage}.blocks.{block}.attn.w_msa.proj',
-    'norm2': 'stages.{stage}.blocks.{block}.norm2',
-    'fc1': 'stages.{stage}.blocks.{block}.ffn.layers.0.0',
-    'fc2': 'stages.{stage}.blocks.{block}.ffn.layers.1',
-    'merge_norm': 'stages.{stage}.downsample.norm',
-    'merge': 'stages.{stage}.downsample.reduction',
+    **_names(
+        'stages.{stage}.blocks.{block}', 'attn.w_msa', ('ffn.layers.0.0', 'ffn.layers.1'), 'stages.{stage}.downsample'
+    ),
     'out_norm': 'norm{stage}',
     'final_norm': 'norm',
 }
@@ -166,27 +176,11 @@ def plain_name(key: str) -> str:
 
 
 MMDET = Family('mmdet', index='square')
-_LAYER = 'layers.{stage}.blocks.{block}'
+_OFFICIAL_BLOCK = 'layers.{stage}.blocks.{block}', 'attn', ('mlp.fc1', 'mlp.fc2')
 # The names of the authors' code, also used by version 0.1 of this package.
 OFFICIAL = Family(
     'official',
-    {
-        'patch_proj': 'patch_embed.proj',
-        'norm1': f'{_LAYER}.norm1',
-        'table': f'{_LAYER}.attn.relative_position_bias_table',
-        'logit_scale': f'{_LAYER}.attn.logit_scale',
-        'cpb1': f'{_LAYER}.attn.cpb_mlp.0',
-        'cpb2': f'{_LAYER}.attn.cpb_mlp.2',
-        'q_bias': f'{_LAYER}.attn.q_bias',
-        'v_bias': f'{_LAYER}.attn.v_bias',
-        'qkv': f'{_LAYER}.attn.qkv',
-        'proj': f'{_LAYER}.attn.proj',
-        'norm2': f'{_LAYER}.norm2',
-        'fc1': f'{_LAYER}.mlp.fc1',
-        'fc2': f'{_LAYER}.mlp.fc2',
-        'merge_norm': 'layers.{stage}.downsample.norm',
-        'merge': 'layers.{stage}.downsample.reduction',
-    },
+    {'patch_proj': 'patch_embed.proj', **_names(*_OFFICIAL_BLOCK, 'layers.{stage}.downsample')},
     stems=('layers.', 'norm'),
     slice_order=True,
     position_map=True,
@@ -196,11 +190,7 @@ MMPRETRAIN = replace(MMDET, name='mmpretrain')
 TIMM = replace(
     OFFICIAL,
     name='timm',
-    names={
-        **OFFICIAL.names,
-        'merge_norm': 'layers.{next}.downsample.norm',
-        'merge': 'layers.{next}.downsample.reduction',
-    },
+    names={**OFFICIAL.names, **_names(*_OFFICIAL_BLOCK, 'layers.{next}.downsample')},
     position_map=False,
 )
 TORCHVISION = Family(
@@ -208,15 +198,7 @@ TORCHVISION = Family(
     {
         'patch_proj': 'features.0.0',
         'patch_norm': 'features.0.2',
-        'norm1': 'features.{odd}.{block}.norm1',
-        'table': 'features.{odd}.{block}.attn.relative_position_bias_table',
-        'qkv': 'features.{odd}.{block}.attn.qkv',
-        'proj': 'features.{odd}.{block}.attn.proj',
-        'norm2': 'features.{odd}.{block}.norm2',
-        'fc1': 'features.{odd}.{block}.mlp.0',
-        'fc2': 'features.{odd}.{block}.mlp.3',
-        'merge_norm': 'features.{even}.norm',
-        'merge': 'features.{even}.reduction',
+        **_names('features.{odd}.{block}', 'attn', ('mlp.0', 'mlp.3'), 'features.{even}'),
     },
     stems=('features.', 'norm'),
     slice_order=True,
@@ -247,18 +229,7 @@ TRANSFORMERS = Family(
 )
 OFFICIAL_V2 = replace(OFFICIAL, version=2, coordinates=True)
 TIMM_V2 = replace(TIMM, version=2)
-TORCHVISION_V2 = replace(
-    TORCHVISION,
-    names={
-        **TORCHVISION.names,
-        'logit_scale': 'features.{odd}.{block}.attn.logit_scale',
-        'cpb1': 'features.{odd}.{block}.attn.cpb_mlp.0',
-        'cpb2': 'features.{odd}.{block}.attn.cpb_mlp.2',
-    },
-    version=2,
-    joined_bias=True,
-    coordinates=True,
-)
+TORCHVISION_V2 = replace(TORCHVISION, version=2, joined_bias=True, coordinates=True)
 _ATTENTION_V2 = 'encoder.layers.{stage}.blocks.{block}.attention'
 TRANSFORMERS_V2 = replace(
     TRANSFORMERS,
