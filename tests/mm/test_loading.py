@@ -15,7 +15,7 @@ from torch import nn
 
 from swin_dense import CheckpointError, SwinDense
 from swin_dense.recipes.files import load_recipe
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 CONFIG = 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
 
@@ -88,7 +88,7 @@ def test_load_from_loads_all_weights_of_a_published_query_based_model(name, tmp_
     expected = {k: x for k, x in theirs.state_dict().items() if not k.endswith('relative_position_index')}
     found = ours.state_dict()
     assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    assert equal_weights(expected, found)
 
 
 @torch.no_grad()

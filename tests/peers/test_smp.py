@@ -1,13 +1,10 @@
 """The SwinDense encoders with every decoder of segmentation_models_pytorch."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
 from swin_dense import SwinBackbone, load_checkpoint
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 from .detection import train
 from .peer import needed
@@ -80,8 +77,7 @@ def test_weights_are_loaded_into_the_backbone(weights):
     path, backbone = weights
     model = build('Unet').eval()
     load_checkpoint(model.encoder.backbone, path)
-    assert all(torch.equal(value, model.encoder.backbone.state_dict()[key])
-               for key, value in backbone.state_dict().items())  # fmt: skip
+    assert equal_weights(backbone, model.encoder.backbone)
     grey = build('FPN', in_channels=1).eval()
     load_checkpoint(grey.encoder.backbone, path)
     image = torch.rand(1, 1, 64, 64)
@@ -116,15 +112,6 @@ def test_depths_strides_channels_and_export():
     model, image = build('FPN').eval(), torch.rand(1, 3, 64, 64)
     exported = torch.export.export(model, (image,)).module()
     assert (exported(image) - model(image)).abs().max() < 1e-5
-
-
-def test_save_and_load(tmp_path):
-    model, other = randomize(build('Unet')), build('Unet')
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
-    torch.save(model.state_dict(), tmp_path / 'model.pth')
-    other.load_state_dict(torch.load(tmp_path / 'model.pth'))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_save_pretrained_of_smp(tmp_path):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from swin_dense import FeatureDistillation, SwinBackbone
 from swin_dense.features.teacher_sources import load_teacher
 from swin_dense.features.teachers import teacher_of
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 from .peer import needed
 
@@ -43,7 +43,7 @@ def check(network, img, expected, strides):
     assert all(p.grad is not None for p in model.parameters())
     assert not any('teacher' in name for name in model.state_dict())
     assert not network.training
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert equal_weights(network, before)
     return teacher
 
 

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from swin_dense import create_backbone
-from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
+from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from swin_dense.checkpoint.resize import adapt_channels
 from tests.conftest import randomize
 
@@ -51,9 +50,3 @@ def test_repeated_channels_equal_those_of_timm(channels):
 
     weight = torch.randn(8, 3, 4, 4)
     torch.testing.assert_close(adapt_channels(weight, channels, 'repeat'), adapt_input_conv(channels, weight))
-
-
-def test_windows_that_differ_per_stage_are_refused():
-    peer = timm.create_model('swin_s3_tiny_224', embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8))
-    with pytest.raises(CheckpointError, match=r'per stage \(7x7, 7x7, 14x14, 7x7 '):
-        create_backbone(checkpoint=peer.state_dict())

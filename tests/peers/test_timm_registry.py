@@ -220,10 +220,3 @@ def test_timm_backbone_of_transformers():
     model = transformers.TimmBackbone(config, **TINY).eval()
     assert model.channels == [16, 128]
     assert [tuple(x.shape[2:]) for x in model(IMAGE).feature_maps] == [(25, 34), (4, 5)]
-
-
-@torch.no_grad()
-def test_universal_encoder_of_smp():
-    smp = pytest.importorskip('segmentation_models_pytorch')
-    model = smp.Unet('tu-swin_dense_t', encoder_weights=None, in_channels=5, classes=2, **TINY).eval()
-    assert model(torch.rand(1, 5, 96, 160)).shape == (1, 2, 96, 160)
