@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import threading
-import types
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from swin_dense.checkpoint import CheckpointError, read
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import file_digest, local_file, read_file
 from swin_dense.utils.choices import PRESETS
-from tests.checkpoint.helpers import SAFETENSORS, SMALL, edit_index, load, write_shards
+from tests.checkpoint.helpers import SMALL, load
 from tests.conftest import ROOT, equal_weights, needs
 
 
@@ -336,49 +335,6 @@ def _fetch_or_fail(address):
         sys.exit(path.stat().st_size == 0)
 
 
-class Hub(types.ModuleType):
-    """Stand-in for huggingface_hub, with a folder for each repository.
-
-    Attributes:
-        requests: (repository, file, revision) of each request.
-        is_reachable: whether the hub can be reached, so that a missing file is known not to exist.
-        attempts: number of requests to the unreachable hub, each of which is slow.
-        later: folder of the files once the PyTorch index was requested, as if the repository had changed; or None.
-    """
-
-    def __init__(self, folder):
-        super().__init__('huggingface_hub')
-        self.folder = folder
-        self.requests = []
-        self.is_reachable = True
-        self.attempts = 0
-        self.later = None
-        self.errors = types.ModuleType('huggingface_hub.errors')
-        self.errors.EntryNotFoundError = type('EntryNotFoundError', (Exception,), {})
-        self.errors.LocalEntryNotFoundError = type('LocalEntryNotFoundError', (self.errors.EntryNotFoundError,), {})
-
-    def hf_hub_download(self, repository, file, revision=None, local_files_only=False):
-        self.attempts += not (self.is_reachable or local_files_only)
-        has_changed = self.later is not None and any(name.endswith('.json') for _, name, _ in self.requests[2:])
-        self.requests.append((repository, file, revision))
-        path = (self.later if has_changed else self.folder / repository) / file
-        if path.exists():
-            return str(path)
-        if self.is_reachable:
-            raise self.errors.EntryNotFoundError(f'404: {file}')
-        raise self.errors.LocalEntryNotFoundError('check your connection')
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub with the empty repository me/swin."""
-    (tmp_path / 'me/swin').mkdir(parents=True)
-    hub = Hub(tmp_path)
-    monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
-    monkeypatch.setitem(sys.modules, 'huggingface_hub.errors', hub.errors)
-    return hub
-
-
 class TestAddresses:
     def test_http_downloads_once_to_the_cache_of_torch_hub(self, server, tmp_path, source, backbone):
         path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
@@ -400,59 +356,10 @@ class TestAddresses:
         load(backbone, path.as_uri())
         assert equal_weights(backbone, source)
 
-    @needs('safetensors')
-    def test_hugging_face(self, tmp_path, source, backbone, hub, monkeypatch):
-        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
-        load(backbone, 'hf://me/swin')
-        assert equal_weights(backbone, source)
-        assert hub.requests == [
-            ('me/swin', name, None)
-            for name in ('model.safetensors', 'model.safetensors.index.json', 'pytorch_model.bin')
-        ]
-        (tmp_path / 'me/swin/sub').mkdir()
-        write_file(tmp_path / 'me/swin/sub/a.safetensors', source.state_dict())
-        load(backbone, 'hf://me/swin@v2/sub/a.safetensors')
-        assert hub.requests[-1] == ('me/swin', 'sub/a.safetensors', 'v2')
-        (tmp_path / 'me/swin/pytorch_model.bin').unlink()
-        with pytest.raises(CheckpointError, match=r'no file .*safetensors or .*pytorch_model'):
-            load(backbone, 'hf://me/swin')
-        with pytest.raises(CheckpointError, match='must be of the form hf://'):
-            load(backbone, 'hf://swin')
+    def test_hugging_face_needs_its_package(self, backbone, monkeypatch):
+        """tests/peers/test_hub.py loads from a server with its protocol."""
         monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
         with pytest.raises(ImportError, match=r"hub, .* pip install '\.\[checkpoints\]'"):
-            load(backbone, 'hf://me/swin')
-
-    @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
-    @pytest.mark.parametrize('by_index', [False, True])
-    def test_a_sharded_checkpoint_of_hugging_face(self, tmp_path, source, backbone, hub, name, by_index):
-        index = write_shards(tmp_path / 'me/swin', source.state_dict(), name)
-        load(backbone, f'hf://me/swin@v2/{index.name}' if by_index else 'hf://me/swin@v2')
-        assert equal_weights(backbone, source)
-        shards = sorted(path.name for path in index.parent.glob('*-of-*'))
-        assert hub.requests[-3:] == [('me/swin', shard, 'v2') for shard in shards]
-
-    def test_a_shard_of_hugging_face_in_another_folder_is_not_fetched(self, tmp_path, source, backbone, hub):
-        index = write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
-        edit_index(index, lambda shard: f'../{shard}')
-        with pytest.raises(CheckpointError, match='which is not a shard in the same folder'):
-            load(backbone, 'hf://me/swin')
-        assert not any('..' in name for _, name, _ in hub.requests)
-
-    def test_hugging_face_without_a_connection(self, tmp_path, source, backbone, hub):
-        """Cached files load. The error for other files does not claim that they are missing in the repository."""
-        hub.is_reachable = False
-        with pytest.raises(CheckpointError, match=r'hf://me/swin .* check your connection'):
-            load(backbone, 'hf://me/swin')
-        assert hub.attempts == 1
-        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
-        load(backbone, 'hf://me/swin')
-        assert equal_weights(backbone, source)
-
-    def test_a_repository_that_changes_during_the_download(self, tmp_path, source, backbone, hub):
-        write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
-        shutil.copytree(tmp_path / 'me/swin', tmp_path / 'later')
-        hub.later = tmp_path / 'later'
-        with pytest.raises(CheckpointError, match=r'hf://me/swin changed .*load it again'):
             load(backbone, 'hf://me/swin')
 
     @needs('fsspec')

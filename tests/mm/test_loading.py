@@ -11,7 +11,6 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS as ROOT_MODELS
 from mmengine.registry import init_default_scope
 from mmengine.runner import load_checkpoint as load_by_mmengine
-from torch import nn
 
 from swin_dense import CheckpointError, SwinDense
 from swin_dense.recipes.files import load_recipe
@@ -35,15 +34,6 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp('detector') / 'epoch_1.pth'
     torch.save({'state_dict': detector('SwinDense', 1).state_dict()}, path)
     return str(path)
-
-
-class SwinWithAdapter(SwinDense):
-    """A backbone extended by a user: one additional module, and one module that wraps a layer."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.adapter = nn.Linear(128, 128)
-        self.stages[3].blocks[1].ffn.layers[1] = nn.Sequential(self.stages[3].blocks[1].ffn.layers[1], nn.Identity())
 
 
 def backbone_of(path):
@@ -100,26 +90,6 @@ def test_a_detector_with_swin_dense_loads_into_mmdets(saved):
     image = torch.randn(1, 3, 67, 93)
     for a, b in zip(ours.extract_feat(image), theirs.extract_feat(image), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
-
-
-@pytest.mark.parametrize('from_a_classifier', [True, False])
-def test_init_cfg_loads_into_a_backbone_with_additional_modules(saved, tmp_path, monkeypatch, from_a_classifier):
-    reports = []
-    monkeypatch.setattr(SwinDense, 'log_load', lambda self, report: reports.append(report))
-    state = backbone_of(saved)
-    if from_a_classifier:
-        state = {name: x for name, x in state.items() if not name.startswith('norm')}
-    torch.save(state, tmp_path / 'swin.pth')
-    init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}
-    backbone = randomize(SwinWithAdapter(**TINY, init_cfg=init_cfg), 2)
-    adapter = backbone.adapter.weight.clone()
-    backbone.init_weights()
-    assert torch.equal(backbone.adapter.weight, adapter)
-    assert torch.equal(
-        backbone.stages[3].blocks[1].ffn.layers[1][0].weight, state['stages.3.blocks.1.ffn.layers.1.weight']
-    )
-    norms = [name for name in backbone.state_dict() if name.startswith('norm')] if from_a_classifier else []
-    assert sorted(reports[0].new) == sorted(['adapter.weight', 'adapter.bias', *norms])
 
 
 @pytest.mark.parametrize(

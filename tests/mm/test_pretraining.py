@@ -1,7 +1,6 @@
 """Pretraining by `swin-dense config` and `train`: what is logged and drawn, refused, resumed, and where it goes on."""
 
 import re
-import shutil
 import signal
 from types import SimpleNamespace
 
@@ -14,11 +13,10 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS
 from PIL import Image
 
-from swin_dense import SimMIM, create_backbone
+from swin_dense import SimMIM
 from swin_dense.mm import HeldOutLoss, ImageNormalizer, PretrainingHook
 from swin_dense.recipes.files import load_recipe
 from tests.conftest import TINY, equal_weights
-from tests.mm.test_configs import batch, small
 from tests.mm.tiny_pretraining import KILLED, write_config
 from tests.processes import cli
 from tests.workbench.tiny_training import differences
@@ -77,36 +75,6 @@ def test_killed_and_resumed_it_ends_as_if_undisturbed(config, trained, tmp_path)
     assert differences(trained[0], tmp_path / 'run') == []
 
 
-def test_the_result_goes_on_in_mask_rcnn(trained):
-    checkpoint = str(trained[0] / 'epoch_5.pth')
-    pretrained = create_backbone(checkpoint=checkpoint, num_heads=TINY['num_heads'])
-    config = small('mask_rcnn')
-    init_cfg = {'type': 'Pretrained', 'checkpoint': checkpoint, 'table_resize': 'geometric'}
-    config.model.backbone.update(window_size=7, init_cfg=init_cfg)
-    model = MODELS.build(config.model)
-    model.init_weights()
-    weights = model.backbone.state_dict()
-    same = [name for name in pretrained.state_dict() if 'table' not in name and 'norm3' not in name]
-    assert all(torch.equal(weights[name], pretrained.state_dict()[name]) for name in same)
-    wrapper = build_optim_wrapper(model, config.optim_wrapper)
-    loss, _ = model.parse_losses(model.train()(**model.data_preprocessor(batch('mask_rcnn'), True), mode='loss'))
-    wrapper.update_params(loss)
-    assert loss.isfinite()
-
-
-def test_a_damaged_image_does_not_end_it(config, photos, tmp_path):
-    folder = shutil.copytree(photos, tmp_path / 'photos')
-    path = folder / '3.png'  # its header is fine
-    path.write_bytes(path.read_bytes()[:-1000])
-    settings = [f'{split}_dataloader.dataset.data_root={folder}' for split in ('train', 'val')]
-    settings += ['train_cfg.max_epochs=1', 'train_dataloader.num_workers=2']
-    done = cli('train', config, '--work-dir', tmp_path / 'run', '--check-images', '--set', *settings)
-    assert (tmp_path / 'run' / 'epoch_1.pth').is_file()
-    assert '3.png' in done.stderr
-    assert 'another image takes its place' in done.stderr
-    assert 'training images: read the headers of 9, decoded 9, of which' in done.stderr
-
-
 def model_with(**options):
     backbone = {'type': 'SwinDense', **TINY, 'window_size': 2, 'out_indices': (3,), 'clamp_window': True}
     return MODELS.build({'type': 'SimMIMPretrainer', 'backbone': backbone, 'mask_patch': 8, **options})
@@ -122,9 +90,6 @@ def test_the_held_out_loss_is_that_of_each_image_with_its_own_mask(norm_target):
         metric = HeldOutLoss()
         metric.process(data, together)
         for i, output in enumerate(together):
-            alone = model.val_step({name: value[i : i + 1] for name, value in data.items()})[0]
-            torch.testing.assert_close(alone['loss_pixels'], output['loss_pixels'], atol=1e-5, rtol=1e-5)
-            assert torch.equal(alone['hidden'], output['hidden'])
             img = model.data_preprocessor({'inputs': data['inputs'][i : i + 1]})['inputs']
             mask = model.draw_mask(img, torch.Generator().manual_seed(int(data['index'][i])))
             (loss,) = SimMIM.forward(model, img, mask).values()

@@ -1,7 +1,6 @@
 """Mona and LoRA against their formulas, and what they change in a backbone: what trains, and nothing else."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -36,28 +35,17 @@ def names_that_train(model):
 # --- the formulas -----------------------------------------------------------------------------------------------------
 
 
-def depthwise(x, weight, bias):
-    """Sum the neighbours of each token by hand, with zeros beyond the map: (B, H, W, n) to the same."""
-    side = weight.shape[-1]
-    height, width = x.shape[1:3]
-    padded = F.pad(x, (0, 0, *[side // 2] * 4))
-    return bias + sum(
-        weight[:, 0, row, column] * padded[:, row : row + height, column : column + width]
-        for row in range(side)
-        for column in range(side)
-    )
-
-
 def mona(x, p):
     """Mona as in the paper: x + U gelu(pw(dw(D(s1 LN(x) + s2 x)))), where dw and pw have residuals."""
-    centred = x - x.mean(-1, keepdim=True)
-    normalised = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    scaled = p['norm_scale'] * (normalised * p['norm.weight'] + p['norm.bias']) + p['input_scale'] * x
-    low = scaled @ p['down.weight'].T + p['down.bias']
-    low = low + sum(depthwise(low, p[f'convs.{i}.weight'], p[f'convs.{i}.bias']) for i in range(3)) / 3
+    normalised = F.layer_norm(x, x.shape[-1:], p['norm.weight'], p['norm.bias'])
+    low = (p['norm_scale'] * normalised + p['input_scale'] * x) @ p['down.weight'].T + p['down.bias']
+    images, convolved = low.permute(0, 3, 1, 2), 0
+    for index in range(3):
+        weight, bias = p[f'convs.{index}.weight'], p[f'convs.{index}.bias']
+        convolved = convolved + F.conv2d(images, weight, bias, padding='same', groups=len(weight))
+    low = low + convolved.permute(0, 2, 3, 1) / 3
     low = low + low @ p['mix.weight'][:, :, 0, 0].T + p['mix.bias']
-    low = low * (1 + torch.erf(low / math.sqrt(2))) / 2
-    return x + low @ p['up.weight'].T + p['up.bias']
+    return x + F.gelu(low) @ p['up.weight'].T + p['up.bias']
 
 
 def lora(x, p):

@@ -29,7 +29,7 @@ def test_features_only(out_indices):
     peer = build_peer(2, features_only=True, out_indices=out_indices)
     report = load_checkpoint(backbone, {'model': peer.state_dict()}, log=None)
     assert report.family == 'timm'
-    assert largest_difference(backbone, with_our_norms(backbone, peer(IMAGES))) < 1e-9
+    assert largest_difference(backbone(IMAGES), with_our_norms(backbone, peer(IMAGES))) < 1e-9
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def test_export_for_features_only():
     missing, unexpected = peer.load_state_dict(renamed, strict=False)
     assert not missing
     assert {name.split('.')[0] for name in unexpected} == {'norm0', 'norm1', 'norm2', 'norm3'}
-    assert largest_difference(backbone, with_our_norms(backbone, peer(IMAGES))) < 1e-9
+    assert largest_difference(backbone(IMAGES), with_our_norms(backbone, peer(IMAGES))) < 1e-9
 
 
 @pytest.mark.parametrize('channels', [1, 2, 4, 6, 7])

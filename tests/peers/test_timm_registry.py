@@ -12,7 +12,7 @@ from swin_dense import SwinBackbone
 from swin_dense.archs.weights import published
 from tests.conftest import randomize
 
-from .peer import needed
+from .peer import largest_difference, needed
 
 timm = needed('timm')
 import swin_dense.integrations.timm as ours  # noqa: E402
@@ -26,10 +26,6 @@ TIMMS = {cfg.url: cfg for cfg in map(timm.get_pretrained_cfg, OF_TIMM)}
 
 def create(name='swin_dense_t', seed=0, **options):
     return randomize(timm.create_model(name, **{**TINY, **options}), seed).eval()
-
-
-def largest_difference(ours, theirs):
-    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 @torch.no_grad()
@@ -193,7 +189,6 @@ def test_intermediates_equal_those_of_timm(name):
     for options in ({}, {'indices': 2, 'norm': True}, {'indices': (0, -1), 'norm': True}, {'indices': [1]}):
         last, maps = model.forward_intermediates(image, **options)
         expected, theirs = peer.forward_intermediates(image, **options)
-        assert [x.shape for x in maps] == [x.shape for x in theirs]
         assert largest_difference([*maps, last], [*theirs, expected.permute(0, 3, 1, 2)]) < 1e-9, options
         assert largest_difference(model.forward_intermediates(image, **options, intermediates_only=True), maps) == 0
 

@@ -37,12 +37,12 @@ def test_backbone(options):
     report = load_checkpoint(backbone, peer.state_dict(), log=None)
     assert report.family == 'transformers'
     assert not report.missing
-    assert largest_difference(backbone, peer(IMAGES).feature_maps) < 1e-9
+    assert largest_difference(backbone(IMAGES), peer(IMAGES).feature_maps) < 1e-9
     randomize(backbone, 3)
     missing, unexpected = peer.load_state_dict(export_state_dict(backbone, 'transformers'), strict=False)
     assert set(missing) == {'swin.layernorm.weight', 'swin.layernorm.bias'}
     assert not unexpected
-    assert largest_difference(backbone, peer(IMAGES).feature_maps) < 1e-9
+    assert largest_difference(backbone(IMAGES), peer(IMAGES).feature_maps) < 1e-9
 
 
 def last_map_is_equal(backbone, peer):

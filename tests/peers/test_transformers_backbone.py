@@ -12,7 +12,7 @@ from swin_dense.archs import weights
 from tests.conftest import TINY, randomize
 
 from .detection import train
-from .peer import needed
+from .peer import largest_difference, needed
 
 tf = needed('transformers')
 from swin_dense.integrations.transformers import SwinDenseBackbone, SwinDenseConfig  # noqa: E402
@@ -78,11 +78,6 @@ def test_models_train(build):
     without = [name for name, p in model.named_parameters() if 'backbone.' in name and p.grad is None]
     # DETR uses only the last map.
     assert {name.split('.')[-2] for name in without} == ({'norm0', 'norm1', 'norm2'} if build is detr else set())
-
-
-def largest_difference(ours, theirs):
-    # Scores of absent words are -inf on both sides.
-    return max((a - b).masked_fill(a == b, 0).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 @torch.no_grad()

@@ -1,10 +1,7 @@
 """`swin-dense test RECIPE --published` tests the weights at the address of a recipe against its published accuracy."""
 
 import dataclasses
-import functools
-import http.server
 import re
-import threading
 
 import pytest
 import torch
@@ -19,16 +16,6 @@ from tests.tools.test_train_and_test import options
 RECIPES = [recipe for folder in FOLDERS for recipe in read_zoo(recipe_root(), folder)]
 
 
-@pytest.fixture
-def address(tmp_path):
-    """The address of a server of a folder."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f'http://127.0.0.1:{server.server_port}'
-        server.shutdown()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('framework', 'config', 'metrics'),
@@ -37,14 +24,13 @@ def address(tmp_path):
         ('mmseg', 'upernet_swin-demo', {'mIoU': 3.0, 'mIoU(ms+flip)': 4.0}),
     ],
 )
-def test_published_and_measured_accuracy(tmp_path, demo_data, address, monkeypatch, capsys, framework, config, metrics):
+def test_published_and_measured_accuracy(tmp_path, demo_data, monkeypatch, capsys, framework, config, metrics):
     init_default_scope(framework)
     model = MODELS.build(load_recipe(config).model)
     model.init_weights()
     torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'weights.pth')
-    stand_in = dataclasses.replace(RECIPES[0], metrics=metrics, weights=f'{address}/weights.pth')
+    stand_in = dataclasses.replace(RECIPES[0], metrics=metrics, weights=(tmp_path / 'weights.pth').as_uri())
     monkeypatch.setattr('swin_dense.commands.test.recipe_with_weights', {config: stand_in}.__getitem__)
-    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
     work = ['--work-dir', str(tmp_path / 'work'), '--set', *options(framework, demo_data)]
     assert main(['test', config, '--published', *work]) == 0
     printed = capsys.readouterr().out
