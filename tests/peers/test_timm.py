@@ -3,30 +3,17 @@ import torch
 
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from swin_dense.checkpoint.resize import adapt_channels
-from tests.conftest import randomize
 
-from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, needed, with_our_norms
+from .peer import IMAGES, build, largest_difference, needed, prepared, timm_swin, with_our_norms
 
-timm = needed('timm')
-OPTIONS = {
-    'img_size': IMAGE_SIZE,
-    'window_size': 2,
-    'embed_dim': 16,
-    'depths': (2, 2, 4, 2),
-    'num_heads': (1, 2, 4, 8),
-}
-
-
-def build_peer(seed, **options):
-    peer = timm.create_model('swin_tiny_patch4_window7_224', **OPTIONS, **options)
-    return randomize(peer.double().eval(), seed)
+needed('timm')
 
 
 @torch.no_grad()
 @pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (1, 2)])
 def test_features_only(out_indices):
     backbone = build(1, out_indices=out_indices)
-    peer = build_peer(2, features_only=True, out_indices=out_indices)
+    peer = prepared(timm_swin(features_only=True, out_indices=out_indices), 2)
     report = load_checkpoint(backbone, {'model': peer.state_dict()}, log=None)
     assert report.family == 'timm'
     assert largest_difference(backbone(IMAGES), with_our_norms(backbone, peer(IMAGES))) < 1e-9
@@ -35,7 +22,7 @@ def test_features_only(out_indices):
 @torch.no_grad()
 def test_export_for_features_only():
     """Rename the keys as in docs/checkpoints.md."""
-    backbone, peer = build(1), build_peer(2, features_only=True, out_indices=(0, 1, 2, 3))
+    backbone, peer = build(1), prepared(timm_swin(features_only=True, out_indices=(0, 1, 2, 3)), 2)
     in_timm = export_state_dict(backbone, 'timm')
     renamed = {name.replace('layers.', 'layers_', 1): tensor for name, tensor in in_timm.items()}
     missing, unexpected = peer.load_state_dict(renamed, strict=False)
