@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from swin_dense import SwinClassifier, SwinV2Backbone, create_backbone
-from swin_dense.checkpoint import CheckpointError, export_state_dict, read, unpickler
-from swin_dense.checkpoint.export import write_file
+from swin_dense.checkpoint import CheckpointError, export_state_dict
 from tests.checkpoint.helpers import (
     ARCH,
     IMAGE,
@@ -93,15 +92,6 @@ class TestCreateBackbone:
     def test_names_of_timm_and_the_authors_are_explained(self, name, advice):
         with pytest.raises(ValueError, match=advice):
             create_backbone(name)
-
-    def test_the_file_is_read_and_hashed_once(self, tmp_path, monkeypatch):
-        path = write_file(tmp_path / 'swin.pth', {'model': build(1).state_dict()}, add_hash=True)
-        opened, hashed = [], []
-        monkeypatch.setattr(read, 'read_pickle', lambda *a: opened.append(a) or unpickler.read_pickle(*a))
-        file_digest = read.file_digest
-        monkeypatch.setattr(read, 'file_digest', lambda *a: hashed.append(a) or file_digest(*a))
-        create_backbone(checkpoint=path)
-        assert (len(opened), len(hashed)) == (1, 1)
 
 
 class TestClassifier:

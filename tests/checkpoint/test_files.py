@@ -64,14 +64,6 @@ def omegaconf():
     return made('omegaconf.dictconfig.DictConfig', _content=content, _parent=None)
 
 
-def yacs(name):
-    config = made(name, dict)
-    config['MODEL'] = made(name, dict)
-    config['MODEL']['DEPTHS'] = [2, 2]
-    vars(config)['__immutable__'] = True
-    return config
-
-
 def message_hub():
     history = mmengine_logging.HistoryBuffer()
     history.update(0.5)
@@ -87,14 +79,9 @@ TRAINING = {
     },
     'DeepSpeed': lambda: {
         'ds_config': made('deepspeed.runtime.config.DeepSpeedConfig', zero=made('deepspeed.zero.ZeroStageEnum')),
-        'loss_scaler': made('deepspeed.runtime.fp16.loss_scaler.LossScaler', cur_scale=1.0),
         'dtype': torch.float16,
-    },
-    'fvcore': lambda: {
-        'config': yacs('fvcore.common.config.CfgNode'),
         'rng': np.random.default_rng(0).bit_generator.state,
     },
-    'yacs': lambda: {'config': yacs('yacs.config.CfgNode')},
     'Hydra': lambda: {'cfg': omegaconf(), 'run_dir': made('pathlib._local.PosixPath')},
     'argparse': lambda: {
         'args': argparse.Namespace(lr=0.1, mode=re.compile('x'), log=collections.deque([1]), out=pathlib.Path('x')),
@@ -134,7 +121,7 @@ def test_files_of_training_programs_load(tmp_path, source, backbone, importable,
     report = load(backbone, path)
     assert equal_weights(backbone, source)
     assert report.unexpected == []
-    assert not any(name.startswith(('omegaconf', 'deepspeed', 'fvcore')) for name in sys.modules)
+    assert not any(name.startswith(('omegaconf', 'deepspeed')) for name in sys.modules)
 
 
 def test_weights_in_a_dict_of_another_class_load(tmp_path, source, backbone, importable):

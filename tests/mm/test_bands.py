@@ -137,12 +137,3 @@ def test_a_segmentor_of_bands_in_tiles_equals_the_whole_image(segmentor):
     }
     for label, share in shares.items():
         assert share == pytest.approx((expected == label).mean(), abs=1e-4)
-
-
-def test_a_file_that_is_no_image_is_skipped(segmentor, capsys):
-    folder, *_ = segmentor
-    (folder / 'broken.tif').write_bytes(b'II*\0 no image')
-    given = ['predict', str(folder / 'config.py'), str(folder / 'weights.pth'), str(folder / 'broken.tif')]
-    assert main([*given, '--out', str(folder / 'out'), '--tile', '112']) == 1
-    assert 'broken.tif' in capsys.readouterr().err
-    assert list((folder / 'out').glob('[!.]*')) == []

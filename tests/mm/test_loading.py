@@ -1,31 +1,32 @@
 """Load checkpoints of mmdet and mmseg models, save for them, and load into models with additional modules."""
 
-import copy
-
 import mmdet.models.backbones  # noqa: F401  registers them
 import pytest
 import torch
-from mmdet.registry import MODELS
-from mmengine.hub import get_config
 from mmengine.logging import MessageHub
-from mmengine.registry import MODELS as ROOT_MODELS
-from mmengine.registry import init_default_scope
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint as load_by_mmengine
 
 from swin_dense import CheckpointError, SwinDense
 from swin_dense.recipes.files import load_recipe
 from tests.conftest import TINY, equal_weights, randomize
 
-CONFIG = 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
+
+def tiny(name, kind, seed, **options):
+    """Build the model of a recipe with a tiny Swin of type ``kind`` and random weights."""
+    config = load_recipe(name)
+    init_default_scope(config.default_scope)
+    model = config.model
+    model.backbone.update(type=kind, init_cfg=None, **TINY, **options)
+    channels = [16, 32, 64, 128]
+    for part in (model.get('neck'), model.get('panoptic_head'), model.get('decode_head')):
+        if part is not None:
+            part.in_channels = channels[-len(part.in_channels) :]
+    return randomize(MODELS.build(model), seed)
 
 
 def detector(kind, seed, **options):
-    init_default_scope('mmdet')
-    config = copy.deepcopy(get_config(CONFIG).model)
-    config.backbone = {'type': kind, **TINY, **options}
-    config.neck.in_channels = [16, 32, 64, 128]
-    config.roi_head.bbox_head.fc_out_channels = 64
-    return randomize(MODELS.build(config), seed).eval()
+    return tiny('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', kind, seed, **options).eval()
 
 
 @pytest.fixture(scope='module')
@@ -41,19 +42,6 @@ def backbone_of(path):
     return {name.removeprefix('backbone.'): x for name, x in state.items() if name.startswith('backbone.')}
 
 
-def with_queries(name, kind, seed):
-    """Build the Mask2Former or DINO of a recipe with a tiny Swin of type ``kind``."""
-    config = load_recipe(name)
-    init_default_scope(config.default_scope)
-    model = config.model
-    model.backbone.update(type=kind, **TINY, init_cfg=None)
-    channels = [16, 32, 64, 128]
-    for part in (model.get('neck'), model.get('panoptic_head'), model.get('decode_head')):
-        if part is not None:
-            part.in_channels = channels[-len(part.in_channels) :]
-    return randomize(ROOT_MODELS.build(model), seed)
-
-
 @pytest.mark.parametrize(
     'name',
     [
@@ -64,7 +52,7 @@ def with_queries(name, kind, seed):
 )
 def test_load_from_loads_all_weights_of_a_published_query_based_model(name, tmp_path):
     """The file is a training checkpoint with the framework's Swin, including heads, message hub and optimiser."""
-    theirs, ours = with_queries(name, 'SwinTransformer', 1), with_queries(name, 'SwinDense', 2)
+    theirs, ours = tiny(name, 'SwinTransformer', 1), tiny(name, 'SwinDense', 2)
     hub = MessageHub.get_instance('published')
     hub.update_scalar('train/loss', 1.0)
     checkpoint = {

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 from swin_dense.models.adapters import LoRALinear, Mona, merge_lora
-from swin_dense.models.block import SwinBlock
 from swin_dense.models.layers import Linear
-from swin_dense.models.swin_v2 import SwinBlockV2
 from tests.conftest import TINY, assert_same, randomize
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
@@ -144,11 +142,7 @@ def test_the_start_returns_with_reset_parameters():
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_a_backbone_without_adapter_has_none_of_it(kind):
     plain = kind(**TINY)
-    assert plain.adapter_options is None
-    blocks = [block for stage in plain.stages for block in stage.blocks]
-    assert {type(block) for block in blocks} == {SwinBlock if kind is SwinBackbone else SwinBlockV2}
     assert not any(isinstance(module, (LoRALinear, Mona)) for module in plain.modules())
-    assert all(parameter.requires_grad for parameter in plain.parameters())
     for adapter in ADAPTERS:
         adapted = list(kind(**TINY, adapter=adapter).state_dict())
         assert [name for name in adapted if 'mona' not in name and 'lora' not in name] == list(plain.state_dict())
