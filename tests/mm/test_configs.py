@@ -27,6 +27,7 @@ from swin_dense.recipes.zoo import framework_configs
 from swin_dense.utils import packages
 from swin_dense.workbench.building import build_on_meta
 from tests.conftest import TINY, some
+from tests.mm.demo import with_tiny_swin
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 MMDET = Path(mmdet.__path__[0], '.mim/configs')
@@ -281,36 +282,12 @@ SMALL = {
 
 
 def small(family):
-    """Return the recipe of a family with fewer channels everywhere, in float32 because float16 needs a GPU."""
+    """Return the recipe of a family with a tiny Swin, in float32 because float16 needs a GPU."""
     config = copy.deepcopy(leaf(SMALL[family]))
-    model = config.model
-    model.backbone.update(TINY, init_cfg=None)
-    channels = [16 * 2**stage for stage in model.backbone.get('out_indices', range(4))]
+    with_tiny_swin(config.model)
     config.optim_wrapper.type = 'OptimWrapper'
     if family == 'upernet':
-        model.data_preprocessor.size = (64, 96)
-        model.decode_head.update(in_channels=channels, channels=16)
-        model.auxiliary_head.update(in_channels=channels[2], channels=16)
-        return config
-    model.neck.update(in_channels=channels, out_channels=16)
-    if family == 'retinanet':
-        model.bbox_head.update(in_channels=16, feat_channels=16)
-        return config
-    model.rpn_head.update(in_channels=16, feat_channels=16)
-    heads = model.roi_head
-    has_masks = family != 'faster_rcnn'
-    for extractor in (heads.bbox_roi_extractor, *([heads.mask_roi_extractor] if has_masks else [])):
-        extractor.out_channels = 16
-    for head in [heads.bbox_head] if isinstance(heads.bbox_head, dict) else heads.bbox_head:
-        head.update(in_channels=16, fc_out_channels=32)
-        if 'conv_out_channels' in head:
-            head.conv_out_channels = 16
-    if has_masks:
-        heads.mask_head.update(in_channels=16, conv_out_channels=16)
-    stages = model.train_cfg.rcnn
-    for stage in [stages] if isinstance(stages, dict) else stages:
-        stage.sampler.num = 32
-    model.test_cfg.rcnn.max_per_img = 10
+        config.model.data_preprocessor.size = (64, 96)
     return config
 
 

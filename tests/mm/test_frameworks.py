@@ -13,21 +13,15 @@ from torch._dynamo.testing import CompileCounter
 
 from swin_dense import SwinDense
 from tests.conftest import TINY
-from tests.mm.demo import demo_config
+from tests.mm.demo import demo_config, with_tiny_swin
 
-PEER = {'_delete_': True, 'type': 'SwinTransformer', 'drop_path_rate': 0.0, **TINY}
-OURS = {'_delete_': True, 'type': 'SwinDense', 'drop_path_rate': 0.0, **TINY}
+PEER, OURS = {'type': 'SwinTransformer'}, {'type': 'SwinDense'}
 
 
 def build(cfg, backbone):
-    cfg = cfg.copy()
-    cfg.merge_from_dict({'model.backbone': backbone})
-    for part in ('neck', 'decode_head'):
-        if part in cfg.model:
-            cfg.merge_from_dict({f'model.{part}.in_channels': [16, 32, 64, 128]})
-    if 'auxiliary_head' in cfg.model:
-        cfg.merge_from_dict({'model.auxiliary_head.in_channels': 64})
-    model = MODELS.build(cfg.model)
+    config = copy.deepcopy(cfg.model)
+    with_tiny_swin(config, drop_path_rate=0.0, **backbone)
+    model = MODELS.build(config)
     model.init_weights()
     return model.train().double()
 

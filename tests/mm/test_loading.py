@@ -10,19 +10,15 @@ from mmengine.runner import load_checkpoint as load_by_mmengine
 from swin_dense import CheckpointError, SwinDense
 from swin_dense.recipes.files import load_recipe
 from tests.conftest import TINY, equal_weights, randomize
+from tests.mm.demo import with_tiny_swin
 
 
 def tiny(name, kind, seed, **options):
     """Build the model of a recipe with a tiny Swin of type ``kind`` and random weights."""
     config = load_recipe(name)
     init_default_scope(config.default_scope)
-    model = config.model
-    model.backbone.update(type=kind, init_cfg=None, **TINY, **options)
-    channels = [16, 32, 64, 128]
-    for part in (model.get('neck'), model.get('panoptic_head'), model.get('decode_head')):
-        if part is not None:
-            part.in_channels = channels[-len(part.in_channels) :]
-    return randomize(MODELS.build(model), seed)
+    with_tiny_swin(config.model, type=kind, **options)
+    return randomize(MODELS.build(config.model), seed)
 
 
 def detector(kind, seed, **options):
