@@ -106,10 +106,6 @@ class Target:
         own = dict(state_of(self.model))
         return base_digest({name: own[key] for name, key in self.names.items() if key in own})
 
-    def without_base(self) -> Target:
-        """Return the target with the parameters of an adapter and the norms alone."""
-        return replace(self, names={name: key for name, key in self.names.items() if part_of(name) != 'base'})
-
     def size_of(self, name: str) -> Any:
         """Return the window of a bias table, or the grid of the position embedding, of the model, (height, width)."""
         if is_table(name):
@@ -179,7 +175,7 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
         report.notes.append(_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size)))
     if found.base is not None:
-        target = target.without_base()
+        target = replace(target, names={name: key for name, key in target.names.items() if part_of(name) != 'base'})
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
     renamed = {n: x for n, x in found.parameters.items() if n not in target.shapes and is_standard(n)}
