@@ -87,7 +87,8 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
                 exported[key.replace('logit_scale', COORDINATES)] = log_spaced_offsets(window, trained).view(grid)
             if name.role in ('table', 'logit_scale') and layout.index is not None:
                 # The row in the table of each pair of tokens, (T, T): the difference of their numbers in its grid.
-                token = torch.arange(window[0])[:, None] * offsets(window)[1] + torch.arange(window[1])
+                rows, columns = (torch.arange(side) for side in window)
+                token = rows[:, None] * offsets(window)[1] + columns
                 index = token.flatten()[:, None] - token.flatten() + token.max()
                 index_key = key.rpartition('.')[0] + '.relative_position_index'
                 exported[inner + index_key] = index.flatten() if layout.index == 'flat' else index

@@ -150,7 +150,8 @@ class Family:
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
         if self._is_sliced(name) and tensor.shape[-1:].numel() % 4 == 0:
             # (2x2 column by column, C) to (C, 2x2 row by row)
-            tensor = tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -2).movedim(-1, -3).flatten(-3)
+            by_column = tensor.unflatten(-1, (2, 2, -1))
+            tensor = by_column.transpose(-3, -2).movedim(-1, -3).flatten(-3)
         if name.role == 'position' and tensor.ndim == 4:
             tensor = tensor.flatten(2).transpose(1, 2)
         return tensor
@@ -158,7 +159,8 @@ class Family:
     def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> list[Tensor]:
         """Undo :meth:`decode`; ``grid`` is (H, W) of the absolute position embedding, if the model has one."""
         if self._is_sliced(name):
-            tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
+            by_row = tensor.unflatten(-1, (-1, 2, 2))
+            tensor = by_row.movedim(-3, -1).transpose(-3, -2).flatten(-3)
         if name.role == 'position' and self.position_map and grid is not None:
             tensor = tensor.transpose(1, 2).unflatten(2, grid)
         return list(tensor.chunk(len(self.write(name)))) if name.role == 'qkv' else [tensor]
@@ -258,14 +260,17 @@ MMPRETRAIN_V2 = replace(
 OURS_V2 = Family('swin_dense', version=2)
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
-# One family for each naming scheme of blocks, and the families that share it: by version, and by whether stages begin
+# One family for each naming scheme of blocks, and the others that share it: by version, and by whether stages begin
 # with patch merging, as in timm, so that the last stage has a merging layer.
 _SCHEMES = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
 _SHARING = {
-    OFFICIAL: {(1, False): OFFICIAL, (1, True): TIMM, (2, False): OFFICIAL_V2, (2, True): TIMM_V2},
-    MMDET: {(1, False): MMDET, (1, True): MMDET, (2, False): OURS_V2, (2, True): MMPRETRAIN_V2},
-    TORCHVISION: {(1, False): TORCHVISION, (2, False): TORCHVISION_V2},
-    TRANSFORMERS: {(1, False): TRANSFORMERS, (2, False): TRANSFORMERS_V2},
+    (OFFICIAL, 1, True): TIMM,
+    (OFFICIAL, 2, False): OFFICIAL_V2,
+    (OFFICIAL, 2, True): TIMM_V2,
+    (MMDET, 2, False): OURS_V2,
+    (MMDET, 2, True): MMPRETRAIN_V2,
+    (TORCHVISION, 2, False): TORCHVISION_V2,
+    (TRANSFORMERS, 2, False): TRANSFORMERS_V2,
 }
 # Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
 _MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))
@@ -294,5 +299,5 @@ def resolve_family(scheme: Family, prefix: str, keys: Iterable[str]) -> Family:
     last = max((name.stage or 0 for name in names if name.block is not None), default=None)
     merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in names)
     version = 2 if all(any(map(mark.search, own)) for mark in _MARKS_OF_V2) else 1
-    sharing = _SHARING[scheme]
-    return sharing.get((version, merges_first), sharing[version, False])
+    shared = _SHARING.get((scheme, version, merges_first))
+    return shared or _SHARING.get((scheme, version, False), scheme)

@@ -186,7 +186,9 @@ def _convert(name: Name, keys: list[str], values: Mapping[str, Any], family: Fam
 
 def _keep_other(key: str, plain: str, values: Mapping[str, Any], family: Family, found: Found) -> None:
     """Store a tensor that is no parameter of a Swin: a classifier's head, a part to leave out, or one to report."""
-    head, why, name = _HEAD.fullmatch(plain), _why_unusable(values[key]), plain.removeprefix(found.prefix)
+    head = _HEAD.fullmatch(plain)
+    why = _why_unusable(values[key])
+    name = plain.removeprefix(found.prefix)
     # The head is a sibling of the stages or of the backbone.
     if head is not None and not why and head[1] in (found.prefix, _around(found.prefix)):
         name = f'head.{head[2]}'

@@ -131,7 +131,8 @@ class Target:
             ]
             if len(wrapped) == 1:
                 ours[wrapped[0]] = name
-        return replace(self, names={ours.get(own, own): key for own, key in self.names.items()})
+        names = {ours.get(own, own): key for own, key in self.names.items()}
+        return replace(self, names=names)
 
 
 def is_standard(name: str) -> bool:
@@ -175,10 +176,12 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
         report.notes.append(_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size)))
     if found.base is not None:
-        target = replace(target, names={name: key for name, key in target.names.items() if part_of(name) != 'base'})
+        names = {name: key for name, key in target.names.items() if part_of(name) != 'base'}
+        target = replace(target, names=names)
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
-    renamed = {n: x for n, x in found.parameters.items() if n not in target.shapes and is_standard(n)}
+    others = {name: tensor for name, tensor in found.parameters.items() if name not in target.names}
+    renamed = {name: tensor for name, tensor in others.items() if is_standard(name)}
     if renamed:
         target = target.extended_by(renamed)
     fitted = {}
@@ -283,7 +286,7 @@ def _fit_one(
     # In float32, because finite 64-bit values can overflow in the model.
     elif not tensor.is_meta and (count := int((~tensor.float().isfinite()).sum())):
         report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
-    elif shape is None or (tensor.shape == shape and found.sizes.get(name) in (None, target.size_of(name))):
+    elif shape is None:
         return tensor
     else:
         return _resized(name, tensor, shape, found, target, options, report)
@@ -295,13 +298,16 @@ def _resized(
 ) -> Tensor | None:
     """Return the tensor for a parameter in the model's shape, or None, and report the change or why there is none."""
     given, old, new = tuple(tensor.shape), found.size_of(name), target.size_of(name)
+    if given == shape and found.sizes.get(name) in (None, new):
+        return tensor
+    fits_but_for_axis_1 = given[:1] == shape[:1] and given[2:] == shape[2:]
     if old and is_table(name) and given[1:] == shape[1:]:
         tensor = resize_table(tensor, old, new, options.table_resize)
         report.resized[name] = f'window {_by(old)} to {_by(new)}, {options.table_resize}'
-    elif old and name == 'absolute_pos_embed' and (given[0], *given[2:]) == (shape[0], *shape[2:]):
+    elif old and name == 'absolute_pos_embed' and fits_but_for_axis_1:
         tensor = resize_position(tensor, old, new)
         report.resized[name] = f'grid {_by(old)} to {_by(new)}, bicubic'
-    elif name == 'patch_embed.projection.weight' and (given[0], *given[2:]) == (shape[0], *shape[2:]):
+    elif name == 'patch_embed.projection.weight' and fits_but_for_axis_1:
         tensor = adapt_channels(tensor, shape[1], options.in_channels)
         report.resized[name] = f'image channels {given[1]} to {shape[1]}, in_channels={options.in_channels!r}'
     if tensor.shape == shape:
