@@ -81,17 +81,11 @@ class TestCreateBackbone:
         with pytest.raises(TypeError, match=r"\('swin_t'\), or a checkpoint"):
             create_backbone()
 
-    @pytest.mark.parametrize(
-        ('name', 'advice'),
-        [
-            ('swin_tiny_patch4_window7_224', r"'swin_t' with window_size=7"),
-            ('swin_large_patch4_window12_384.ms_in22k', r"'swin_l' with window_size=12"),
-            ('swinv2_base_window16_256', r"'swinv2_b' with window_size=16"),
-        ],
-    )
-    def test_names_of_timm_and_the_authors_are_explained(self, name, advice):
-        with pytest.raises(ValueError, match=advice):
-            create_backbone(name)
+    def test_names_of_timm_and_the_authors_are_explained(self):
+        with pytest.raises(ValueError, match="'swin_l' with window_size=12"):
+            create_backbone('swin_large_patch4_window12_384.ms_in22k')
+        with pytest.raises(ValueError, match="'swinv2_b' with window_size=16"):
+            create_backbone('swinv2_base_window16_256')
 
 
 class TestClassifier:

@@ -1,4 +1,4 @@
-"""Load checkpoints of mmdet and mmseg models, save for them, and load into models with additional modules."""
+"""Load checkpoints of mmdet and mmseg models, whole and in parts."""
 
 import mmdet.models.backbones  # noqa: F401  registers them
 import pytest
@@ -7,9 +7,9 @@ from mmengine.logging import MessageHub
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint as load_by_mmengine
 
-from swin_dense import CheckpointError, SwinDense
+from swin_dense import CheckpointError
 from swin_dense.recipes.files import load_recipe
-from tests.conftest import TINY, equal_weights, randomize
+from tests.conftest import equal_weights, randomize
 from tests.mm.demo import with_tiny_swin
 
 
@@ -21,21 +21,8 @@ def tiny(name, kind, seed, **options):
     return randomize(MODELS.build(config.model), seed)
 
 
-def detector(kind, seed, **options):
-    return tiny('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', kind, seed, **options).eval()
-
-
-@pytest.fixture(scope='module')
-def saved(tmp_path_factory):
-    """Save a detector with SwinDense and return the path."""
-    path = tmp_path_factory.mktemp('detector') / 'epoch_1.pth'
-    torch.save({'state_dict': detector('SwinDense', 1).state_dict()}, path)
-    return str(path)
-
-
-def backbone_of(path):
-    state = torch.load(path)['state_dict']
-    return {name.removeprefix('backbone.'): x for name, x in state.items() if name.startswith('backbone.')}
+def detector(seed, **options):
+    return tiny('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'SwinDense', seed, **options).eval()
 
 
 @pytest.mark.parametrize(
@@ -65,17 +52,6 @@ def test_load_from_loads_all_weights_of_a_published_query_based_model(name, tmp_
     assert equal_weights(expected, found)
 
 
-@torch.no_grad()
-def test_a_detector_with_swin_dense_loads_into_mmdets(saved):
-    theirs, ours = detector('SwinTransformer', 2), detector('SwinDense', 1)
-    missing, unexpected = theirs.load_state_dict(torch.load(saved)['state_dict'], strict=False)
-    assert all(name.endswith('.relative_position_index') for name in missing)
-    assert not unexpected
-    image = torch.randn(1, 3, 67, 93)
-    for a, b in zip(ours.extract_feat(image), theirs.extract_feat(image), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
-
-
 @pytest.mark.parametrize(
     'part',
     [
@@ -85,25 +61,12 @@ def test_a_detector_with_swin_dense_loads_into_mmdets(saved):
     ],
     ids=['heads alone', 'a stage missing', 'a layer missing'],
 )
-def test_allow_partial_in_the_config_accepts_parts(saved, tmp_path, part):
-    state = {name: x for name, x in torch.load(saved)['state_dict'].items() if part(name)}
+def test_allow_partial_in_the_config_accepts_parts(tmp_path, part):
+    state = {name: x for name, x in detector(1).state_dict().items() if part(name)}
     torch.save({'state_dict': state}, tmp_path / 'part.pth')
     with pytest.raises(CheckpointError, match='allow_partial=True as an option'):
-        load_by_mmengine(detector('SwinDense', 2), str(tmp_path / 'part.pth'))
-    model = detector('SwinDense', 2, allow_partial=True)
+        load_by_mmengine(detector(2), str(tmp_path / 'part.pth'))
+    model = detector(2, allow_partial=True)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     load_by_mmengine(model, str(tmp_path / 'part.pth'))
     assert all(torch.equal(x, state.get(name, before[name])) for name, x in model.state_dict().items())
-
-
-def test_allow_partial_also_applies_to_init_cfg(saved, tmp_path):
-    state = {name: x for name, x in backbone_of(saved).items() if 'stages.3' not in name}
-    torch.save(state, tmp_path / 'part.pth')
-    init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'part.pth')}
-    with pytest.raises(CheckpointError):
-        SwinDense(**TINY, init_cfg=init_cfg).init_weights()
-    backbone = SwinDense(**TINY, init_cfg=init_cfg, allow_partial=True)
-    backbone.init_weights()
-    assert torch.equal(backbone.norm0.weight, state['norm0.weight'])
-    with pytest.raises(TypeError, match='allow_partial must be True or False'):
-        SwinDense(**TINY, allow_partial=1)

@@ -151,9 +151,13 @@ def test_init_cfg_accepts_loading_options(tmp_path):
     torch.save(weights, tmp_path / 'swin.pth')
     with pytest.raises(swin_dense.CheckpointError, match='allow_partial=True'):
         SwinDense(**TINY, init_cfg=pretrained).init_weights()
-    backbone = SwinDense(**TINY, init_cfg={**pretrained, 'allow_partial': True, 'table_resize': 'geometric'})
-    backbone.init_weights()
-    assert torch.equal(backbone.patch_embed.projection.weight, source.patch_embed.projection.weight)
+    in_init_cfg = {'init_cfg': {**pretrained, 'allow_partial': True, 'table_resize': 'geometric'}}
+    for options in (in_init_cfg, {'init_cfg': pretrained, 'allow_partial': True}):
+        backbone = SwinDense(**TINY, **options)
+        backbone.init_weights()
+        assert torch.equal(backbone.patch_embed.projection.weight, source.patch_embed.projection.weight)
+    with pytest.raises(TypeError, match='allow_partial must be True or False'):
+        SwinDense(**TINY, allow_partial=1)
 
 
 @pytest.mark.parametrize(('key', 'suggestion'), [('alow_partial', 'allow_partial'), ('strict', None)])
