@@ -89,7 +89,7 @@ def test_mona_follows_each_residual_addition(kind, with_cp):
 
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_lora_stands_beside_the_four_linear_layers_of_a_block(kind):
-    """The network equals one with the weights W + B A, and its gradients are those that the chain rule gives."""
+    """The network equals one with the weights W + B A."""
     model, dense = make(kind, LORA, qkv_bias=True), make(kind)
     pairs = {name.removesuffix('.lora_A') for name in dict(model.named_parameters()) if name.endswith('.lora_A')}
     leaves = {'attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'}
@@ -102,14 +102,7 @@ def test_lora_stands_beside_the_four_linear_layers_of_a_block(kind):
             if layer in pairs:
                 parameter.add_(state[f'{layer}.lora_B'] @ state[f'{layer}.lora_A'])
     img = make_image()
-    found, expected = model(img), dense(img)
-    assert_same(found, expected)
-    for maps in (found, expected):
-        sum(level.square().mean() for level in maps).backward()
-    gradients = {name: parameter.grad for name, parameter in dense.named_parameters()}
-    for name in pairs:
-        a, b, of_product = state[f'{name}.lora_A'], state[f'{name}.lora_B'], gradients[f'{name}.weight']
-        assert_same([a.grad, b.grad], [b.T @ of_product, of_product @ a.T])
+    assert_same(model(img), dense(img))
 
 
 # --- the start --------------------------------------------------------------------------------------------------------

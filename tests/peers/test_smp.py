@@ -65,8 +65,6 @@ def test_every_decoder_trains_and_predicts(decoder):
 def test_sizes_that_are_not_multiples_of_32():
     """Unet accepts any size; other decoders require multiples of the encoder's stride and name it in the error."""
     assert build('Unet').eval()(torch.rand(1, 3, 97, 133)).shape == (1, 2, 97, 133)
-    assert build('Unet').eval()(torch.rand(1, 3, 80, 112)).shape == (1, 2, 80, 112)
-    assert build('FPN').eval()(torch.rand(1, 3, 96, 160)).shape == (1, 2, 96, 160)
     assert build('DeepLabV3').eval()(torch.rand(2, 3, 104, 136)).shape == (2, 2, 104, 136)  # its stride is 8
     with pytest.raises(RuntimeError, match='divisible by 32'):
         build('FPN').eval()(torch.rand(1, 3, 80, 112))

@@ -23,7 +23,7 @@ PYRAMIDS = {'out_indices': (1, 2, 3), 'extra': 'p6p7'}
 
 def build(kind, **options):
     torch.manual_seed(0)
-    pyramid = PYRAMIDS if kind == 'RetinaNet' else {}
+    pyramid = PYRAMIDS if kind in ('RetinaNet', 'FCOS') else {}
     backbone = SwinFPN('swin_t', **{**OPTIONS, 'out_channels': 32, **pyramid, **options})
     # Fewer of the samples are objects than of 512, and masks of objects take most of the time.
     extra = {'box_batch_size_per_image': 64} if kind == 'MaskRCNN' else {}
@@ -34,6 +34,8 @@ def targets(kind, with_objects=True):
     image, target = scene()
     if kind != 'MaskRCNN':
         target.pop('masks')
+    if kind == 'KeypointRCNN':
+        target['keypoints'] = torch.ones(2, 17, 3)
     if not with_objects:
         target = {key: value[:0] for key, value in target.items()}
     return [image], [target]
@@ -55,7 +57,7 @@ def test_detectors_learn(kind):
         assert found['masks'].shape[2:] == (HEIGHT, WIDTH)
 
 
-@pytest.mark.parametrize('kind', ['MaskRCNN', 'RetinaNet'])
+@pytest.mark.parametrize('kind', ['MaskRCNN', 'KeypointRCNN', 'RetinaNet', 'FCOS'])
 def test_images_without_objects_frozen_stages_and_bfloat16(kind):
     model = build(kind, frozen_stages=2)
     with torch.autocast('cpu', torch.bfloat16):
