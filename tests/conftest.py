@@ -112,6 +112,12 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return module
 
 
+def equal_weights(ours: Any, theirs: Any) -> bool:
+    """Return whether a module or state dict has the values of another, which may have more."""
+    own, others = (one.state_dict() if isinstance(one, torch.nn.Module) else one for one in (ours, theirs))
+    return all(torch.equal(tensor, others[name]) for name, tensor in own.items())
+
+
 def assert_same(
     ours: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None], **tolerance: float
 ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from swin_dense.checkpoint.adapters import BASE_KEY, adapter_options, base_digest, merge_pairs, part_of
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
 from swin_dense.checkpoint.find import find, flatten
-from swin_dense.checkpoint.fit import Target, shapes_of
+from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.read import file_digest, safetensors_torch
 from swin_dense.checkpoint.report import CheckpointError
 from swin_dense.checkpoint.resize import offsets
@@ -87,7 +87,8 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
                 exported[key.replace('logit_scale', COORDINATES)] = log_spaced_offsets(window, trained).view(grid)
             if name.role in ('table', 'logit_scale') and layout.index is not None:
                 # The row in the table of each pair of tokens, (T, T): the difference of their numbers in its grid.
-                token = torch.arange(window[0])[:, None] * offsets(window)[1] + torch.arange(window[1])
+                rows, columns = (torch.arange(side) for side in window)
+                token = rows[:, None] * offsets(window)[1] + columns
                 index = token.flatten()[:, None] - token.flatten() + token.max()
                 index_key = key.rpartition('.')[0] + '.relative_position_index'
                 exported[inner + index_key] = index.flatten() if layout.index == 'flat' else index
@@ -111,7 +112,7 @@ def export_adapter(
     found = find(values, described, prefix)
     if found.base is not None:
         raise CheckpointError(f'{described} is already an adapter without its base')
-    if adapter_options(shapes_of(found)) is None:
+    if adapter_options(found.shapes) is None:
         raise CheckpointError(
             f'{described} has no adapter; train a backbone with one, such as '
             "model.backbone.adapter=dict(type='mona', dim=64)"

@@ -17,25 +17,35 @@ from swin_dense.utils.names import unwrapped
 
 COORDINATES = 'relative_coords_table'  # the buffer of V2 that determines its windows
 
+
+def _names(block: str, attention: str, layers: tuple[str, str], downsample: str) -> dict[str, str]:
+    """Return the names that most libraries have, by role, given those of modules; an MLP has two linear layers."""
+    return {
+        'norm1': f'{block}.norm1',
+        'table': f'{block}.{attention}.relative_position_bias_table',
+        'logit_scale': f'{block}.{attention}.logit_scale',
+        'cpb1': f'{block}.{attention}.cpb_mlp.0',
+        'cpb2': f'{block}.{attention}.cpb_mlp.2',
+        'q_bias': f'{block}.{attention}.q_bias',
+        'v_bias': f'{block}.{attention}.v_bias',
+        'qkv': f'{block}.{attention}.qkv',
+        'proj': f'{block}.{attention}.proj',
+        'norm2': f'{block}.norm2',
+        'fc1': f'{block}.{layers[0]}',
+        'fc2': f'{block}.{layers[1]}',
+        'merge_norm': f'{downsample}.norm',
+        'merge': f'{downsample}.reduction',
+    }
+
+
 # Our names by role of the module or parameter. These are the names of mmdet and mmseg.
 _OURS: dict[str, str] = {
     'patch_proj': 'patch_embed.projection',
     'patch_norm': 'patch_embed.norm',
     'position': 'absolute_pos_embed',
-    'norm1': 'stages.{stage}.blocks.{block}.norm1',
-    'table': 'stages.{stage}.blocks.{block}.attn.w_msa.relative_position_bias_table',
-    'logit_scale': 'stages.{stage}.blocks.{block}.attn.w_msa.logit_scale',
-    'cpb1': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.0',
-    'cpb2': 'stages.{stage}.blocks.{block}.attn.w_msa.cpb_mlp.2',
-    'q_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.q_bias',
-    'v_bias': 'stages.{stage}.blocks.{block}.attn.w_msa.v_bias',
-    'qkv': 'stages.{stage}.blocks.{block}.attn.w_msa.qkv',
-    'proj': 'stages.{stage}.blocks.{block}.attn.w_msa.proj',
-    'norm2': 'stages.{stage}.blocks.{block}.norm2',
-    'fc1': 'stages.{stage}.blocks.{block}.ffn.layers.0.0',
-    'fc2': 'stages.{stage}.blocks.{block}.ffn.layers.1',
-    'merge_norm': 'stages.{stage}.downsample.norm',
-    'merge': 'stages.{stage}.downsample.reduction',
+    **_names(
+        'stages.{stage}.blocks.{block}', 'attn.w_msa', ('ffn.layers.0.0', 'ffn.layers.1'), 'stages.{stage}.downsample'
+    ),
     'out_norm': 'norm{stage}',
     'final_norm': 'norm',
 }
@@ -140,7 +150,8 @@ class Family:
         tensor = parts[0] if len(parts) == 1 else torch.cat([torch.atleast_1d(part) for part in parts])
         if self._is_sliced(name) and tensor.shape[-1:].numel() % 4 == 0:
             # (2x2 column by column, C) to (C, 2x2 row by row)
-            tensor = tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -2).movedim(-1, -3).flatten(-3)
+            by_column = tensor.unflatten(-1, (2, 2, -1))
+            tensor = by_column.transpose(-3, -2).movedim(-1, -3).flatten(-3)
         if name.role == 'position' and tensor.ndim == 4:
             tensor = tensor.flatten(2).transpose(1, 2)
         return tensor
@@ -148,7 +159,8 @@ class Family:
     def encode(self, name: Name, tensor: Tensor, grid: tuple[int, int] | None = None) -> list[Tensor]:
         """Undo :meth:`decode`; ``grid`` is (H, W) of the absolute position embedding, if the model has one."""
         if self._is_sliced(name):
-            tensor = tensor.unflatten(-1, (-1, 2, 2)).movedim(-3, -1).transpose(-3, -2).flatten(-3)
+            by_row = tensor.unflatten(-1, (-1, 2, 2))
+            tensor = by_row.movedim(-3, -1).transpose(-3, -2).flatten(-3)
         if name.role == 'position' and self.position_map and grid is not None:
             tensor = tensor.transpose(1, 2).unflatten(2, grid)
         return list(tensor.chunk(len(self.write(name)))) if name.role == 'qkv' else [tensor]
@@ -166,27 +178,11 @@ def plain_name(key: str) -> str:
 
 
 MMDET = Family('mmdet', index='square')
-_LAYER = 'layers.{stage}.blocks.{block}'
+_OFFICIAL_BLOCK = 'layers.{stage}.blocks.{block}', 'attn', ('mlp.fc1', 'mlp.fc2')
 # The names of the authors' code, also used by version 0.1 of this package.
 OFFICIAL = Family(
     'official',
-    {
-        'patch_proj': 'patch_embed.proj',
-        'norm1': f'{_LAYER}.norm1',
-        'table': f'{_LAYER}.attn.relative_position_bias_table',
-        'logit_scale': f'{_LAYER}.attn.logit_scale',
-        'cpb1': f'{_LAYER}.attn.cpb_mlp.0',
-        'cpb2': f'{_LAYER}.attn.cpb_mlp.2',
-        'q_bias': f'{_LAYER}.attn.q_bias',
-        'v_bias': f'{_LAYER}.attn.v_bias',
-        'qkv': f'{_LAYER}.attn.qkv',
-        'proj': f'{_LAYER}.attn.proj',
-        'norm2': f'{_LAYER}.norm2',
-        'fc1': f'{_LAYER}.mlp.fc1',
-        'fc2': f'{_LAYER}.mlp.fc2',
-        'merge_norm': 'layers.{stage}.downsample.norm',
-        'merge': 'layers.{stage}.downsample.reduction',
-    },
+    {'patch_proj': 'patch_embed.proj', **_names(*_OFFICIAL_BLOCK, 'layers.{stage}.downsample')},
     stems=('layers.', 'norm'),
     slice_order=True,
     position_map=True,
@@ -196,11 +192,7 @@ MMPRETRAIN = replace(MMDET, name='mmpretrain')
 TIMM = replace(
     OFFICIAL,
     name='timm',
-    names={
-        **OFFICIAL.names,
-        'merge_norm': 'layers.{next}.downsample.norm',
-        'merge': 'layers.{next}.downsample.reduction',
-    },
+    names={**OFFICIAL.names, **_names(*_OFFICIAL_BLOCK, 'layers.{next}.downsample')},
     position_map=False,
 )
 TORCHVISION = Family(
@@ -208,15 +200,7 @@ TORCHVISION = Family(
     {
         'patch_proj': 'features.0.0',
         'patch_norm': 'features.0.2',
-        'norm1': 'features.{odd}.{block}.norm1',
-        'table': 'features.{odd}.{block}.attn.relative_position_bias_table',
-        'qkv': 'features.{odd}.{block}.attn.qkv',
-        'proj': 'features.{odd}.{block}.attn.proj',
-        'norm2': 'features.{odd}.{block}.norm2',
-        'fc1': 'features.{odd}.{block}.mlp.0',
-        'fc2': 'features.{odd}.{block}.mlp.3',
-        'merge_norm': 'features.{even}.norm',
-        'merge': 'features.{even}.reduction',
+        **_names('features.{odd}.{block}', 'attn', ('mlp.0', 'mlp.3'), 'features.{even}'),
     },
     stems=('features.', 'norm'),
     slice_order=True,
@@ -247,18 +231,7 @@ TRANSFORMERS = Family(
 )
 OFFICIAL_V2 = replace(OFFICIAL, version=2, coordinates=True)
 TIMM_V2 = replace(TIMM, version=2)
-TORCHVISION_V2 = replace(
-    TORCHVISION,
-    names={
-        **TORCHVISION.names,
-        'logit_scale': 'features.{odd}.{block}.attn.logit_scale',
-        'cpb1': 'features.{odd}.{block}.attn.cpb_mlp.0',
-        'cpb2': 'features.{odd}.{block}.attn.cpb_mlp.2',
-    },
-    version=2,
-    joined_bias=True,
-    coordinates=True,
-)
+TORCHVISION_V2 = replace(TORCHVISION, version=2, joined_bias=True, coordinates=True)
 _ATTENTION_V2 = 'encoder.layers.{stage}.blocks.{block}.attention'
 TRANSFORMERS_V2 = replace(
     TRANSFORMERS,
@@ -287,14 +260,17 @@ MMPRETRAIN_V2 = replace(
 OURS_V2 = Family('swin_dense', version=2)
 EXPORTED = {family.name: family for family in (OFFICIAL, MMDET, MMSEG, MMPRETRAIN, TIMM, TORCHVISION, TRANSFORMERS)}
 EXPORTED_V2 = {family.name: family for family in (OFFICIAL_V2, MMPRETRAIN_V2, TIMM_V2, TORCHVISION_V2, TRANSFORMERS_V2)}
-# One family for each naming scheme of blocks, and the families that share it: by version, and by whether stages begin
+# One family for each naming scheme of blocks, and the others that share it: by version, and by whether stages begin
 # with patch merging, as in timm, so that the last stage has a merging layer.
 _SCHEMES = (OFFICIAL, MMDET, TORCHVISION, TRANSFORMERS)
 _SHARING = {
-    OFFICIAL: {(1, False): OFFICIAL, (1, True): TIMM, (2, False): OFFICIAL_V2, (2, True): TIMM_V2},
-    MMDET: {(1, False): MMDET, (1, True): MMDET, (2, False): OURS_V2, (2, True): MMPRETRAIN_V2},
-    TORCHVISION: {(1, False): TORCHVISION, (2, False): TORCHVISION_V2},
-    TRANSFORMERS: {(1, False): TRANSFORMERS, (2, False): TRANSFORMERS_V2},
+    (OFFICIAL, 1, True): TIMM,
+    (OFFICIAL, 2, False): OFFICIAL_V2,
+    (OFFICIAL, 2, True): TIMM_V2,
+    (MMDET, 2, False): OURS_V2,
+    (MMDET, 2, True): MMPRETRAIN_V2,
+    (TORCHVISION, 2, False): TORCHVISION_V2,
+    (TRANSFORMERS, 2, False): TRANSFORMERS_V2,
 }
 # Only Swin V2 has parameters that match both patterns; Swin V1 and other networks called "V2" do not.
 _MARKS_OF_V2 = (re.compile(r'\.logit_scale$'), re.compile(r'\.(cpb_mlp|continuous_position_bias_mlp)\.'))
@@ -323,5 +299,5 @@ def resolve_family(scheme: Family, prefix: str, keys: Iterable[str]) -> Family:
     last = max((name.stage or 0 for name in names if name.block is not None), default=None)
     merges_first = any(name.role in ('merge', 'merge_norm') and name.stage == last for name in names)
     version = 2 if all(any(map(mark.search, own)) for mark in _MARKS_OF_V2) else 1
-    sharing = _SHARING[scheme]
-    return sharing.get((version, merges_first), sharing[version, False])
+    shared = _SHARING.get((scheme, version, merges_first))
+    return shared or _SHARING.get((scheme, version, False), scheme)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from swin_dense.archs.shapes import square_grid, square_window
 from swin_dense.checkpoint.adapters import BASE_KEY
 from swin_dense.checkpoint.families import (
     COORDINATES,
@@ -52,6 +53,7 @@ _LABELS = (
     ('mmdet', '', 'head.fc.weight', 'mmpretrain'),
 )
 _HEAD = re.compile(r'(.*?)(?:head\.fc|head|classifier)\.(weight|bias)')
+OUT_NORM = re.compile(r'norm(\d{1,3})\.(weight|bias)')
 _MAX_DEPTH = 32  # of nested dicts
 _MAX_VISITS = 8  # of one dict under several names; a small file can contain a dict in any number of dicts
 
@@ -80,6 +82,27 @@ class Found:
     def network(self) -> str:
         """The beginning of model names: 'swin' or 'swinv2'."""
         return 'swin' if self.version == 1 else 'swinv2'
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.parameters.items()}
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The stages with an output norm."""
+        stages = {int(match[1]) for match in map(OUT_NORM.fullmatch, self.parameters) if match}
+        return tuple(sorted(stages))
+
+    def size_of(self, name: str) -> Pair | None:
+        """Return the window or grid of a parameter: if only the number of its rows is known, a square one."""
+        shape = self.parameters[name].shape if name in self.parameters else ()
+        if name in self.sizes:
+            return self.sizes[name]
+        if is_table(name) and len(shape) == 2:
+            return square_window(shape[0])
+        if name == 'absolute_pos_embed' and len(shape) == 3:
+            return square_grid(shape[1])
+        return None
 
 
 def flatten(checkpoint: Mapping[Any, Any]) -> dict[str, Value]:
@@ -163,7 +186,9 @@ def _convert(name: Name, keys: list[str], values: Mapping[str, Any], family: Fam
 
 def _keep_other(key: str, plain: str, values: Mapping[str, Any], family: Family, found: Found) -> None:
     """Store a tensor that is no parameter of a Swin: a classifier's head, a part to leave out, or one to report."""
-    head, why, name = _HEAD.fullmatch(plain), _why_unusable(values[key]), plain.removeprefix(found.prefix)
+    head = _HEAD.fullmatch(plain)
+    why = _why_unusable(values[key])
+    name = plain.removeprefix(found.prefix)
     # The head is a sibling of the stages or of the backbone.
     if head is not None and not why and head[1] in (found.prefix, _around(found.prefix)):
         name = f'head.{head[2]}'
@@ -273,6 +298,10 @@ def _why_no_choice(candidates: Iterable[Candidate], chosen: list[Candidate], pre
 
 def _prefixes(choices: Iterable[Candidate]) -> str:
     return ', '.join(sorted({repr(prefix) for _, prefix in choices}))
+
+
+def is_table(name: str) -> bool:
+    return name.endswith('.relative_position_bias_table')
 
 
 def _around(prefix: str) -> str:

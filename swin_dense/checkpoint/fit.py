@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.archs.shapes import options_of, square_grid, square_window
+from swin_dense.archs.shapes import options_of, square_window
 from swin_dense.checkpoint.adapters import adapter_options, base_digest, is_same_base, part_of, shown_digest
 from swin_dense.checkpoint.families import MMDET, plain_name
-from swin_dense.checkpoint.find import Found
+from swin_dense.checkpoint.find import OUT_NORM, Found, is_table
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
 from swin_dense.checkpoint.resize import adapt_channels, offsets, resize_position, resize_table
 from swin_dense.ops.windows import Pair
@@ -23,7 +23,6 @@ from swin_dense.utils.choices import CHANNEL_POLICIES, TABLE_METHODS
 
 Shape = tuple[int, ...]
 STAGE = re.compile(r'stages\.(\d{1,3})\.')
-OUT_NORM = re.compile(r'norm(\d{1,3})\.(weight|bias)')
 HEAD = ('head.weight', 'head.bias')
 # Wrappers of PyTorch whose own load hooks remove this component from parameter names.
 _SELF_RENAMING = re.compile(r'(?:_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
@@ -49,7 +48,7 @@ class Target:
     is_classifier: bool
     backbone: Any  # of a classifier, or the model itself
     names: Mapping[str, str]  # by our names, those in the model, which wrappers of submodules may extend
-    shapes: Mapping[str, Shape | None]  # by our names; None if the parameter is sharded and its full shape is unknown
+    known: Mapping[str, Shape]  # by the names in the model, the shapes of parameters that are not sharded
     is_meta: bool  # the parameters have no values
     complete: bool  # the model lists all its parameters; FSDP may hide those of submodules in flat parameters
 
@@ -63,17 +62,22 @@ class Target:
             raise TypeError(f'backbone must be a SwinBackbone, got {type(model).__name__}{advice}')
         state = dict(state_of(model))
         inside = 'backbone.' if is_classifier else ''
-        keys = {plain_name(key).removeprefix(inside): key for key in state if not key.endswith('_flat_param')}
-        sharded = {key for key in state if '_fsdp_wrapped_module.' in key or state[key].numel() == 0}
+        keys = {key: _SELF_RENAMING.sub('', key) for key in state if not key.endswith('_flat_param')}
+        whole = [key for key in keys if '_fsdp_wrapped_module.' not in key and state[key].numel()]
         return cls(
             model,
             is_classifier,
             backbone,
-            names={name: _SELF_RENAMING.sub('', key) for name, key in keys.items()},
-            shapes={name: None if key in sharded else tuple(state[key].shape) for name, key in keys.items()},
+            names={plain_name(key).removeprefix(inside): own for key, own in keys.items()},
+            known={keys[key]: tuple(state[key].shape) for key in whole},
             is_meta=any(tensor.is_meta for tensor in state.values()),
-            complete=not any(key.endswith('_flat_param') for key in state),
+            complete=len(keys) == len(state),
         )
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape | None]:
+        """The shapes by our names; None if the parameter is sharded, so that its full shape is unknown."""
+        return {name: self.known.get(key) for name, key in self.names.items()}
 
     @cached_property
     def added(self) -> frozenset[str]:
@@ -102,14 +106,9 @@ class Target:
         own = dict(state_of(self.model))
         return base_digest({name: own[key] for name, key in self.names.items() if key in own})
 
-    def without_base(self) -> Target:
-        """Return the target with the parameters of an adapter and the norms alone."""
-        names = {name: key for name, key in self.names.items() if part_of(name) != 'base'}
-        return replace(self, names=names, shapes={name: self.shapes[name] for name in names})
-
     def size_of(self, name: str) -> Any:
         """Return the window of a bias table, or the grid of the position embedding, of the model, (height, width)."""
-        if _is_table(name):
+        if is_table(name):
             return self.backbone.window_size
         return self.backbone.position_grid if name == 'absolute_pos_embed' else None
 
@@ -118,9 +117,8 @@ class Target:
         if not self.complete:  # FSDP loads the parameters that it hides by their usual names
             unbuilt = f'stages.{self.stages - 1}.downsample.'
             stages = {name: match for name in given if (match := STAGE.match(name)) and not name.startswith(unbuilt)}
-            hidden = {name for name, match in stages.items() if int(match[1]) < self.stages}
-            names, shapes = {name: name for name in hidden}, dict.fromkeys(hidden)
-            return replace(self, names={**names, **self.names}, shapes={**shapes, **self.shapes})
+            hidden = {name: name for name, match in stages.items() if int(match[1]) < self.stages}
+            return replace(self, names={**hidden, **self.names})
         ours = {}
         for name, tensor in given.items():
             # The parameters of this shape, with components inserted into this name (by LoRA, say).
@@ -133,11 +131,8 @@ class Target:
             ]
             if len(wrapped) == 1:
                 ours[wrapped[0]] = name
-        return replace(
-            self,
-            names={ours.get(own, own): key for own, key in self.names.items()},
-            shapes={ours.get(own, own): shape for own, shape in self.shapes.items()},
-        )
+        names = {ours.get(own, own): key for own, key in self.names.items()}
+        return replace(self, names=names)
 
 
 def is_standard(name: str) -> bool:
@@ -174,17 +169,19 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     """Return the tensors to load, with the names and shapes of the model, and the report, or raise CheckpointError."""
     if options.window_size is not None:
         for name, table in found.parameters.items():
-            if _is_table(name) and table.shape[:1].numel() == math.prod(offsets(options.window_size)):
+            if is_table(name) and table.shape[:1].numel() == math.prod(offsets(options.window_size)):
                 found.sizes[name] = options.window_size
     _check_network(found, target, options)
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
     if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
         report.notes.append(_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size)))
     if found.base is not None:
-        target = target.without_base()
+        names = {name: key for name, key in target.names.items() if part_of(name) != 'base'}
+        target = replace(target, names=names)
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
-    renamed = {n: x for n, x in found.parameters.items() if n not in target.shapes and is_standard(n)}
+    others = {name: tensor for name, tensor in found.parameters.items() if name not in target.names}
+    renamed = {name: tensor for name, tensor in others.items() if is_standard(name)}
     if renamed:
         target = target.extended_by(renamed)
     fitted = {}
@@ -199,17 +196,8 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     excess = [key for name in unused for key in _report_unused(name, found, target, report)]
     if (excess or len(report.missing) > len(report.new)) and not options.allow_partial:
         wanted = options_of({name: shape for name, shape in target.shapes.items() if shape is not None})
-        raise misfit(report, _options_of(found), wanted, excess)
+        raise misfit(report, options_of(found.shapes), wanted, excess)
     return {target.names[name]: tensor for name, tensor in fitted.items()}, report
-
-
-def shapes_of(found: Found) -> dict[str, Shape]:
-    """Return the shapes of the parameters in a checkpoint, by our names."""
-    return {name: tuple(tensor.shape) for name, tensor in found.parameters.items()}
-
-
-def _options_of(found: Found) -> dict[str, Any]:
-    return options_of(shapes_of(found))
 
 
 def _check_network(found: Found, target: Target, options: Options) -> None:
@@ -219,20 +207,19 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
     if found.base is not None:
         return
     if found.version != target.version:
-        raise other_version(described, found.version, _options_of(found))
+        raise other_version(described, found.version, options_of(found.shapes))
     if options.allow_partial:
         return
     if target.is_classifier and 'head.weight' not in found.parameters:
         raise CheckpointError(f'{described} contains no linear head of a classifier')
-    if len({(x.shape[:1], found.sizes.get(name)) for name, x in found.parameters.items() if _is_table(name)}) > 1:
-        _check_windows(found, target)
+    _check_windows(found, target)
     if found.version == 2:
         _check_trained_windows(found, target)
 
 
 def _check_adapter(found: Found, target: Target, options: Options) -> None:
     """Raise a CheckpointError if the checkpoint has an adapter that the model lacks, or one of another base."""
-    given, wanted = adapter_options(shapes_of(found)), adapter_options(target.shapes)
+    given, wanted = adapter_options(found.shapes), adapter_options(target.shapes)
     if given != wanted and (found.base is not None or (given is not None and not options.allow_partial)):
         merged = ', or merge it into the weights with swin-dense convert' if (given or {}).get('type') == 'lora' else ''
         raise CheckpointError(
@@ -254,11 +241,10 @@ def _described(adapter: Mapping[str, Any] | None) -> str:
 def _check_windows(found: Found, target: Target) -> None:
     """Raise a CheckpointError if windows differ per stage, as far as buffers or lengths of tables determine them."""
     windows = {}
-    for name, table in found.parameters.items():
-        if _is_table(name) and table.ndim == 2 and (stage := STAGE.match(name)) and int(stage[1]) < target.stages:
-            window = found.sizes.get(name) or square_window(len(table))
-            if window is not None:
-                windows[int(stage[1])] = window
+    for name in found.parameters:
+        stage, window = STAGE.match(name), found.size_of(name)
+        if is_table(name) and stage and window and int(stage[1]) < target.stages:
+            windows[int(stage[1])] = window
     if len(set(windows.values())) > 1:
         shown = ', '.join(_by(window) for _, window in sorted(windows.items()))
         raise CheckpointError(
@@ -300,7 +286,7 @@ def _fit_one(
     # In float32, because finite 64-bit values can overflow in the model.
     elif not tensor.is_meta and (count := int((~tensor.float().isfinite()).sum())):
         report.damaged[name] = f'{count} of its {tensor.numel()} values are NaN or infinite'
-    elif shape is None or (tensor.shape == shape and found.sizes.get(name) in (None, target.size_of(name))):
+    elif shape is None:
         return tensor
     else:
         return _resized(name, tensor, shape, found, target, options, report)
@@ -311,30 +297,25 @@ def _resized(
     name: str, tensor: Tensor, shape: Shape, found: Found, target: Target, options: Options, report: Report
 ) -> Tensor | None:
     """Return the tensor for a parameter in the model's shape, or None, and report the change or why there is none."""
-    given, old, new = tuple(tensor.shape), found.sizes.get(name), target.size_of(name)
-    if _is_table(name) and len(given) == 2 and given[1] == shape[1]:
-        old = old or square_window(given[0])
-        if old is not None:
-            tensor = resize_table(tensor, old, new, options.table_resize)
-            report.resized[name] = f'window {_by(old)} to {_by(new)}, {options.table_resize}'
-    elif name == 'absolute_pos_embed' and len(given) == 3 and (given[0], given[2]) == (shape[0], shape[2]):
-        old = old or square_grid(given[1])
-        if old is not None:
-            tensor = resize_position(tensor, old, new)
-            report.resized[name] = f'grid {_by(old)} to {_by(new)}, bicubic'
-    elif name == 'patch_embed.projection.weight' and (given[0], *given[2:]) == (shape[0], *shape[2:]):
+    given, old, new = tuple(tensor.shape), found.size_of(name), target.size_of(name)
+    if given == shape and found.sizes.get(name) in (None, new):
+        return tensor
+    fits_but_for_axis_1 = given[:1] == shape[:1] and given[2:] == shape[2:]
+    if old and is_table(name) and given[1:] == shape[1:]:
+        tensor = resize_table(tensor, old, new, options.table_resize)
+        report.resized[name] = f'window {_by(old)} to {_by(new)}, {options.table_resize}'
+    elif old and name == 'absolute_pos_embed' and fits_but_for_axis_1:
+        tensor = resize_position(tensor, old, new)
+        report.resized[name] = f'grid {_by(old)} to {_by(new)}, bicubic'
+    elif name == 'patch_embed.projection.weight' and fits_but_for_axis_1:
         tensor = adapt_channels(tensor, shape[1], options.in_channels)
         report.resized[name] = f'image channels {given[1]} to {shape[1]}, in_channels={options.in_channels!r}'
     if tensor.shape == shape:
         return tensor
     report.mismatched[name] = f'{given} in the checkpoint, {shape} in the model'
-    if _is_table(name) and square_window(tensor.shape[:1].numel()) is None:
+    if is_table(name) and square_window(tensor.shape[:1].numel()) is None:
         report.mismatched[name] += _NOT_SQUARE
     return None
-
-
-def _is_table(name: str) -> bool:
-    return name.endswith('.relative_position_bias_table')
 
 
 def _by(pair: Sequence[int]) -> str:

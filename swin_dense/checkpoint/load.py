@@ -244,16 +244,11 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
 
 def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
     """Return whether a state dict has exactly the module's keys and shapes, or only added ones (of an adapter, say)."""
-    own = {key: name for name, key in target.names.items()}
-    if not given or not given.keys() <= own.keys():
-        return False
-    if all(own[key] in target.added for key in given):
+    if given and given.keys() <= {target.names[name] for name in target.added}:
         return True
-    return (
-        target.complete
-        and len(given) == len(own)
-        and all(
-            isinstance(tensor, Tensor) and target.shapes[own[key]] in (None, tuple(tensor.shape))
-            for key, tensor in given.items()
-        )
+    if not target.complete or given.keys() != set(target.names.values()):
+        return False
+    return all(
+        isinstance(tensor, Tensor) and target.known.get(key) in (None, tuple(tensor.shape))
+        for key, tensor in given.items()
     )

@@ -164,7 +164,8 @@ def _causes(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     stages = len(wanted.get('depths', ()))
     comparable = {key: value[:stages] if isinstance(value, tuple) else value for key, value in given.items()}
     if len(comparable.get('depths', ())) < stages:  # compare the heads of common stages only
-        wanted = {**wanted, 'num_heads': wanted.get('num_heads', ())[: len(comparable.get('num_heads', ()))]}
+        common_stages = len(comparable.get('num_heads', ()))
+        wanted = {**wanted, 'num_heads': wanted.get('num_heads', ())[:common_stages]}
     common = [key for key in ('embed_dims', 'depths', 'num_heads') if key in comparable and key in wanted]
     different = {key for key in common if comparable[key] != wanted[key]}
     if different:

@@ -56,14 +56,16 @@ def resize_table(table: Tensor, old: Pair, new: Pair, method: str = 'bicubic') -
     changes the bias of near offsets less (fine-tuning code of SimMIM and BEiT).
     """
     interpolate = _bicubic if method == 'bicubic' else _geometric
-    maps = table.to(torch.promote_types(table.dtype, torch.float32)).T.reshape(1, -1, *offsets(old))
-    return interpolate(maps, offsets(new)).flatten(2)[0].T.contiguous().to(table.dtype)
+    maps = _at_least_float32(table).T.reshape(1, -1, *offsets(old))
+    resized = interpolate(maps, offsets(new))
+    return resized.flatten(2)[0].T.contiguous().to(table.dtype)
 
 
 def resize_position(position: Tensor, old: Pair, new: Pair) -> Tensor:
     """Resize an absolute position embedding (1, L, C) from one grid (H, W) to another by bicubic interpolation."""
-    maps = position.to(torch.promote_types(position.dtype, torch.float32)).transpose(1, 2).unflatten(2, old)
-    return _bicubic(maps, new).flatten(2).transpose(1, 2).contiguous().to(position.dtype)
+    maps = _at_least_float32(position).transpose(1, 2).unflatten(2, old)
+    resized = _bicubic(maps, new)
+    return resized.flatten(2).transpose(1, 2).contiguous().to(position.dtype)
 
 
 def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Tensor:
@@ -85,6 +87,10 @@ def adapt_channels(weight: Tensor, channels: int, policy: str = 'repeat') -> Ten
     return weight[:, torch.arange(channels) % given] * scale
 
 
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def _bicubic(maps: Tensor, size: Pair) -> Tensor:
     return F.interpolate(maps, size, mode='bicubic')
 
@@ -95,8 +101,10 @@ def _geometric(maps: Tensor, size: Pair) -> Tensor:
         if maps.shape[axis] == new:
             continue
         positions = _geometric_positions(maps.shape[axis] // 2, new // 2)
-        spline = interpolate.make_interp_spline(positions, maps.cpu().numpy(), k=min(3, len(positions) - 1), axis=axis)
-        wanted = torch.arange(-(new // 2), new // 2 + 1, dtype=torch.float64).clamp(positions[0], positions[-1])
+        degree = min(3, len(positions) - 1)
+        spline = interpolate.make_interp_spline(positions, maps.cpu().numpy(), k=degree, axis=axis)
+        wanted = torch.arange(-(new // 2), new // 2 + 1, dtype=torch.float64)
+        wanted = wanted.clamp(positions[0], positions[-1])
         maps = torch.from_numpy(spline(wanted.numpy())).to(maps)
     return maps
 

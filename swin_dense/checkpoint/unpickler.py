@@ -27,8 +27,6 @@ import torch
 from torch import Tensor
 from torch.storage import TypedStorage
 
-__all__ = ['NUMPY_GLOBALS', 'RefusedError', 'StandIn', 'Unpickler', 'UnpicklingError', 'load', 'read_pickle']
-
 # The first pickle in a legacy file of ``torch.save`` contains this magic number.
 _MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, 'little')
 _MOST_UNPACKED = 20  # times the size of the file; torch.save does not compress

@@ -25,28 +25,31 @@ from detectron2.config import CfgNode, configurable  # noqa: E402
 from detectron2.layers import ShapeSpec  # noqa: E402
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone  # noqa: E402
 
+_SAME_NAMES = (
+    'arch',
+    'pretrain_img_size',
+    'patch_size',
+    'depths',
+    'num_heads',
+    'window_size',
+    'pretrained_window_size',
+    'mlp_ratio',
+    'qkv_bias',
+    'qk_scale',
+    'drop_rate',
+    'attn_drop_rate',
+    'drop_path_rate',
+    'patch_norm',
+    'out_features',
+    'checkpoint',
+    'prefix',
+)
 # Maps the keys of MODEL.SWIN, those of Mask2Former's configs, to arguments.
 KEYS = {
-    'ARCH': 'arch',
-    'PRETRAIN_IMG_SIZE': 'pretrain_img_size',
-    'PATCH_SIZE': 'patch_size',
+    **{name.upper(): name for name in _SAME_NAMES},
     'EMBED_DIM': 'embed_dims',
-    'DEPTHS': 'depths',
-    'NUM_HEADS': 'num_heads',
-    'WINDOW_SIZE': 'window_size',
-    'PRETRAINED_WINDOW_SIZE': 'pretrained_window_size',
-    'MLP_RATIO': 'mlp_ratio',
-    'QKV_BIAS': 'qkv_bias',
-    'QK_SCALE': 'qk_scale',
-    'DROP_RATE': 'drop_rate',
-    'ATTN_DROP_RATE': 'attn_drop_rate',
-    'DROP_PATH_RATE': 'drop_path_rate',
     'APE': 'use_abs_pos_embed',
-    'PATCH_NORM': 'patch_norm',
-    'OUT_FEATURES': 'out_features',
     'USE_CHECKPOINT': 'with_cp',
-    'CHECKPOINT': 'checkpoint',
-    'PREFIX': 'prefix',
 }
 FEATURES = ('res2', 'res3', 'res4', 'res5')
 

@@ -247,10 +247,9 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
                         '.to(...) afterwards'
                     )
                 model = cls(SwinDenseConfig.of_swin(found, **kwargs))
-                source = str(pretrained_model_name_or_path)
-                if not os.path.isdir(source):
-                    source = f'hf://{source}' + ('' if revision is None else f'@{revision}')
-                load_checkpoint(model.backbone, source, prefix=prefix)
+                if not os.path.isdir(name):
+                    name = f'hf://{name}' + ('' if revision is None else f'@{revision}')
+                load_checkpoint(model.backbone, name, prefix=prefix)
                 return model.eval()
         if prefix is not None:
             raise TypeError('prefix chooses a backbone in weights of a Swin of transformers only')

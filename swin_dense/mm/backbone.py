@@ -192,7 +192,7 @@ def _before_clamping(windows: Sequence[int], options: Mapping[str, Any]) -> int:
 
 def _with_registered_layers(options: dict[str, Any]) -> dict[str, Any]:
     """Replace ``act_cfg`` and ``norm_cfg`` that name layers registered in mmengine by functions that build them."""
-    for name, known, build in (('act_cfg', ACTIVATIONS, _build_activation), ('norm_cfg', NORMS, _build_norm)):
+    for name, known, build in (('act_cfg', ACTIVATIONS, MODELS.build), ('norm_cfg', NORMS, _build_norm)):
         config = options.get(name)
         if isinstance(config, Mapping) and config.get('type') not in known and _registered(config.get('type')):
             options = {**options, name: functools.partial(build, dict(config))}
@@ -205,11 +205,6 @@ def _registered(kind: Any) -> Any:
         return kind
     with MODELS.switch_scope_and_registry(None) as registry:
         return registry.get(kind)
-
-
-def _build_activation(config: dict[str, Any]) -> nn.Module:
-    settings = dict(config)
-    return _registered(settings.pop('type'))(**settings)
 
 
 def _build_norm(config: dict[str, Any], channels: int) -> nn.Module:

@@ -10,7 +10,7 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from swin_dense.models.layer_ids import layer_of, stage_of
+from swin_dense.models.layer_ids import layer_of
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
@@ -99,15 +99,16 @@ class SwinLayerDecayConstructor(DefaultOptimWrapperConstructor):
             start = f'{prefix}.' if prefix else ''
             undecayed |= {start + name for name in backbone.no_weight_decay()}
             depths = backbone.arch.depths
-            layers = sum(depths) if self.decay_type == 'layer_wise' else len(depths)
+            if self.decay_type == 'stage_wise':
+                depths = (1,) * len(depths)
+            layers = sum(depths)
             if self.num_layers not in (None, layers):
                 raise ValueError(
                     f'num_layers={self.num_layers}, but with decay_type={self.decay_type!r} the backbone has {layers}; '
                     'leave num_layers out'
                 )
             for name, _ in backbone.named_parameters():
-                layer = layer_of(name, depths) if self.decay_type == 'layer_wise' else stage_of(name, layers)
-                scales[start + name] = self.decay_rate ** (layers + 1 - layer)
+                scales[start + name] = self.decay_rate ** (layers + 1 - layer_of(name, depths))
         merged: dict[tuple, dict[str, Any]] = {}
         for group in groups:
             (parameter,) = group.pop('params')
@@ -117,8 +118,8 @@ class SwinLayerDecayConstructor(DefaultOptimWrapperConstructor):
             if self.base_wd is not None:
                 is_undecayed = parameter.ndim == 1 or name.endswith('.bias') or name in undecayed
                 settings['weight_decay'] = 0.0 if is_undecayed else group.get('weight_decay', self.base_wd)
-            merged.setdefault(tuple(sorted(settings.items())), {**settings, 'params': [], 'param_names': []})
-            target = merged[tuple(sorted(settings.items()))]
+            same = tuple(sorted(settings.items()))
+            target = merged.setdefault(same, {**settings, 'params': [], 'param_names': []})
             target['params'].append(parameter)
             target['param_names'].append(name)
         for group in merged.values():

@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,8 @@ class LoRALinear(Linear):
         return f'{super().extra_repr()}, rank={len(self.lora_A)}'
 
 
-MakeBlock = Callable[..., SwinBlock]
+# By type: the option that sets the size, its default, and that of drop_rate.
+_KINDS = {'mona': ('dim', 64, 0.1), 'lora': ('rank', 8, 0.0)}
 
 
 @dataclass(frozen=True)
@@ -132,12 +133,14 @@ class Adapter:
 
     Attributes:
         kind: 'mona' or 'lora'.
+        size: channels of the convolutions of Mona, or rank of LoRA.
         stages: the stages that have adapters.
         train_norms: whether the norms train with the adapters; if not, only the output norms do.
         drop_rate: dropout in the adapters.
     """
 
-    kind: ClassVar[str]
+    kind: str
+    size: int
     stages: tuple[int, ...]
     train_norms: bool
     drop_rate: float
@@ -147,45 +150,19 @@ class Adapter:
         part = part_of(name)
         return part == 'adapter' or (part == 'norm' and (self.train_norms or name.startswith('norm')))
 
-    def maker(self, plain: type[SwinBlock], with_mona: type[MonaBlock], channels: int) -> MakeBlock:
+    def maker(self, plain: type[SwinBlock], with_mona: type[MonaBlock], channels: int) -> Callable[..., SwinBlock]:
         """Return a function that takes the arguments of ``plain`` and builds a block with adapters."""
-        raise NotImplementedError
+        if self.kind == 'mona':
+            return functools.partial(with_mona, channels=channels, dim=self.size, drop_rate=self.drop_rate)
 
-
-@dataclass(frozen=True)
-class MonaAdapter(Adapter):
-    """``dict(type='mona', dim=64, stages=None, train_norms=True, drop_rate=0.1)``."""
-
-    kind = 'mona'
-    dim: int
-
-    def maker(self, plain: type[SwinBlock], with_mona: type[MonaBlock], channels: int) -> MakeBlock:
-        return functools.partial(with_mona, channels=channels, dim=self.dim, drop_rate=self.drop_rate)
-
-
-@dataclass(frozen=True)
-class LoRAAdapter(Adapter):
-    """``dict(type='lora', rank=8, stages=None, train_norms=True, drop_rate=0.0)``."""
-
-    kind = 'lora'
-    rank: int
-
-    def maker(self, plain: type[SwinBlock], with_mona: type[MonaBlock], channels: int) -> MakeBlock:
-        def make(*parts: Any) -> SwinBlock:
+        def with_lora(*parts: Any) -> SwinBlock:
             block = plain(*parts)
             for name in _LORA_LAYERS:
                 layer = cast('Linear', block.get_submodule(name))
-                _replace(block, name, LoRALinear(layer, self.rank, self.drop_rate))
+                _replace(block, name, LoRALinear(layer, self.size, self.drop_rate))
             return block
 
-        return make
-
-
-# By type: the class, the option that sets the size with its default, and the default of drop_rate.
-_KINDS: dict[str, tuple[type[Adapter], str, int, float]] = {
-    'mona': (MonaAdapter, 'dim', 64, 0.1),
-    'lora': (LoRAAdapter, 'rank', 8, 0.0),
-}
+        return with_lora
 
 
 def checked_adapter(config: Mapping[str, Any] | None, stages: int) -> Adapter | None:
@@ -199,26 +176,27 @@ def checked_adapter(config: Mapping[str, Any] | None, stages: int) -> Adapter | 
         return None
     if not isinstance(config, Mapping) or 'type' not in config:
         raise TypeError(f"adapter must be None or a dict such as dict(type='mona', dim=64), got {config!r}")
-    checks.one_of('adapter["type"]', config['type'], _KINDS)
-    kind, size, usual_size, usual_drop_rate = _KINDS[config['type']]
-    known = ('type', *(field.name for field in fields(kind)))
+    kind = config['type']
+    checks.one_of('adapter["type"]', kind, _KINDS)
+    size, usual_size, usual_drop_rate = _KINDS[kind]
+    known = ['type', size, 'stages', 'train_norms', 'drop_rate']
     for key in config:
         if key not in known:
             raise TypeError(
-                f'an adapter of the type {kind.kind!r} has no option {key!r}{checks.closest(key, known)}; its options '
-                f'are {list(known)}'
+                f'an adapter of the type {kind!r} has no option {key!r}{checks.closest(key, known)}; its options '
+                f'are {known}'
             )
     chosen = config.get('stages')
     chosen = range(stages) if chosen is None else checks.integers('adapter["stages"]', chosen, minimum=0)
     if max(chosen) >= stages:
         raise ValueError(f'adapter["stages"] must be stages from 0 to {stages - 1}, got {config["stages"]!r}')
-    options: dict[str, Any] = {
-        'stages': tuple(sorted(set(chosen))),
-        'train_norms': checks.boolean('adapter["train_norms"]', config.get('train_norms', True)),
-        'drop_rate': checks.rate('adapter["drop_rate"]', config.get('drop_rate', usual_drop_rate)),
-        size: checks.integer(f'adapter["{size}"]', config.get(size, usual_size)),
-    }
-    return kind(**options)
+    return Adapter(
+        kind,
+        checks.integer(f'adapter["{size}"]', config.get(size, usual_size)),
+        tuple(sorted(set(chosen))),
+        checks.boolean('adapter["train_norms"]', config.get('train_norms', True)),
+        checks.rate('adapter["drop_rate"]', config.get('drop_rate', usual_drop_rate)),
+    )
 
 
 def merge_lora(model: nn.Module) -> None:

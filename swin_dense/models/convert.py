@@ -12,7 +12,7 @@ from swin_dense.checkpoint import CheckpointError, Report
 from swin_dense.checkpoint.adapters import adapter_options, base_digest, is_same_base, merge_pairs
 from swin_dense.checkpoint.export import as_checkpoint, export_adapter, export_parameters, write_file
 from swin_dense.checkpoint.find import Found
-from swin_dense.checkpoint.fit import Options, Target, fit, shapes_of
+from swin_dense.checkpoint.fit import Options, Target, fit
 from swin_dense.checkpoint.load import find_backbone, read_checkpoint
 from swin_dense.models.create import BACKBONES, infer_options
 from swin_dense.models.swin import SwinBackbone
@@ -124,7 +124,7 @@ def _add_adapter(found: Found, adapter: Found) -> None:
 
 def _merge(found: Found) -> list[str]:
     """Merge LoRA into the weights of a checkpoint, and return notes on it."""
-    options = adapter_options(shapes_of(found))
+    options = adapter_options(found.shapes)
     if options is None or found.base is not None:
         return []
     if options['type'] != 'lora':

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from swin_dense.archs import Arch, published_letter, split_name
-from swin_dense.archs.shapes import options_of, square_grid, square_window
+from swin_dense.archs.shapes import options_of
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.adapters import adapter_options
 from swin_dense.checkpoint.find import Found
-from swin_dense.checkpoint.fit import OUT_NORM, Target, shapes_of
+from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.options import Options
 from swin_dense.models.swin import SwinBackbone
@@ -103,10 +103,9 @@ def find_adapter(checkpoint: Checkpoint | None) -> tuple[Found | None, dict[str,
             f'{found.described} is not an adapter alone; give it as {checks.argument("checkpoint", ...)}, or write its '
             'adapter with swin-dense convert --to adapter'
         )
-    outputs = tuple(sorted({int(match[1]) for match in map(OUT_NORM.fullmatch, found.parameters) if match}))
-    options: dict[str, Any] = {'adapter': adapter_options(shapes_of(found))}
-    if outputs:
-        options['out_indices'] = outputs
+    options: dict[str, Any] = {'adapter': adapter_options(found.shapes)}
+    if found.outputs:
+        options['out_indices'] = found.outputs
     return found, options
 
 
@@ -161,8 +160,7 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
             f'{found.described} is an adapter without its base; give the checkpoint that it was trained from, and this '
             f'file as {checks.argument("adapter_checkpoint", ...)}'
         )
-    shapes = shapes_of(found)
-    options = options_of(shapes)
+    options = options_of(found.shapes)
     missing = [key for key in ('embed_dims', 'depths') if key not in options]
     if missing:
         reasons = ''.join(f'; {name} is {why}' for name, why in list(found.unusable.items())[:1])
@@ -171,7 +169,7 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
             f'disagree{reasons}'
         )
     inferred = {key: options[key] for key in _KEPT if key in options}
-    if (adapter := adapter_options(shapes)) is not None:
+    if (adapter := adapter_options(found.shapes)) is not None:
         inferred['adapter'] = adapter
     inferred['arch'] = published_letter(options)
     stages = len(options['depths'])
@@ -183,15 +181,9 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
             'depths': options['depths'],
             'num_heads': options.get('num_heads', (1,) * stages),
         }
-    norms = {int(match[1]) for match in map(OUT_NORM.fullmatch, found.parameters) if match}
-    if norms - {stages - 1}:  # a norm of the last stage only is that of a classifier
-        inferred['out_indices'] = tuple(sorted(norms))
-    table = found.parameters.get(_FIRST_TABLE)
-    window = (
-        found.sizes.get(_FIRST_TABLE)
-        or found.sizes.get(_FIRST_SCALE)
-        or (square_window(len(table)) if table is not None and table.ndim == 2 else None)
-    )
+    if set(found.outputs) - {stages - 1}:  # a norm of the last stage only is that of a classifier
+        inferred['out_indices'] = found.outputs
+    window = found.size_of(_FIRST_TABLE) or found.size_of(_FIRST_SCALE)
     if window is not None:
         inferred['window_size'] = window
     if found.trained_windows:
@@ -204,7 +196,7 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
         )
     position = found.parameters.get('absolute_pos_embed')
     if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:
-        grid = found.sizes.get('absolute_pos_embed') or square_grid(position.shape[1])
+        grid = found.size_of('absolute_pos_embed')
         if grid is None:
             raise CheckpointError(
                 f'{found.described}: cannot infer the height and width of its {position.shape[1]} absolute positions; '

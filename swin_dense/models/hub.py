@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,9 +104,11 @@ class HubMixin(nn.Module):
             save_file(tensors, unfinished.path, metadata={'format': 'pt'})
         write_json(folder / CONFIG, config)
         if not (folder / CARD).exists():
+            package = kind.__module__.partition('.')[0]
+            is_exported = getattr(sys.modules[package], kind.__name__, None) is kind
             card = CARD_TEXT.format(
                 kind=kind.__name__,
-                module=_public_module(kind),
+                module=package if is_exported else kind.__module__,
                 name=name or str(folder),
                 parameters=sum(parameter.numel() for parameter in self.parameters()),
                 options=json.dumps(self._given),
@@ -222,27 +224,20 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
     return record
 
 
-def _public_module(kind: type) -> str:
-    """Return the module to import a class from: its top-level package if that exports the class, else its module."""
-    package = kind.__module__.partition('.')[0]
-    is_exported = getattr(sys.modules[package], kind.__name__, None) is kind
-    return package if is_exported else kind.__module__
-
-
 def _recorded(value: Any) -> Any:
-    """Return a copy of the value of an argument in types that JSON supports, or what stands for it."""
+    """Return a copy of the value of an argument in the types of JSON, or what stands for it."""
+    try:
+        return json.loads(json.dumps(value, default=_plain))
+    except TypeError as error:
+        return _Unwritable(str(error))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has no type for in one that it has; raise TypeError, with its kind, if there is none."""
     if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
+        return asdict(value)
     if isinstance(value, Mapping):
-        entries = {str(key): _recorded(entry) for key, entry in value.items()}
-        return _unwritable(entries.values()) or entries
-    if isinstance(value, (tuple, list, range)):
-        items = [_recorded(item) for item in value]
-        return _unwritable(items) or items
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return _Unwritable('function' if callable(value) else type(value).__name__)
-
-
-def _unwritable(values: Iterable[Any]) -> _Unwritable | None:
-    return next((value for value in values if isinstance(value, _Unwritable)), None)
+        return dict(value)
+    if isinstance(value, range):
+        return list(value)
+    raise TypeError('function' if callable(value) else type(value).__name__)

@@ -21,40 +21,23 @@ def layer_of(name: str, depths: Sequence[int]) -> int:
     stage's last block. All other parameters, such as output norms and the absolute position embedding, have the index
     of the head: ``sum(depths) + 1``.
 
+    Blocks beyond the depth of a stage have the index of its last one, so that with ``depths`` of 1 stages are counted.
+
     Raises:
         ValueError: the parameter is in a stage, but neither in its blocks nor in its patch merging.
     """
-    if _is_stem(name):
+    inner = unwrapped(name)
+    if inner.startswith('patch_embed.'):
         return 0
-    match = _in_stage(name)
-    if match is None:
-        return sum(depths) + 1
-    stage = int(match[1])
-    return sum(depths[:stage]) + (depths[stage] if match[2] is None else int(match[2]) + 1)
-
-
-def stage_of(name: str, stages: int) -> int:
-    """Return the stage index of a parameter: 0 for the embedding, 1 to ``stages``, and ``stages + 1`` for the rest.
-
-    Raises:
-        ValueError: as for :func:`layer_of`.
-    """
-    if _is_stem(name):
-        return 0
-    match = _in_stage(name)
-    return stages + 1 if match is None else int(match[1]) + 1
-
-
-def _is_stem(name: str) -> bool:
-    return unwrapped(name).startswith('patch_embed.')
-
-
-def _in_stage(name: str) -> re.Match[str] | None:
-    """Return the match of a name in a stage, or None for a parameter outside of the stages."""
-    match = _IN_STAGE.match(unwrapped(name))
-    if match is None and unwrapped(name).startswith('stages.'):
+    match = _IN_STAGE.match(inner)
+    if match is not None:
+        stage = int(match[1])
+        depth = depths[stage]
+        block = depth if match[2] is None else int(match[2]) + 1
+        return sum(depths[:stage]) + min(block, depth)
+    if inner.startswith('stages.'):
         raise ValueError(
             f'cannot tell the layer of the parameter {name!r}, which is neither in the blocks nor in the patch merging '
             'of its stage; put what you add beside the stages, or inside a block'
         )
-    return match
+    return sum(depths) + 1

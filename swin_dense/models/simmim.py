@@ -57,6 +57,7 @@ class SimMIM(Pretraining):
     """
 
     teacher: SwinBackbone | None
+    projection: nn.Linear  # only with a teacher
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class SimMIM(Pretraining):
         channels = backbone.out_channels[-1]
         stride = backbone.out_strides[-1]
         self.decoder = nn.Conv2d(channels, backbone.in_channels * stride**2, kernel_size=1)
-        self.projection = None if teacher is None else nn.Linear(channels, channels)
+        if teacher is not None:
+            self.projection = nn.Linear(channels, channels)
 
     def forward(self, img: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Compute the losses, whose sum is to be minimised.
@@ -102,23 +104,21 @@ class SimMIM(Pretraining):
             'loss_pixels', and 'loss_teacher' if there is a teacher.
         """
         mask = self.draw_mask(img) if mask is None else mask
-        if self.teacher is None or self.projection is None:
-            return {'loss_pixels': self.pixel_loss(img, self.reconstruct(img, mask), mask)}
-        reconstruction, ours = self._reconstruct(img, mask)
-        whole = img
-        if self.teacher_size is not None:
-            size = (self.teacher_size, self.teacher_size)
-            whole = F.interpolate(img, size, mode='bilinear', align_corners=True)
-        with torch.no_grad():
-            _, stages = self.teacher(whole, return_stages=True)
-        # Autocast may have halved them.
-        ours = self.projection(ours).to(img.dtype)
-        theirs = _pooled(stages).to(img.dtype)
-        similarity = F.cosine_similarity(ours, theirs, dim=1).mean()
-        return {
-            'loss_pixels': self.pixel_loss(img, reconstruction, mask),
-            'loss_teacher': -self.teacher_weight * similarity,
-        }
+        reconstruction, stages = self._reconstruct(img, mask)
+        losses = {'loss_pixels': self.pixel_loss(img, reconstruction, mask)}
+        if self.teacher is not None:
+            whole = img
+            if self.teacher_size is not None:
+                size = (self.teacher_size, self.teacher_size)
+                whole = F.interpolate(img, size, mode='bilinear', align_corners=True)
+            with torch.no_grad():
+                _, their_stages = self.teacher(whole, return_stages=True)
+            # Autocast may have halved them.
+            ours = self.projection(_before_last(stages)).to(img.dtype)
+            theirs = _before_last(their_stages).to(img.dtype)
+            similarity = F.cosine_similarity(ours, theirs, dim=1).mean()
+            losses['loss_teacher'] = -self.teacher_weight * similarity
+        return losses
 
     def reconstruct(self, img: Tensor, mask: Tensor) -> Tensor:
         """Predict all pixels of images, (B, in_channels, H, W), from the cells that are not hidden.
@@ -127,13 +127,13 @@ class SimMIM(Pretraining):
         """
         return self._reconstruct(img, mask)[0]
 
-    def _reconstruct(self, img: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all pixels, and the mean over the map that enters the last stage, (B, C)."""
+    def _reconstruct(self, img: Tensor, mask: Tensor) -> tuple[Tensor, Sequence[tuple[Tensor, Tensor]]]:
+        """Return all pixels, and what each stage of the backbone returned."""
         _, _, height, width = img.shape
         hidden = self.hidden_patches(img, mask)
         (features,), stages = self.backbone(img, hidden, self.mask_token, return_stages=True)
         pixels = F.pixel_shuffle(self.decoder(features), self.backbone.out_strides[-1])
-        return pixels[:, :, :height, :width], _pooled(stages)
+        return pixels[:, :, :height, :width], stages
 
     def pixel_loss(self, img: Tensor, reconstruction: Tensor, mask: Tensor) -> Tensor:
         """Return the mean absolute difference between target and reconstruction over hidden pixels and channels."""
@@ -188,6 +188,6 @@ def _check_teacher(teacher: Any, backbone: SwinBackbone) -> None:
             )
 
 
-def _pooled(stages: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the mean over the map that enters the last stage, (B, C), or leaves the only one."""
-    return stages[-2:][0][1].mean((1, 2))
+def _before_last(stages: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the mean over the map that enters the last stage, (B, C)."""
+    return stages[-2][1].mean((1, 2))

@@ -9,7 +9,7 @@ import torch
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
 from swin_dense.checkpoint.export import write_file
-from tests.conftest import needs, randomize
+from tests.conftest import equal_weights, needs, randomize
 
 FRAMEWORKS = ('mmdet', 'mmseg')
 
@@ -52,21 +52,11 @@ def same_outputs(ours, theirs):
         torch.testing.assert_close(ours(IMAGE), theirs(IMAGE), rtol=0, atol=1e-9)
 
 
-def equal_weights(ours, theirs):
-    theirs = theirs.state_dict()
-    return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
-
-
-def same_weights(ours, theirs):
-    assert equal_weights(ours, theirs)
-
-
 def raises_and_keeps(backbone, source, match, **options):
     before = copy.deepcopy(backbone.state_dict())
     with pytest.raises(CheckpointError, match=match):
         load(backbone, source, **options)
-    for name, tensor in backbone.state_dict().items():
-        assert torch.equal(tensor, before[name]), name
+    assert equal_weights(backbone, before)
 
 
 SAFETENSORS = pytest.param('model.safetensors', marks=needs('safetensors'))

@@ -7,10 +7,8 @@ import http.server
 import multiprocessing
 import re
 import shutil
-import socket
 import sys
 import threading
-import types
 from pathlib import Path
 
 import pytest
@@ -22,8 +20,8 @@ from swin_dense.checkpoint import CheckpointError, read
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import file_digest, local_file, read_file
 from swin_dense.utils.choices import PRESETS
-from tests.checkpoint.helpers import SAFETENSORS, SMALL, edit_index, equal_weights, load, write_shards
-from tests.conftest import ROOT, needs, small_disk
+from tests.checkpoint.helpers import SMALL, load
+from tests.conftest import ROOT, equal_weights, needs
 
 
 class TestHash:
@@ -35,26 +33,15 @@ class TestHash:
         wrong = path.rename(tmp_path / 'swin-0123abcd.pth')
         with pytest.raises(CheckpointError, match=f'it begins with {hash_of(wrong)[:8]}'):
             load(backbone, wrong)
+        for name in ('run-20240131', 'swin-tiny', 'swin_12345678', 'a-b1234567-x', f'git-{"0a" * 20}'):
+            wrong = wrong.rename(tmp_path / f'{name}.pth')
+            assert load(backbone, wrong).loaded
 
     @pytest.mark.parametrize(('digest', 'part'), [('1234567a8b', '1234567a'), ('123456789a8b', '123456789a')])
     def test_the_suffix_has_a_letter(self, tmp_path, source, monkeypatch, digest, part):
         monkeypatch.setattr('swin_dense.checkpoint.export.file_digest', lambda *_: digest)
         path = write_file(tmp_path / 'swin.pth', source.state_dict(), add_hash=True)
         assert path.name == f'swin-{part}.pth'
-
-    @pytest.mark.parametrize(
-        'name',
-        [
-            'run-20240131.pth',
-            'step-00012345.pth',
-            'swin-tiny.pth',
-            'swin_12345678.pth',
-            'a-b1234567-x.pth',
-            f'git-{"0a" * 20}.pth',
-        ],
-    )
-    def test_other_names_are_not_taken_for_a_hash(self, tmp_path, source, backbone, name):
-        load(backbone, write_file(tmp_path / name, source.state_dict()))
 
 
 def hash_of(path):
@@ -157,40 +144,6 @@ class TestDownloads:
         assert cached(tmp_path) == []
         load(backbone, f'{server.address}/swin.pth')
         assert equal_weights(backbone, source)
-
-    def test_without_tqdm(self, server, source, backbone, monkeypatch):
-        class Bar:
-            """What the stand-in of torch.hub, for environments without tqdm, has."""
-
-            done = 0
-
-            def __init__(self, total=None, disable=False, unit=None, *args, **kwargs):
-                self.total = total
-
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *error):
-                ended.append((self.done, self.total))
-
-            def update(self, n):
-                self.done += n
-
-        ended = []
-        monkeypatch.setattr(read, 'tqdm', Bar)
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        load(backbone, f'{server.address}/swin.pth')
-        size = (server.folder / 'swin.pth').stat().st_size
-        assert ended == [(size, size)]
-        assert equal_weights(backbone, source)
-
-    def test_a_server_that_does_not_respond(self, server, tmp_path, backbone, monkeypatch):
-        monkeypatch.setattr(read, '_TIMEOUT', 0.2)
-        with socket.create_server(('127.0.0.1', 0)) as silent:
-            address = f'http://127.0.0.1:{silent.getsockname()[1]}/swin.pth'
-            with pytest.raises(CheckpointError, match=r'timed out; nothing was kept'):
-                load(backbone, address)
-        assert cached(tmp_path) == []
 
     def test_a_response_that_stalls(self, server, tmp_path, source, backbone, monkeypatch):
         monkeypatch.setattr(read, '_TIMEOUT', 0.5)
@@ -307,15 +260,6 @@ class TestDownloads:
         load(backbone, f'{server.address}/swin.pth?version=2')
         assert server.requests == 2
 
-    def test_a_full_disk_is_reported(self, server, tmp_path, source, backbone):
-        disk = tmp_path / 'cache/hub/checkpoints'
-        disk.mkdir(parents=True)
-        write_file(server.folder / 'swin.pth', source.state_dict())
-        with small_disk(disk, '16k'):
-            with pytest.raises(CheckpointError, match=r'No space left.*nothing was kept'):
-                load(backbone, f'{server.address}/swin.pth')
-            assert cached(tmp_path) == []
-
 
 class TestNames:
     @pytest.fixture
@@ -391,49 +335,6 @@ def _fetch_or_fail(address):
         sys.exit(path.stat().st_size == 0)
 
 
-class Hub(types.ModuleType):
-    """Stand-in for huggingface_hub, with a folder for each repository.
-
-    Attributes:
-        requests: (repository, file, revision) of each request.
-        is_reachable: whether the hub can be reached, so that a missing file is known not to exist.
-        attempts: number of requests to the unreachable hub, each of which is slow.
-        later: folder of the files once the PyTorch index was requested, as if the repository had changed; or None.
-    """
-
-    def __init__(self, folder):
-        super().__init__('huggingface_hub')
-        self.folder = folder
-        self.requests = []
-        self.is_reachable = True
-        self.attempts = 0
-        self.later = None
-        self.errors = types.ModuleType('huggingface_hub.errors')
-        self.errors.EntryNotFoundError = type('EntryNotFoundError', (Exception,), {})
-        self.errors.LocalEntryNotFoundError = type('LocalEntryNotFoundError', (self.errors.EntryNotFoundError,), {})
-
-    def hf_hub_download(self, repository, file, revision=None, local_files_only=False):
-        self.attempts += not (self.is_reachable or local_files_only)
-        has_changed = self.later is not None and any(name.endswith('.json') for _, name, _ in self.requests[2:])
-        self.requests.append((repository, file, revision))
-        path = (self.later if has_changed else self.folder / repository) / file
-        if path.exists():
-            return str(path)
-        if self.is_reachable:
-            raise self.errors.EntryNotFoundError(f'404: {file}')
-        raise self.errors.LocalEntryNotFoundError('check your connection')
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub with the empty repository me/swin."""
-    (tmp_path / 'me/swin').mkdir(parents=True)
-    hub = Hub(tmp_path)
-    monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
-    monkeypatch.setitem(sys.modules, 'huggingface_hub.errors', hub.errors)
-    return hub
-
-
 class TestAddresses:
     def test_http_downloads_once_to_the_cache_of_torch_hub(self, server, tmp_path, source, backbone):
         path = write_file(server.folder / 'swin.pth', source.state_dict(), add_hash=True)
@@ -444,84 +345,21 @@ class TestAddresses:
         backbone.reset_parameters()
         load(backbone, f'{server.address}/{path.name}?download=true')
         assert equal_weights(backbone, source)
-        with pytest.raises(CheckpointError, match=r'cannot be fetched: .*404'):
-            load(backbone, f'{server.address}/elsewhere/{path.name}')
 
     def test_http_failure(self, server, tmp_path, backbone):
-        with pytest.raises(
-            CheckpointError,
-            match=r'404.*download .* and give its path',
-        ):
+        with pytest.raises(CheckpointError, match=r'cannot be fetched: .*404.* and give its path'):
             load(backbone, f'{server.address}/none.pth')
         assert not cached(tmp_path)
-        with pytest.raises(CheckpointError, match='cannot be fetched'):
-            load(backbone, 'http://127.0.0.1:9/none.pth')
 
     def test_file(self, tmp_path, source, backbone):
         path = write_file(tmp_path / 'a b.pth', source.state_dict())
         load(backbone, path.as_uri())
         assert equal_weights(backbone, source)
 
-    @needs('safetensors')
-    def test_hugging_face(self, tmp_path, source, backbone, hub, monkeypatch):
-        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
-        load(backbone, 'hf://me/swin')
-        assert equal_weights(backbone, source)
-        assert hub.requests == [
-            ('me/swin', name, None)
-            for name in ('model.safetensors', 'model.safetensors.index.json', 'pytorch_model.bin')
-        ]
-        (tmp_path / 'me/swin/sub').mkdir()
-        write_file(tmp_path / 'me/swin/sub/a.safetensors', source.state_dict())
-        load(backbone, 'hf://me/swin@v2/sub/a.safetensors')
-        assert hub.requests[-1] == ('me/swin', 'sub/a.safetensors', 'v2')
-        (tmp_path / 'me/swin/pytorch_model.bin').unlink()
-        with pytest.raises(CheckpointError, match=r'no file .*safetensors or .*pytorch_model'):
-            load(backbone, 'hf://me/swin')
-        with pytest.raises(CheckpointError, match='must be of the form hf://'):
-            load(backbone, 'hf://swin')
+    def test_hugging_face_needs_its_package(self, backbone, monkeypatch):
+        """tests/peers/test_hub.py loads from a server with its protocol."""
         monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
         with pytest.raises(ImportError, match=r"hub, .* pip install '\.\[checkpoints\]'"):
-            load(backbone, 'hf://me/swin')
-
-    @pytest.mark.parametrize('name', [SAFETENSORS, 'pytorch_model.bin'])
-    @pytest.mark.parametrize('by_index', [False, True])
-    def test_a_sharded_checkpoint_of_hugging_face(self, tmp_path, source, backbone, hub, name, by_index):
-        index = write_shards(tmp_path / 'me/swin', source.state_dict(), name)
-        load(backbone, f'hf://me/swin@v2/{index.name}' if by_index else 'hf://me/swin@v2')
-        assert equal_weights(backbone, source)
-        shards = sorted(path.name for path in index.parent.glob('*-of-*'))
-        assert hub.requests[-3:] == [('me/swin', shard, 'v2') for shard in shards]
-
-    @pytest.mark.parametrize(
-        ('damage', 'message'),
-        [
-            (lambda index: min(index.parent.glob('*-00002-*')).unlink(), 'cannot be fetched: .*-00002-of-00003.bin'),
-            (lambda index: edit_index(index, lambda shard: '../' + shard), 'which is not a shard in the same folder'),
-            (lambda index: index.write_text('{}'), 'is not an index'),
-        ],
-    )
-    def test_an_incomplete_sharded_checkpoint_of_hugging_face(self, tmp_path, source, backbone, hub, damage, message):
-        damage(write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin'))
-        with pytest.raises(CheckpointError, match=message):
-            load(backbone, 'hf://me/swin')
-        assert not any('..' in name for _, name, _ in hub.requests)
-
-    def test_hugging_face_without_a_connection(self, tmp_path, source, backbone, hub):
-        """Cached files load. The error for other files does not claim that they are missing in the repository."""
-        hub.is_reachable = False
-        with pytest.raises(CheckpointError, match=r'hf://me/swin .* check your connection'):
-            load(backbone, 'hf://me/swin')
-        assert hub.attempts == 1
-        write_file(tmp_path / 'me/swin/pytorch_model.bin', source.state_dict())
-        load(backbone, 'hf://me/swin')
-        assert equal_weights(backbone, source)
-
-    def test_a_repository_that_changes_during_the_download(self, tmp_path, source, backbone, hub):
-        write_shards(tmp_path / 'me/swin', source.state_dict(), 'pytorch_model.bin')
-        shutil.copytree(tmp_path / 'me/swin', tmp_path / 'later')
-        hub.later = tmp_path / 'later'
-        with pytest.raises(CheckpointError, match=r'hf://me/swin changed .*load it again'):
             load(backbone, 'hf://me/swin')
 
     @needs('fsspec')

@@ -2,8 +2,6 @@
 
 import argparse
 import collections
-import concurrent.futures
-import contextlib
 import datetime
 import functools
 import os
@@ -19,12 +17,13 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, create_backbone
-from swin_dense.checkpoint import CheckpointError, export_state_dict
+from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.find import flatten
-from tests.checkpoint.helpers import SAFETENSORS, SMALL, edit_index, equal_weights, load, raises_and_keeps, write_shards
+from swin_dense.checkpoint.unpickler import StandIn
+from tests.checkpoint.helpers import SAFETENSORS, edit_index, load, raises_and_keeps, write_shards
 from tests.checkpoint.test_unpickler import Runs
-from tests.conftest import IfInstalled, needs
+from tests.conftest import IfInstalled, equal_weights, needs
 
 mmengine_config, mmengine_logging = IfInstalled('mmengine.config'), IfInstalled('mmengine.logging')
 
@@ -46,22 +45,6 @@ def test_files_of_every_ending(tmp_path, name, source, backbone):
     assert path.read_bytes() == content
 
 
-def test_what_training_leaves_in_checkpoints_is_harmless(tmp_path, source, backbone):
-    history = mmengine_logging.HistoryBuffer()
-    history.update(0.5)
-    checkpoint = {
-        'state_dict': source.state_dict(),
-        'message_hub': {'log_scalars': {'loss': history}, 'lr': np.float64(0.1), 'ids': np.arange(3)},
-        'meta': {'cfg': mmengine_config.ConfigDict(a=1), 'time': np.datetime64('2020-01-01'), 'seed': np.int64(1)},
-        'args': argparse.Namespace(lr=0.1, output=pathlib.Path('x')),
-        'counts': collections.Counter('abc'),
-        'ids': {1, 2},
-    }
-    torch.save(checkpoint, tmp_path / 'epoch_1.pth')
-    load(backbone, tmp_path / 'epoch_1.pth')
-    assert equal_weights(backbone, source)
-
-
 def made(name, base=object, **attributes):
     """Make a class that pickles under a name, as that of a library which is not installed here."""
     module, _, short = name.rpartition('.')
@@ -79,32 +62,30 @@ def omegaconf():
     return made('omegaconf.dictconfig.DictConfig', _content=content, _parent=None)
 
 
-def yacs(name):
-    config = made(name, dict)
-    config['MODEL'] = made(name, dict)
-    config['MODEL']['DEPTHS'] = [2, 2]
-    vars(config)['__immutable__'] = True
-    return config
+def message_hub():
+    history = mmengine_logging.HistoryBuffer()
+    history.update(0.5)
+    return {'log_scalars': {'loss': history}, 'lr': np.float64(0.1), 'ids': np.arange(3), 'at': np.datetime64('2020')}
 
 
 # What training programs save beside the weights, by program.
 TRAINING = {
+    'mmengine': lambda: {'message_hub': message_hub(), 'meta': {'cfg': mmengine_config.ConfigDict(a=1)}},
     'Lightning': lambda: {
         'hyper_parameters': made('lightning.fabric.utilities.data.AttributeDict', dict, model=torch.nn.Linear(1, 1)),
         'callbacks': {'Timer': {'elapsed': datetime.timedelta(3)}, 'loss': functools.partial(torch.nn.Linear, 1)},
     },
     'DeepSpeed': lambda: {
         'ds_config': made('deepspeed.runtime.config.DeepSpeedConfig', zero=made('deepspeed.zero.ZeroStageEnum')),
-        'loss_scaler': made('deepspeed.runtime.fp16.loss_scaler.LossScaler', cur_scale=1.0),
         'dtype': torch.float16,
-    },
-    'fvcore': lambda: {
-        'config': yacs('fvcore.common.config.CfgNode'),
         'rng': np.random.default_rng(0).bit_generator.state,
     },
-    'yacs': lambda: {'config': yacs('yacs.config.CfgNode')},
     'Hydra': lambda: {'cfg': omegaconf(), 'run_dir': made('pathlib._local.PosixPath')},
-    'argparse': lambda: {'args': argparse.Namespace(lr=0.1, mode=re.compile('x'), log=collections.deque([1]))},
+    'argparse': lambda: {
+        'args': argparse.Namespace(lr=0.1, mode=re.compile('x'), log=collections.deque([1]), out=pathlib.Path('x')),
+        'counts': collections.Counter('abc'),
+        'ids': {1, 2},
+    },
     'classes': lambda: {
         'kind': SwinBackbone,
         'call': torch.nn.functional.relu,
@@ -138,7 +119,7 @@ def test_files_of_training_programs_load(tmp_path, source, backbone, importable,
     report = load(backbone, path)
     assert equal_weights(backbone, source)
     assert report.unexpected == []
-    assert not any(name.startswith(('omegaconf', 'deepspeed', 'fvcore')) for name in sys.modules)
+    assert not any(name.startswith(('omegaconf', 'deepspeed')) for name in sys.modules)
 
 
 def test_weights_in_a_dict_of_another_class_load(tmp_path, source, backbone, importable):
@@ -179,33 +160,18 @@ def test_a_pickle_with_an_operation_of_no_training_program_is_refused(tmp_path, 
 
 
 @needs_safe_globals
-def test_concurrent_loads_do_not_change_torch(tmp_path, source):
-    """A concurrent or later torch.load returns mmengine's HistoryBuffer itself, not the inert stand-in for it."""
-    history = mmengine_logging.HistoryBuffer()
-    history.update(0.5)
-    torch.save({'model': source.state_dict(), 'h': history, 'args': argparse.Namespace()}, tmp_path / 'a.pth')
-    torch.save({'h': history}, tmp_path / 'plain.pth')
-    torch.save({'args': argparse.Namespace()}, tmp_path / 'refused.pth')
-    before = set(map(str, torch.serialization.get_safe_globals()))
-    wrong = []
+def test_loading_does_not_change_what_torch_allows(tmp_path, source, backbone, monkeypatch):
+    """Not even meanwhile, because another thread may load another file by torch."""
+    torch.save({'model': source.state_dict(), 'args': argparse.Namespace()}, tmp_path / 'a.pth')
+    before, during, load_by_torch = torch.serialization.get_safe_globals(), [], torch.load
 
-    def load_here():
-        for _ in range(8):
-            load(SwinBackbone(**SMALL), tmp_path / 'a.pth')
+    def spy(*arguments, **options):
+        during.append(torch.serialization.get_safe_globals())
+        return load_by_torch(*arguments, **options)
 
-    def load_by_torch():
-        for _ in range(40):
-            if torch.load(tmp_path / 'plain.pth')['h'].mean() != 0.5:
-                wrong.append('not the history')
-            with contextlib.suppress(pickle.UnpicklingError):
-                wrong.append(torch.load(tmp_path / 'refused.pth'))
-
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        for done in [*(pool.submit(load_here) for _ in range(4)), *(pool.submit(load_by_torch) for _ in range(2))]:
-            done.result()
-    assert not wrong
-    assert set(map(str, torch.serialization.get_safe_globals())) == before
-    assert torch.load(tmp_path / 'plain.pth')['h'].mean() == 0.5
+    monkeypatch.setattr(torch, 'load', spy)
+    load(backbone, tmp_path / 'a.pth')
+    assert [set(map(str, allowed)) for allowed in during] == [set(map(str, before))]
 
 
 @pytest.mark.filterwarnings('ignore:.*Couldn.t retrieve source code')
@@ -233,18 +199,6 @@ def test_a_model_beside_other_weights_is_not_blamed(tmp_path, backbone):
     torch.save({'state_dict': {'fc.weight': torch.ones(1)}, 'loss': torch.nn.GELU()}, tmp_path / 'resnet.ckpt')
     with pytest.raises(CheckpointError, match=r'state_dict\.fc\.weight and objects'):
         load(backbone, tmp_path / 'resnet.ckpt')
-
-
-@pytest.mark.parametrize('protocol', [2, 4, 5])
-@pytest.mark.parametrize('whole', [True, False])
-def test_a_plain_pickle_of_detectron2_loads(tmp_path, source, backbone, protocol, whole):
-    arrays = {f'backbone.{name}': x.numpy() for name, x in export_state_dict(source, 'official').items()}
-    arrays['backbone.num_batches_tracked'] = np.array(3)
-    content = {'model': arrays, '__author__': 'third_party', 'matching_heuristics': True} if whole else arrays
-    (tmp_path / 'model_final.pkl').write_bytes(pickle.dumps(content, protocol))
-    report = load(backbone, tmp_path / 'model_final.pkl')
-    assert report.family == 'official'
-    assert equal_weights(backbone, source)
 
 
 @needs_safe_globals
@@ -285,29 +239,24 @@ def test_a_truncated_file(tmp_path, source, backbone, ending, part):
     assert not str(raised.value).endswith(']')  # a line of text, not a list of lines
 
 
-def test_a_checkpoint_that_contains_itself(tmp_path, source, backbone):
-    checkpoint = {'model': source.state_dict()}
-    checkpoint['again'] = {'itself': checkpoint}
-    torch.save(checkpoint, tmp_path / 'a.pth')
-    load(backbone, tmp_path / 'a.pth')
-    assert equal_weights(backbone, source)
-
-
-def test_a_checkpoint_nested_deeper_than_the_recursion_limit(source, backbone):
-    checkpoint = inner = {'model': source.state_dict()}
-    for _ in range(5000):
-        inner['deeper'] = inner = {}
-    load(backbone, checkpoint)
-    assert equal_weights(backbone, source)
-
-
-def test_dicts_are_read_to_32_levels():
+def test_what_is_read_of_nested_dicts():
+    """Levels to the 32nd; keys that are text, or numbers of tensors; no dict in itself, and each in few places."""
     weights = torch.ones(2)
     levels = {1: {'a': weights}}
     for level in range(2, 34):
         levels[level] = {'in': levels[level - 1]}
-    assert torch.equal(flatten(levels[32])['in.' * 31 + 'a'], weights)
+    assert list(flatten(levels[32])) == ['in.' * 31 + 'a']
     assert not flatten(levels[33])
+    # The text of an object can be far longer than its pickle.
+    assert list(flatten({'a': weights, 5: weights, (1, 2): weights, StandIn('a.Key'): weights})) == ['a', '5']
+    checkpoint = {'a': weights}
+    checkpoint['again'] = {'itself': checkpoint}
+    assert list(flatten(checkpoint)) == ['a']
+    for _ in range(30):
+        checkpoint = {'left': checkpoint, 'right': checkpoint}
+    assert 1 < len(flatten(checkpoint)) < 100
+    # State dicts of modules are temporary, so that Python gives several of them the same identity.
+    assert len(flatten({str(number): torch.nn.Linear(1, 1) for number in range(40)})) == 80
 
 
 def test_values_that_are_not_finite(source, backbone):
@@ -354,18 +303,12 @@ def test_a_sharded_checkpoint(tmp_path, source, backbone, name, by_index):
             'lacks .*, which .* lists for it',
         ),
         (lambda index: edit_index(index, lambda shard: '../' + shard), 'which is not a shard in the same folder'),
-        (
-            lambda index: edit_index(index, lambda shard: str(index.parent / shard)),
-            'which is not a shard in the same folder',
-        ),
         (lambda index: edit_index(index, lambda shard: index.name), 'which is not a shard in the same folder'),
         (lambda index: edit_index(index, lambda shard: 3), 'is not an index'),
         (lambda index: edit_index(index, lambda shard: [shard]), 'is not an index'),
         (lambda index: edit_index(index, lambda shard: '..'), r'lacks \.\.'),
-        (lambda index: index.write_text('{"weight_map": '), 'is not an index'),
         (lambda index: index.write_text('{"metadata": {}}'), "is not an index.*'weight_map'"),
         (lambda index: index.write_text('{"weight_map": {}}'), 'no parameters of a Swin'),
-        (lambda index: index.write_bytes(b'\xff'), 'is not an index'),
     ],
 )
 def test_an_incomplete_sharded_checkpoint(tmp_path, source, backbone, damage, message):

@@ -12,8 +12,7 @@ from torch import nn
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, allow_partial_loading, export_state_dict, load_checkpoint
 from swin_dense.models.swin import SwinBlock
-from tests.checkpoint.helpers import equal_weights
-from tests.conftest import TINY, IfInstalled, needs_fully_shard, randomize
+from tests.conftest import TINY, IfInstalled, equal_weights, needs_fully_shard, randomize
 
 mmengine_checkpoint = IfInstalled('mmengine.runner.checkpoint')
 
@@ -90,17 +89,6 @@ def test_the_backbone_loads_a_whole_checkpoint_too():
     assert not result.unexpected_keys
 
 
-def test_output_norms_that_a_classifier_lacks_keep_their_values(caplog):
-    source, backbone = randomize(SwinBackbone(**ARCH), 1), randomize(SwinBackbone(**ARCH), 2)
-    norm = backbone.norm3.weight.clone()
-    classifier = {name: tensor for name, tensor in source.state_dict().items() if not name.startswith('norm')}
-    with caplog.at_level(logging.INFO, 'swin_dense'):
-        backbone.load_state_dict({'model': classifier})
-    assert 'new, as the checkpoint cannot have them: norm0.weight' in caplog.text
-    assert torch.equal(backbone.norm3.weight, norm)
-    assert torch.equal(backbone.stages[0].blocks[1].attn.w_msa.qkv.bias, source.stages[0].blocks[1].attn.w_msa.qkv.bias)
-
-
 def test_unknown_entries_are_left_to_pytorch():
     backbone = SwinBackbone(**ARCH)
     state = {**backbone.state_dict(), 'adapter.weight': torch.zeros(1)}
@@ -175,7 +163,7 @@ class TestBackboneWithAdditions:
         expected = additions(source)
         result = model.load_state_dict(expected, strict=False)
         assert len(expected) > 5
-        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in expected.items())
+        assert equal_weights(expected, model)
         assert torch.equal(model.backbone.stages[1].blocks[0].norm1.weight, kept)
         assert not result.unexpected_keys
 
@@ -198,9 +186,9 @@ class TestBackboneWithAdditions:
             else:
                 load(model, frameworks_checkpoint(source))
         assert 'new, as the checkpoint cannot have them: ' in caplog.text
-        assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+        assert equal_weights(before, model)
         loaded = {name.replace('base_layer.', ''): tensor for name, tensor in model.backbone.state_dict().items()}
-        assert all(torch.equal(loaded[name], tensor) for name, tensor in source.backbone.state_dict().items())
+        assert equal_weights(source.backbone, loaded)
 
     def test_missing_weights_still_raise_without_wrong_advice(self, add):
         state = {k: v for k, v in frameworks_checkpoint(Detector(1)).items() if 'stages.1.blocks.0.norm2' not in k}
@@ -210,7 +198,7 @@ class TestBackboneWithAdditions:
             model.load_state_dict(state, strict=False)
         assert 'build the model' not in str(raised.value)
         assert 'allow_partial=True as an option of the backbone' in str(raised.value)
-        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+        assert equal_weights(model, before)
 
 
 def test_weights_load_into_wrapped_modules():
@@ -324,7 +312,7 @@ class TestWrappers:
                     parameter.zero_()
             model.load_state_dict(state)
             loaded = model.state_dict()
-            assert all(torch.equal(loaded[name], tensor) for name, tensor in source.state_dict().items())
+            assert equal_weights(source, loaded)
 
     @needs_fully_shard
     def test_fully_shard(self, one_process_group):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swin_dense import CheckpointError, SwinBackbone, SwinV2Backbone, export_state_dict, load_checkpoint
-from tests.conftest import ROOT, randomize
+from tests.conftest import ROOT, equal_weights, randomize
 
 ARCH = {'embed_dims': 16, 'depths': (2, 1, 2, 1), 'num_heads': (1, 2, 2, 4), 'window_size': 3}
 OTHER = torch.zeros(3, 16)  # a parameter of the model around the backbone
@@ -260,4 +260,4 @@ def test_the_error_for_ctranspath_names_its_stem():
     with pytest.raises(CheckpointError, match='several convolutions, as in CTransPath') as error:
         load_checkpoint(backbone, {'model': state}, log=None)
     assert 'allow_partial' not in str(error.value)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    assert equal_weights(backbone, before)

@@ -1,10 +1,11 @@
-"""The demo configs with a small data set."""
+"""The demo configs with a small data set, and models with a tiny Swin."""
 
 from pathlib import Path
+from typing import Any
 
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TINY
 
 
 def demo_config(framework: str, data: Path) -> Config:
@@ -20,3 +21,13 @@ def demo_config(framework: str, data: Path) -> Config:
     # mmengine would take the visualizer of that name from an earlier test, which logs to that test's folder.
     cfg.visualizer.pop('name', None)
     return cfg
+
+
+def with_tiny_swin(model: ConfigDict, **options: Any) -> None:
+    """Make the backbone in the config of a model tiny, and give its channels to the parts that take them."""
+    model.backbone.update(init_cfg=None, **TINY, **options)
+    for name in ('neck', 'panoptic_head', 'decode_head', 'auxiliary_head'):
+        part = model.get(name)
+        if part is not None:
+            of_one = isinstance(part.in_channels, int)  # an auxiliary head takes the third map
+            part.in_channels = 64 if of_one else [16, 32, 64, 128][-len(part.in_channels) :]

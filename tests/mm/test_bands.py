@@ -71,28 +71,17 @@ def test_a_fourth_band_that_gdal_declares_as_opacity_is_read_or_named(tmp_path):
         LoadBands(scale=(255.0,) * 5)(given)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('framework', ['mmdet', 'mmseg'])
-def test_a_model_of_five_bands_trains_and_is_tested(demo_data, tmp_path, framework, monkeypatch):
-    data = shutil.copytree(demo_data, tmp_path / 'data')
-    cfg = with_bands(framework, data)
-    cfg.work_dir = str(tmp_path / 'work')
-    if framework == 'mmdet':
-        cfg.train_cfg = {'type': 'EpochBasedTrainLoop', 'max_epochs': 1, 'val_interval': 1}
-        cfg.default_hooks.checkpoint.interval = 1
-    else:
-        cfg.train_cfg = {'type': 'IterBasedTrainLoop', 'max_iters': 2, 'val_interval': 2}
-        cfg.default_hooks.checkpoint.interval = 2
-    cfg.default_hooks.logger.interval = 1
-    runner = Runner.from_cfg(cfg)
-    before = runner.model.backbone.patch_embed.projection.weight.clone()
-    runner.train()
-    after = runner.model.backbone.patch_embed.projection.weight
-    assert after.shape[1] == 5
-    assert ((after - before).abs().amax((0, 2, 3)) > 0).all()  # every band is learned from
-    (log,) = (tmp_path / 'work').rglob('scalars.json')
-    losses = [json.loads(line).get('loss', 0) for line in log.read_text().splitlines()]
-    assert np.isfinite(losses).all()
+def test_a_model_learns_from_every_one_of_five_bands(demo_data, tmp_path, framework):
+    cfg = with_bands(framework, shutil.copytree(demo_data, tmp_path / 'data'))
+    init_default_scope(framework)
+    model = MODELS.build(cfg.model).train()
+    batch = next(iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)))
+    loss, _ = model.parse_losses(model(**model.data_preprocessor(batch, training=True), mode='loss'))
+    loss.backward()
+    gradient = model.backbone.patch_embed.projection.weight.grad
+    assert gradient.shape[1] == 5
+    assert (gradient.abs().amax((0, 2, 3)) > 0).all()
 
 
 @pytest.fixture
@@ -148,12 +137,3 @@ def test_a_segmentor_of_bands_in_tiles_equals_the_whole_image(segmentor):
     }
     for label, share in shares.items():
         assert share == pytest.approx((expected == label).mean(), abs=1e-4)
-
-
-def test_a_file_that_is_no_image_is_skipped(segmentor, capsys):
-    folder, *_ = segmentor
-    (folder / 'broken.tif').write_bytes(b'II*\0 no image')
-    given = ['predict', str(folder / 'config.py'), str(folder / 'weights.pth'), str(folder / 'broken.tif')]
-    assert main([*given, '--out', str(folder / 'out'), '--tile', '112']) == 1
-    assert 'broken.tif' in capsys.readouterr().err
-    assert list((folder / 'out').glob('[!.]*')) == []

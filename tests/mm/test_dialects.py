@@ -70,22 +70,9 @@ CONFIGS = {
         {**TINY, 'drop_path_rate': 0.3},
         'ape is use_abs_pos_embed\n  embed_dim is embed_dims\n  use_ch',
     ),
-    'CBNetV2': ({**AUTHORS, 'use_checkpoint': True}, {**TINY, 'drop_path_rate': 0.3, 'with_cp': True}, 'with_cp'),
-    'Co-DETR': (
-        {
-            **AUTHORS,
-            'pretrain_img_size': 384,
-            'window_size': 12,
-            'drop_path_rate': 0.6,
-            'ape': True,
-            'frozen_stages': -1,
-        },
-        {**TINY, 'pretrain_img_size': 384, 'window_size': 12, 'drop_path_rate': 0.6, 'use_abs_pos_embed': True},
-        'ape is use_abs_pos_embed',
-    ),
     'QueryInst': (
-        {**AUTHORS, 'in_chans': 4, 'num_classes': 80, 'frozen_stages': 2, 'norm_layer': torch.nn.LayerNorm},
-        {**TINY, 'in_channels': 4, 'frozen_stages': 1, 'drop_path_rate': 0.3},
+        {**AUTHORS, 'in_chans': 4, 'use_checkpoint': True, 'frozen_stages': 2, 'norm_layer': torch.nn.LayerNorm},
+        {**TINY, 'in_channels': 4, 'with_cp': True, 'frozen_stages': 1, 'drop_path_rate': 0.3},
         'frozen_stages=2 becomes 1',
     ),
     'defaults of the authors': ({**TINY, 'ape': False}, {**TINY, 'drop_path_rate': 0.2}, 'the default of the authors'),
@@ -94,7 +81,6 @@ CONFIGS = {
         {**TINY, **LAST},
         'num_classes=1000 is left out: a backbone has no classifier',
     ),
-    'depth estimation': (BEVDET, {**TINY, 'window_size': 12, 'out_indices': (2, 3)}, "pretrain_style='official' is"),
     'BEVDet': (
         {**BEVDET, 'output_missing_index_as_none': False, 'return_stereo_feat': False},
         {**TINY, 'window_size': 12, 'out_indices': (2, 3)},

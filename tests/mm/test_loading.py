@@ -1,67 +1,28 @@
-"""Load checkpoints of mmdet and mmseg models, save for them, and load into models with additional modules."""
-
-import copy
+"""Load checkpoints of mmdet and mmseg models, whole and in parts."""
 
 import mmdet.models.backbones  # noqa: F401  registers them
 import pytest
 import torch
-from mmdet.registry import MODELS
-from mmengine.hub import get_config
 from mmengine.logging import MessageHub
-from mmengine.registry import MODELS as ROOT_MODELS
-from mmengine.registry import init_default_scope
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint as load_by_mmengine
-from torch import nn
 
-from swin_dense import CheckpointError, SwinDense
+from swin_dense import CheckpointError
 from swin_dense.recipes.files import load_recipe
-from tests.conftest import TINY, randomize
-
-CONFIG = 'mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
-
-
-def detector(kind, seed, **options):
-    init_default_scope('mmdet')
-    config = copy.deepcopy(get_config(CONFIG).model)
-    config.backbone = {'type': kind, **TINY, **options}
-    config.neck.in_channels = [16, 32, 64, 128]
-    config.roi_head.bbox_head.fc_out_channels = 64
-    return randomize(MODELS.build(config), seed).eval()
+from tests.conftest import equal_weights, randomize
+from tests.mm.demo import with_tiny_swin
 
 
-@pytest.fixture(scope='module')
-def saved(tmp_path_factory):
-    """Save a detector with SwinDense and return the path."""
-    path = tmp_path_factory.mktemp('detector') / 'epoch_1.pth'
-    torch.save({'state_dict': detector('SwinDense', 1).state_dict()}, path)
-    return str(path)
-
-
-class SwinWithAdapter(SwinDense):
-    """A backbone extended by a user: one additional module, and one module that wraps a layer."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.adapter = nn.Linear(128, 128)
-        self.stages[3].blocks[1].ffn.layers[1] = nn.Sequential(self.stages[3].blocks[1].ffn.layers[1], nn.Identity())
-
-
-def backbone_of(path):
-    state = torch.load(path)['state_dict']
-    return {name.removeprefix('backbone.'): x for name, x in state.items() if name.startswith('backbone.')}
-
-
-def with_queries(name, kind, seed):
-    """Build the Mask2Former or DINO of a recipe with a tiny Swin of type ``kind``."""
+def tiny(name, kind, seed, **options):
+    """Build the model of a recipe with a tiny Swin of type ``kind`` and random weights."""
     config = load_recipe(name)
     init_default_scope(config.default_scope)
-    model = config.model
-    model.backbone.update(type=kind, **TINY, init_cfg=None)
-    channels = [16, 32, 64, 128]
-    for part in (model.get('neck'), model.get('panoptic_head'), model.get('decode_head')):
-        if part is not None:
-            part.in_channels = channels[-len(part.in_channels) :]
-    return randomize(ROOT_MODELS.build(model), seed)
+    with_tiny_swin(config.model, type=kind, **options)
+    return randomize(MODELS.build(config.model), seed)
+
+
+def detector(seed, **options):
+    return tiny('mask-rcnn_swin-t-p4-w7_fpn_1x_coco', 'SwinDense', seed, **options).eval()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +35,7 @@ def with_queries(name, kind, seed):
 )
 def test_load_from_loads_all_weights_of_a_published_query_based_model(name, tmp_path):
     """The file is a training checkpoint with the framework's Swin, including heads, message hub and optimiser."""
-    theirs, ours = with_queries(name, 'SwinTransformer', 1), with_queries(name, 'SwinDense', 2)
+    theirs, ours = tiny(name, 'SwinTransformer', 1), tiny(name, 'SwinDense', 2)
     hub = MessageHub.get_instance('published')
     hub.update_scalar('train/loss', 1.0)
     checkpoint = {
@@ -88,38 +49,7 @@ def test_load_from_loads_all_weights_of_a_published_query_based_model(name, tmp_
     expected = {k: x for k, x in theirs.state_dict().items() if not k.endswith('relative_position_index')}
     found = ours.state_dict()
     assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
-
-
-@torch.no_grad()
-def test_a_detector_with_swin_dense_loads_into_mmdets(saved):
-    theirs, ours = detector('SwinTransformer', 2), detector('SwinDense', 1)
-    missing, unexpected = theirs.load_state_dict(torch.load(saved)['state_dict'], strict=False)
-    assert all(name.endswith('.relative_position_index') for name in missing)
-    assert not unexpected
-    image = torch.randn(1, 3, 67, 93)
-    for a, b in zip(ours.extract_feat(image), theirs.extract_feat(image), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
-
-
-@pytest.mark.parametrize('from_a_classifier', [True, False])
-def test_init_cfg_loads_into_a_backbone_with_additional_modules(saved, tmp_path, monkeypatch, from_a_classifier):
-    reports = []
-    monkeypatch.setattr(SwinDense, 'log_load', lambda self, report: reports.append(report))
-    state = backbone_of(saved)
-    if from_a_classifier:
-        state = {name: x for name, x in state.items() if not name.startswith('norm')}
-    torch.save(state, tmp_path / 'swin.pth')
-    init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth')}
-    backbone = randomize(SwinWithAdapter(**TINY, init_cfg=init_cfg), 2)
-    adapter = backbone.adapter.weight.clone()
-    backbone.init_weights()
-    assert torch.equal(backbone.adapter.weight, adapter)
-    assert torch.equal(
-        backbone.stages[3].blocks[1].ffn.layers[1][0].weight, state['stages.3.blocks.1.ffn.layers.1.weight']
-    )
-    norms = [name for name in backbone.state_dict() if name.startswith('norm')] if from_a_classifier else []
-    assert sorted(reports[0].new) == sorted(['adapter.weight', 'adapter.bias', *norms])
+    assert equal_weights(expected, found)
 
 
 @pytest.mark.parametrize(
@@ -131,25 +61,12 @@ def test_init_cfg_loads_into_a_backbone_with_additional_modules(saved, tmp_path,
     ],
     ids=['heads alone', 'a stage missing', 'a layer missing'],
 )
-def test_allow_partial_in_the_config_accepts_parts(saved, tmp_path, part):
-    state = {name: x for name, x in torch.load(saved)['state_dict'].items() if part(name)}
+def test_allow_partial_in_the_config_accepts_parts(tmp_path, part):
+    state = {name: x for name, x in detector(1).state_dict().items() if part(name)}
     torch.save({'state_dict': state}, tmp_path / 'part.pth')
     with pytest.raises(CheckpointError, match='allow_partial=True as an option'):
-        load_by_mmengine(detector('SwinDense', 2), str(tmp_path / 'part.pth'))
-    model = detector('SwinDense', 2, allow_partial=True)
+        load_by_mmengine(detector(2), str(tmp_path / 'part.pth'))
+    model = detector(2, allow_partial=True)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     load_by_mmengine(model, str(tmp_path / 'part.pth'))
     assert all(torch.equal(x, state.get(name, before[name])) for name, x in model.state_dict().items())
-
-
-def test_allow_partial_also_applies_to_init_cfg(saved, tmp_path):
-    state = {name: x for name, x in backbone_of(saved).items() if 'stages.3' not in name}
-    torch.save(state, tmp_path / 'part.pth')
-    init_cfg = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'part.pth')}
-    with pytest.raises(CheckpointError):
-        SwinDense(**TINY, init_cfg=init_cfg).init_weights()
-    backbone = SwinDense(**TINY, init_cfg=init_cfg, allow_partial=True)
-    backbone.init_weights()
-    assert torch.equal(backbone.norm0.weight, state['norm0.weight'])
-    with pytest.raises(TypeError, match='allow_partial must be True or False'):
-        SwinDense(**TINY, allow_partial=1)

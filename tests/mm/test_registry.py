@@ -1,6 +1,5 @@
 """SwinDense in the registries of mmengine."""
 
-import dataclasses
 import pickle
 
 import mmdet.registry
@@ -15,8 +14,7 @@ from torch import nn
 
 import swin_dense
 from swin_dense import SwinBackbone, SwinDense, SwinDenseV2, SwinV2Backbone
-from swin_dense.archs import weights
-from tests.conftest import TINY, some
+from tests.conftest import TINY, equal_weights, some
 from tests.processes import python
 
 
@@ -65,8 +63,6 @@ def test_swin_v2(registry):
     assert isinstance(backbone, SwinV2Backbone)
     assert (backbone.window_size, backbone.pretrained_window_size) == ((8, 8), (8, 8, 8, 8))
     backbone.init_weights()
-    with pytest.raises(ValueError, match='only init_cfg'):
-        SwinDenseV2(pretrained='a.pth', init_cfg={'type': 'Pretrained', 'checkpoint': 'b.pth'})
 
 
 def test_windows_per_stage_of_mmpretrain_equal_clamping():
@@ -113,22 +109,12 @@ def test_pretrained_weights_are_loaded_or_an_error_is_raised(wrap, tmp_path):
     torch.save({'model': source.state_dict()}, tmp_path / 'good.pth')
     backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'good.pth')}))
     backbone.init_weights()
-    assert all(torch.equal(value, source.state_dict()[name]) for name, value in backbone.state_dict().items())
+    assert equal_weights(backbone, source)
 
     torch.save({'model': {'conv1.weight': torch.zeros(3)}}, tmp_path / 'bad.pth')
     backbone = SwinDense(**TINY, init_cfg=wrap({'type': 'Pretrained', 'checkpoint': str(tmp_path / 'bad.pth')}))
     with pytest.raises(swin_dense.CheckpointError, match=r'bad\.pth.*conv1\.weight'):
         backbone.init_weights()
-
-
-def test_published_weights_by_name(tmp_path, monkeypatch):
-    source = SwinBackbone(TINY)
-    backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'swin_t.in1k'})
-    torch.save({'model': source.state_dict()}, tmp_path / 'published.pth')
-    one = dataclasses.replace(weights.published()['swin_t.in1k'], address=(tmp_path / 'published.pth').as_uri())
-    monkeypatch.setattr(weights, 'published', lambda: {'swin_t.in1k': one})
-    backbone.init_weights()
-    assert all(torch.equal(value, source.state_dict()[name]) for name, value in backbone.state_dict().items())
 
 
 def test_ignored_mask_values_get_the_label_that_losses_of_mmseg_ignore():
@@ -165,24 +151,19 @@ def test_init_cfg_accepts_loading_options(tmp_path):
     torch.save(weights, tmp_path / 'swin.pth')
     with pytest.raises(swin_dense.CheckpointError, match='allow_partial=True'):
         SwinDense(**TINY, init_cfg=pretrained).init_weights()
-    backbone = SwinDense(**TINY, init_cfg={**pretrained, 'allow_partial': True, 'table_resize': 'geometric'})
-    backbone.init_weights()
-    assert torch.equal(backbone.patch_embed.projection.weight, source.patch_embed.projection.weight)
+    in_init_cfg = {'init_cfg': {**pretrained, 'allow_partial': True, 'table_resize': 'geometric'}}
+    for options in (in_init_cfg, {'init_cfg': pretrained, 'allow_partial': True}):
+        backbone = SwinDense(**TINY, **options)
+        backbone.init_weights()
+        assert torch.equal(backbone.patch_embed.projection.weight, source.patch_embed.projection.weight)
+    with pytest.raises(TypeError, match='allow_partial must be True or False'):
+        SwinDense(**TINY, allow_partial=1)
 
 
 @pytest.mark.parametrize(('key', 'suggestion'), [('alow_partial', 'allow_partial'), ('strict', None)])
 def test_an_unknown_key_of_init_cfg_is_refused(key, suggestion):
     with pytest.raises(TypeError, match=f"no key '{key}'.*{f'mean {suggestion!r}' if suggestion else ''}.*keys are"):
         SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'a.pth', key: True})
-
-
-def test_an_unsupported_address_scheme_is_named():
-    backbone = SwinDense(**TINY, init_cfg={'type': 'Pretrained', 'checkpoint': 'torchvision://swin_t'})
-    with pytest.raises(
-        swin_dense.CheckpointError,
-        match=r'torchvision://.* must begin with http://',
-    ):
-        backbone.init_weights()
 
 
 class Doubled(nn.Module):

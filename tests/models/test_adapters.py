@@ -1,7 +1,6 @@
 """Mona and LoRA against their formulas, and what they change in a backbone: what trains, and nothing else."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ import torch.nn.functional as F
 
 from swin_dense import SwinBackbone, SwinV2Backbone, extract_pyramid
 from swin_dense.models.adapters import LoRALinear, Mona, merge_lora
-from swin_dense.models.block import SwinBlock
 from swin_dense.models.layers import Linear
-from swin_dense.models.swin_v2 import SwinBlockV2
 from tests.conftest import TINY, assert_same, randomize
 
 VERSIONS = [SwinBackbone, SwinV2Backbone]
@@ -36,28 +33,17 @@ def names_that_train(model):
 # --- the formulas -----------------------------------------------------------------------------------------------------
 
 
-def depthwise(x, weight, bias):
-    """Sum the neighbours of each token by hand, with zeros beyond the map: (B, H, W, n) to the same."""
-    side = weight.shape[-1]
-    height, width = x.shape[1:3]
-    padded = F.pad(x, (0, 0, *[side // 2] * 4))
-    return bias + sum(
-        weight[:, 0, row, column] * padded[:, row : row + height, column : column + width]
-        for row in range(side)
-        for column in range(side)
-    )
-
-
 def mona(x, p):
     """Mona as in the paper: x + U gelu(pw(dw(D(s1 LN(x) + s2 x)))), where dw and pw have residuals."""
-    centred = x - x.mean(-1, keepdim=True)
-    normalised = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    scaled = p['norm_scale'] * (normalised * p['norm.weight'] + p['norm.bias']) + p['input_scale'] * x
-    low = scaled @ p['down.weight'].T + p['down.bias']
-    low = low + sum(depthwise(low, p[f'convs.{i}.weight'], p[f'convs.{i}.bias']) for i in range(3)) / 3
+    normalised = F.layer_norm(x, x.shape[-1:], p['norm.weight'], p['norm.bias'])
+    low = (p['norm_scale'] * normalised + p['input_scale'] * x) @ p['down.weight'].T + p['down.bias']
+    images, convolved = low.permute(0, 3, 1, 2), 0
+    for index in range(3):
+        weight, bias = p[f'convs.{index}.weight'], p[f'convs.{index}.bias']
+        convolved = convolved + F.conv2d(images, weight, bias, padding='same', groups=len(weight))
+    low = low + convolved.permute(0, 2, 3, 1) / 3
     low = low + low @ p['mix.weight'][:, :, 0, 0].T + p['mix.bias']
-    low = low * (1 + torch.erf(low / math.sqrt(2))) / 2
-    return x + low @ p['up.weight'].T + p['up.bias']
+    return x + F.gelu(low) @ p['up.weight'].T + p['up.bias']
 
 
 def lora(x, p):
@@ -103,7 +89,7 @@ def test_mona_follows_each_residual_addition(kind, with_cp):
 
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_lora_stands_beside_the_four_linear_layers_of_a_block(kind):
-    """The network equals one with the weights W + B A, and its gradients are those that the chain rule gives."""
+    """The network equals one with the weights W + B A."""
     model, dense = make(kind, LORA, qkv_bias=True), make(kind)
     pairs = {name.removesuffix('.lora_A') for name in dict(model.named_parameters()) if name.endswith('.lora_A')}
     leaves = {'attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn.layers.0.0', 'ffn.layers.1'}
@@ -116,14 +102,7 @@ def test_lora_stands_beside_the_four_linear_layers_of_a_block(kind):
             if layer in pairs:
                 parameter.add_(state[f'{layer}.lora_B'] @ state[f'{layer}.lora_A'])
     img = make_image()
-    found, expected = model(img), dense(img)
-    assert_same(found, expected)
-    for maps in (found, expected):
-        sum(level.square().mean() for level in maps).backward()
-    gradients = {name: parameter.grad for name, parameter in dense.named_parameters()}
-    for name in pairs:
-        a, b, of_product = state[f'{name}.lora_A'], state[f'{name}.lora_B'], gradients[f'{name}.weight']
-        assert_same([a.grad, b.grad], [b.T @ of_product, of_product @ a.T])
+    assert_same(model(img), dense(img))
 
 
 # --- the start --------------------------------------------------------------------------------------------------------
@@ -156,11 +135,7 @@ def test_the_start_returns_with_reset_parameters():
 @pytest.mark.parametrize('kind', VERSIONS)
 def test_a_backbone_without_adapter_has_none_of_it(kind):
     plain = kind(**TINY)
-    assert plain.adapter_options is None
-    blocks = [block for stage in plain.stages for block in stage.blocks]
-    assert {type(block) for block in blocks} == {SwinBlock if kind is SwinBackbone else SwinBlockV2}
     assert not any(isinstance(module, (LoRALinear, Mona)) for module in plain.modules())
-    assert all(parameter.requires_grad for parameter in plain.parameters())
     for adapter in ADAPTERS:
         adapted = list(kind(**TINY, adapter=adapter).state_dict())
         assert [name for name in adapted if 'mona' not in name and 'lora' not in name] == list(plain.state_dict())
@@ -213,18 +188,6 @@ def test_frozen_stages_stay_frozen(adapter):
     }
     assert not any(module.training for stage in model.stages[:2] for module in stage.modules())
     assert model.stages[2].training
-
-
-@pytest.mark.parametrize('adapter', [{**MONA, 'drop_rate': 0.3}, {**LORA, 'drop_rate': 0.3}])
-def test_recomputation_changes_no_gradient(adapter):
-    gradients = []
-    for with_cp in (False, True, 'mlp'):
-        model = make(adapter=adapter, with_cp=with_cp, drop_path_rate=0.2).train()
-        torch.manual_seed(0)
-        sum(level.square().mean() for level in model(make_image())).backward()
-        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
-    assert_same(gradients[1], gradients[0])
-    assert_same(gradients[2], gradients[0])
 
 
 def test_dropout_of_adapters_acts_in_training_alone():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone, load_checkpoint
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 
 def test_output_is_a_linear_layer_on_the_mean_of_the_last_map():
@@ -33,4 +33,4 @@ def test_its_own_state_dict_loads(name):
     options = TINY if name == 'swinv2_t' else {}
     first, second = (randomize(SwinClassifier(name, 3, window_size=4, **options), seed).eval() for seed in (1, 2))
     load_checkpoint(second, {'state_dict': first.state_dict()}, log=None)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert equal_weights(first, second)

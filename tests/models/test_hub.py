@@ -3,9 +3,7 @@
 import copy
 import json
 import pickle
-import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ safetensors = IfInstalled('safetensors.torch')
 IMAGE = torch.rand(1, 3, 64, 96)
 MODELS = {
     'v1': lambda: SwinBackbone('t', **TINY, out_indices=(1, 3), window_size=(7, 4)),
+    'adapter': lambda: SwinBackbone('t', **TINY, adapter={'type': 'mona', 'stages': (1,)}),
     'v2': lambda: SwinV2Backbone(Arch(16, (2, 2), (1, 2)), window_size=8, pretrained_window_size=6),
     'classifier': lambda: SwinClassifier('swin_t', 5, **TINY),
 }
@@ -195,14 +194,6 @@ def test_the_model_card_imports_a_subclass_from_its_module(tmp_path):
     assert type(Mine.from_pretrained(tmp_path)) is Mine
 
 
-def test_options_can_be_changed(saved):
-    backbone, folder = saved
-    other = SwinBackbone.from_pretrained(folder, window_size=5, frozen_stages=1)
-    assert other.window_size == (5, 5)
-    assert torch.equal(other.norm3.weight, backbone.norm3.weight)
-    assert not other.patch_embed.projection.weight.requires_grad
-
-
 def test_errors_name_the_cause(saved, tmp_path):
     _, folder = saved
     with pytest.raises(TypeError, match="'windw_size'; did you mean 'window_size'"):
@@ -221,34 +212,6 @@ def test_errors_name_the_cause(saved, tmp_path):
         SwinBackbone.from_pretrained(folder)
     with pytest.raises(TypeError, match='the option norm_cfg cannot be written'):
         SwinBackbone('t', **TINY, norm_cfg=torch.nn.LayerNorm).save_pretrained(folder)
-
-
-def test_push_to_hub_and_from_pretrained(saved, tmp_path, monkeypatch):
-    backbone, _ = saved
-    requests = []
-
-    class HfApi:
-        def __init__(self, token):
-            requests.append(token)
-
-        def create_repo(self, repo_id, private, exist_ok):
-            requests.append((repo_id, private, exist_ok))
-
-        def upload_folder(self, repo_id, folder_path, revision, commit_message):
-            shutil.copytree(folder_path, tmp_path / 'hub')
-            return f'https://huggingface.co/{repo_id}'
-
-    def snapshot_download(repo_id, revision, token, allow_patterns):
-        requests.append((repo_id, revision, token))
-        return str(tmp_path / 'hub')
-
-    hub = SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download)
-    monkeypatch.setitem(sys.modules, 'huggingface_hub', hub)
-    assert backbone.push_to_hub('me/mine', token='secret') == 'https://huggingface.co/me/mine'
-    assert "from_pretrained('me/mine')" in (tmp_path / 'hub' / 'README.md').read_text()
-    loaded = SwinBackbone.from_pretrained('me/mine', revision='v1')
-    assert torch.equal(loaded.norm3.weight, backbone.norm3.weight)
-    assert requests == ['secret', ('me/mine', None, True), ('me/mine', 'v1', None)]
 
 
 @pytest.mark.parametrize('package', ['safetensors', 'huggingface_hub'])

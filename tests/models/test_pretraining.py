@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swin_dense import FeatureDistillation, SimMIM, SwinBackbone, SwinV2Backbone
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 OPTIONS = {**TINY, 'window_size': 4, 'clamp_window': True, 'drop_path_rate': 0.0}
 KINDS = [SwinBackbone, SwinV2Backbone]
@@ -39,7 +39,7 @@ def test_all_parameters_train_except_those_of_the_teacher(kind, model):
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
     assert all(p.grad is None for p in teacher.parameters())
     optimizer.step()
-    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert equal_weights(teacher, before)
     model.double()  # as `to(device)` does, the teacher goes along
     assert {p.dtype for p in teacher.parameters()} == {torch.float64}
     model(images().double())
@@ -57,4 +57,4 @@ def test_to_empty_leaves_the_teacher(model):
         model = model_of(model, SwinBackbone, teacher)
     model.to_empty(device='cpu')
     assert not any(p.is_meta for p in model.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert equal_weights(teacher, before)

@@ -10,7 +10,7 @@ from swin_dense.analysis.flop_counter import count
 from swin_dense.checkpoint import CheckpointError, export_state_dict
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.swin_v2 import CosineWindowAttention
-from tests.conftest import TINY, needs_half, randomize
+from tests.conftest import TINY, equal_weights, needs_half, randomize
 
 
 def make(seed=0, **options):
@@ -165,7 +165,7 @@ def test_checkpoints_of_the_other_version_are_refused(caplog):
     fresh = make(2)
     report = load_checkpoint(fresh, {'model': export_state_dict(v2, 'official')}, log=None)
     assert 'Swin V2' in str(report)
-    assert all(torch.equal(a, b) for a, b in zip(v2.parameters(), fresh.parameters(), strict=True))
+    assert equal_weights(v2, fresh)
 
 
 def test_a_file_of_a_different_window_needs_pretrained_window_size():
@@ -224,7 +224,7 @@ def test_files_of_simmim_name_the_position_network_rpe_mlp():
     state = {f'encoder.{name.replace("cpb_mlp", "rpe_mlp")}': tensor for name, tensor in official.items()}
     report = load_checkpoint(backbone, {'model': {**state, 'encoder.mask_token': torch.zeros(1, 1, 16)}}, log=None)
     assert (report.family, report.version) == ('simmim', 2)
-    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), backbone.parameters(), strict=True))
+    assert equal_weights(source, backbone)
 
 
 @pytest.mark.parametrize('kind', [SwinBackbone, SwinV2Backbone])

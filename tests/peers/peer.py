@@ -7,7 +7,8 @@ from swin_dense import SwinBackbone
 from tests.conftest import randomize
 
 # Map sides of 32, 16, 8 and 4 tokens are multiples of the window and larger, so that no peer pads or clamps windows.
-TINY = {'embed_dims': 16, 'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8), 'window_size': 2}
+SHAPE = {'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
+TINY = {'embed_dims': 16, **SHAPE, 'window_size': 2}
 IMAGE_SIZE = 128
 IMAGES = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -17,15 +18,53 @@ def needed(module):
     return pytest.importorskip(module, reason='see the group peers of pyproject.toml')
 
 
+def timm_swin(version=1, **options):
+    timm = needed('timm')
+    name = {1: 'swin_tiny_patch4_window7_224', 2: 'swinv2_tiny_window8_256'}[version]
+    return timm.create_model(name, **{'img_size': IMAGE_SIZE, 'window_size': 2, 'embed_dim': 16, **SHAPE, **options})
+
+
+def torchvision_swin(version=1, window_size=2, **options):
+    swin = needed('torchvision.models.swin_transformer')
+    if version == 2:
+        options.update(block=swin.SwinTransformerBlockV2, downsample_layer=swin.PatchMergingV2)
+    return swin.SwinTransformer([4, 4], 16, *map(list, SHAPE.values()), [window_size] * 2, **options)
+
+
+def transformers_swin(version=1, kind='Backbone', **options):
+    transformers = needed('transformers')
+    family = {1: 'Swin', 2: 'Swinv2'}[version]
+    sizes = {'embed_dim': 16, **{key: list(value) for key, value in SHAPE.items()}}
+    stages = [f'stage{stage}' for stage in (1, 2, 3, 4)]
+    config = getattr(transformers, f'{family}Config')(
+        **{'window_size': 2, 'image_size': IMAGE_SIZE, 'out_features': stages, **sizes, **options}
+    )
+    return getattr(transformers, f'{family}{kind}')(config)
+
+
+def mmpretrain_swin(version=1, **options):
+    backbones = needed('mmpretrain.models.backbones')
+    kind, more = backbones.SwinTransformer, {}
+    if version == 2:
+        kind, more = backbones.SwinTransformerV2, {'extra_norm_every_n_blocks': 0}
+    return kind({'embed_dims': 16, **SHAPE, **more}, **{'window_size': 2, 'img_size': IMAGE_SIZE, **options})
+
+
+def prepared(peer, seed):
+    """Give a peer random weights in float64, for evaluation."""
+    randomize(peer.double(), seed)
+    peer.eval()  # returns None in mmpretrain
+    return peer
+
+
 def build(seed, **options):
     return randomize(SwinBackbone(**TINY, **options).double().eval(), seed)
 
 
-def largest_difference(backbone, theirs):
-    """Return the largest difference between the outputs of a backbone and maps (B, C, H, W) of a peer."""
-    ours = backbone(IMAGES)
-    assert [map.shape for map in ours] == [map.shape for map in theirs]
-    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+def largest_difference(ours, theirs):
+    """Return the largest difference between tensors of the same shapes; infinite values must be equal."""
+    assert [one.shape for one in ours] == [one.shape for one in theirs]
+    return max((a - b).masked_fill(a == b, 0).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 def with_our_norms(backbone, maps):

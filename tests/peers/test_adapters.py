@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinClassifier, SwinV2Backbone
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 from .detection import train
-from .peer import needed
+from .peer import largest_difference, needed
 
 IMAGE = torch.rand(1, 3, 97, 133)
 LINEAR = ['qkv', 'proj', 'layers.0.0', 'layers.1', 'reduction']
@@ -15,10 +15,6 @@ LINEAR = ['qkv', 'proj', 'layers.0.0', 'layers.1', 'reduction']
 
 def build(**options):
     return SwinBackbone('t', **TINY, drop_path_rate=0.0, **options).eval()
-
-
-def largest_difference(ours, theirs):
-    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 class TestPEFT:
@@ -47,7 +43,7 @@ class TestPEFT:
             backbone.load_state_dict(self.weights)
             loaded = self.peft.PeftModel.from_pretrained(backbone, tmp_path).eval()
             expected = model.state_dict()
-            assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+            assert equal_weights(loaded, expected)
             # Not 0: sums may have another order where the loaded weights have another alignment in memory.
             assert largest_difference(loaded(IMAGE), after) < 1e-5
             merged = loaded.merge_and_unload()
@@ -96,24 +92,9 @@ def test_torchao_stores_weights_in_8_bits(tmp_path):
     assert largest_difference(loaded(IMAGE), after) == 0
 
 
-def models_with_backbones():
-    """Return backbones and models that contain one."""
-    from swin_dense.integrations.timm import SwinDenseClassifier, SwinDenseFeatures
-    from swin_dense.integrations.torchvision import SwinFPN
-
-    return [
-        build(),
-        SwinV2Backbone('t', **TINY),
-        SwinClassifier('swin_t', 5, **TINY),
-        SwinFPN('swin_t', out_channels=8, **TINY),
-        SwinDenseFeatures('swin', 't', **TINY),
-        SwinDenseClassifier('swinv2', 't', 5, **TINY),
-    ]
-
-
 def test_fx_tracing_is_refused_with_an_alternative():
     extraction = needed('torchvision.models.feature_extraction')
-    for model in models_with_backbones():
+    for model in (build(), SwinV2Backbone('t', **TINY), SwinClassifier('swin_t', 5, **TINY)):
         with pytest.raises(TypeError, match=r'torch\.fx cannot trace .*out_indices'):
             torch.fx.symbolic_trace(model)
         with pytest.raises(TypeError, match=r'torch\.fx cannot trace .*forward hooks'):

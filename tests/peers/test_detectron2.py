@@ -5,8 +5,7 @@ import pickle
 import pytest
 import torch
 
-from swin_dense import SwinBackbone
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 from .detection import HEIGHT, WIDTH, scene, train, without_gradient
 
@@ -130,18 +129,10 @@ def test_mask_rcnn_learns_and_its_checkpoint_loads_exactly(tmp_path):
         pickle.dump({'model': weights, '__author__': 'a test'}, file)
     other = build_model(cfg)
     DetectionCheckpointer(other).load(str(tmp_path / 'model.pkl'))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert equal_weights(model, other)
     with torch.no_grad():
         (found,) = other.eval()([{'image': image}])
     assert len(found['instances']) > 0
-
-
-def test_pretrained_weights_of_the_backbone(tmp_path):
-    weights = randomize(SwinBackbone('t', **TINY, use_abs_pos_embed=True))
-    torch.save({'model': weights.state_dict()}, tmp_path / 'swin.pth')
-    text = YAML.replace('APE: True', f'APE: True, CHECKPOINT: {tmp_path / "swin.pth"}')
-    backbone = build_backbone(configured(tmp_path, text))
-    assert torch.equal(backbone.norm3.weight, weights.norm3.weight)
 
 
 @torch.no_grad()

@@ -14,9 +14,11 @@ import threading
 import pytest
 from safetensors.torch import save
 
+from swin_dense.checkpoint import CheckpointError, load_checkpoint
+
 from .peer import build, needed
 
-needed('huggingface_hub')
+huggingface_hub = needed('huggingface_hub')
 WITH_NETWORK = """
 import sys, torch
 from swin_dense.checkpoint import CheckpointError, load_checkpoint
@@ -26,7 +28,7 @@ for address in ('hf://me/swin', 'hf://me/swin@main/model.safetensors', 'hf://me/
     report = load_checkpoint(backbone, address, log=None)
     assert not report.missing
     assert torch.equal(backbone.norm2.weight, build(1).norm2.weight)
-for address in ('hf://me/swin/none.bin', 'hf://me/lacking'):
+for address in ('hf://me/swin/none.bin', 'hf://me/none', 'hf://me/lacking', 'hf://swin'):
     try:
         load_checkpoint(backbone, address)
     except CheckpointError as error:
@@ -47,7 +49,7 @@ from swin_dense import SwinBackbone
 from tests.conftest import TINY, randomize
 backbone = randomize(SwinBackbone('t', **TINY, window_size=5)).eval()
 print(backbone.push_to_hub('me/mine', token='secret', commit_message='Mine'))
-loaded = SwinBackbone.from_pretrained('me/mine', token='secret')
+loaded = SwinBackbone.from_pretrained('me/mine', revision='main', token='secret')
 image = torch.rand(1, 3, 64, 96)
 assert loaded.window_size == (5, 5) and not loaded.training
 assert all(torch.equal(a, b) for a, b in zip(loaded(image), backbone(image), strict=True))
@@ -151,6 +153,8 @@ def test_checkpoints_are_loaded_from_the_hub(files, tmp_path):
     with serve(files) as address:
         output = run(WITH_NETWORK, address, tmp_path)
     assert 'hf://me/swin/none.bin: the repository has no file none.bin' in output
+    assert 'hf://me/none: the repository has no file model.safetensors or ' in output
+    assert 'hf://swin must be of the form hf://' in output
     assert 'hf://me/lacking cannot be fetched: ' in output
     assert 'model-00001-of-00002.safetensors' in output
 
@@ -163,6 +167,20 @@ def test_a_backbone_is_pushed_to_the_hub_and_loaded_again(tmp_path):
     assert files.pop('message') == 'Mine'
     assert sorted(files) == [f'me/mine/{name}' for name in ('README.md', 'config.json', 'model.safetensors')]
     assert b"SwinBackbone.from_pretrained('me/mine')" in files['me/mine/README.md']
+
+
+def test_an_unreachable_hub_is_asked_for_one_file(monkeypatch):
+    """Each attempt takes long. The error does not claim that the files are missing in the repository."""
+    asked = []
+
+    def download(*_, local_files_only, **options):
+        asked.append(not local_files_only)
+        raise huggingface_hub.errors.LocalEntryNotFoundError('check your connection')
+
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', download)
+    with pytest.raises(CheckpointError, match=r'hf://me/swin .* check your connection'):
+        load_checkpoint(build(2), 'hf://me/swin')
+    assert asked == [True, False, False, False]
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ import torch
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.checkpoint import export_state_dict
 
-from .peer import IMAGE_SIZE, TINY, needed
-
-SHAPE = {'depths': (2, 2, 4, 2), 'num_heads': (1, 2, 4, 8)}
+from .peer import TINY, mmpretrain_swin, needed, timm_swin
 
 
 def marked(backbone):
@@ -21,9 +19,8 @@ def marked(backbone):
 
 
 def test_mmpretrain():
-    backbones = needed('mmpretrain.models.backbones')
     backbone = SwinBackbone(**TINY, use_abs_pos_embed=True)
-    peer = backbones.SwinTransformer(arch={'embed_dims': 16, **SHAPE}, window_size=2)
+    peer = mmpretrain_swin()
     names = marked(backbone)
     for their_name, tensor in export_state_dict(backbone, 'mmpretrain').items():
         if not their_name.endswith('index'):
@@ -33,15 +30,12 @@ def test_mmpretrain():
     assert backbone.get_layer_depth('backbone.norm3.bias', 'backbone.') == (11, 12)
 
 
-@pytest.mark.parametrize(
-    ('kind', 'model'), [(SwinBackbone, 'swin_tiny_patch4_window7_224'), (SwinV2Backbone, 'swinv2_tiny_window8_256')]
-)
-def test_timm(kind, model):
-    timm = needed('timm')
+@pytest.mark.parametrize(('kind', 'version'), [(SwinBackbone, 1), (SwinV2Backbone, 2)])
+def test_timm(kind, version):
+    needed('timm')
     from timm.models import group_parameters
 
-    backbone = kind(**TINY)
-    peer = timm.create_model(model, img_size=IMAGE_SIZE, window_size=2, embed_dim=16, **SHAPE)
+    backbone, peer = kind(**TINY), timm_swin(version)
     names = marked(backbone)
     exported = export_state_dict(backbone, 'timm')
     for coarse in (False, True):

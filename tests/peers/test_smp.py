@@ -1,16 +1,13 @@
 """The SwinDense encoders with every decoder of segmentation_models_pytorch."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
 from swin_dense import SwinBackbone, load_checkpoint
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 from .detection import train
-from .peer import needed
+from .peer import largest_difference, needed
 
 huggingface_hub = needed('huggingface_hub')
 smp = needed('segmentation_models_pytorch')
@@ -68,8 +65,6 @@ def test_every_decoder_trains_and_predicts(decoder):
 def test_sizes_that_are_not_multiples_of_32():
     """Unet accepts any size; other decoders require multiples of the encoder's stride and name it in the error."""
     assert build('Unet').eval()(torch.rand(1, 3, 97, 133)).shape == (1, 2, 97, 133)
-    assert build('Unet').eval()(torch.rand(1, 3, 80, 112)).shape == (1, 2, 80, 112)
-    assert build('FPN').eval()(torch.rand(1, 3, 96, 160)).shape == (1, 2, 96, 160)
     assert build('DeepLabV3').eval()(torch.rand(2, 3, 104, 136)).shape == (2, 2, 104, 136)  # its stride is 8
     with pytest.raises(RuntimeError, match='divisible by 32'):
         build('FPN').eval()(torch.rand(1, 3, 80, 112))
@@ -80,13 +75,12 @@ def test_weights_are_loaded_into_the_backbone(weights):
     path, backbone = weights
     model = build('Unet').eval()
     load_checkpoint(model.encoder.backbone, path)
-    assert all(torch.equal(value, model.encoder.backbone.state_dict()[key])
-               for key, value in backbone.state_dict().items())  # fmt: skip
+    assert equal_weights(backbone, model.encoder.backbone)
     grey = build('FPN', in_channels=1).eval()
     load_checkpoint(grey.encoder.backbone, path)
     image = torch.rand(1, 1, 64, 64)
     expected = backbone.eval()(image.expand(-1, 3, -1, -1))
-    assert max((a - b).abs().max() for a, b in zip(grey.encoder(image)[2:], expected, strict=True)) < 1e-4
+    assert largest_difference(grey.encoder(image)[2:], expected) < 1e-4
 
 
 @pytest.mark.parametrize('name', ['imagenet', 'swin.pth'])
@@ -116,15 +110,6 @@ def test_depths_strides_channels_and_export():
     model, image = build('FPN').eval(), torch.rand(1, 3, 64, 64)
     exported = torch.export.export(model, (image,)).module()
     assert (exported(image) - model(image)).abs().max() < 1e-5
-
-
-def test_save_and_load(tmp_path):
-    model, other = randomize(build('Unet')), build('Unet')
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
-    torch.save(model.state_dict(), tmp_path / 'model.pth')
-    other.load_state_dict(torch.load(tmp_path / 'model.pth'))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_save_pretrained_of_smp(tmp_path):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from swin_dense import FeatureDistillation, SwinBackbone
 from swin_dense.features.teacher_sources import load_teacher
 from swin_dense.features.teachers import teacher_of
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, equal_weights, randomize
 
 from .peer import needed
 
@@ -43,7 +43,7 @@ def check(network, img, expected, strides):
     assert all(p.grad is not None for p in model.parameters())
     assert not any('teacher' in name for name in model.state_dict())
     assert not network.training
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert equal_weights(network, before)
     return teacher
 
 
@@ -68,18 +68,23 @@ def test_vits_of_transformers(name, config, options, special):
     check(network, img, [expected], [patch])
 
 
+def check_convnext(network, stem, stages):
+    img = images(74, 90)
+    whole = F.interpolate(img, (64, 96), mode='bilinear', antialias=True)
+    expected = []
+    with torch.no_grad():
+        x = stem((whole - MEAN) / STD)
+        for stage in stages:
+            x = stage(x)
+            expected.append(x)
+    check(network, img, expected, [4, 8, 16, 32])
+
+
 def test_convnext_of_dinov3():
     network = transformers_model(
         'DINOv3ConvNextModel', 'DINOv3ConvNextConfig', hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]
     )
-    img = images(74, 90)
-    whole = F.interpolate(img, (64, 96), mode='bilinear', antialias=True)
-    expected, x = [], (whole - MEAN) / STD
-    with torch.no_grad():
-        for stage in network.model.stages if hasattr(network, 'model') else network.stages:
-            x = stage(x)
-            expected.append(x)
-    check(network, img, expected, [4, 8, 16, 32])
+    check_convnext(network, torch.nn.Identity(), (network.model if hasattr(network, 'model') else network).stages)
 
 
 @pytest.mark.parametrize('name', ['SamVisionModel', 'SamModel'])
@@ -154,14 +159,7 @@ def test_convnext_of_timm():
     timm = needed('timm')
     torch.manual_seed(0)
     network = timm.create_model('convnext_atto', depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=0).eval()
-    img = images(74, 90)
-    expected, x = [], (F.interpolate(img, (64, 96), mode='bilinear', antialias=True) - MEAN) / STD
-    with torch.no_grad():
-        x = network.stem(x)
-        for stage in network.stages:
-            x = stage(x)
-            expected.append(x)
-    check(network, img, expected, [4, 8, 16, 32])
+    check_convnext(network, network.stem, network.stages)
 
 
 def test_other_networks_are_named():

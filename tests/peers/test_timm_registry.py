@@ -12,7 +12,7 @@ from swin_dense import SwinBackbone
 from swin_dense.archs.weights import published
 from tests.conftest import randomize
 
-from .peer import needed
+from .peer import largest_difference, needed
 
 timm = needed('timm')
 import swin_dense.integrations.timm as ours  # noqa: E402
@@ -26,10 +26,6 @@ TIMMS = {cfg.url: cfg for cfg in map(timm.get_pretrained_cfg, OF_TIMM)}
 
 def create(name='swin_dense_t', seed=0, **options):
     return randomize(timm.create_model(name, **{**TINY, **options}), seed).eval()
-
-
-def largest_difference(ours, theirs):
-    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 
 
 @torch.no_grad()
@@ -193,7 +189,6 @@ def test_intermediates_equal_those_of_timm(name):
     for options in ({}, {'indices': 2, 'norm': True}, {'indices': (0, -1), 'norm': True}, {'indices': [1]}):
         last, maps = model.forward_intermediates(image, **options)
         expected, theirs = peer.forward_intermediates(image, **options)
-        assert [x.shape for x in maps] == [x.shape for x in theirs]
         assert largest_difference([*maps, last], [*theirs, expected.permute(0, 3, 1, 2)]) < 1e-9, options
         assert largest_difference(model.forward_intermediates(image, **options, intermediates_only=True), maps) == 0
 
@@ -220,10 +215,3 @@ def test_timm_backbone_of_transformers():
     model = transformers.TimmBackbone(config, **TINY).eval()
     assert model.channels == [16, 128]
     assert [tuple(x.shape[2:]) for x in model(IMAGE).feature_maps] == [(25, 34), (4, 5)]
-
-
-@torch.no_grad()
-def test_universal_encoder_of_smp():
-    smp = pytest.importorskip('segmentation_models_pytorch')
-    model = smp.Unet('tu-swin_dense_t', encoder_weights=None, in_channels=5, classes=2, **TINY).eval()
-    assert model(torch.rand(1, 5, 96, 160)).shape == (1, 2, 96, 160)

@@ -5,24 +5,9 @@ from safetensors.torch import load_file
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from tests.conftest import randomize
 
-from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, needed
+from .peer import IMAGE_SIZE, IMAGES, build, largest_difference, needed, prepared, transformers_swin
 
-transformers = needed('transformers')
-
-
-def build_peer(kind, seed, stages=(1, 2, 3, 4), **options):
-    config = transformers.SwinConfig(
-        embed_dim=16,
-        depths=[2, 2, 4, 2],
-        num_heads=[1, 2, 4, 8],
-        window_size=2,
-        image_size=IMAGE_SIZE,
-        out_features=[f'stage{stage}' for stage in stages],
-        **options,
-    )
-    from transformers.models.swin import modeling_swin
-
-    return randomize(getattr(modeling_swin, kind)(config).double().eval(), seed)
+needed('transformers')
 
 
 @torch.no_grad()
@@ -33,16 +18,16 @@ def test_backbone(options):
         'pretrain_img_size': IMAGE_SIZE,
         'qkv_bias': options.get('qkv_bias', True),
     }
-    backbone, peer = build(1, **ours), build_peer('SwinBackbone', 2, **options)
+    backbone, peer = build(1, **ours), prepared(transformers_swin(**options), 2)
     report = load_checkpoint(backbone, peer.state_dict(), log=None)
     assert report.family == 'transformers'
     assert not report.missing
-    assert largest_difference(backbone, peer(IMAGES).feature_maps) < 1e-9
+    assert largest_difference(backbone(IMAGES), peer(IMAGES).feature_maps) < 1e-9
     randomize(backbone, 3)
     missing, unexpected = peer.load_state_dict(export_state_dict(backbone, 'transformers'), strict=False)
     assert set(missing) == {'swin.layernorm.weight', 'swin.layernorm.bias'}
     assert not unexpected
-    assert largest_difference(backbone, peer(IMAGES).feature_maps) < 1e-9
+    assert largest_difference(backbone(IMAGES), peer(IMAGES).feature_maps) < 1e-9
 
 
 def last_map_is_equal(backbone, peer):
@@ -54,7 +39,7 @@ def last_map_is_equal(backbone, peer):
 @pytest.mark.parametrize('size', ['50KB', '1GB'])
 def test_folders_and_files_of_save_pretrained(tmp_path, size):
     """Several shards load by their folder, one file by its path; it has the names of earlier versions."""
-    backbone, peer = build(1), build_peer('SwinForImageClassification', 2)
+    backbone, peer = build(1), prepared(transformers_swin(kind='ForImageClassification'), 2)
     peer.save_pretrained(tmp_path, max_shard_size=size)
     place = tmp_path
     if size == '1GB':
@@ -69,7 +54,7 @@ def test_folders_and_files_of_save_pretrained(tmp_path, size):
 
 @torch.no_grad()
 def test_parts_of_masked_image_modelling_are_left_out():
-    backbone, peer = build(1), build_peer('SwinForMaskedImageModeling', 2)
+    backbone, peer = build(1), prepared(transformers_swin(kind='ForMaskedImageModeling'), 2)
     report = load_checkpoint(backbone, peer.state_dict(), final_norm=True, log=None)
     assert report.left_out['swin.embeddings.mask_token'] == 'mask token of the pretraining'
     assert not report.unexpected
