@@ -70,14 +70,14 @@ def model_of(kind, tmp_path, monkeypatch):
 
         monkeypatch.setattr(Model, 'run', run)
         return write_file(tmp_path / 'model.onnx')
-    outputs = Predictor._outputs
+    outputs = Predictor.outputs
 
     def fail(self, loaded, path):
         if loaded.shape[:2] == TOO_LARGE:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')
         return outputs(self, loaded, path)
 
-    monkeypatch.setattr(Predictor, '_outputs', fail)
+    monkeypatch.setattr(Predictor, 'outputs', fail)
     make_weights(kind, tmp_path / 'weights.pth')
     return [RECIPES[kind], str(tmp_path / 'weights.pth')]
 

@@ -29,8 +29,7 @@ def built(config):
 @pytest.mark.parametrize('name', [*DETECTORS, 'upernet'])
 def test_supported_models_are_not_refused(demo_data, name):
     config = config_of(name, demo_data)
-    reasons = gate.reasons_against_segmentor if name == 'upernet' else gate.reasons_against_detector
-    assert not [*reasons(built(config)), *gate.reasons_against_pipeline(config.test_dataloader.dataset.pipeline)]
+    assert not [*gate.reasons_against(built(config)), *gate.reasons_against_pipeline(config.test_dataloader.dataset.pipeline)]
 
 
 SOFTMAX = {'_delete_': True, 'type': 'CrossEntropyLoss', 'use_sigmoid': False}
@@ -99,8 +98,7 @@ def test_unsupported_models(demo_data, name, key, value, message):
     if value == 'RoIPool':
         config.model.roi_head.bbox_roi_extractor.roi_layer.pop('sampling_ratio')
     config.merge_from_dict({f'model.{key}': ConfigDict(value) if isinstance(value, dict) else value})
-    reasons = gate.reasons_against_segmentor if name == 'upernet' else gate.reasons_against_detector
-    assert message in '; '.join(reasons(built(config)))
+    assert message in '; '.join(gate.reasons_against(built(config)))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +120,7 @@ def test_unsupported_published_models(framework, path, message):
     for part in (config.model, config.model.backbone):
         part.pop('pretrained', None)
         part.pop('init_cfg', None)
-    reasons = gate.reasons_against_segmentor if framework == 'mmseg' else gate.reasons_against_detector
-    assert message in '; '.join(reasons(built(config)))
+    assert message in '; '.join(gate.reasons_against(built(config)))
 
 
 @pytest.mark.parametrize(

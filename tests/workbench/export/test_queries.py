@@ -133,7 +133,7 @@ def test_the_module_equals_predict_before_export(demo_data, pixels, name):
 
     facts = {'score_threshold': 0.0 if name != 'rtmdet' else config.model.test_cfg.score_thr}
     if 'former' in name and name not in SEGMENTORS:
-        facts['queries'] = whole._settings_of_queries(model)
+        facts['queries'] = whole.settings_of_queries(model)
     for size in ((96, 128), (128, 160)) if name == 'rtmdet' else ((96, 130), (130, 161)):
         share, count = compared(name, model, run, pictures.resized(pixels, *size), facts)
         assert share < 1e-4, size
@@ -388,15 +388,14 @@ def built(config):
     return MODELS.build(config.model).eval()
 
 
-def reasons_against(name, config):
-    against = gate.reasons_against_segmentor if name in SEGMENTORS else gate.reasons_against_detector
+def reasons_against(config):
     pipeline = config.test_dataloader.dataset.pipeline
-    return '; '.join([*against(built(config)), *gate.reasons_against_pipeline(pipeline)])
+    return '; '.join([*gate.reasons_against(built(config)), *gate.reasons_against_pipeline(pipeline)])
 
 
 @pytest.mark.parametrize('name', FILES)
 def test_supported_models_are_not_refused(demo_data, name):
-    assert not reasons_against(name, config_of(name, demo_data))
+    assert not reasons_against(config_of(name, demo_data))
 
 
 @pytest.mark.parametrize(
@@ -422,7 +421,7 @@ def test_supported_models_are_not_refused(demo_data, name):
 def test_unsupported_parts_are_refused_by_name(demo_data, name, key, value, message):
     config = config_of(name, demo_data)
     config.merge_from_dict({f'model.{key}': ConfigDict(value) if isinstance(value, dict) else value})
-    assert message in reasons_against(name, config)
+    assert message in reasons_against(config)
 
 
 def test_padding_by_a_segmentors_pipeline_is_refused():

@@ -13,7 +13,8 @@ from PIL import Image
 from swin_dense import runtime
 from swin_dense.__main__ import main
 from swin_dense.workbench.runtime import comparison, quantization, quantizer
-from swin_dense.workbench.runtime.comparison import Instances
+from swin_dense.workbench.runtime.masks import Instances
+from swin_dense.workbench.runtime.model import Outputs
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
 from tests.conftest import ROOT
 
@@ -354,7 +355,7 @@ def test_wrong_arguments(tmp_path, photographs):
 BOX = [0.0, 0.0, 100.0, 100.0]
 
 
-def one(score=0.9, label=0, box=BOX, mask=None):
+def one(score=0.9, label=0, box=BOX, mask=()):
     return Instances(np.array([box]), np.array([score]), np.array([label]), mask)
 
 
@@ -389,8 +390,8 @@ def test_segments_are_compared_pixel_by_pixel_and_instances_too():
     panoptic[:5] = 1000
     other = np.zeros((10, 10), np.int32)
     other[:4] = 2000  # another number of the same class
-    found = [(np.array([BOX]), np.array([0.9]), np.array([label]), []) for label in (0, 1)]
-    counts = quantization._differences((None, found[0], panoptic), (None, found[1], other), 3)
+    outputs = [Outputs(None, one(label=label), part) for label, part in ((0, panoptic), (1, other))]
+    counts = quantization._differences(*outputs, 3)
     np.testing.assert_array_equal(counts, [[2, 2], [10, 100]])
 
 
