@@ -184,7 +184,7 @@ def export_whole(
     reasons = [*gate.reasons_against(model), *gate.reasons_against_pipeline(pipeline)]
     if reasons:
         raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
-    facts = {'format': FORMAT, 'classes': predictor.classes, 'palette': predictor.palette}
+    facts: dict[str, Any] = {'format': FORMAT, 'classes': predictor.classes, 'palette': predictor.palette}
     facts.update(gate.preparation_of(pipeline))
     graph, interface, compare = (_detector if predictor.is_detector else _segmentor)(model, facts)
     make_traceable(graph)

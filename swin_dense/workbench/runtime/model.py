@@ -19,7 +19,7 @@ from swin_dense.utils.tiles import Box, Tile
 from swin_dense.workbench.runtime import geotiff, masks, painting, pictures, queries, tiles
 from swin_dense.workbench.runtime.coco import RECORD_FORMAT
 from swin_dense.workbench.runtime.masks import Instances
-from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, Session, check_precision
+from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, OnnxRuntime, OpenVino, check_precision
 
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime.pictures import Picture
@@ -90,7 +90,10 @@ def load(
         raise
     except Exception as error:  # each library has its own exception types
         reason = ' '.join(str(error).split())
-        raise ValueError(f'{runtime} cannot load {path}, which may be damaged or incomplete: {reason}') from error
+        cause = 'be damaged or incomplete'
+        if precision != 'float32':
+            cause += f', or not be possible in {precision}'
+        raise ValueError(f'{runtime} cannot load {path}, which may {cause}: {reason}') from error
     if session.facts is None:
         raise ValueError(
             f'{path} contains no whole model; write one with `swin-dense export CONFIG CHECKPOINT --out FILE`'
@@ -213,7 +216,7 @@ class Model(ImagePredictor):
         facts: metadata of the file: task, classes, resizing and so on.
     """
 
-    def __init__(self, session: Session, facts: dict[str, Any], score: float) -> None:
+    def __init__(self, session: OnnxRuntime | OpenVino, facts: dict[str, Any], score: float) -> None:
         self._session = session
         self._score = score
         self.facts = facts

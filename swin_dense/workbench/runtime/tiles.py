@@ -85,7 +85,7 @@ def instances(
     """
     of_tiles = [_of_tile(index, tile, predict(tile)) for index, tile in enumerate(tiles)]
     *arrays, cropped = zip(*of_tiles, strict=True)
-    found = _Detections(*map(np.concatenate, arrays), [mask for part in cropped for mask in part])
+    found = _Detections._make([*map(np.concatenate, arrays), [mask for part in cropped for mask in part]])
     kept = _without_doubles(found, tiles)
     full = [masks.run_lengths(found.masks[i][2], found.masks[i][:2], size) for i in kept if found.masks]
     return found.boxes[kept], found.scores[kept], found.labels[kept], full
