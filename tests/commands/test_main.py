@@ -16,7 +16,7 @@ import swin_dense
 from swin_dense.__main__ import GROUPS, command_names, main
 from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
-from tests.processes import python
+from tests.processes import python, without
 
 
 @pytest.fixture
@@ -192,13 +192,10 @@ def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, argume
     if torch_is == 'broken':
         (tmp_path / 'torch').mkdir()
         (tmp_path / 'torch' / '__init__.py').write_text("raise RuntimeError('no GPU here')")
-    code = f'import sys; sys.modules.update(dict.fromkeys({absent})); sys.argv = ["swin-dense", *{arguments.split()}]; '
-    code += 'from swin_dense.__main__ import main; sys.exit(main())'
-    environment = {**os.environ, 'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}'}
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    paths = f'{tmp_path}{os.pathsep}{ROOT}'
+    done = without(absent, *arguments.split(), status=2, cwd=tmp_path, PYTHONPATH=paths)
     assert message in done.stderr
     assert done.stderr.count('\n') == 1
-    assert done.returncode == 2
 
 
 def test_as_a_program():

@@ -9,7 +9,7 @@ from PIL import Image
 from swin_dense.__main__ import command_names, main, spelling
 from swin_dense.utils import checks
 from tests.conftest import OPTIONAL_PACKAGES, needs
-from tests.processes import python
+from tests.processes import python, without
 
 
 def parsers(name):
@@ -230,12 +230,6 @@ def test_a_missing_file_is_found_before_torch_is_imported(place, arguments, mess
 
 
 def check_without_torch(place, arguments, message, missing):
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys(['torch', *{missing}]))
-from swin_dense.__main__ import main
-sys.exit(main({arguments.split()}))
-"""
-    done = python('-c', code, status=2, cwd=place)
+    done = without(['torch', *missing], *arguments.split(), status=2, cwd=place)
     assert message in done.stderr
     assert 'torch' not in done.stderr

@@ -186,7 +186,7 @@ def export_whole(
         raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
     facts: dict[str, Any] = {'format': FORMAT, 'classes': predictor.classes, 'palette': predictor.palette}
     facts.update(gate.preparation_of(pipeline))
-    graph, interface, compare = (_detector if predictor.is_detector else _segmentor)(model, facts)
+    graph, interface, compare = (planned_detector if predictor.is_detector else planned_segmentor)(model, facts)
     make_traceable(graph)
     if not grid_sample:
         use_gathers(graph)
@@ -204,7 +204,7 @@ def export_whole(
     return write_verified(path, partial(formats.write_onnx, graph, interface, opset), comparison, target=target)
 
 
-def _detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
+def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
     """Return the traceable version of a detector, its inputs and outputs, and the comparison; complete its facts."""
     graph = graph_of(copy.deepcopy(detector))
     example = torch.zeros(1, 3, *EXAMPLE)
@@ -266,7 +266,7 @@ def settings_of_queries(detector: Any) -> dict[str, Any]:
     }
 
 
-def _segmentor(segmentor: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
+def planned_segmentor(segmentor: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
     """Return the same for a segmentor."""
 
     def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:

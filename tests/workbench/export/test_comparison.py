@@ -73,6 +73,7 @@ def test_a_segmentors_file_is_compared_also_at_another_size(planned, demo_data):
         size = tuple(feed.get('size', labels.shape[1:]))
         return [torch.nn.functional.interpolate(labels[None].float(), size)[0].int().numpy()]
 
+    assert run({'img': np.zeros(SHAPE, np.float32)})[0].dtype == np.int32
     assert comparison.error(run, SHAPE) == (0.0, 2 * 48 * 66)
     assert comparison.error(resizing_classes, SHAPE)[0] > 0.0
 

@@ -13,7 +13,7 @@ from swin_dense import export_detector, export_segmentor
 from swin_dense.__main__ import main
 from swin_dense.export import ExportError
 from swin_dense.workbench.export import gate
-from tests.workbench.export.whole_models import DETECTORS, config_of
+from tests.workbench.export.whole_models import HEADS, config_of
 
 
 @MODELS.register_module()
@@ -26,10 +26,13 @@ def built(config):
     return MODELS.build(config.model).eval()
 
 
-@pytest.mark.parametrize('name', [*DETECTORS, 'upernet'])
+@pytest.mark.parametrize('name', [*HEADS, 'upernet'])
 def test_supported_models_are_not_refused(demo_data, name):
     config = config_of(name, demo_data)
-    assert not [*gate.reasons_against(built(config)), *gate.reasons_against_pipeline(config.test_dataloader.dataset.pipeline)]
+    assert not [
+        *gate.reasons_against(built(config)),
+        *gate.reasons_against_pipeline(config.test_dataloader.dataset.pipeline),
+    ]
 
 
 SOFTMAX = {'_delete_': True, 'type': 'CrossEntropyLoss', 'use_sigmoid': False}
