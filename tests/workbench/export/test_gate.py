@@ -13,7 +13,7 @@ from swin_dense import export_detector, export_segmentor
 from swin_dense.__main__ import main
 from swin_dense.export import ExportError
 from swin_dense.workbench.export import gate
-from tests.workbench.export.whole_models import HEADS, config_of
+from tests.workbench.export import query_models, whole_models
 
 
 @MODELS.register_module()
@@ -26,13 +26,19 @@ def built(config):
     return MODELS.build(config.model).eval()
 
 
-@pytest.mark.parametrize('name', [*HEADS, 'upernet'])
+def config_of(name, data):
+    models = query_models if name in query_models.FILES else whole_models
+    return models.config_of(name, data)
+
+
+def reasons_against(config):
+    pipeline = config.test_dataloader.dataset.pipeline
+    return '; '.join([*gate.reasons_against(built(config)), *gate.reasons_against_pipeline(pipeline)])
+
+
+@pytest.mark.parametrize('name', [*whole_models.HEADS, 'upernet', *query_models.FILES])
 def test_supported_models_are_not_refused(demo_data, name):
-    config = config_of(name, demo_data)
-    assert not [
-        *gate.reasons_against(built(config)),
-        *gate.reasons_against_pipeline(config.test_dataloader.dataset.pipeline),
-    ]
+    assert not reasons_against(config_of(name, demo_data))
 
 
 SOFTMAX = {'_delete_': True, 'type': 'CrossEntropyLoss', 'use_sigmoid': False}
@@ -88,6 +94,21 @@ GENERIC = {
             {'size': (128, 128)},
             'is a ConfigDict with size=(128, 128)',
         ),
+        ('dino', 'data_preprocessor.pad_size_divisor', 32, 'with pad_size_divisor=32; supported: 1'),
+        ('maskformer', 'data_preprocessor.pad_size_divisor', 32, 'with pad_size_divisor=32; supported: 1'),
+        ('deformable_detr', 'bbox_head.loss_cls', {'_delete_': True, 'type': 'CrossEntropyLoss'}, 'use_sigmoid=False'),
+        ('dino', 'test_cfg.nms', {'type': 'nms'}, 'model.bbox_head.test_cfg has nms='),
+        ('mask2former', 'test_cfg.semantic_on', True, 'has semantic_on=True; supported: False'),
+        ('mask2former', 'test_cfg.score_thr', 0.1, 'model.panoptic_fusion_head.test_cfg has score_thr=0.1'),
+        ('rtmdet', 'bbox_head.bbox_coder.type', 'TBLRBBoxCoder', 'model.bbox_head.bbox_coder is a TBLRBBoxCoder'),
+        ('rtmdet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms is 'soft_nms'"),
+        (
+            'mmseg_maskformer',
+            'data_preprocessor.test_cfg',
+            {'size_divisor': 32},
+            'with size_divisor=32; supported: None',
+        ),
+        ('mmseg_mask2former', 'test_cfg.mode', 'slide', "with mode='slide'; supported: 'whole'"),
     ],
 )
 def test_unsupported_models(demo_data, name, key, value, message):
@@ -101,7 +122,7 @@ def test_unsupported_models(demo_data, name, key, value, message):
     if value == 'RoIPool':
         config.model.roi_head.bbox_roi_extractor.roi_layer.pop('sampling_ratio')
     config.merge_from_dict({f'model.{key}': ConfigDict(value) if isinstance(value, dict) else value})
-    assert message in '; '.join(gate.reasons_against(built(config)))
+    assert message in reasons_against(config)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +164,11 @@ def test_unsupported_pipelines(demo_data, index, transform, message):
     pipeline = config.test_dataloader.dataset.pipeline
     pipeline[index] = ConfigDict(transform)
     assert message in '; '.join(gate.reasons_against_pipeline(pipeline))
+
+
+def test_padding_by_a_segmentors_pipeline_is_refused():
+    pipeline = [{'type': kind} for kind in ('LoadImageFromFile', 'Resize', 'Pad', 'PackSegInputs')]
+    assert 'test pipeline of a segmentor has Pad' in '; '.join(gate.reasons_against_pipeline(pipeline))
 
 
 @pytest.mark.parametrize(

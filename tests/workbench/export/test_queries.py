@@ -8,7 +8,7 @@ import torch
 from mmdet.registry import TRANSFORMS
 from mmdet.structures import DetDataSample
 from mmengine.config import ConfigDict
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.registry import init_default_scope
 from PIL import Image
 
 from swin_dense.export import formats
@@ -141,49 +141,3 @@ def test_the_input_equals_that_of_mmdets_pipeline(tmp_path, transforms, to_float
     assert not [*gate.reasons_against_pipeline(pipeline)]
     found, _ = pictures.model_input(rgb, gate.preparation_of(pipeline))
     np.testing.assert_allclose(found[0].transpose(1, 2, 0), results['img'], rtol=0, atol=1e-4 if to_float32 else 0)
-
-
-def built(config):
-    init_default_scope(config.default_scope)
-    return MODELS.build(config.model).eval()
-
-
-def reasons_against(config):
-    pipeline = config.test_dataloader.dataset.pipeline
-    return '; '.join([*gate.reasons_against(built(config)), *gate.reasons_against_pipeline(pipeline)])
-
-
-@pytest.mark.parametrize('name', FILES)
-def test_supported_models_are_not_refused(demo_data, name):
-    assert not reasons_against(config_of(name, demo_data))
-
-
-@pytest.mark.parametrize(
-    ('name', 'key', 'value', 'message'),
-    [
-        ('dino', 'data_preprocessor.pad_size_divisor', 32, 'with pad_size_divisor=32; supported: 1'),
-        ('maskformer', 'data_preprocessor.pad_size_divisor', 32, 'with pad_size_divisor=32; supported: 1'),
-        ('deformable_detr', 'bbox_head.loss_cls', {'_delete_': True, 'type': 'CrossEntropyLoss'}, 'use_sigmoid=False'),
-        ('dino', 'test_cfg.nms', {'type': 'nms'}, 'model.bbox_head.test_cfg has nms='),
-        ('mask2former', 'test_cfg.semantic_on', True, 'has semantic_on=True; supported: False'),
-        ('mask2former', 'test_cfg.score_thr', 0.1, 'model.panoptic_fusion_head.test_cfg has score_thr=0.1'),
-        ('rtmdet', 'bbox_head.bbox_coder.type', 'TBLRBBoxCoder', 'model.bbox_head.bbox_coder is a TBLRBBoxCoder'),
-        ('rtmdet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms is 'soft_nms'"),
-        (
-            'mmseg_maskformer',
-            'data_preprocessor.test_cfg',
-            {'size_divisor': 32},
-            'with size_divisor=32; supported: None',
-        ),
-        ('mmseg_mask2former', 'test_cfg.mode', 'slide', "with mode='slide'; supported: 'whole'"),
-    ],
-)
-def test_unsupported_parts_are_refused_by_name(demo_data, name, key, value, message):
-    config = config_of(name, demo_data)
-    config.merge_from_dict({f'model.{key}': ConfigDict(value) if isinstance(value, dict) else value})
-    assert message in reasons_against(config)
-
-
-def test_padding_by_a_segmentors_pipeline_is_refused():
-    pipeline = [{'type': kind} for kind in ('LoadImageFromFile', 'Resize', 'Pad', 'PackSegInputs')]
-    assert 'test pipeline of a segmentor has Pad' in '; '.join(gate.reasons_against_pipeline(pipeline))
