@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import mmdet
@@ -14,10 +15,10 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
 from swin_dense.__main__ import main
-from swin_dense.recipes.files import load_recipe, recipe_names
+from swin_dense.recipes.files import recipe_names
 from swin_dense.workbench.configs.settings import parse_settings
 from tests.conftest import ROOT
-from tests.workbench.configs.data import CLASSES, make_coco, make_masks
+from tests.workbench.configs.data import CLASSES, make_coco, make_masks, written
 
 DETECTOR = 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'
 SEGMENTOR = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
@@ -25,10 +26,7 @@ CASCADE = 'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco'
 ONE_PER_FOLDER = [DETECTOR, SEGMENTOR, CASCADE, 'retinanet_swin-t-p4-w7_fpn_1x_coco', 'upernet_swin-demo']
 
 
-def write(tmp_path, *arguments, name=DETECTOR):
-    out = tmp_path / 'mine.py'
-    assert main(['config', str(name), '--out', str(out), *map(str, arguments)]) == 0
-    return Config.fromfile(out)
+write = partial(written, name=DETECTOR)
 
 
 def plain(value):
@@ -66,11 +64,6 @@ def test_the_test_pipeline_equals_that_of_the_test_data(tmp_path):
 
 def test_recipe_names_are_unique():
     assert len(set(recipe_names())) == len(recipe_names()) >= 27
-
-
-def test_a_config_can_be_given_by_path(tmp_path):
-    (tmp_path / 'other.py').write_text(f"_base_ = '{ROOT}/configs/mask_rcnn/{DETECTOR}.py'\nresume = True\n")
-    assert load_recipe(str(tmp_path / 'other.py')).resume is True
 
 
 @pytest.mark.parametrize('name', [DETECTOR, CASCADE])
@@ -228,28 +221,13 @@ def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
             '2 classes, apple, ripe pear, but the config has 2',
         ),
         ([DETECTOR, '--data-root', '{fruit}'], '2 classes, apple, ripe pear, but the config has 80, person'),
-        ([DETECTOR, '--out', '{there}/mine.txt'], 'must end in .py'),
-        ([DETECTOR, '--out', '{there}/no/mine.py'], 'there is no folder'),
-        ([DETECTOR, '--out', '{there}/here.py'], 'exists already; --force'),
     ],
 )
 def test_invalid_arguments_write_nothing(tmp_path, capsys, arguments, message):
-    root, there = make_coco(tmp_path / 'fruit'), tmp_path / 'there'
-    there.mkdir()
-    (there / 'here.py').write_text('mine')
-    arguments = [argument.format(fruit=root, there=there) for argument in arguments]
-    if '--out' not in arguments:
-        arguments += ['--out', f'{there}/mine.py']
-    assert main(['config', *arguments]) == 2
+    arguments = [argument.format(fruit=make_coco(tmp_path / 'fruit')) for argument in arguments]
+    assert main(['config', *arguments, '--out', str(tmp_path / 'mine.py')]) == 2
     assert message in capsys.readouterr().err
-    assert [path.name for path in there.iterdir()] == ['here.py']
-    assert (there / 'here.py').read_text() == 'mine'
-
-
-def test_force_replaces_the_file_and_leaves_no_other(tmp_path):
-    (tmp_path / 'mine.py').write_text('old')
-    write(tmp_path, '--force')
-    assert [path.name for path in tmp_path.iterdir()] == ['mine.py']
+    assert [path.name for path in tmp_path.iterdir()] == ['fruit']
 
 
 def test_a_missing_framework_is_named(monkeypatch, capsys):
