@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
     """Return the function that writes Python arguments as the options of a command; see ``checks.argument``."""
-    actions = {action.dest: action for one in reversed(_parsers_of(parser)) for action in one._actions}
+    actions = {action.dest: action for one in reversed(parsers_of(parser)) for action in one._actions}
 
     def spell(name: str, *value: Any) -> str | None:
         form = '='.join([name, *map(repr, value)])
@@ -97,7 +97,7 @@ def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
     return spell
 
 
-def _parsers_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+def parsers_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """Return a parser and its subparsers."""
     found = [parser]
     for one in found:
@@ -181,7 +181,7 @@ def _commands_by_group() -> str:
 
 def _check_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Exit with the option that may be meant, if one does not exist; argparse names none."""
-    options = [option for one in _parsers_of(parser) for option in one._option_string_actions]
+    options = [option for one in parsers_of(parser) for option in one._option_string_actions]
     for argument in itertools.takewhile(lambda argument: argument != '--', arguments):
         name = argument.partition('=')[0]
         is_option = name.startswith('--') and ' ' not in name

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import swin_dense
-from swin_dense.__main__ import GROUPS, command_names, main
+from swin_dense.__main__ import GROUPS, command_names, main, parsers_of
 from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
 from tests.processes import python, without
@@ -82,12 +82,9 @@ def test_the_nearest_name_is_suggested(arguments, message, capsys):
 def test_every_argument_has_a_help_text(name):
     parser = argparse.ArgumentParser()
     importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-    parsers = [parser]
-    while parsers:
-        for action in parsers.pop()._actions:
+    for one in parsers_of(parser):
+        for action in one._actions:
             assert action.help, action.dest
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
 
 
 def test_help_and_usage_errors_need_neither_torch_nor_optional_packages():

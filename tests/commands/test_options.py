@@ -6,7 +6,7 @@ import importlib
 import pytest
 from PIL import Image
 
-from swin_dense.__main__ import command_names, main, spelling
+from swin_dense.__main__ import command_names, main, parsers_of, spelling
 from swin_dense.utils import checks
 from tests.conftest import OPTIONAL_PACKAGES, needs
 from tests.processes import python, without
@@ -15,10 +15,7 @@ from tests.processes import python, without
 def parsers(name):
     parser = argparse.ArgumentParser()
     importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-    found = [parser]
-    for one in found:
-        found += [p for a in one._actions if isinstance(a, argparse._SubParsersAction) for p in a.choices.values()]
-    return found
+    return parsers_of(parser)
 
 
 def imported_by(*arguments):

@@ -14,10 +14,13 @@ from swin_dense.workbench.configs.classes import set_classes
 from swin_dense.workbench.configs.parts import dicts, pipelines
 from tests.conftest import TINY, some
 from tests.processes import cli
-from tests.workbench.configs.data import CLASSES, make_coco, make_masks, written
+from tests.workbench.configs.data import CLASSES, make_coco, make_masks, mask_values, written
 
 INSTANCES = 'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco'
 SEMANTIC = 'mask2former_swin-t_8xb2-160k_ade20k-512x512'
+CASCADE = 'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco'
+UPERNET = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
+MASKFORMER = 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'
 DINO = 'dino-5scale_swin-l_8xb2-12e_coco'
 BOXES = ('faster-rcnn_swin-t-p4-w7_fpn_1x_coco', 'retinanet_swin-t-p4-w7_fpn_1x_coco', DINO)
 PANOPTIC = 'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco-panoptic'
@@ -36,16 +39,21 @@ def without_masks(root):
 
 
 @pytest.mark.parametrize(
-    'name', some([INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'], every=2)
+    'name',
+    [
+        CASCADE,
+        UPERNET,
+        *some([INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'], every=2),
+    ],
 )
 def test_own_classes_are_set_in_heads_losses_and_data(tmp_path, name):
     is_detector = 'coco' in name
     root = (make_coco if is_detector else make_masks)(tmp_path / 'data')
-    config = written(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=name)
+    config = written(tmp_path, '--data-root', root, '--classes', ', '.join(CLASSES), name=name)
     text = (tmp_path / 'mine.py').read_text()
-    assert not re.search(r'num_(things_)?classes=(80|150)\b', text)
+    assert not re.search(r'num_(things_)?classes=(80|150)\b|reduce_zero_label=True', text)
     weights = [part['class_weight'] for part in dicts(config.model) if 'class_weight' in part]
-    assert weights == ([] if name == DINO else [[1.0, 1.0, 0.1]])
+    assert weights == ([] if name in (DINO, CASCADE, UPERNET) else [[1.0, 1.0, 0.1]])
     for split in ('train', 'val', 'test'):
         dataset = config[f'{split}_dataloader'].dataset
         assert (dataset.metainfo.classes, dataset.data_root) == (
@@ -54,6 +62,8 @@ def test_own_classes_are_set_in_heads_losses_and_data(tmp_path, name):
         )
     if is_detector:
         assert config.val_evaluator.ann_file == f'{root}/annotations/instances_val2017.json'
+    else:
+        assert mask_values(config) == [0, 1, 255]
 
 
 @pytest.mark.parametrize(

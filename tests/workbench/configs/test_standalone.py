@@ -8,7 +8,6 @@ from pathlib import Path
 
 import mmdet
 import mmseg
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -36,12 +35,6 @@ def plain(value):
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def classes_of(config):
-    return {
-        dataset.metainfo.classes for dataset in (config[f'{s}_dataloader'].dataset for s in ('train', 'val', 'test'))
-    }
-
-
 @pytest.mark.parametrize('name', ONE_PER_FOLDER)
 def test_the_written_config_equals_the_recipe(tmp_path, name):
     written = plain(write(tmp_path, name=name)._cfg_dict)
@@ -64,22 +57,6 @@ def test_the_test_pipeline_equals_that_of_the_test_data(tmp_path):
 
 def test_recipe_names_are_unique():
     assert len(set(recipe_names())) == len(recipe_names()) >= 27
-
-
-@pytest.mark.parametrize('name', [DETECTOR, CASCADE])
-def test_own_boxes(tmp_path, name):
-    root = make_coco(tmp_path / 'my fruit')
-    config = write(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=name)
-    counts = re.findall(r'num_classes=(\d+)', (tmp_path / 'mine.py').read_text())
-    assert set(counts) == {'2'}
-    assert len(counts) == (2 if name == DETECTOR else 4)
-    assert classes_of(config) == {tuple(CLASSES)}
-    for evaluator in (config.val_evaluator, config.test_evaluator):
-        assert evaluator.ann_file == f'{root}/annotations/instances_val2017.json'
-    init_default_scope('mmdet')
-    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
-        dataset = DATASETS.build({**loader.dataset, 'pipeline': []})
-        assert [dataset.get_data_info(index)['instances'][0]['bbox_label'] for index in range(4)] == [0, 1, 0, 1]
 
 
 WRAPPED = """_base_ = '{root}/configs/mask_rcnn/{name}.py'
@@ -145,20 +122,6 @@ def test_invalid_configs_are_refused(tmp_path, capsys, lines, options, message):
     assert main(['config', str(tmp_path / 'other.py'), '--out', str(tmp_path / 'mine.py'), *options]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'mine.py').exists()
-
-
-def test_own_masks(tmp_path):
-    root = make_masks(tmp_path / 'my roads')
-    config = write(tmp_path, '--data-root', f'{root}/', '--classes', 'ground, road', name=SEGMENTOR)
-    assert (config.model.decode_head.num_classes, config.model.auxiliary_head.num_classes) == (2, 2)
-    assert classes_of(config) == {('ground', 'road')}
-    init_default_scope('mmseg')
-    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
-        pipeline = [step for step in loader.dataset.pipeline if step['type'].startswith('Load')]
-        dataset = DATASETS.build({**loader.dataset, 'pipeline': pipeline})
-        assert len(dataset) == 4
-        assert np.unique(dataset[0]['gt_seg_map']).tolist() == [0, 1, 255]
-    assert 'reduce_zero_label=True' not in (tmp_path / 'mine.py').read_text()
 
 
 def test_settings(tmp_path):
