@@ -41,10 +41,12 @@ class Settings:
     Attributes:
         names: the supported settings.
         values: settings with only one supported value, and that value.
+        is_optional: whether the part may be absent.
     """
 
     names: tuple[str, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
+    is_optional: bool = False
 
     def reasons_against(self, where: str, settings: Mapping[str, Any]) -> Iterator[str]:
         for name, value in settings.items():
@@ -58,13 +60,6 @@ class Settings:
                 yield f'{where} must have {name} above 0, got {settings.get(name)}'
         if settings.get('mask_thr_binary', 0) < 0:
             yield f'{where}.mask_thr_binary is below 0, which selects probabilities; supported: 0 and above'
-        nms = settings.get('nms', {})
-        kind = nms.get('type', 'nms')
-        if kind != 'nms':
-            yield f"{where}.nms is {kind!r}; supported: 'nms'"
-        for name in nms:
-            if kind == 'nms' and name not in ('type', 'iou_threshold', 'split_thr'):
-                yield f'{where}.nms has {name}={nms[name]!r}; supported: iou_threshold'
 
 
 def _kind(part: Any) -> str:
@@ -90,6 +85,10 @@ def _dense_head(
     }
 
 
+def _nms(where: str) -> Table:
+    return {f'{where}.nms': Settings(('iou_threshold', 'split_thr'), {'type': 'nms'}, is_optional=True)}
+
+
 def _extractor(where: str, is_optional: bool = False) -> Table:
     return {
         where: Part(('mmdet.SingleRoIExtractor',), is_optional=is_optional),
@@ -102,6 +101,7 @@ def _one_stage(head: Table) -> Table:
         **_DETECTOR,
         **head,
         'test_cfg': Settings(('score_thr', 'nms_pre', 'nms', 'max_per_img', 'min_bbox_size')),
+        **_nms('test_cfg'),
     }
 
 
@@ -149,6 +149,8 @@ _TWO_STAGE: Table = {
     'roi_head.mask_head': Part(('mmdet.FCNMaskHead',), is_optional=True),
     'test_cfg.rpn': Settings(('nms_pre', 'nms', 'max_per_img', 'min_bbox_size')),
     'test_cfg.rcnn': Settings(('score_thr', 'nms', 'max_per_img', 'mask_thr_binary')),
+    **_nms('test_cfg.rpn'),
+    **_nms('test_cfg.rcnn'),
 }
 MODELS: dict[str, Table] = {
     'mmdet.FasterRCNN': _TWO_STAGE,
@@ -215,7 +217,7 @@ def _reasons_in_table(model: nn.Module, table: Table) -> Iterator[str]:
             continue  # other types may lack the part
         found = _parts('model', model, path.split('.'))
         reasons = [reason for where, part in found for reason in row.reasons_against(where, part)]
-        if not found and not (isinstance(row, Part) and row.is_optional):
+        if not found and not row.is_optional:
             reasons = [f'model has no {path}']
         if reasons:
             refused.append(path)

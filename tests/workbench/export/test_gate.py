@@ -54,9 +54,9 @@ GENERIC = {
 @pytest.mark.parametrize(
     ('name', 'key', 'value', 'message'),
     [
-        ('mask_rcnn', 'test_cfg.rcnn.nms.type', 'soft_nms', "model.test_cfg.rcnn.nms is 'soft_nms'"),
-        ('mask_rcnn', 'test_cfg.rpn.nms.type', 'soft_nms', "model.test_cfg.rpn.nms is 'soft_nms'"),
-        ('retinanet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms is 'soft_nms'"),
+        ('mask_rcnn', 'test_cfg.rcnn.nms.type', 'soft_nms', "model.test_cfg.rcnn.nms has type='soft_nms'"),
+        ('mask_rcnn', 'test_cfg.rpn.nms.type', 'soft_nms', "model.test_cfg.rpn.nms has type='soft_nms'"),
+        ('retinanet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms has type='soft_nms'"),
         ('mask_rcnn', 'test_cfg.rcnn.nms.class_agnostic', True, 'model.test_cfg.rcnn.nms has class_agnostic=True'),
         ('faster_rcnn', 'test_cfg.rpn.nms.max_num', 9, 'model.test_cfg.rpn.nms has max_num=9'),
         ('faster_rcnn', 'test_cfg.rcnn.max_per_img', -1, 'must have max_per_img above 0, got -1'),
@@ -101,7 +101,7 @@ GENERIC = {
         ('mask2former', 'test_cfg.semantic_on', True, 'has semantic_on=True; supported: False'),
         ('mask2former', 'test_cfg.score_thr', 0.1, 'model.panoptic_fusion_head.test_cfg has score_thr=0.1'),
         ('rtmdet', 'bbox_head.bbox_coder.type', 'TBLRBBoxCoder', 'model.bbox_head.bbox_coder is a TBLRBBoxCoder'),
-        ('rtmdet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms is 'soft_nms'"),
+        ('rtmdet', 'test_cfg.nms.type', 'soft_nms', "model.test_cfg.nms has type='soft_nms'"),
         (
             'mmseg_maskformer',
             'data_preprocessor.test_cfg',
