@@ -135,9 +135,9 @@ class _Look:
             ignored = ','.join(map(str, sorted(set.union(*wrong.values()))))
             raise ValueError(
                 f'the mask {path} has pixels of the value {min(found)}, but the classes are 0 to {self.classes - 1}; '
-                'to ignore values that are no class, write the config with `swin-dense config ... --ignore '
-                f'{ignored}`; if the classes have other values than their indices, with --mask-values; otherwise name all classes '
-                'with --classes'
+                'to ignore values that are no class, write the config with `swin-dense config ... '
+                f'--ignore {ignored}`; if the classes have other values than their indices, with --mask-values; '
+                'otherwise name all classes with --classes'
             )
 
     def _read(self, path: str) -> np.ndarray:
