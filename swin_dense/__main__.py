@@ -47,19 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in command_names():
         _print_overview(arguments[:1])  # or the version or an error, and exits
     name = arguments[0]
-    parser = argparse.ArgumentParser(
-        prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     _print_log()
     try:
-        # Import only the chosen command: the dependencies of the others may not be installed.
-        command = importlib.import_module(f'swin_dense.commands.{name}')
-        parser.description = command.__doc__
-        command.add_arguments(parser)
+        parser = parser_of(name)
         _check_options(parser, arguments[1:])
         args = parser.parse_args(arguments[1:])
         with checks.command_line(spelling(parser)):
-            status = command.run(args)
+            status = args.run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
@@ -71,8 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         explanation = _explained(error)
         if explanation is None or os.environ.get(TRACEBACK):
             raise
-        print(f'{parser.prog}: error: {explanation}', file=sys.stderr)
+        print(f'swin-dense {name}: error: {explanation}', file=sys.stderr)
         return 2
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, whose result has ``run``, too; only the module of this command is imported."""
+    command = importlib.import_module(f'swin_dense.commands.{name}')
+    parser = argparse.ArgumentParser(
+        prog=f'swin-dense {name}',
+        description=command.__doc__,
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=command.run)
+    command.add_arguments(parser)
+    return parser
 
 
 def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:

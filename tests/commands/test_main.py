@@ -1,6 +1,5 @@
 """`swin-dense` itself: its commands, its exit statuses, and the help for every argument."""
 
-import argparse
 import importlib
 import os
 import re
@@ -13,7 +12,7 @@ import torch
 from PIL import Image
 
 import swin_dense
-from swin_dense.__main__ import GROUPS, command_names, main, parsers_of
+from swin_dense.__main__ import GROUPS, command_names, main, parser_of, parsers_of
 from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
 from tests.processes import python, without
@@ -80,9 +79,7 @@ def test_the_nearest_name_is_suggested(arguments, message, capsys):
 
 @pytest.mark.parametrize('name', command_names())
 def test_every_argument_has_a_help_text(name):
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-    for one in parsers_of(parser):
+    for one in parsers_of(parser_of(name)):
         for action in one._actions:
             assert action.help, action.dest
 

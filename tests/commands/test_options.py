@@ -1,21 +1,18 @@
 """Options mean the same in all commands, and errors name them before weights are loaded."""
 
 import argparse
-import importlib
 
 import pytest
 from PIL import Image
 
-from swin_dense.__main__ import command_names, main, parsers_of, spelling
+from swin_dense.__main__ import command_names, main, parser_of, parsers_of, spelling
 from swin_dense.utils import checks
 from tests.conftest import OPTIONAL_PACKAGES, needs
 from tests.processes import python, without
 
 
 def parsers(name):
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-    return parsers_of(parser)
+    return parsers_of(parser_of(name))
 
 
 def imported_by(*arguments):

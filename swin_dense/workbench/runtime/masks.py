@@ -50,7 +50,11 @@ def _weights(first: int, end: int, low: np.float32, high: np.float32, inputs: in
     with np.errstate(divide='ignore', invalid='ignore'):
         position = (pixel - low) / (high - low) * 2 - 1
     position[np.isinf(position)] = 0
-    position = ((position + 1) * inputs - 1) / 2
+    return interpolation(((position + 1) * inputs - 1) / 2, inputs)
+
+
+def interpolation(position: np.ndarray, inputs: int) -> np.ndarray:
+    """Return the weights of the inputs for positions (N,) between them, counted from 0, (N, inputs)."""
     return np.maximum(1 - np.abs(position[:, None] - np.arange(inputs, dtype=np.float32)), 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from swin_dense.workbench.runtime.masks import Instances
+from swin_dense.workbench.runtime.masks import Instances, interpolation
 
 # In a map of segments, the number of an instance is multiplied by this and added to the class, as in mmdet.
 OFFSET = 1000
@@ -147,14 +147,7 @@ def described(panoptic: np.ndarray, classes: Sequence[str]) -> list[dict[str, An
 def _bilinear(inputs: int, outputs: int) -> np.ndarray:
     """Return the weights of the inputs along one axis for each output, (outputs, inputs), as in torch."""
     position = (np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * np.float32(inputs / outputs)
-    position = np.maximum(position - np.float32(0.5), 0)
-    first = np.minimum(position.astype(np.int64), inputs - 1)
-    weight = position - first.astype(np.float32)
-    weights = np.zeros((outputs, inputs), np.float32)
-    output = np.arange(outputs)
-    weights[output, first] = 1 - weight
-    weights[output, np.minimum(first + 1, inputs - 1)] += weight
-    return weights
+    return interpolation((position - np.float32(0.5)).clip(0, inputs - 1), inputs)
 
 
 def box_around(mask: np.ndarray) -> np.ndarray:
