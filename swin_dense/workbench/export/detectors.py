@@ -141,7 +141,10 @@ def candidates(head: Any, maps: tuple[Tensor, ...], img: Tensor) -> tuple[Tensor
         score = flatten_map(logits).sigmoid().flatten()
         if 'score_thr' in config:
             score = torch.where(score > config.score_thr, score, -1.0)
-        score, index = top_scores(score, config.nms_pre)
+        # Smaller maps have fewer boxes than count, so that some with the score -1 are added.
+        last = score.shape[0] - 1
+        score, index = torch.cat([score, score.new_full((config.nms_pre,), -1.0)]).topk(config.nms_pre)
+        index = index.clamp(max=last)
         row = index // head.num_classes
         boxes.append(decode_boxes(head.bbox_coder, anchors[level][row], flatten_map(deltas, 4)[row], img))
         scores.append(score)
@@ -158,12 +161,6 @@ def candidates(head: Any, maps: tuple[Tensor, ...], img: Tensor) -> tuple[Tensor
 def flatten_map(x: Tensor, columns: int = 1) -> Tensor:
     """Reshape a map (1, anchors * columns, H, W) to (H * W * anchors, columns), the order of the anchors."""
     return x.permute(0, 2, 3, 1).reshape(-1, columns)
-
-
-def top_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` highest of the scores (N,) and their indices. If N < count, pad with -1 and any index."""
-    score, index = torch.cat([scores, scores.new_full((count,), -1.0)]).topk(count)
-    return score, index.clamp(max=scores.shape[0] - 1)
 
 
 def decode_boxes(coder: Any, boxes: Tensor, deltas: Tensor, img: Tensor) -> Tensor:

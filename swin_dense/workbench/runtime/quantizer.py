@@ -104,17 +104,14 @@ def groups_of(path: Path) -> dict[str, list[str]]:
         scopes = [entry.value for entry in node.metadata_props if entry.key == _SCOPES]
         if not scopes:
             raise ValueError(f'{path} lacks the names of its modules; export the model again with this version')
-        groups.setdefault(_group_of(ast.literal_eval(scopes[0])[-2]), []).append(node.name)
+        # The path of a module begins with the name that the exported graph gives the model.
+        parts = ast.literal_eval(scopes[0])[-2].split('.')[1:]
+        sensitive = [index for index, part in enumerate(parts) if part in SENSITIVE]
+        group = '.'.join(parts[: sensitive[0] + 1 if sensitive else 3])
+        groups.setdefault(group, []).append(node.name)
     if all(is_sensitive(group) for group in groups):
         raise ValueError(f'{path} has no layers that could be quantised')
     return groups
-
-
-def _group_of(module: str) -> str:
-    """Return the group of a module by its path, which begins with the name that the exported graph gives the model."""
-    parts = module.split('.')[1:]
-    sensitive = [index for index, part in enumerate(parts) if part in SENSITIVE]
-    return '.'.join(parts[: sensitive[0] + 1 if sensitive else 3])
 
 
 def is_sensitive(group: str) -> bool:
