@@ -184,27 +184,32 @@ class ImagePredictor:
         Raises:
             ValueError: the model is panoptic, whose segments cannot be merged, or a number is too small.
         """
-        with self._open(picture) as image, geotiff.no_data(picture) as mask:
+        with self._open(picture) as image:
             windows = tiles.plan(image.size, tile, overlap, self.is_detector)
             record = begun_record(picture, image.size)
 
+            def outputs_of(window: Tile) -> Outputs:
+                return self.outputs(self._region(image, window.read), picture)
+
             def instances_of(window: Tile) -> Instances:
-                _, found, panoptic = self.outputs(self._region(image, window.read), picture)
+                _, found, panoptic = outputs_of(window)
                 if found is None or panoptic is not None:
                     option = checks.argument('tile', ...)
                     raise ValueError(f'segments of a panoptic model cannot be merged across tiles; leave {option} out')
                 return found
 
-            def labels_of(window: Tile) -> np.ndarray:
-                found: Any = self.outputs(self._region(image, window.read), picture).labels
-                return found if mask is None else np.where(mask(window.read), _empty(len(self.classes)), found)
-
             if self.is_detector:
                 record['instances'] = _listed(*tiles.instances(windows, image.size, instances_of), self.classes)
                 return Prediction(record)
-            values = len(self.classes) + (mask is not None)
-            labels = make_labels(image.size, np.uint8 if values <= 256 else np.uint16)
-            record['segments'] = shares(tiles.labels(windows, labels_of, labels), self.classes)
+            with geotiff.no_data(picture) as mask:
+
+                def labels_of(window: Tile) -> np.ndarray:
+                    found: Any = outputs_of(window).labels
+                    return found if mask is None else np.where(mask(window.read), _empty(len(self.classes)), found)
+
+                values = len(self.classes) + (mask is not None)
+                labels = make_labels(image.size, np.uint8 if values <= 256 else np.uint16)
+                record['segments'] = shares(tiles.labels(windows, labels_of, labels), self.classes)
             return Prediction(record, labels=labels)
 
 
