@@ -172,7 +172,7 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[ImageFile], list[s
             raise ValueError(f'--{name} needs an .onnx file')
     out = os.path.realpath(args.out)
     for place in places:
-        if os.path.realpath(place) == out:
+        if Path(place).is_dir() and os.path.realpath(place) == out:
             raise ValueError(
                 f'--out is {place}, the folder of the images; choose another one, such as {args.out}/predictions'
             )
