@@ -226,7 +226,7 @@ class Model(ImagePredictor):
         self._score = score
         self.facts = facts
         self.classes: list[str] = facts['classes']
-        self.palette = facts['palette']
+        self.palette = facts.get('palette', [])
         self.is_detector = facts['task'] == 'detection'
 
     def _read(self, picture: Picture) -> np.ndarray:
