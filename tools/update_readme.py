@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / 'benchmarks'))
 
 import checkpointing  # noqa: E402
 import memory_ladder  # noqa: E402
-from bench_host import PROCESSORS  # noqa: E402
+from bench_host import PROCESSORS, kind_of  # noqa: E402
 from benchmark import ratio  # noqa: E402
 
 # Maps metric names of mmdet and mmseg to row titles.
@@ -335,7 +335,7 @@ def whole_models_table(report: dict[str, Any]) -> str:
     ways = [name for name in names if any(name in row for row in report['rows'])]
     lines = ['| model, image, processor, threads | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
     for row in report['rows']:
-        case = f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {_kind_of(row["processor"])}, {row["threads"]}'
+        case = f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {_name_of(row["processor"])}, {row["threads"]}'
         cells = [_figures(row.get(way, {})) for way in ways]
         lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines) + '\n'
@@ -349,7 +349,7 @@ def short_whole_models_table(report: dict[str, Any]) -> str:
         if all(way in row for way in ways) and row['threads'] == 2:
             cells = ' | '.join(f'{row[way]["ms"] / 1e3:.1f} s' for way in ways)
             lines.append(
-                f'| {row["model"]}, {" x ".join(map(str, row["size"]))}, {_kind_of(row["processor"])} | {cells} |'
+                f'| {row["model"]}, {" x ".join(map(str, row["size"]))}, {_name_of(row["processor"])} | {cells} |'
             )
     return '\n'.join(lines) + '\n'
 
@@ -392,11 +392,12 @@ def first_minutes_table(report: dict[str, Any]) -> str:
     return '\n'.join([*lines, '', busy, ''])
 
 
-def _kind_of(processor: str) -> str:
-    """Return the kind of a processor of ``bench_host.processor``."""
-    marks = {'family 25': 'amd', 'family 26': 'zen5', 'AMX': 'intel'}
-    kind = next((PROCESSORS[kind] for mark, kind in marks.items() if mark in processor), None)
-    return kind or processor.partition(' (family')[0].partition(',')[0]
+def _name_of(processor: str) -> str:
+    """Return the name of the kind of a processor, or the processor's own where its kind has none."""
+    kind = kind_of(processor)
+    if kind is None:
+        return processor.partition(' (family')[0].partition(',')[0]
+    return PROCESSORS[kind]
 
 
 def _figures(row: dict[str, float]) -> str:
