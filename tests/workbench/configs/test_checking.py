@@ -84,7 +84,7 @@ WRONG = {
         text_ids,
         r"annotation 0 has the image_id '0' .*4 of 4.*1 and \"1\" are different",
     ),
-    'ids twice': (first(id=1), r'annotation 1 has the id 1 \(2 of 4 are so\); number'),
+    'ids twice': (first(id=1), r'annotation 1 has the id 1 \(2 of 4 are so\); .*each differently'),
     'no area': (drop('area'), r'annotation 1 has the area None \(1 of 4 are so\); write a number; width times'),
     'no bbox': (drop('bbox'), r'annotation 1 has the bbox None .*write four'),
     'no mask': (drop('segmentation'), "annotation 1 has no 'segmentation'.*1 of 4.*use a recipe without masks"),
