@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import itertools
 import logging
@@ -48,19 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] not in command_names():
         _print_overview(arguments[:1])  # or the version or an error, and exits
     name = arguments[0]
-    parser = argparse.ArgumentParser(
-        prog=f'swin-dense {name}', epilog=EXIT_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     _print_log()
     try:
-        # Import only the chosen command: the dependencies of the others may not be installed.
-        command = importlib.import_module(f'swin_dense.commands.{name}')
-        parser.description = command.__doc__
-        command.add_arguments(parser)
+        parser = parser_of(name)
         _check_options(parser, arguments[1:])
         args = parser.parse_args(arguments[1:])
         with checks.command_line(spelling(parser)):
-            status = command.run(args)
+            status = args.run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
@@ -69,21 +62,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return _print_error(error, parser)
+        explanation = _explained(error)
+        if explanation is None or os.environ.get(TRACEBACK):
+            raise
+        print(f'swin-dense {name}: error: {explanation}', file=sys.stderr)
+        return 2
 
 
-def _print_error(error: Exception, parser: argparse.ArgumentParser) -> int:
-    """Print an error and return the exit status, or raise it again if it is a bug of this package."""
-    explanation = _explained(error)
-    if explanation is None or os.environ.get(TRACEBACK):
-        raise error
-    print(f'{parser.prog}: error: {explanation}', file=sys.stderr)
-    return 2
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, whose result has ``run``, too; only the module of this command is imported."""
+    command = importlib.import_module(f'swin_dense.commands.{name}')
+    parser = argparse.ArgumentParser(
+        prog=f'swin-dense {name}',
+        description=command.__doc__,
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=command.run)
+    command.add_arguments(parser)
+    return parser
 
 
 def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
     """Return the function that writes Python arguments as the options of a command; see ``checks.argument``."""
-    actions = _actions_of(parser)
+    actions = {action.dest: action for one in reversed(parsers_of(parser)) for action in one._actions}
 
     def spell(name: str, *value: Any) -> str | None:
         form = '='.join([name, *map(repr, value)])
@@ -103,14 +105,12 @@ def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
     return spell
 
 
-def _actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return the arguments of a parser and its subparsers by their names in Python."""
-    found: dict[str, argparse.Action] = {}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                found = {**_actions_of(inner), **found}
-        found[action.dest] = action
+def parsers_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Return a parser and its subparsers."""
+    found = [parser]
+    for one in found:
+        kinds = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
+        found += [inner for action in kinds for inner in action.choices.values()]
     return found
 
 
@@ -175,15 +175,10 @@ def _commands_by_group() -> str:
     """Return the end of the help: the first line of the docstring of each command, and the extra that it needs."""
     lines: dict[str, list[str]] = {group: [] for group in GROUPS}
     for name in command_names():
-        source = ast.parse((_FOLDER / f'{name}.py').read_text(encoding='utf-8'))
-        constants = {
-            ast.unparse(node.targets[0]): str(node.value.value)
-            for node in source.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        }
-        summary = (ast.get_docstring(source) or '').partition('\n')[0]
-        extra = f' [{constants["EXTRA"]}]' if 'EXTRA' in constants else ''
-        lines[constants['GROUP']] += textwrap.wrap(
+        command = importlib.import_module(f'swin_dense.commands.{name}')
+        summary = (command.__doc__ or '').partition('\n')[0]
+        extra = f' [{command.EXTRA}]' if hasattr(command, 'EXTRA') else ''
+        lines[command.GROUP] += textwrap.wrap(
             summary + extra, 100, initial_indent=f'  {name:10} ', subsequent_indent=' ' * 13
         )
     groups = ['\n'.join([f'{GROUPS[group]}:', *listed]) for group, listed in lines.items()]
@@ -194,11 +189,7 @@ def _commands_by_group() -> str:
 
 def _check_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Exit with the option that may be meant, if one does not exist; argparse names none."""
-    parsers = [parser]
-    for one in parsers:
-        kinds = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
-        parsers += [inner for action in kinds for inner in action.choices.values()]
-    options = [option for one in parsers for option in one._option_string_actions]
+    options = [option for one in parsers_of(parser) for option in one._option_string_actions]
     for argument in itertools.takewhile(lambda argument: argument != '--', arguments):
         name = argument.partition('=')[0]
         is_option = name.startswith('--') and ' ' not in name

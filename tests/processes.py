@@ -81,6 +81,12 @@ def python(*arguments, status=0, cwd=ROOT, **variables):
     return done
 
 
+def without(packages, *arguments, **options):
+    """Run the command line as :func:`python` does, where some packages cannot be imported."""
+    code = f'import sys; sys.modules.update(dict.fromkeys({[*packages]})); from swin_dense.__main__ import main; '
+    return python('-c', f'{code} sys.exit(main(sys.argv[1:]))', *arguments, **options)
+
+
 def environment():
     """Return environment variables with which a program can import this package and the tests, on one thread."""
     return {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}

@@ -14,7 +14,7 @@ from PIL import Image
 
 from swin_dense.commands._options import backbone_options, normalization_of
 from swin_dense.features.inference import check_levels, on_device
-from swin_dense.features.normalization import Inference, Normalization
+from swin_dense.features.normalization import Inference
 from swin_dense.features.tiling import check_tiling
 from swin_dense.models.create import create_backbone, warn_of_random_weights
 from swin_dense.models.swin import SwinBackbone
@@ -32,14 +32,6 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
         name, args.checkpoint, adapter_checkpoint=args.adapter_checkpoint, prefix=args.prefix, **options
     )
     return on_device(backbone, device)
-
-
-def backbone_and_normalization(args: argparse.Namespace) -> tuple[SwinBackbone, Normalization]:
-    """Build the backbone, and return the normalisation of ``add_normalization``, which fits it."""
-    normalization = Normalization(**normalization_of(args))
-    backbone = build_backbone(args)
-    normalization.check_for(backbone)
-    return backbone, normalization
 
 
 def device_of(args: argparse.Namespace) -> torch.device:

@@ -1,31 +1,53 @@
-"""Images in the folders that a command gets."""
+"""The images that a command gets as files and folders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import PurePath
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
+from swin_dense.commands._options import check_file
 from swin_dense.utils import search
 from swin_dense.utils.choices import IMAGE_SUFFIXES
 
+SUFFIXES = sorted(IMAGE_SUFFIXES - {'.zarr'})
 
-def images_in(folder: str, skipped: dict[str, str | None], left_out: Iterable[str] = ()) -> list[str]:
-    """Return the sorted image files of a folder and its subfolders; ``skipped`` is filled as by ``search.walk``.
+
+class ImageFile(NamedTuple):
+    """An image.
+
+    Attributes:
+        path: the file.
+        name: its path below the folder that was given, with slashes; its file name if it was given itself.
+    """
+
+    path: str
+    name: str
+
+
+def images_at(places: Sequence[str], left_out: Iterable[str] = ()) -> tuple[list[ImageFile], list[str]]:
+    """Return the images that are given, also those in folders, and messages on what cannot be searched.
 
     Args:
-        folder: the folder.
-        skipped: paths that are left out, with the reason.
+        places: image files, and folders whose images, also in their subfolders, are sorted.
         left_out: real paths of folders to leave out.
 
     Raises:
-        ValueError: there are none.
+        FileNotFoundError: a place does not exist.
+        ValueError: a folder contains no images.
     """
-
-    def is_image(name: str) -> bool:
-        suffix = PurePath(name).suffix.lower()
-        return suffix in IMAGE_SUFFIXES and suffix != '.zarr'
-
-    found = sorted(search.walk(folder, is_image, skipped, set(left_out)))
-    if not found:
-        raise ValueError(f'the folder {folder} contains no images ({", ".join(sorted(IMAGE_SUFFIXES))})')
-    return found
+    images: list[ImageFile] = []
+    skipped: dict[str, str | None] = {}
+    for place in places:
+        if not Path(place).is_dir():
+            check_file(place)
+            images.append(ImageFile(place, Path(place).name))
+            continue
+        found = sorted(
+            search.walk(place, lambda name: PurePath(name).suffix.lower() in SUFFIXES, skipped, set(left_out))
+        )
+        if not found:
+            raise ValueError(f'the folder {place} contains no images ({", ".join(SUFFIXES)})')
+        images += [ImageFile(path, PurePath(os.path.relpath(path, place)).as_posix()) for path in found]
+    return images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]

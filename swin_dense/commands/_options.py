@@ -80,16 +80,12 @@ def normalization_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.clamp:
         options['clamp'] = True
     if args.preset is not None:
-        options = _preset(args.preset, options)
+        if options:
+            raise ValueError(f'--preset gives --{", --".join(options)}; leave one of them out')
+        options = dict(PRESETS[args.preset])
     if args.bands is not None:
         options['bands'] = checks.integers('--bands', args.bands, minimum=0)
     return options
-
-
-def _preset(name: str, others: dict[str, Any]) -> dict[str, Any]:
-    if others:
-        raise ValueError(f'--preset gives --{", --".join(others)}; leave one of them out')
-    return dict(PRESETS[name])
 
 
 def add_prefix(parser: argparse._ActionsContainer) -> None:

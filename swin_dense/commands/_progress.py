@@ -37,14 +37,12 @@ class Progress(tqdm):
             self.update()
         else:
             self.set_postfix_str(detail)
-        if time.monotonic() >= self._next_line:
-            self._print_line(detail and f', {detail} of the next')
-
-    def _print_line(self, detail: str) -> None:
         now = time.monotonic()
-        self._next_line = now + _SECONDS
-        total = '' if self._total is None else f' of {self._total}'
-        say(f'{self._finished}{total} images{detail}, after {self.format_interval(now - self._start)}')
+        if now >= self._next_line:
+            self._next_line = now + _SECONDS
+            total = '' if self._total is None else f' of {self._total}'
+            unfinished = detail and f', {detail} of the next'
+            say(f'{self._finished}{total} images{unfinished}, after {self.format_interval(now - self._start)}')
 
 
 def say(text: str) -> None:

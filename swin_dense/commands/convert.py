@@ -120,15 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_of_adapter(args: argparse.Namespace) -> None:
-    given = {
-        '--arch': args.arch,
-        '--window-size': args.window_size,
-        '--source-window-size': args.source_window_size,
-        '--in-channels': args.in_channels,
-        '--adapter-checkpoint': args.adapter_checkpoint,
-        '--ema': args.ema or None,
-        '--final-norm': args.final_norm or None,
-    }
-    refused = [option for option, value in given.items() if value is not None]
+    names = ('arch', 'window_size', 'source_window_size', 'in_channels', 'adapter_checkpoint', 'ema', 'final_norm')
+    refused = [f'--{name.replace("_", "-")}' for name in names if getattr(args, name)]
     if refused:
         raise ValueError(f'--to adapter keeps the parameters as they are; leave {", ".join(refused)} out')

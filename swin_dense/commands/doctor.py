@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             if not findings or finding.topic != findings[-1].topic:
                 print('\n' * bool(findings) + TITLES[finding.topic])
-            print('\n'.join(lines_of(finding)), flush=True)
+            gap = ' ' if len(finding.name) <= 24 else f'\n{"":10}'
+            print(f'  {finding.status:7} {finding.name:24}{gap}{finding.text}', flush=True)
+            if finding.cure:
+                print(f'{"":11}{"":24}-> {finding.cure}', flush=True)
         findings.append(finding)
     broken = [finding for finding in findings if finding.status == 'broken']
     if args.json:
@@ -48,10 +51,3 @@ def run(args: argparse.Namespace) -> int:
         cures = dict.fromkeys(finding.cure for finding in broken if finding.cure)
         print(f'\n{len(broken)} broken. Suggested fixes:', *(f'  {cure}' for cure in cures), sep='\n')
     return int(bool(broken))
-
-
-def lines_of(finding: Finding) -> list[str]:
-    """Return the lines of the report for one finding."""
-    gap = ' ' if len(finding.name) <= 24 else f'\n{"":10}'
-    line = f'  {finding.status:7} {finding.name:24}{gap}{finding.text}'
-    return [line, f'{"":11}{"":24}-> {finding.cure}'] if finding.cure else [line]

@@ -20,6 +20,7 @@ from swin_dense.commands._options import (
     check_backbone,
     check_file,
     check_out,
+    normalization_of,
 )
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import write_text
@@ -63,11 +64,14 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.max_size < float('inf'):
         raise ValueError(f'--max-size must be above 0, got {args.max_size:g}')
     # These import torch, which --help does not need.
-    from swin_dense.commands._backbone import backbone_and_normalization
+    from swin_dense.commands._backbone import build_backbone
     from swin_dense.explore.page import make_page
     from swin_dense.explore.record import make_record
+    from swin_dense.features.normalization import Normalization
 
-    backbone, how = backbone_and_normalization(args)
+    how = Normalization(**normalization_of(args))
+    backbone = build_backbone(args)
+    how.check_for(backbone)
     record = make_record(backbone, args.image, args.max_side, normalization=how)
     name = os.fsencode(os.path.basename(args.image)).decode(errors='replace')  # file names may be invalid UTF-8
     page = make_page(record, name, args.checkpoint is None, args.lang, int(args.max_size * 1e6))

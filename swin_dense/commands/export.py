@@ -37,8 +37,6 @@ from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import EXPORT_SUFFIXES, TARGETS
 
 if TYPE_CHECKING:
-    from mmengine.config import Config
-
     from swin_dense.export import Exported
 
 GROUP = 'backbones'
@@ -112,7 +110,13 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.export import ExportError  # imports torch, which --help does not need
 
     try:
-        exported = _write_whole(args, config, checkpoint) if args.model else _write_backbone(args)
+        if args.model:
+            from swin_dense.workbench.export.whole import export_whole
+
+            options = {name: getattr(args, name) for name in ('image', 'opset', 'grid_sample', 'target')}
+            exported = export_whole(config, checkpoint, args.out, **options)
+        else:
+            exported = _write_backbone(args)
     except ExportError as error:
         print(f'swin-dense export: {error}', file=sys.stderr)
         return 1
@@ -147,13 +151,6 @@ def check_together(args: argparse.Namespace) -> None:
             '--clamp-window lets a map choose its windows, so one graph cannot serve all sizes: add --static'
         )
     check_backbone(args)
-
-
-def _write_whole(args: argparse.Namespace, config: Config, checkpoint: str) -> Exported:
-    from swin_dense.workbench.export.whole import export_whole
-
-    options = {name: getattr(args, name) for name in ('image', 'opset', 'grid_sample', 'target')}
-    return export_whole(config, checkpoint, args.out, **options)
 
 
 def _write_backbone(args: argparse.Namespace) -> Exported:

@@ -96,7 +96,10 @@ def check_together(args: argparse.Namespace) -> None:
     if args.tile is not None and args.max_side is not None:
         raise ValueError('--max-side cannot be used with --tile; leave --tile out')
     if args.out.suffix.lower() in _FILES and not args.out.is_dir():
-        raise _not_a_folder(args.out)
+        raise ValueError(
+            f'--out must be a folder, to which many files are written, got {str(args.out)!r}; use a name such as '
+            f'{str(args.out.with_suffix(""))!r}'
+        )
     normalization_of(args)
     checks.integers('--levels', args.levels or (1,))
     check_integers(args, batch_size=1, workers=0, tile=1, overlap=0, max_side=1, page=0, part_rows=1)
@@ -109,13 +112,6 @@ def check_together(args: argparse.Namespace) -> None:
             'the zarr format needs zarr 3, not 2: pip install "zarr>=3", with Python 3.11 or later; safetensors needs '
             'neither'
         )
-
-
-def _not_a_folder(out: Path) -> ValueError:
-    return ValueError(
-        f'--out must be a folder, to which many files are written, got {str(out)!r}; use a name such as '
-        f'{str(out.with_suffix(""))!r}'
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,11 +24,14 @@ from swin_dense.utils import checks, packages
 from swin_dense.utils.atomic import written_whole
 
 GROUP = 'backbones'
-# The three modes, and the options of each.
-OPTIONS_OF = {
-    'config': ('size', 'depth', 'json', 'set'),
-    'arch': ('size', 'window_size', 'out', 'force'),
-    'grid': ('channels', 'window_size'),
+MODES = {'config': 'a config', 'arch': '--arch', 'grid': '--grid'}
+# The modes of each option.
+MODES_OF = {
+    **dict.fromkeys(('depth', 'json', 'set'), ('config',)),
+    'size': ('config', 'arch'),
+    'window_size': ('arch', 'grid'),
+    **dict.fromkeys(('out', 'force'), ('arch',)),
+    'channels': ('grid',),
 }
 
 
@@ -84,15 +87,12 @@ def run(args: argparse.Namespace) -> int:
 
 def check_together(args: argparse.Namespace) -> None:
     """Check that exactly one mode is given, and only options of this mode."""
-    asked = [name for name in OPTIONS_OF if getattr(args, name) is not None]
+    asked = [mode for mode in MODES if getattr(args, mode) is not None]
     if len(asked) != 1:
         raise ValueError('give exactly one of: a config or the name of a recipe, --arch, --grid')
-    for options in OPTIONS_OF.values():
-        for option in options:
-            if option not in OPTIONS_OF[asked[0]] and getattr(args, option) not in (None, False, []):
-                owners = [name for name, options in OPTIONS_OF.items() if option in options]
-                owner = ' or '.join('a config' if name == 'config' else f'--{name}' for name in owners)
-                raise ValueError(f'--{option.replace("_", "-")} needs {owner}')
+    for option, modes in MODES_OF.items():
+        if asked[0] not in modes and getattr(args, option):
+            raise ValueError(f'--{option.replace("_", "-")} needs {" or ".join(MODES[mode] for mode in modes)}')
     if args.size is not None and args.out is not None:
         raise ValueError('--out plots many sizes; leave --size out')
 

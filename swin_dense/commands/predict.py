@@ -28,12 +28,11 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import swin_dense
-from swin_dense.commands._images import images_in
+from swin_dense.commands._images import ImageFile, images_at
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import add_device, add_force, add_settings, check_file
 from swin_dense.utils import checks, packages
@@ -52,20 +51,9 @@ _ENDINGS = ('json', 'painted.jpg', 'labels.png', 'labels.tif', 'panoptic.png')
 _SETTINGS = '.predict.json'  # the options that determine the results in a folder
 
 
-class _Image(NamedTuple):
-    """An image to predict.
-
-    Attributes:
-        path: the file.
-        name: its path below the folder that was given, with slashes; its file name if it was given itself.
-    """
-
-    path: str
-    name: str
-
-    def output(self, out: Path, ending: str) -> Path:
-        """Return the file of a result: the JSON of the image a/b.jpg is a/b.json."""
-        return out / f'{PurePath(self.name).with_suffix("")}.{ending}'
+def _output(out: Path, image: ImageFile, ending: str) -> Path:
+    """Return the file of a result: the JSON of the image a/b.jpg is a/b.json."""
+    return out / f'{PurePath(image.name).with_suffix("")}.{ending}'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +159,7 @@ def _check_options(args: argparse.Namespace) -> None:
         packages.require('this command', 'tifffile')
 
 
-def _files(args: argparse.Namespace) -> tuple[list[str], list[_Image], list[str]]:
+def _files(args: argparse.Namespace) -> tuple[list[str], list[ImageFile], list[str]]:
     """Return the files of the model, the images, also those in folders, and messages on what cannot be searched."""
     is_exported = args.files[0].endswith('.onnx')
     model, places = args.files[: 2 - is_exported], args.files[2 - is_exported :]
@@ -182,34 +170,26 @@ def _files(args: argparse.Namespace) -> tuple[list[str], list[_Image], list[str]
     for name in ('runtime', 'precision'):
         if getattr(args, name) is not None and not is_exported:
             raise ValueError(f'--{name} needs an .onnx file')
-    images: list[_Image] = []
-    skipped: dict[str, str | None] = {}
+    out = os.path.realpath(args.out)
     for place in places:
-        if Path(place).is_dir():
-            images += _images_in(place, args.out, skipped)
-        else:
-            check_file(place)
-            images.append(_Image(place, Path(place).name))
+        if Path(place).is_dir() and os.path.realpath(place) == out:
+            raise ValueError(
+                f'--out is {place}, the folder of the images; choose another one, such as {args.out}/predictions'
+            )
+    images, unread = images_at(places, [out])
     if not is_address(model[-1]):
         check_file(model[-1])
-    return model, images, [f'{path} {reason}' for path, reason in skipped.items() if reason is not None]
+    return model, images, unread
 
 
-def _images_in(folder: str, out: Path, skipped: dict[str, str | None]) -> Iterator[_Image]:
-    if os.path.realpath(folder) == os.path.realpath(out):
-        raise ValueError(f'--out is {folder}, the folder of the images; choose another one, such as {out}/predictions')
-    found = images_in(folder, skipped, [os.path.realpath(out)])
-    return (_Image(path, PurePath(os.path.relpath(path, folder)).as_posix()) for path in found)
-
-
-def _check_outputs(args: argparse.Namespace, model: list[str], images: list[_Image]) -> dict[str, Any] | None:
+def _check_outputs(args: argparse.Namespace, model: list[str], images: list[ImageFile]) -> dict[str, Any] | None:
     """Check that no result would replace a file, and return the settings to record, None for those of several runs."""
-    counts = Counter(image.output(Path(), 'json') for image in images)
+    counts = Counter(_output(Path(), image, 'json') for image in images)
     twice = [str(path.with_suffix('')) for path, count in counts.items() if count > 1]
     if twice:
         raise ValueError(f'several images have the name {", ".join(twice)}; write them to separate folders (--out)')
     if not args.resume:
-        written = [image.output(args.out, ending) for image in images for ending in _ENDINGS]
+        written = [_output(args.out, image, ending) for image in images for ending in _ENDINGS]
         for path in (*written, *(args.out / name for name in _COCO if args.format)):
             try:
                 check_free(path, args.force)
@@ -217,7 +197,7 @@ def _check_outputs(args: argparse.Namespace, model: list[str], images: list[_Ima
                 raise FileExistsError(f'{error}, --resume keeps it') from None
     settings = _settings(args, model)
     if not (args.out / _SETTINGS).exists():
-        is_empty = not any(image.output(args.out, 'json').exists() for image in images)
+        is_empty = not any(_output(args.out, image, 'json').exists() for image in images)
         recorded = settings if is_empty else None
     else:
         recorded = _json(args.out / _SETTINGS)
@@ -269,7 +249,7 @@ def _predictor(model: list[str], args: argparse.Namespace) -> Any:
     return Predictor(config, model[1], str(device_of(args)), args.score)
 
 
-def _absent(coco: Coco, images: list[_Image]) -> dict[_Image, str]:
+def _absent(coco: Coco, images: list[ImageFile]) -> dict[ImageFile, str]:
     """Return the images that are not among the annotations, and messages; if no image is, it is an error."""
     absent = {
         image: f'the annotations have no image {image.name}, so it is left out'
@@ -284,18 +264,18 @@ def _absent(coco: Coco, images: list[_Image]) -> dict[_Image, str]:
     return absent
 
 
-def _finished(image: _Image, args: argparse.Namespace) -> Any:
+def _finished(image: ImageFile, args: argparse.Namespace) -> Any:
     """Return the record of an image that is finished, or None."""
     if not args.resume:
         return None
     try:
-        record = _json(image.output(args.out, 'json'))
+        record = _json(_output(args.out, image, 'json'))
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) and record.get('image') == image.path else None
 
 
-def _try(predictor: Any, image: _Image, args: argparse.Namespace) -> dict[str, Any] | None:
+def _try(predictor: Any, image: ImageFile, args: argparse.Namespace) -> dict[str, Any] | None:
     """Predict an image, and return its record; print why it cannot be read or predicted, and return None.
 
     Raises:
@@ -304,7 +284,7 @@ def _try(predictor: Any, image: _Image, args: argparse.Namespace) -> dict[str, A
     from swin_dense.workbench.runtime import results  # imports numpy, which --help does not need
 
     try:
-        outputs = {ending: image.output(args.out, ending) for ending in _ENDINGS}
+        outputs = {ending: _output(args.out, image, ending) for ending in _ENDINGS}
         return results.predict(predictor, image.path, outputs, args.tile, args.overlap)
     except Exception as error:  # the runtimes and frameworks raise exceptions of any type
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):

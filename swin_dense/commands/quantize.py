@@ -15,11 +15,12 @@ is not enough, nothing is written (exit status 1).
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
 import swin_dense
-from swin_dense.commands._images import images_in
+from swin_dense.commands._images import images_at
 from swin_dense.commands._options import add_out, check_file, check_out
 from swin_dense.utils.choices import LARGEST_LOSS
 
@@ -42,12 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_file(args.model)
     check_out(args, '.onnx')
-    images, skipped = _images(args.images)
-    for path, reason in skipped.items():
-        if reason is not None:
-            print(f'swin-dense quantize: {path} {reason}', file=sys.stderr)
+    images, unread = images_at(args.images)
+    for message in unread:
+        print(f'swin-dense quantize: {message}', file=sys.stderr)
+    # So that temporary files are removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        done = swin_dense.runtime.quantize(args.model, images, args.out, limit=args.limit)
+        done = swin_dense.runtime.quantize(args.model, [image.path for image in images], args.out, limit=args.limit)
     except swin_dense.runtime.QuantizationError as error:
         print(f'swin-dense quantize: {error}', file=sys.stderr)
         return 1
@@ -56,16 +58,3 @@ def run(args: argparse.Namespace) -> int:
     print(f'  {1 - done.loss:.2%} of {done.compared:,} results agree with the float file')
     print(f'  in float: {", ".join(done.in_float)}')
     return 0
-
-
-def _images(places: list[str]) -> tuple[list[str], dict[str, str | None]]:
-    """Return the images that are given, also those in folders, and the paths that are left out, with the reasons."""
-    images: list[str] = []
-    skipped: dict[str, str | None] = {}
-    for place in places:
-        if Path(place).is_dir():
-            images += images_in(place, skipped)
-        else:
-            check_file(place)
-            images.append(place)
-    return images, skipped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from torch import nn
 
 from swin_dense.mm.bands import LoadBands
 from swin_dense.utils.pixels import LargeImage, Pixels, decoding, naming
-from swin_dense.utils.tiles import Tile
+from swin_dense.utils.tiles import Box
 from swin_dense.workbench.configs.parts import make_palette
-from swin_dense.workbench.runtime import Prediction, pictures, queries
-from swin_dense.workbench.runtime.model import Outputs, painted, predict_in_tiles, whole_record, with_no_data
+from swin_dense.workbench.runtime import pictures, queries
+from swin_dense.workbench.runtime.masks import Instances
+from swin_dense.workbench.runtime.model import ImagePredictor, Outputs
 
 
-class Predictor:
+class Predictor(ImagePredictor):
     """A detector or segmentor with loaded weights, to be called with image files.
 
     Args:
@@ -51,7 +52,7 @@ class Predictor:
         if 'Load' not in str(first['type']):
             raise ValueError(f'the first step of the test pipeline must load the image, got {first["type"]!r}')
         self._scope = scope
-        self._is_detector = scope == 'mmdet'
+        self.is_detector = scope == 'mmdet'
         self._score = score
         init_default_scope(scope)
         self._to_float32 = first.pop('to_float32', False)
@@ -76,35 +77,17 @@ class Predictor:
         known = getattr(kind, '_load_metainfo', dict)(dataset.get('metainfo') or {})
         self._name_classes(saved, known)
 
-    def predict(self, path: str) -> Prediction:
-        """Return the prediction for an image file; it is painted if its loader gives 8-bit colours."""
+    def _read(self, path: str) -> np.ndarray:
         with self._open(path) as image:
-            loaded = self._read(image, Tile((0, 0, *image.size), (0, 0, *image.size)))
-        outputs = with_no_data(path, self._outputs(loaded, path), len(self.classes))
-        record = whole_record(path, image.size, outputs, self.classes)
-        is_picture = loaded.dtype == np.uint8 and loaded.ndim == 3 and loaded.shape[2] == 3
-        picture = painted(loaded[:, :, ::-1], record, outputs, self.palette) if is_picture else None
-        return Prediction(record, picture, outputs[0], outputs[2])
+            return self._region(image, (0, 0, *image.size))
 
-    def predict_tiles(
-        self, path: str, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
-    ) -> Prediction:
-        """Return the prediction for an image file in tiles; see ``swin_dense.runtime.Model.predict_tiles``."""
-        with self._open(path) as image:
-            return predict_in_tiles(
-                path,
-                image.size,
-                lambda part: self._outputs(self._read(image, part), path),
-                self.classes,
-                self._is_detector,
-                tile,
-                overlap,
-                make_labels,
-            )
+    def _to_paint(self, pixels: np.ndarray) -> np.ndarray | None:
+        is_picture = pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
+        return pixels[:, :, ::-1] if is_picture else None
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[LargeImage]:
-        """Open an image whose regions :meth:`_read` gives as the first step of the test pipeline loads them."""
+        """Open an image whose regions :meth:`_region` gives as the first step of the test pipeline loads them."""
         if isinstance(self._loader, LoadBands):
             with self._loader.open_large(path) as image:
                 yield image
@@ -116,33 +99,33 @@ class Predictor:
                 loaded = self._loader({'img_path': path})['img']
             yield LargeImage(path, Pixels(loaded))
 
-    def _read(self, image: LargeImage, part: Tile) -> np.ndarray:
-        """Return what the loader gives for the region that a tile reads: (h, w, C), of colours BGR, or (h, w)."""
+    def _region(self, image: LargeImage, box: Box) -> np.ndarray:
+        """Return what the loader gives for a region: (h, w, C), of colours BGR, or (h, w)."""
         if isinstance(self._loader, LoadBands):
             with naming(image.source):
-                return self._loader.read(image.pixels(part.read))
-        loaded = image.read(*part.read)
+                return self._loader.read(image.pixels(box))
+        loaded = image.read(*box)
         return np.ascontiguousarray(loaded[:, :, ::-1]) if _reads_as_runtime(self._loader) else loaded
 
     @torch.no_grad()
-    def _outputs(self, loaded: np.ndarray, path: str) -> Outputs:
-        """Return the classes, the instances and the segments of an image or a tile; None for what it does not have."""
+    def outputs(self, loaded: np.ndarray, path: Any = None) -> Outputs:
+        """Return what the model predicts for an image or a region of it, as :meth:`_region` gives it."""
         img, shape = loaded.astype(np.float32) if self._to_float32 else loaded, loaded.shape[:2]
         with DefaultScope.overwrite_default_scope(self._scope):
             packed = self._pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
             data = {'inputs': [packed['inputs']], 'data_samples': [packed['data_samples']]}
             (sample,) = self.model.test_step(data)
-        if not self._is_detector:
-            return sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int32), None, None
+        if not self.is_detector:
+            return Outputs(labels=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int32))
         panoptic = sample.pred_panoptic_seg.sem_seg[0].cpu().numpy() if 'pred_panoptic_seg' in sample else None
         if 'pred_instances' not in sample:
-            return None, None, panoptic
+            return Outputs(panoptic=panoptic)
         found = sample.pred_instances[sample.pred_instances.scores >= self._score].cpu().numpy()
         masks = list(found.masks) if 'masks' in found else []
         boxes = found.bboxes if 'bboxes' in found else np.zeros((len(masks), 4), np.float32)
         if masks and not boxes.any():  # such as SOLO, which predicts only masks
             boxes = np.stack([queries.box_around(mask) for mask in masks])
-        return None, (boxes, found.scores, found.labels, masks), panoptic
+        return Outputs(None, Instances(boxes, found.scores, found.labels, masks), panoptic)
 
     def _name_classes(self, saved: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         """Set names and colours from the checkpoint, or from the test data set if the checkpoint has no names."""

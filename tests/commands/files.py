@@ -1,27 +1,27 @@
-"""A file as of `swin-dense export CONFIG CHECKPOINT --out FILE`, small enough to be written in each test."""
+"""Files as of `swin-dense export CONFIG CHECKPOINT --out FILE`, small enough to be written in each test."""
 
 import json
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper, numpy_helper
+
+COLOURS = {'classes': ['blue', 'green', 'red'], 'palette': [[0, 0, 255], [0, 255, 0], [255, 0, 0]]}
+SEGMENTOR = {'format': 1, 'task': 'segmentation', 'resize': None, **COLOURS}
+
+
+def write_model(path, graph, facts, weights=(), versions='ir_version: 8, opset_import: ["": 17]'):
+    """Write a graph, in the textual form of ONNX, with weights by their names and the metadata of a whole model."""
+    model = onnx.parser.parse_model(f'<{versions}> {graph}')
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in dict(weights).items())
+    helper.set_model_props(model, {'swin_dense': json.dumps(facts)})
+    onnx.save(model, path)
+    return path
 
 
 def write_file(path):
     """Write the file of a segmentor whose classes are the largest of the three colours of a pixel."""
-    image = helper.make_tensor_value_info('img', TensorProto.FLOAT, ['B', 3, 'H', 'W'])
-    size = helper.make_tensor_value_info('size', TensorProto.INT64, [2])
-    labels = helper.make_tensor_value_info('labels', TensorProto.INT32, ['B', 'H', 'W'])
-    nodes = [
-        helper.make_node('ArgMax', ['img'], ['largest'], axis=1, keepdims=0),
-        helper.make_node('Cast', ['largest'], ['labels'], to=TensorProto.INT32),
-    ]
-    model = helper.make_model(
-        helper.make_graph(nodes, 'colours', [image, size], [labels]), opset_imports=[helper.make_opsetid('', 17)]
-    )
-    model.ir_version = 8
-    facts = {'format': 1, 'task': 'segmentation', 'classes': ['blue', 'green', 'red'], 'resize': None}
-    helper.set_model_props(
-        model, {'swin_dense': json.dumps({**facts, 'palette': [[0, 0, 255], [0, 255, 0], [255, 0, 0]]})}
-    )
-    onnx.save(model, path)
-    return [str(path)]
+    graph = """colours (float[B, 3, H, W] img, int64[2] size) => (int32[B, H, W] labels) {
+        largest = ArgMax <axis = 1, keepdims = 0> (img)
+        labels = Cast <to = 6> (largest)
+    }"""
+    return [str(write_model(path, graph, SEGMENTOR))]

@@ -1,6 +1,5 @@
 """`swin-dense` itself: its commands, its exit statuses, and the help for every argument."""
 
-import argparse
 import importlib
 import os
 import re
@@ -13,10 +12,10 @@ import torch
 from PIL import Image
 
 import swin_dense
-from swin_dense.__main__ import GROUPS, command_names, main
+from swin_dense.__main__ import GROUPS, command_names, main, parser_of, parsers_of
 from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
-from tests.processes import python
+from tests.processes import python, without
 
 
 @pytest.fixture
@@ -80,14 +79,9 @@ def test_the_nearest_name_is_suggested(arguments, message, capsys):
 
 @pytest.mark.parametrize('name', command_names())
 def test_every_argument_has_a_help_text(name):
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-    parsers = [parser]
-    while parsers:
-        for action in parsers.pop()._actions:
+    for one in parsers_of(parser_of(name)):
+        for action in one._actions:
             assert action.help, action.dest
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
 
 
 def test_help_and_usage_errors_need_neither_torch_nor_optional_packages():
@@ -192,13 +186,10 @@ def test_without_torch_each_error_says_its_own_reason(tmp_path, torch_is, argume
     if torch_is == 'broken':
         (tmp_path / 'torch').mkdir()
         (tmp_path / 'torch' / '__init__.py').write_text("raise RuntimeError('no GPU here')")
-    code = f'import sys; sys.modules.update(dict.fromkeys({absent})); sys.argv = ["swin-dense", *{arguments.split()}]; '
-    code += 'from swin_dense.__main__ import main; sys.exit(main())'
-    environment = {**os.environ, 'PYTHONPATH': f'{tmp_path}{os.pathsep}{ROOT}'}
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    paths = f'{tmp_path}{os.pathsep}{ROOT}'
+    done = without(absent, *arguments.split(), status=2, cwd=tmp_path, PYTHONPATH=paths)
     assert message in done.stderr
     assert done.stderr.count('\n') == 1
-    assert done.returncode == 2
 
 
 def test_as_a_program():

@@ -70,14 +70,14 @@ def model_of(kind, tmp_path, monkeypatch):
 
         monkeypatch.setattr(Model, 'run', run)
         return write_file(tmp_path / 'model.onnx')
-    outputs = Predictor._outputs
+    outputs = Predictor.outputs
 
     def fail(self, loaded, path):
         if loaded.shape[:2] == TOO_LARGE:
             raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 9 GiB')
         return outputs(self, loaded, path)
 
-    monkeypatch.setattr(Predictor, '_outputs', fail)
+    monkeypatch.setattr(Predictor, 'outputs', fail)
     make_weights(kind, tmp_path / 'weights.pth')
     return [RECIPES[kind], str(tmp_path / 'weights.pth')]
 
@@ -240,6 +240,14 @@ def test_pixels_of_no_segment_are_0_in_the_file_for_coco(tmp_path):
     assert names_in(tmp_path) == ['a.json', 'a.panoptic.png']
     colours = np.asarray(Image.open(tmp_path / 'a.panoptic.png')).astype(int)
     np.testing.assert_array_equal(colours @ [1, 256, 256**2], [[1002, 1002, 0], [3, 2002, 0]])
+
+
+@pytest.mark.parametrize('label', [255, 259])
+def test_classes_are_stored_in_as_many_bits_as_they_need(tmp_path, label):
+    labels = np.full((2, 3), label, np.int32)
+    model = SimpleNamespace(predict=lambda path: Prediction({}, labels=labels))
+    results.predict(model, 'a.jpg', {ending: tmp_path / ending for ending in ('json', 'labels.png')}, None, None)
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / 'labels.png')), labels)
 
 
 def test_the_folder_of_the_images_is_not_that_of_the_results(folder, tmp_path, capsys):

@@ -1,24 +1,18 @@
 """Options mean the same in all commands, and errors name them before weights are loaded."""
 
 import argparse
-import importlib
 
 import pytest
 from PIL import Image
 
-from swin_dense.__main__ import command_names, main, spelling
+from swin_dense.__main__ import command_names, main, parser_of, parsers_of, spelling
 from swin_dense.utils import checks
 from tests.conftest import OPTIONAL_PACKAGES, needs
-from tests.processes import python
+from tests.processes import python, without
 
 
 def parsers(name):
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-    found = [parser]
-    for one in found:
-        found += [p for a in one._actions if isinstance(a, argparse._SubParsersAction) for p in a.choices.values()]
-    return found
+    return parsers_of(parser_of(name))
 
 
 def imported_by(*arguments):
@@ -230,12 +224,6 @@ def test_a_missing_file_is_found_before_torch_is_imported(place, arguments, mess
 
 
 def check_without_torch(place, arguments, message, missing):
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys(['torch', *{missing}]))
-from swin_dense.__main__ import main
-sys.exit(main({arguments.split()}))
-"""
-    done = python('-c', code, status=2, cwd=place)
+    done = without(['torch', *missing], *arguments.split(), status=2, cwd=place)
     assert message in done.stderr
     assert 'torch' not in done.stderr

@@ -1,6 +1,5 @@
 """`swin-dense predict` writes the predictions of the frameworks' own functions."""
 
-import argparse
 import json
 import os
 
@@ -19,7 +18,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from swin_dense.__main__ import main
-from swin_dense.commands import predict as command
+from swin_dense.commands._images import images_at
 from swin_dense.recipes.files import load_recipe
 from swin_dense.workbench.predict import Predictor
 from tests.conftest import randomize
@@ -154,7 +153,6 @@ def test_class_names_come_from_the_checkpoint_or_the_data_set(tmp_path, framewor
     [
         ('mmdet', {}, {'metainfo': {}}, 'predicts 5 .* 0 class names .* set 80'),
         ('mmdet', {'CLASSES': SIX}, {}, 'predicts 5 .* 6 class names and .* set 5'),
-        ('mmseg', {}, {'type': 'ADE20KDataset', 'metainfo': {}}, 'predicts 6 .* 0 class names .* set 150'),
         ('mmseg', {}, {'type': 'BaseSegDataset', 'metainfo': {}}, 'predicts 6 .* 0 class names and .* set 0'),
     ],
 )
@@ -172,23 +170,6 @@ def test_a_config_without_a_framework_is_refused():
         Predictor(Config({'model': {}}), 'a.pth', 'cpu')
 
 
-def test_more_than_256_classes(tmp_path, pictures):
-    config = load_recipe(RECIPES['mmseg'])
-    config.model.decode_head.num_classes = config.model.auxiliary_head.num_classes = 300
-    config.test_dataloader.dataset.metainfo = {'classes': [f'class {index}' for index in range(300)]}
-    init_default_scope('mmseg')
-    model = MODELS.build(config.model)
-    with torch.no_grad():
-        model.decode_head.conv_seg.bias[259] = 1e3
-    weights, written = tmp_path / 'w.pth', tmp_path / 'config.py'
-    torch.save({'state_dict': model.state_dict(), 'meta': {}}, weights)
-    config.dump(written)
-    assert main(['predict', str(written), str(weights), str(pictures[0]), '--out', str(tmp_path / 'out')]) == 0
-    (segment,) = json.loads((tmp_path / 'out' / 'a b.json').read_text())['segments']
-    assert segment == {'class': 'class 259', 'label': 259, 'share': 1.0}
-    assert (np.array(Image.open(tmp_path / 'out' / 'a b.labels.png')) == 259).all()
-
-
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
@@ -198,6 +179,10 @@ def test_more_than_256_classes(tmp_path, pictures):
         (['upernet_swin-demo', '{a}', '{a}', '--score', '2'], '--score must lie between 0 and 1'),
         (['upernet_swin-demo', '{a}', '{a}'], 'is not a checkpoint of it (UnpicklingError'),
         (['upernet_swin-demo', '{a}', '{a}', '{a}'], 'several images have the name a b'),
+        (['model.onnx', '{a}', '--overlap', '8'], '--overlap needs --tile'),
+        (['model.onnx', '{a}', '--tile', '0'], '--tile must be at least 1'),
+        (['model.onnx', '{a}', '--annotations', 'a.json'], '--annotations needs --format coco'),
+        (['model.onnx', '{a}', '--resume', '--force'], '--resume keeps results and --force replaces them'),
     ],
 )
 def test_wrong_arguments(tmp_path, pictures, capsys, monkeypatch, arguments, message):
@@ -205,25 +190,6 @@ def test_wrong_arguments(tmp_path, pictures, capsys, monkeypatch, arguments, mes
     assert main(['predict', *(argument.format(a=pictures[0]) for argument in arguments)]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'predictions').exists()
-
-
-def test_a_folder_in_the_formats_of_coco(tmp_path, pictures):
-    status, out, _ = predict('mmdet', tmp_path, pictures[0].parent, options=('--score', '0', '--format', 'coco'))
-    assert status == 0
-    data = COCO(str(out / 'coco_annotations.json'))
-    results = data.loadRes(str(out / 'coco_results.json'))
-    assert [image['file_name'] for image in data.dataset['images']] == ['a b.png', 'c.jpg']
-    assert [category['name'] for category in data.dataset['categories']] == FRUIT
-    for image in data.dataset['images']:
-        record = json.loads((out / f'{image["file_name"].partition(".")[0]}.json').read_text())
-        found = results.loadAnns(results.getAnnIds(imgIds=image['id']))
-        assert len(found) == len(record['instances']) > 0
-        for one, instance in zip(found, record['instances'], strict=True):
-            assert one['score'] == instance['score']
-            assert data.dataset['categories'][one['category_id'] - 1]['name'] == instance['class']
-            x, y, width, height = one['bbox']
-            assert [x, y, x + width, y + height] == pytest.approx(instance['box'])
-            np.testing.assert_array_equal(results.annToMask(one), coco_mask.decode(instance['mask']))
 
 
 FRUIT = ['disc', 'ring', 'square', 'triangle', 'star']
@@ -247,32 +213,14 @@ def test_an_image_within_one_tile_is_predicted_as_a_whole(tmp_path, pictures, fr
     assert not list((tmp_path / 'tiles').glob('*painted*'))
 
 
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        (['--overlap', '8'], '--overlap needs --tile'),
-        (['--tile', '0'], '--tile must be at least 1'),
-        (['--annotations', 'a.json'], '--annotations needs --format coco'),
-        (['--resume', '--force'], '--resume keeps results and --force replaces them'),
-    ],
-)
-def test_contradictory_options(tmp_path, pictures, capsys, options, message):
-    (tmp_path / 'model.onnx').write_bytes(b'')
-    assert main(['predict', str(tmp_path / 'model.onnx'), str(pictures[0]), *options]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_folder_stands_for_the_images_in_it(tmp_path):
     """Those with a suffix that `swin-dense features` knows too, but no folders of Zarr."""
-    for name in ('model.onnx', 'photos/b/c.JP2', 'photos/a.png', 'photos/notes.md'):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / 'b').mkdir()
+    (tmp_path / 'd.zarr').mkdir()
+    for name in ('b/c.JP2', 'a.png', 'notes.md'):
         (tmp_path / name).write_bytes(b'')
-    (tmp_path / 'photos' / 'd.zarr').mkdir()
-    files = [str(tmp_path / 'model.onnx'), str(tmp_path / 'photos')]
-    given = argparse.Namespace(files=files, device=None, set=[], runtime=None, precision=None, out=tmp_path / 'out')
-    _, images, unread = command._files(given)
-    assert [image.path for image in images] == [str(tmp_path / 'photos' / name) for name in ('a.png', 'b/c.JP2')]
-    assert [image.name for image in images] == ['a.png', 'b/c.JP2']
+    images, unread = images_at([str(tmp_path)])
+    assert images == [(str(tmp_path / name), name) for name in ('a.png', 'b/c.JP2')]
     assert unread == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import io
 import os
 import shutil
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from swin_dense.__main__ import TRACEBACK, command_names, main
+from swin_dense.__main__ import TRACEBACK, command_names, main, parser_of
 from swin_dense.doctor import Finding
 from swin_dense.export import formats
 from tests.conftest import TINY
@@ -117,14 +116,8 @@ RIGHT = {
 def command_lines() -> Any:
     """Draw a command, its required arguments and some options, with values of the right and of wrong types."""
     return st.sampled_from(COMMANDS).flatmap(
-        lambda name: _arguments_of(_parser_of(name)).map(lambda found: [name, *found])
+        lambda name: _arguments_of(parser_of(name)).map(lambda found: [name, *found])
     )
-
-
-def _parser_of(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f'swin_dense.commands.{name}').add_arguments(parser)
-    return parser
 
 
 def _arguments_of(parser: argparse.ArgumentParser) -> Any:

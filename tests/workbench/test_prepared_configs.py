@@ -83,6 +83,18 @@ def test_fully_sharded_training_can_be_resumed(kind, trained):
     assert (config.get('strategy') or {}).get('type') == trained
 
 
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'strategy': ConfigDict(type='DDPStrategy')}, "add runner_type='FlexibleRunner'"),
+        ({'runner_type': 'Walker'}, "unknown runner_type 'Walker'"),
+    ],
+)
+def test_invalid_runner_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        prepared(SEGMENTOR, prepare_training, changes)
+
+
 def test_fully_sharded_training_shards_by_block():
     backbone = SwinBackbone(**TINY)
     block = backbone.stages[0].blocks[0]

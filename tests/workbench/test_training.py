@@ -284,19 +284,6 @@ def test_runner_type_and_strategy_are_used(tmp_path):
     assert (tmp_path / 'run' / 'iter_2.pth').is_file()
 
 
-@pytest.mark.parametrize(
-    ('lines', 'words'),
-    [
-        ("strategy = dict(type='DDPStrategy')\n", "add runner_type='FlexibleRunner'"),
-        ("runner_type = 'Walker'\n", "unknown runner_type 'Walker'"),
-    ],
-)
-def test_invalid_runner_settings_are_refused(tmp_path, lines, words):
-    done = train(write_config(tmp_path, lines), tmp_path / 'run', check=False)
-    assert done.returncode == 2
-    assert words in done.stderr
-
-
 def test_an_error_during_training_shows_its_traceback(tmp_path):
     """A ValueError of a library during training is not reported as wrong usage."""
     config = write_config(tmp_path, "train_dataloader['dataset']['type'] = 'BrokenImages'\n")

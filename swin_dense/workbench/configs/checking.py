@@ -47,19 +47,16 @@ def check_data(config: Config, splits: Sequence[str], every_image: bool = False)
     if is_pretraining(config):
         return _check_pretraining(config, splits, every_image)
     init_default_scope(config.get('default_scope') or 'mmengine')
-    notes: dict[tuple[bool, str], list[str]] = {}
-    for split in splits:
-        for dataset in datasets(config, [split]):
-            key = split != 'train', str(dataset)  # validation and test often have the same data
-            if key in notes:
-                continue
-            notes[key] = []
-            annotations = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
-            if dataset.get('type') == 'CocoDataset' and dataset.get('ann_file') and not is_address(annotations):
-                notes[key] = look_at_coco(config, dataset, split != 'train', every_image)
-            elif config.get('default_scope') == 'mmseg':
-                notes[key] = look_at_masks(config, dataset, every_image)
-    return list(dict.fromkeys(note for found in notes.values() for note in found))
+    # Validation and test often have the same data.
+    different = {(split != 'train', str(dataset)): dataset for split in splits for dataset in datasets(config, [split])}
+    notes: list[str] = []
+    for (is_evaluated, _), dataset in different.items():
+        annotations = os.path.join(dataset.get('data_root') or '', dataset.get('ann_file') or '')
+        if dataset.get('type') == 'CocoDataset' and dataset.get('ann_file') and not is_address(annotations):
+            notes += look_at_coco(config, dataset, is_evaluated, every_image)
+        elif config.get('default_scope') == 'mmseg':
+            notes += look_at_masks(config, dataset, every_image)
+    return list(dict.fromkeys(notes))
 
 
 def _check_pretraining(config: Config, splits: Sequence[str], every_image: bool) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,6 @@ from swin_dense.workbench.configs.own_data import below, endings_in
 from swin_dense.workbench.configs.parts import class_count
 
 _TOLERANCE = 2.0  # pixels that a box may reach beyond its image without a note
-_ADVICE = {
-    'area': 'width times height of the box is enough',
-    'iscrowd': '0 for a single object',
-    'segmentation': 'for boxes alone, use a recipe without masks: `swin-dense zoo --task detection`',
-}
 # Models whose heads count something else than the classes of the data: any object, or the words of a text.
 _OTHER_COUNTS = ('RPN', 'GroundingDINO', 'GLIP')
 
@@ -156,41 +151,34 @@ def _check_annotations(path: Path, annotations: Sequence[Any], content: Any, is_
     """Check the keys, ids and types of all annotations."""
     if any(not isinstance(annotation, dict) for annotation in annotations):
         raise ValueError(f'{path} cannot be read as COCO annotations (an annotation is no dict)')
-    count = len(annotations)
-    for key in ('id', 'image_id', 'category_id', 'bbox', 'area', *['iscrowd'] * is_evaluated):
-        faults = [f'annotation {one.get("id", one)!r} has no {key!r}' for one in annotations if key not in one]
-        _refuse(path, faults, count, f'add it; {_ADVICE.get(key, "mmdet needs it")}')
-    for key, entries in (('image_id', content['images']), ('category_id', content['categories'])):
-        known = {entry['id'] for entry in entries}
-        faults = [
-            f'annotation {one["id"]!r} has the {key} {one[key]!r}, which is none of the ids'
-            for one in annotations
-            if one[key] not in known
-        ]
-        advice = 'mmdet would leave the annotation out without a word; correct or remove it'
-        _refuse(path, faults, count, f'the ids are {some(map(repr, known))} (1 and "1" are different); {advice}')
-    times = Counter(annotation['id'] for annotation in annotations)
-    faults = [
-        f'{times[one["id"]]} annotations have the id {one["id"]!r}' for one in annotations if times[one['id']] > 1
-    ]
-    _refuse(path, faults, count, 'number the annotations from 1')
+    times = Counter(annotation.get('id') for annotation in annotations)
+    images, categories = ({entry['id'] for entry in content[kind]} for kind in ('images', 'categories'))
+    lost = '(1 and "1" are different); mmdet would leave the annotation out without a word; correct or remove it'
+    # What the value of a key must be, and how to mend another one.
+    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
+        'id': (lambda value: times[value] == 1, 'number the annotations from 1, each differently'),
+        'image_id': (images.__contains__, f'the ids of the images are {some(map(repr, images))} {lost}'),
+        'category_id': (categories.__contains__, f'the ids are {some(map(repr, categories))} {lost}'),
+        'bbox': (_is_box, 'write four numbers: x and y of the upper left corner, width, height'),
+        'area': (_is_number, 'write a number; width times height of the box is enough'),
+    }
     if is_evaluated:
+        rules['id'] = (
+            lambda value: times[value] == 1 and type(value) is int,
+            'pycocotools needs whole numbers; number the annotations from 1, each differently',
+        )
+        rules['iscrowd'] = (lambda value: value is not None, 'write 0 for a single object')
+    for key, (is_right, advice) in rules.items():
         faults = [
-            f'annotation {one["id"]!r} has an id that is no whole number'
+            f'annotation {one.get("id")!r} has the {key} {one.get(key)!r}'
             for one in annotations
-            if type(one['id']) is not int
+            if not is_right(one.get(key))
         ]
-        _refuse(path, faults, count, 'pycocotools needs numbers; number the annotations from 1')
-    faults = [
-        f'annotation {one["id"]!r} has the bbox {one["bbox"]!r}'
-        for one in annotations
-        if not (isinstance(one['bbox'], list) and len(one['bbox']) == 4 and all(map(_is_number, one['bbox'])))
-    ]
-    _refuse(path, faults, count, 'write four numbers: x and y of the upper left corner, width, height')
-    faults = [
-        f'annotation {one["id"]!r} has the area {one["area"]!r}' for one in annotations if not _is_number(one['area'])
-    ]
-    _refuse(path, faults, count, f'write a number; {_ADVICE["area"]}')
+        _refuse(path, faults, len(annotations), advice)
+
+
+def _is_box(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(map(_is_number, value))
 
 
 def _is_number(value: Any) -> bool:
@@ -234,7 +222,8 @@ def _check_boxes(
     }
     if needs_masks:
         masks = [one['segmentation'] for one in annotations]
-        is_read = [not isinstance(mask, list) or any(map(_is_polygon, mask)) for mask in masks]
+        sizes = [[len(polygon) for polygon in mask] if isinstance(mask, list) else [6] for mask in masks]
+        is_read = [any(size >= 6 and size % 2 == 0 for size in of_mask) for of_mask in sizes]
         reasons['have a mask of fewer than three points'] = ~np.array(is_read)
     is_left_out = np.any(list(reasons.values()), 0)
     why = ', '.join(f'{found.sum()} {reason}' for reason, found in reasons.items() if found.any())
@@ -262,18 +251,10 @@ def _check_boxes(
     return notes
 
 
-def _is_polygon(numbers: Any) -> bool:
-    """Return whether mmdet reads a polygon of a mask."""
-    return len(numbers) >= 6 and len(numbers) % 2 == 0
-
-
 def _check_masks(path: Path, annotations: Sequence[Any], images: Mapping[Any, Any]) -> None:
-    without = [annotation for annotation in annotations if not annotation.get('segmentation')]
-    if len(without) == len(annotations):
-        raise ValueError(
-            f'{path} has boxes without masks, but this recipe needs masks; use a recipe for boxes: '
-            '`swin-dense zoo --task detection`'
-        )
+    no_masks = 'for boxes alone, use a recipe without masks: `swin-dense zoo --task detection`'
+    if not any(annotation.get('segmentation') for annotation in annotations):
+        raise ValueError(f'{path} has boxes without masks, but this recipe needs masks; {no_masks}')
 
     def fault(annotation: Any) -> str | None:
         mask, image = annotation.get('segmentation'), images[annotation['image_id']]
@@ -288,7 +269,7 @@ def _check_masks(path: Path, annotations: Sequence[Any], images: Mapping[Any, An
 
     faults = [f'annotation {one["id"]!r} {reason}' for one in annotations if (reason := fault(one))]
     advice = 'write polygons as [[x, y, x, y, ...]], or RLE of the size [height, width]'
-    _refuse(path, faults, len(annotations), f'{advice}; {_ADVICE["segmentation"]}')
+    _refuse(path, faults, len(annotations), f'{advice}; {no_masks}')
 
 
 def _check_files(path: Path, images: Mapping[Any, Any], folder: Path, looked_at: Images) -> str:

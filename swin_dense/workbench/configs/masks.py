@@ -54,17 +54,20 @@ def look_at_masks(config: Config, dataset: Any, every_image: bool = False) -> li
         look.at(evenly(samples, _SUSPECTED))
     if look.has_one_class and not is_mapped:
         values = ','.join(map(str, sorted(look.stored)))
-        indices = ','.join(map(str, range(class_count(config.model))))
+        indices = ','.join(map(str, range(look.classes)))
         raise ValueError(
-            f'the {look.count} masks looked at in {folder} have only the values {values}, and 255 is ignored, so that '
-            'the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
+            f'the {len(look.seen)} masks looked at in {folder} have only the values {values}, and 255 is ignored, so '
+            'that the model would learn nothing; if 255 is a class, write the config with `swin-dense config ... '
             f'--mask-values {values}`, the values of the classes in their order; if it is not, with --mask-values '
             f'{indices}'
         )
-    how = f'decoded {look.count} and their images' if every_image else f'read the values of {look.count}'
+    count = len(look.seen)
+    how = f'decoded {count} and their images' if every_image else f'read the values of {count}'
     notes = [f'{folder}: {len(samples)} masks, one for each image; {how}']
-    if look.absent:
-        notes.append(f'{folder}: in these masks, {len(look.absent)} classes do not occur: {some(look.absent)}')
+    names = built.metainfo.get('classes') or range(look.classes)
+    absent = [name for index, name in enumerate(names) if index not in look.found]
+    if absent:
+        notes.append(f'{folder}: in these masks, {len(absent)} classes do not occur: {some(absent)}')
     return notes
 
 
@@ -89,35 +92,32 @@ def _check_names(built: Any, samples: Sequence[Any]) -> None:
 
 
 class _Look:
-    """What was found in masks: the values in their files, the classes that occur, and how many were looked at."""
+    """What was found in masks.
+
+    Attributes:
+        classes: number of classes of the model.
+        seen: masks that were looked at.
+        stored: values in their files.
+        found: classes that occur in them.
+    """
 
     def __init__(self, config: Config, built: Any, images: Images) -> None:
-        self.names = built.metainfo.get('classes') or range(class_count(config.model))
         parts = dicts(config.model)
         self._ignored = {_IGNORED, *(part['ignore_index'] for part in parts if 'ignore_index' in part)}
         self._built, self._images = built, images
-        self._count = class_count(config.model)
-        self._seen: set[str] = set()
+        self.classes = class_count(config.model)
+        self.seen: set[str] = set()
         self.stored: set[int] = set()
-        self.classes: set[int] = set()
-
-    @property
-    def count(self) -> int:
-        return len(self._seen)
-
-    @property
-    def absent(self) -> list[Any]:
-        """The names of the classes that do not occur."""
-        return [name for index, name in enumerate(self.names) if index not in self.classes]
+        self.found: set[int] = set()
 
     def at(self, samples: Sequence[Any]) -> None:
         """Read masks, and the sizes of their images."""
-        samples = [sample for sample in samples if sample['seg_map_path'] not in self._seen]
+        samples = [sample for sample in samples if sample['seg_map_path'] not in self.seen]
         sizes = self._images.sizes([sample['img_path'] for sample in samples])
         wrong: dict[str, set[int]] = {}
         for sample in samples:
             path = sample['seg_map_path']
-            self._seen.add(path)
+            self.seen.add(path)
             mask = self._read(path)
             if mask.shape[::-1] != sizes[sample['img_path']]:
                 width, height = sizes[sample['img_path']]
@@ -126,18 +126,18 @@ class _Look:
                     f'is read as {width} x {height}'
                 )
             self.stored.update(_values(mask))
-            values = set(_values(self._built.pipeline(dict(sample))['gt_seg_map']))
-            self.classes |= values - self._ignored
-            if values - self._ignored - set(range(self._count)):
-                wrong[path] = values - self._ignored - set(range(self._count))
+            values = set(_values(self._built.pipeline(dict(sample))['gt_seg_map'])) - self._ignored
+            self.found |= values
+            if max(values, default=0) >= self.classes:
+                wrong[path] = values - set(range(self.classes))
         if wrong:
             path, found = next(iter(wrong.items()))
             ignored = ','.join(map(str, sorted(set.union(*wrong.values()))))
             raise ValueError(
-                f'the mask {path} has pixels of the value {min(found)}, but the classes are 0 to {self._count - 1}; to '
-                f'ignore values that are no class, write the config with `swin-dense config ... --ignore {ignored}`; '
-                'if the classes have other values than their indices, with --mask-values; otherwise name all classes '
-                'with --classes'
+                f'the mask {path} has pixels of the value {min(found)}, but the classes are 0 to {self.classes - 1}; '
+                'to ignore values that are no class, write the config with `swin-dense config ... '
+                f'--ignore {ignored}`; if the classes have other values than their indices, with --mask-values; '
+                'otherwise name all classes with --classes'
             )
 
     def _read(self, path: str) -> np.ndarray:
@@ -162,14 +162,14 @@ class _Look:
             raise ValueError(
                 f'the mask {path} of type {mask.dtype} has pixels of the value {wrong}, but mmseg reads masks as 8 '
                 f'bits, as which it would be {np.array(wrong).astype(np.uint8)}; write masks whose values are the '
-                f'classes, 0 to {self._count - 1}, or 255 to be ignored'
+                f'classes, 0 to {self.classes - 1}, or 255 to be ignored'
             )
         return mask.astype(np.uint8)
 
     @property
     def has_one_class(self) -> bool:
         """Whether at most one class occurs beside 255, which then is rather a class too."""
-        return len(self.classes) <= 1 and _IGNORED in self.stored
+        return len(self.found) <= 1 and _IGNORED in self.stored
 
 
 def _values(mask: np.ndarray) -> list[int]:

@@ -23,11 +23,11 @@ _COMPARED = 100  # number of images whose masks are searched for, to detect the 
 
 def own_data(
     config: Config,
-    data_root: str | None = None,
-    classes: Sequence[str] | None = None,
-    places: Mapping[str, str] | None = None,
-    ignore: Sequence[int] = (),
-    mask_values: Sequence[int] = (),
+    data_root: str | None,
+    classes: Sequence[str] | None,
+    places: Mapping[str, str],
+    ignore: Sequence[int],
+    mask_values: Sequence[int],
 ) -> None:
     """Change a recipe to use a user's own data.
 
@@ -128,9 +128,6 @@ def _replace_root(config: Config, data_root: str) -> None:
 def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> None:
     """Set the given files and folders in data sets, and in evaluators that read annotations."""
     is_detector = config.default_scope == 'mmdet'
-    for name in places:
-        if is_detector and name.endswith('_masks'):
-            raise ValueError(f'--{name.replace("_", "-")} is for segmentation, but this config is for a detector')
     keys = {'images': 'img'} if is_detector else {'images': 'img_path', 'masks': 'seg_map_path'}
     if data_root is None:  # make all paths relative to the current folder, as the given places are
         for dataset in datasets(config):
@@ -139,23 +136,22 @@ def _place(config: Config, data_root: str | None, places: Mapping[str, str]) -> 
                 dataset.ann_file = os.path.join(root, dataset.ann_file)
             if 'data_prefix' in dataset:
                 dataset.data_prefix = {key: os.path.join(root, path) for key, path in dataset.data_prefix.items()}
-    for split in SPLITS:
-        part = 'train' if split == 'train' else 'val'
-        for name, place in places.items():
-            if not name.startswith(part):
-                continue
-            kind, path = name.partition('_')[2], place
-            # A path that exists only in the current folder is made relative to the data root.
-            if data_root is not None and not os.path.exists(os.path.join(data_root, path)) and os.path.exists(path):
-                path = os.path.relpath(path, data_root)
-            for dataset in datasets(config, [split]):
-                if kind == 'ann':
-                    dataset.ann_file = path
-                else:
-                    dataset.setdefault('data_prefix', {})[keys[kind]] = path
-            for evaluator in dicts(config.get(f'{split}_evaluator')):
-                if kind == 'ann' and 'ann_file' in evaluator:
-                    evaluator.ann_file = os.path.join(data_root or '', path)
+    for name, path in places.items():
+        part, _, kind = name.partition('_')
+        if is_detector and kind == 'masks':
+            raise ValueError(f'--{part}-masks is for segmentation, but this config is for a detector')
+        # A path that exists only in the current folder is made relative to the data root.
+        if data_root is not None and not os.path.exists(os.path.join(data_root, path)) and os.path.exists(path):
+            path = os.path.relpath(path, data_root)
+        splits = ('train',) if part == 'train' else ('val', 'test')
+        for dataset in datasets(config, splits):
+            if kind == 'ann':
+                dataset.ann_file = path
+            else:
+                dataset.setdefault('data_prefix', {})[keys[kind]] = path
+        for evaluator in dicts([config.get(f'{split}_evaluator') for split in splits]):
+            if kind == 'ann' and 'ann_file' in evaluator:
+                evaluator.ann_file = os.path.join(data_root or '', path)
 
 
 def below(dataset: Any, prefix: str) -> Path:

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from swin_dense.workbench.runtime.comparison import Instances, share_of_other_segments, share_of_unmatched
-from swin_dense.workbench.runtime.masks import pasted
+from swin_dense.workbench.runtime.comparison import share_of_other_segments, share_of_unmatched
+from swin_dense.workbench.runtime.masks import Instances, pasted
 from swin_dense.workbench.runtime.queries import predicted as predicted_by_file
 
 
 def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances:
     """Return the detections of mmdet's own ``predict`` in pixels, (H, W, 3) uint8, BGR."""
     found = predicted(detector, pixels).pred_instances
-    masks = found.masks.cpu().numpy() if 'masks' in found else None
+    masks = found.masks.cpu().numpy() if 'masks' in found else ()
     return Instances(found.bboxes.cpu().numpy(), found.scores.cpu().numpy(), found.labels.cpu().numpy(), masks)
 
 
@@ -33,10 +33,10 @@ def predicted(detector: nn.Module, pixels: np.ndarray) -> Any:
 def instances_of_file(outputs: list[np.ndarray], size: tuple[int, int], mask_threshold: float | None) -> Instances:
     """Return the detections in the outputs of a file, for an image of ``size`` (height, width)."""
     boxes, scores, labels, *probabilities = outputs
-    if mask_threshold is None:
-        return Instances(boxes, scores, labels)
-    masks = [pasted(mask, box, mask_threshold, *size) for mask, box in zip(probabilities[0], boxes, strict=True)]
-    return Instances(boxes, scores, labels, np.array(masks, bool).reshape(-1, *size))
+    masks = []
+    if mask_threshold is not None:
+        masks = [pasted(mask, box, mask_threshold, *size) for mask, box in zip(probabilities[0], boxes, strict=True)]
+    return Instances(boxes, scores, labels, masks)
 
 
 def classes_of_framework(segmentor: nn.Module, pixels: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -63,7 +63,7 @@ def share_of_other_masks(sample: Any, outputs: Sequence[np.ndarray], settings: M
         # Of the least probable pairs of query and class, either result may contain others.
         lowest = probabilities[-min(settings['instances'], len(probabilities))]
         # The masks are compared, not the boxes around them, which one pixel can change.
-        ours = Instances(np.zeros_like(found[0]), found[1], found[2], np.reshape(found[3], (-1, *size)))
+        ours = found._replace(boxes=np.zeros_like(found.boxes))
         theirs = Instances(np.zeros_like(theirs.bboxes), theirs.scores, theirs.labels, theirs.masks)
         share, count = share_of_unmatched(theirs, ours, float(lowest), len(probabilities) + 1)
     if panoptic is not None:

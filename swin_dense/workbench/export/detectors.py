@@ -40,17 +40,8 @@ class OneStageDetector(Detector):
 
     def forward(self, img: Tensor) -> tuple[Tensor, ...]:
         """Return boxes (N, 4) in pixels of the image, scores (N,) and labels (N,) int32, by descending score."""
-        head, config = self.detector.bbox_head, self.detector.bbox_head.test_cfg
-        boxes, scores, labels = [], [], []
-        for logits, deltas, anchors in dense_levels(head, self.maps(img)):
-            score = flatten_map(logits).sigmoid().flatten()
-            score, index = top_scores(torch.where(score > config.score_thr, score, -1.0), config.nms_pre)
-            row = index // head.num_classes
-            boxes.append(decode_boxes(head.bbox_coder, anchors[row], flatten_map(deltas, 4)[row], img))
-            scores.append(score)
-            labels.append(index % head.num_classes)
-        box, score, label = torch.cat(boxes), torch.cat(scores), torch.cat(labels)
-        score = discard_small(box, score, config)
+        config = self.detector.bbox_head.test_cfg
+        box, score, label, _ = candidates(self.detector.bbox_head, self.maps(img), img)
         kept = batched_nms(box, score, label, config.nms, config.max_per_img)
         return box[kept], score[kept], label[kept].int()
 
@@ -82,16 +73,9 @@ class TwoStageDetector(Detector):
         return box, score, label.int(), self._masks(maps, box, label)
 
     def _proposals(self, maps: tuple[Tensor, ...], img: Tensor) -> Tensor:
-        head, config = self.detector.rpn_head, self.detector.rpn_head.test_cfg
-        boxes, scores, sources = [], [], []
-        for level, (logits, deltas, anchors) in enumerate(dense_levels(head, maps)):
-            score, index = top_scores(flatten_map(logits).sigmoid().flatten(), config.nms_pre)
-            boxes.append(decode_boxes(head.bbox_coder, anchors[index], flatten_map(deltas, 4)[index], img))
-            scores.append(score)
-            sources.append(torch.full_like(index, level))
-        box = torch.cat(boxes)
-        score = discard_small(box, torch.cat(scores), config)
-        return box[batched_nms(box, score, torch.cat(sources), config.nms, config.max_per_img)]
+        config = self.detector.rpn_head.test_cfg
+        box, score, _, level = candidates(self.detector.rpn_head, maps, img)
+        return box[batched_nms(box, score, level, config.nms, config.max_per_img)]
 
     def _classified(self, maps: tuple[Tensor, ...], boxes: Tensor, img: Tensor) -> tuple[Tensor, Tensor]:
         """Return boxes (N, classes, 4) and scores (N, classes) for proposals (N, 4), after all stages of the head."""
@@ -143,23 +127,40 @@ def as_stages(part: nn.Module) -> list[Any]:
     return list(part) if isinstance(part, nn.ModuleList) else [part]
 
 
-def dense_levels(head: Any, maps: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return (logits, deltas, anchors) for each level of a dense head."""
-    logits, deltas = head(maps)
-    sizes = [one.shape[2:] for one in logits]
-    anchors = head.prior_generator.grid_priors(sizes, logits[0].dtype, logits[0].device)
-    return list(zip(logits, deltas, anchors, strict=True))
+def candidates(head: Any, maps: tuple[Tensor, ...], img: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the boxes (N, 4) of a dense head for non-maximum suppression, and their scores, labels and levels, (N,).
+
+    The score is -1 if it is too low, or a side at most ``min_bbox_size`` in the config.
+    """
+    config = head.test_cfg
+    all_logits, all_deltas = head(maps)
+    sizes = [logits.shape[2:] for logits in all_logits]
+    anchors = head.prior_generator.grid_priors(sizes, img.dtype, img.device)
+    boxes, scores, labels, levels = [], [], [], []
+    for level, (logits, deltas) in enumerate(zip(all_logits, all_deltas, strict=True)):
+        score = flatten_map(logits).sigmoid().flatten()
+        if 'score_thr' in config:
+            score = torch.where(score > config.score_thr, score, -1.0)
+        # Smaller maps have fewer boxes than count, so that some with the score -1 are added.
+        last = score.shape[0] - 1
+        score, index = torch.cat([score, score.new_full((config.nms_pre,), -1.0)]).topk(config.nms_pre)
+        index = index.clamp(max=last)
+        row = index // head.num_classes
+        boxes.append(decode_boxes(head.bbox_coder, anchors[level][row], flatten_map(deltas, 4)[row], img))
+        scores.append(score)
+        labels.append(index % head.num_classes)
+        levels.append(torch.full_like(index, level))
+    box, score = torch.cat(boxes), torch.cat(scores)
+    smallest = config.get('min_bbox_size', -1)
+    if smallest >= 0:
+        sides = box[:, 2:] - box[:, :2]
+        score = torch.where((sides > smallest).all(1), score, -1.0)
+    return box, score, torch.cat(labels), torch.cat(levels)
 
 
 def flatten_map(x: Tensor, columns: int = 1) -> Tensor:
     """Reshape a map (1, anchors * columns, H, W) to (H * W * anchors, columns), the order of the anchors."""
     return x.permute(0, 2, 3, 1).reshape(-1, columns)
-
-
-def top_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` highest of the scores (N,) and their indices. If N < count, pad with -1 and any index."""
-    score, index = torch.cat([scores, scores.new_full((count,), -1.0)]).topk(count)
-    return score, index.clamp(max=scores.shape[0] - 1)
 
 
 def decode_boxes(coder: Any, boxes: Tensor, deltas: Tensor, img: Tensor) -> Tensor:
@@ -173,15 +174,6 @@ def clip_boxes(boxes: Tensor, coder: Any, img: Tensor) -> Tensor:
         return boxes
     x, y = boxes[:, 0::2].clamp(0, img.shape[3]), boxes[:, 1::2].clamp(0, img.shape[2])
     return torch.stack([x, y], 2).flatten(1)
-
-
-def discard_small(boxes: Tensor, scores: Tensor, config: Any) -> Tensor:
-    """Return the scores, with -1 for boxes with a side of at most ``min_bbox_size`` in the config."""
-    smallest = config.get('min_bbox_size', -1)
-    if smallest < 0:
-        return scores
-    sides = boxes[:, 2:] - boxes[:, :2]
-    return torch.where((sides > smallest).all(1), scores, -1.0)
 
 
 def batched_nms(boxes: Tensor, scores: Tensor, groups: Tensor, config: Any, most: int) -> Tensor:

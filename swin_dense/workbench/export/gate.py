@@ -41,10 +41,12 @@ class Settings:
     Attributes:
         names: the supported settings.
         values: settings with only one supported value, and that value.
+        is_optional: whether the part may be absent.
     """
 
     names: tuple[str, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
+    is_optional: bool = False
 
     def reasons_against(self, where: str, settings: Mapping[str, Any]) -> Iterator[str]:
         for name, value in settings.items():
@@ -58,13 +60,6 @@ class Settings:
                 yield f'{where} must have {name} above 0, got {settings.get(name)}'
         if settings.get('mask_thr_binary', 0) < 0:
             yield f'{where}.mask_thr_binary is below 0, which selects probabilities; supported: 0 and above'
-        nms = settings.get('nms', {})
-        kind = nms.get('type', 'nms')
-        if kind != 'nms':
-            yield f"{where}.nms is {kind!r}; supported: 'nms'"
-        for name in nms:
-            if kind == 'nms' and name not in ('type', 'iou_threshold', 'split_thr'):
-                yield f'{where}.nms has {name}={nms[name]!r}; supported: iou_threshold'
 
 
 def _kind(part: Any) -> str:
@@ -90,6 +85,10 @@ def _dense_head(
     }
 
 
+def _nms(where: str) -> Table:
+    return {f'{where}.nms': Settings(('iou_threshold', 'split_thr'), {'type': 'nms'}, is_optional=True)}
+
+
 def _extractor(where: str, is_optional: bool = False) -> Table:
     return {
         where: Part(('mmdet.SingleRoIExtractor',), is_optional=is_optional),
@@ -102,6 +101,7 @@ def _one_stage(head: Table) -> Table:
         **_DETECTOR,
         **head,
         'test_cfg': Settings(('score_thr', 'nms_pre', 'nms', 'max_per_img', 'min_bbox_size')),
+        **_nms('test_cfg'),
     }
 
 
@@ -149,8 +149,10 @@ _TWO_STAGE: Table = {
     'roi_head.mask_head': Part(('mmdet.FCNMaskHead',), is_optional=True),
     'test_cfg.rpn': Settings(('nms_pre', 'nms', 'max_per_img', 'min_bbox_size')),
     'test_cfg.rcnn': Settings(('score_thr', 'nms', 'max_per_img', 'mask_thr_binary')),
+    **_nms('test_cfg.rpn'),
+    **_nms('test_cfg.rcnn'),
 }
-DETECTORS = {
+MODELS: dict[str, Table] = {
     'mmdet.FasterRCNN': _TWO_STAGE,
     'mmdet.MaskRCNN': _TWO_STAGE,
     'mmdet.CascadeRCNN': _TWO_STAGE,
@@ -163,14 +165,12 @@ DETECTORS = {
     'mmdet.Mask2Former': _mask_queries('mmdet.Mask2FormerHead', *_PIXEL_DECODERS['Mask2FormerHead']),
     # Its heads read the padding.
     'mmdet.MaskFormer': _mask_queries('mmdet.MaskFormerHead', *_PIXEL_DECODERS['MaskFormerHead'], pad_size_divisor=1),
-}
-SEGMENTORS: dict[str, Table] = {
     'mmseg.EncoderDecoder': {
         **_BACKBONE,
         'data_preprocessor': Part(('mmseg.SegDataPreProcessor',)),
         'data_preprocessor.test_cfg': Part(values={'size': None}, is_optional=True),
         'test_cfg': Part(values={'mode': 'whole'}),
-    }
+    },
 }
 # Heads of mmseg with a `predict` of their own that is supported.
 MASK_HEADS: dict[str, Table] = {
@@ -183,35 +183,31 @@ MASK_HEADS: dict[str, Table] = {
 }
 _LOADING = ('LoadImageFromFile', 'LoadAnnotations', 'LoadPanopticAnnotations')
 _TRANSFORMS = (*_LOADING, 'Resize', 'Pad', 'PackDetInputs', 'PackSegInputs')
+# Options of transforms with only one supported value, and that value.
+_VALUES: dict[str, dict[str, Any]] = {
+    'LoadImageFromFile': {'color_type': 'color', 'imdecode_backend': 'cv2'},
+    'Resize': {'interpolation': 'bilinear', 'backend': 'cv2'},
+    'Pad': {'pad_to_square': False, 'padding_mode': 'constant'},
+}
 
 
-def reasons_against_detector(detector: nn.Module) -> Iterator[str]:
-    """Yield the reasons why a detector of mmdet cannot be exported, one per part."""
-    yield from _reasons(detector, DETECTORS)
-
-
-def reasons_against_segmentor(segmentor: nn.Module) -> Iterator[str]:
-    """Yield the reasons why a segmentor of mmseg cannot be exported, one per part."""
+def reasons_against(model: nn.Module) -> Iterator[str]:
+    """Yield the reasons why a detector of mmdet or a segmentor of mmseg cannot be exported, one per part."""
+    reasons = list(Part(tuple(MODELS)).reasons_against('model', model))
+    yield from reasons or _reasons_in_table(model, MODELS[_kind(model)])
+    head: Any = getattr(model, 'decode_head', None)
+    if reasons or head is None:
+        return
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
-    yield from _reasons(segmentor, SEGMENTORS)
-    if getattr(segmentor, 'out_channels', None) == 1:
+    if model.out_channels == 1:
         yield 'model.decode_head has one output for two classes (a binary head); supported: one output per class'
-    for where, head in _parts('model', segmentor, ['decode_head']):
-        if _kind(head) in MASK_HEADS:
-            yield from _reasons_in_table(segmentor, MASK_HEADS[_kind(head)])
-            continue
-        for method in ('predict', 'predict_by_feat'):
-            if getattr(type(head), method, None) is not getattr(BaseDecodeHead, method):
-                yield f'{where} is a {type(head).__name__}, which overrides `{method}`'
-
-
-def _reasons(model: nn.Module, tables: Mapping[str, Table]) -> Iterator[str]:
-    """Yield the reasons against a model: its type, or each part that its table does not allow."""
-    yield from (reasons := list(Part(tuple(tables)).reasons_against('model', model)))
-    if reasons:
+    if _kind(head) in MASK_HEADS:
+        yield from _reasons_in_table(model, MASK_HEADS[_kind(head)])
         return
-    yield from _reasons_in_table(model, tables[_kind(model)])
+    for method in ('predict', 'predict_by_feat'):
+        if getattr(type(head), method, None) is not getattr(BaseDecodeHead, method):
+            yield f'model.decode_head is a {type(head).__name__}, which overrides `{method}`'
 
 
 def _reasons_in_table(model: nn.Module, table: Table) -> Iterator[str]:
@@ -221,7 +217,7 @@ def _reasons_in_table(model: nn.Module, table: Table) -> Iterator[str]:
             continue  # other types may lack the part
         found = _parts('model', model, path.split('.'))
         reasons = [reason for where, part in found for reason in row.reasons_against(where, part)]
-        if not found and not (isinstance(row, Part) and row.is_optional):
+        if not found and not row.is_optional:
             reasons = [f'model has no {path}']
         if reasons:
             refused.append(path)
@@ -245,12 +241,9 @@ def reasons_against_pipeline(pipeline: Sequence[Mapping[str, Any]]) -> Iterator[
     for name, transform in zip(names, pipeline, strict=True):
         if name not in _TRANSFORMS:
             yield f'the test pipeline has {name}; supported: {", ".join(_TRANSFORMS)}'
-        if name == 'LoadImageFromFile':
-            yield from _unsupported_values(name, transform, {'color_type': 'color', 'imdecode_backend': 'cv2'})
-        if name == 'Resize':
-            yield from _unsupported_values(name, transform, {'interpolation': 'bilinear', 'backend': 'cv2'})
-        if name == 'Pad':
-            yield from _unsupported_values(name, transform, {'pad_to_square': False, 'padding_mode': 'constant'})
+        for key, value in _VALUES.get(name, {}).items():
+            if transform.get(key, value) != value:
+                yield f'{name} of the test pipeline has {key}={transform[key]!r}; supported: {value!r}'
     for name in ('Resize', 'Pad'):
         if names.count(name) > 1:
             yield f'the test pipeline has {name} {names.count(name)} times'
@@ -285,12 +278,6 @@ def preparation_of(pipeline: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _transform(transform: Mapping[str, Any]) -> str:
     kind = transform['type']
     return kind.rpartition('.')[2] if isinstance(kind, str) else kind.__name__
-
-
-def _unsupported_values(name: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in known.items():
-        if given.get(key, value) != value:
-            yield f'{name} of the test pipeline has {key}={given[key]!r}; supported: {value!r}'
 
 
 def _pair(value: Any) -> list[Any]:

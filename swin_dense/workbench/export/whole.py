@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -87,71 +86,16 @@ def export_detector(
     Examples:
         >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
     """
-    file = _checked(path, image, opset, grid_sample, target)
-    detector, names, pipeline = _read(config, checkpoint, 'mmdet')
-    _check_supported(detector, [*gate.reasons_against_detector(detector), *gate.reasons_against_pipeline(pipeline)])
-    graph = graph_of(copy.deepcopy(detector))
-    example = torch.zeros(1, 3, *EXAMPLE)
-    limits = _limits(graph, example)
-    facts = {'format': FORMAT, 'task': 'detection', **names, **gate.preparation_of(pipeline), 'limits': limits}
-    if isinstance(graph, MaskDetector):
-        facts['queries'] = _settings_of_queries(detector)
-        compare = partial(_compare_masks, detector, facts['queries'])
-    else:
-        settings: Any = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
-        facts['score_threshold'] = settings.get('score_thr', 0.0)
-        facts['mask_threshold'] = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
-        compare = partial(_compare_boxes, detector, facts, settings.max_per_img)
-    divisor = limits['divisor']
-    sides = ('height', 'width') if divisor > 1 else ()
-    ranges = {side: divisor * torch.export.Dim(f'{side}_steps', min=2) for side in sides}
-    free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
-    interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges, translations)
-    return _write(graph, interface, compare, file, divisor)
-
-
-def graph_of(detector: nn.Module) -> Detector:
-    """Return the traceable version of a detector that ``gate`` accepts; parts of the detector are replaced."""
-    kinds = {'panoptic_head': MaskDetector, 'num_queries': QueryDetector, 'roi_head': TwoStageDetector}
-    return next((kind for name, kind in kinds.items() if hasattr(detector, name)), OneStageDetector)(detector)
-
-
-def _compare_boxes(detector: Any, facts: dict[str, Any], most: int, run: Run, pixels: np.ndarray) -> tuple[float, int]:
-    ours = agreement.instances_of_file(run({'img': _image(pixels)}), pixels.shape[:2], facts['mask_threshold'])
-    theirs = agreement.instances_of_framework(detector, pixels)
-    return share_of_unmatched(theirs, ours, facts['score_threshold'], most)
-
-
-def _compare_masks(detector: Any, settings: dict[str, Any], run: Run, pixels: np.ndarray) -> tuple[float, int]:
-    outputs = run({'img': _image(pixels)})
-    return agreement.share_of_other_masks(agreement.predicted(detector, pixels), outputs, settings)
-
-
-@torch.no_grad()
-def _limits(graph: Detector, example: torch.Tensor) -> dict[str, Any]:
-    """Return which sizes of the input a detector supports: multiples of a divisor, with enough tokens for its queries.
-
-    The tokens are the pixels of feature maps, which have the given strides.
-    """
-    graph.eval()
-    strides = [EXAMPLE[0] // x.shape[2] for x in graph.maps(example)]
-    parts = [part for name, part in graph.detector.named_modules() if name.startswith(('backbone', 'neck'))]
-    doubles = any(isinstance(part, nn.Upsample) for part in parts)
-    queries = graph.detector.num_queries if getattr(graph.detector, 'as_two_stage', False) else 0
-    return {'divisor': max(strides) if doubles else 1, 'queries': queries, 'strides': strides}
-
-
-def _settings_of_queries(detector: Any) -> dict[str, Any]:
-    """Return the settings of ``runtime.queries`` for a MaskFormer or Mask2Former, with mmdet's defaults."""
-    head = detector.panoptic_fusion_head
-    settings = {'instance_on': False, 'panoptic_on': True, 'max_per_image': 100, **head.test_cfg}
-    panoptic = {'object_mask_thr': 0.8, 'iou_thr': 0.8, 'filter_low_score': False}
-    return {
-        'divisor': detector.data_preprocessor.pad_size_divisor,
-        'things': head.num_things_classes,
-        'instances': settings['max_per_image'] if settings['instance_on'] else None,
-        'panoptic': {key: settings.get(key, panoptic[key]) for key in panoptic} if settings['panoptic_on'] else None,
-    }
+    return export_whole(
+        config,
+        checkpoint,
+        path,
+        scope='mmdet',
+        image=image,
+        opset=opset,
+        grid_sample=grid_sample,
+        target=target,
+    )
 
 
 def export_segmentor(
@@ -170,34 +114,160 @@ def export_segmentor(
     int32, the class of every pixel. The optional input ``size``, (2,) int64, sets another height and width of
     ``labels``: like mmseg, the file then resizes logits, not classes.
 
-    The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
-    trace, and its pixels are compared with those of mmseg's own ``predict``.
+    The file is verified before it is kept, as that of a detector: its pixels are compared with those of mmseg's own
+    ``predict``.
 
     Args:
         config: a config of mmseg, or the name of a recipe.
         checkpoint: file or address of the weights of the whole model.
         path: the destination. An existing file is overwritten.
         image: image for the comparison; None is a built-in portrait.
-        opset: version of ONNX, at least 18; None is 20.
-        grid_sample: whether deformable attention is written as GridSample; False writes gathers.
-        target: 'tensorrt' for a file that TensorRT will read: what it would compute wrongly is refused. None is any.
+        opset: as of :func:`export_detector`.
+        grid_sample: as of :func:`export_detector`.
+        target: as of :func:`export_detector`.
 
     Returns:
         The result of the export. Its ``errors`` map image shapes to the share of pixels that differ.
 
     Raises:
-        ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
-        FileNotFoundError: ``image`` does not exist.
-        ImportError: a package is missing; the message names it.
-        ExportError: a part of the segmentor is not supported, or the file differs from the segmentor. The new file is
-            removed; an existing file stays.
+        ValueError, FileNotFoundError, ImportError, ExportError: as of :func:`export_detector`.
 
     Examples:
         >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
     """
-    file = _checked(path, image, opset, grid_sample, target)
-    segmentor, names, pipeline = _read(config, checkpoint, 'mmseg')
-    _check_supported(segmentor, [*gate.reasons_against_segmentor(segmentor), *gate.reasons_against_pipeline(pipeline)])
+    return export_whole(
+        config,
+        checkpoint,
+        path,
+        scope='mmseg',
+        image=image,
+        opset=opset,
+        grid_sample=grid_sample,
+        target=target,
+    )
+
+
+def export_whole(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    scope: str | None = None,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+    grid_sample: bool = True,
+    target: str | None = None,
+) -> Exported:
+    """Export a detector or a segmentor; the config must have the ``scope``, 'mmdet' or 'mmseg', None allows both.
+
+    The other arguments are those of :func:`export_detector`.
+    """
+    from swin_dense.recipes.files import load_recipe  # imports mmengine
+    from swin_dense.workbench.predict import Predictor, test_dataset  # imports the frameworks
+
+    path = checked_path(path, ['.onnx'])
+    check_opset(opset, path.suffix)
+    checks.boolean('grid_sample', grid_sample)
+    if target not in (None, 'tensorrt'):
+        raise ValueError(
+            f'{checks.argument("target", target)} is not for whole models, which are .onnx files; allowed is '
+            f'{checks.argument("target", "tensorrt")}'
+        )
+    if image is not None and not Path(image).is_file():
+        raise FileNotFoundError(f'there is no file {image}')
+    packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
+    loaded = load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
+    if scope not in (None, loaded.get('default_scope')):
+        raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
+    predictor = Predictor(loaded, str(checkpoint), 'cpu')
+    model, pipeline = predictor.model, test_dataset(loaded).pipeline
+    reasons = [*gate.reasons_against(model), *gate.reasons_against_pipeline(pipeline)]
+    if reasons:
+        raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
+    facts: dict[str, Any] = {'format': FORMAT, 'classes': predictor.classes, 'palette': predictor.palette}
+    facts.update(gate.preparation_of(pipeline))
+    graph, interface, compare = (planned_detector if predictor.is_detector else planned_segmentor)(model, facts)
+    make_traceable(graph)
+    if not grid_sample:
+        use_gathers(graph)
+    graph.eval().requires_grad_(False)
+    picture = pictures.read(image or PICTURE)[:, :, ::-1]
+    divisor = facts.get('limits', {}).get('divisor', 1)
+    comparison = Comparison(
+        [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
+        lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
+        LARGEST_SHARE,
+        '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
+        f'the model finds nothing in {image or "the built-in image"}; give an image that shows objects of its classes '
+        '(the argument `image`, --image on the command line)',
+    )
+    return write_verified(path, partial(formats.write_onnx, graph, interface, opset), comparison, target=target)
+
+
+def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
+    """Return the traceable version of a detector, its inputs and outputs, and the comparison; complete its facts."""
+    graph = graph_of(copy.deepcopy(detector))
+    example = torch.zeros(1, 3, *EXAMPLE)
+    facts.update(task='detection', limits=_limits(graph, example))
+    if isinstance(graph, MaskDetector):
+        facts['queries'] = settings_of_queries(detector)
+    else:
+        settings = detector.roi_head.test_cfg if hasattr(detector, 'roi_head') else detector.bbox_head.test_cfg
+        facts['score_threshold'] = settings.get('score_thr', 0.0)
+        facts['mask_threshold'] = settings.mask_thr_binary if 'masks' in graph.OUTPUTS else None
+        most = settings.max_per_img
+
+    def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
+        outputs = run({'img': _image(pixels)})
+        if 'queries' in facts:
+            return agreement.share_of_other_masks(agreement.predicted(detector, pixels), outputs, facts['queries'])
+        ours = agreement.instances_of_file(outputs, pixels.shape[:2], facts['mask_threshold'])
+        theirs = agreement.instances_of_framework(detector, pixels)
+        return share_of_unmatched(theirs, ours, facts['score_threshold'], most)
+
+    divisor = facts['limits']['divisor']
+    sides = ('height', 'width') if divisor > 1 else ()
+    ranges = {side: divisor * torch.export.Dim(f'{side}_steps', min=2) for side in sides}
+    free, metadata = ({2: 'height', 3: 'width'},), {KEY: json.dumps(facts)}
+    interface = formats.Interface((example,), free, ('img',), graph.OUTPUTS, metadata, ranges, translations)
+    return graph, interface, compare
+
+
+def graph_of(detector: nn.Module) -> Detector:
+    """Return the traceable version of a detector that ``gate`` accepts; parts of the detector are replaced."""
+    kinds = {'panoptic_head': MaskDetector, 'num_queries': QueryDetector, 'roi_head': TwoStageDetector}
+    return next((kind for name, kind in kinds.items() if hasattr(detector, name)), OneStageDetector)(detector)
+
+
+@torch.no_grad()
+def _limits(graph: Detector, example: torch.Tensor) -> dict[str, Any]:
+    """Return which sizes of the input a detector supports: multiples of a divisor, with enough tokens for its queries.
+
+    The tokens are the pixels of feature maps, which have the given strides.
+    """
+    graph.eval()
+    strides = [EXAMPLE[0] // x.shape[2] for x in graph.maps(example)]
+    parts = [part for name, part in graph.detector.named_modules() if name.startswith(('backbone', 'neck'))]
+    doubles = any(isinstance(part, nn.Upsample) for part in parts)
+    queries = graph.detector.num_queries if getattr(graph.detector, 'as_two_stage', False) else 0
+    return {'divisor': max(strides) if doubles else 1, 'queries': queries, 'strides': strides}
+
+
+def settings_of_queries(detector: Any) -> dict[str, Any]:
+    """Return the settings of ``runtime.queries`` for a MaskFormer or Mask2Former, with mmdet's defaults."""
+    head = detector.panoptic_fusion_head
+    settings = {'instance_on': False, 'panoptic_on': True, 'max_per_image': 100, **head.test_cfg}
+    panoptic = {'object_mask_thr': 0.8, 'iou_thr': 0.8, 'filter_low_score': False}
+    return {
+        'divisor': detector.data_preprocessor.pad_size_divisor,
+        'things': head.num_things_classes,
+        'instances': settings['max_per_image'] if settings['instance_on'] else None,
+        'panoptic': {key: settings.get(key, panoptic[key]) for key in panoptic} if settings['panoptic_on'] else None,
+    }
+
+
+def planned_segmentor(segmentor: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
+    """Return the same for a segmentor."""
 
     def compare(run: Run, pixels: np.ndarray) -> tuple[float, int]:
         other = np.array(pixels.shape[:2]) * 3 // 2
@@ -211,115 +281,15 @@ def export_segmentor(
         )
         return max(float(part.mean()) for part in differ), ours.size
 
-    facts = {'format': FORMAT, 'task': 'segmentation', **names, **gate.preparation_of(pipeline)}
+    facts['task'] = 'segmentation'
     example = torch.zeros(2, 3, *EXAMPLE), torch.zeros(2, dtype=torch.int64)  # tracing treats a size of 1 as a constant
     free: tuple[dict[int, str], ...] = ({0: 'batch', 2: 'height', 3: 'width'}, {})
     # Attention over the tokens of any batch cannot be traced for batches of 1, but the file runs with them.
     ranges = {'batch': torch.export.Dim('batch', min=2)}
     metadata = {KEY: json.dumps(facts)}
     interface = formats.Interface(example, free, ('img', 'size'), ('labels',), metadata, ranges, translations)
-    graph = MaskSegmentor if hasattr(segmentor.decode_head, 'query_embed') else Segmentor
-    return _write(graph(copy.deepcopy(segmentor)), interface, compare, file)
-
-
-def export_whole(
-    config: str | PathLike[str] | Config,
-    checkpoint: str | PathLike[str],
-    path: str | PathLike[str],
-    *,
-    image: str | PathLike[str] | None = None,
-    opset: int | None = None,
-    grid_sample: bool = True,
-    target: str | None = None,
-) -> Exported:
-    """Call :func:`export_detector` for a config of mmdet and :func:`export_segmentor` for one of mmseg."""
-    loaded = _loaded(config)
-    scope = loaded.get('default_scope')
-    exporters = {'mmdet': export_detector, 'mmseg': export_segmentor}
-    checks.one_of("the config's default_scope", scope, exporters)
-    return exporters[scope](loaded, checkpoint, path, image=image, opset=opset, grid_sample=grid_sample, target=target)
-
-
-@dataclass(frozen=True)
-class _File:
-    """Arguments of :func:`export_detector` about the file, checked."""
-
-    path: Path
-    image: str | PathLike[str] | None
-    opset: int | None
-    grid_sample: bool
-    target: str | None
-
-
-def _checked(
-    path: str | PathLike[str],
-    image: str | PathLike[str] | None,
-    opset: int | None,
-    grid_sample: bool,
-    target: str | None,
-) -> _File:
-    path = checked_path(path, ['.onnx'])
-    check_opset(opset, path.suffix)
-    if target not in (None, 'tensorrt'):
-        raise ValueError(
-            f'{checks.argument("target", target)} is not for whole models, which are .onnx files; allowed is '
-            f'{checks.argument("target", "tensorrt")}'
-        )
-    if image is not None and not Path(image).is_file():
-        raise FileNotFoundError(f'there is no file {image}')
-    packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
-    return _File(path, image, opset, checks.boolean('grid_sample', grid_sample), target)
-
-
-def _read(
-    config: str | PathLike[str] | Config, checkpoint: str | PathLike[str], scope: str
-) -> tuple[Any, dict[str, Any], list[dict[str, Any]]]:
-    """Return the model with its weights, the names and colours of its classes, and the test pipeline."""
-    from swin_dense.workbench.predict import Predictor, test_dataset  # imports the frameworks
-
-    loaded = _loaded(config)
-    if loaded.get('default_scope') != scope:
-        raise ValueError(f"the config must have default_scope = '{scope}', got {loaded.get('default_scope')!r}")
-    predictor = Predictor(loaded, str(checkpoint), 'cpu')
-    names = {'classes': list(predictor.classes), 'palette': predictor.palette}
-    return predictor.model, names, test_dataset(loaded).pipeline
-
-
-def _loaded(config: str | PathLike[str] | Config) -> Config:
-    from swin_dense.recipes.files import load_recipe  # imports mmengine
-
-    return load_recipe(str(config)) if isinstance(config, (str, PathLike)) else config
-
-
-def _check_supported(model: nn.Module, reasons: Iterable[str]) -> None:
-    reasons = list(reasons)
-    if reasons:
-        raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
-
-
-def _write(
-    model: nn.Module,
-    interface: formats.Interface,
-    compare: Compare,
-    file: _File,
-    divisor: int = 1,
-) -> Exported:
-    """Write and verify a file; ``divisor`` divides the sides of all images that the model supports."""
-    picture = pictures.read(file.image or PICTURE)[:, :, ::-1]
-    make_traceable(model)
-    if not file.grid_sample:
-        use_gathers(model)
-    model.eval().requires_grad_(False)
-    comparison = Comparison(
-        [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
-        lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
-        LARGEST_SHARE,
-        '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
-        f'the model finds nothing in {file.image or "the built-in image"}; give an image that shows objects of its '
-        'classes (the argument `image`, --image on the command line)',
-    )
-    write = partial(formats.write_onnx, model, interface, file.opset)
-    return write_verified(file.path, write, comparison, target=file.target)
+    kind = MaskSegmentor if hasattr(segmentor.decode_head, 'query_embed') else Segmentor
+    return kind(copy.deepcopy(segmentor)), interface, compare
 
 
 def _image(*pictures: np.ndarray) -> np.ndarray:

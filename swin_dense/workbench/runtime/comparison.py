@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from swin_dense.workbench.runtime.masks import Instances, overlaps
 from swin_dense.workbench.runtime.queries import OFFSET
 
 # Allowed share of different instances, mask pixels or class pixels, because rounding decides near ties.
@@ -15,18 +15,7 @@ LARGEST_SHARE = 0.02
 SAME_SIDE = 0.01
 
 
-@dataclass(frozen=True)
-class Instances:
-    """Detections in an image: boxes (N, 4) in pixels, scores (N,), labels (N,), N masks (H, W) bool or None."""
-
-    boxes: np.ndarray
-    scores: np.ndarray
-    labels: np.ndarray
-    masks: Sequence[np.ndarray] | np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(NamedTuple):
     """By how much two instances with the same label may differ to match.
 
     Attributes:
@@ -98,21 +87,15 @@ def _has_match(other: Instances, one: Instances, index: int, tolerance: Toleranc
     """Return whether ``other`` contains the instance ``index`` of ``one``."""
     has_label = other.labels == one.labels[index]
     has_score = np.abs(other.scores - one.scores[index]) <= tolerance.score
-    has_box = _overlaps(one.boxes[index], other.boxes) >= tolerance.overlap
+    box = one.boxes[index]
+    has_box = overlaps(box, other.boxes)[0] >= tolerance.overlap
+    has_box |= np.abs(box - other.boxes).max(1) <= SAME_SIDE
     partners = np.flatnonzero(has_label & has_score & has_box)
-    if one.masks is None or other.masks is None:
-        return one.masks is other.masks and len(partners) > 0
+    if not len(one.masks) or not len(other.masks):
+        return len(one.masks) == len(other.masks) and len(partners) > 0
     mask = one.masks[index]
     for partner in partners:
         found = other.masks[partner]
         if (mask & found).sum() >= tolerance.overlap * (mask | found).sum():
             return True
     return False
-
-
-def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the IoU of a box (4,) with boxes (N, 4). It is 1 for boxes with sides within SAME_SIDE."""
-    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
-    both = sides.clip(min=0).prod(1)
-    union = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(1) - both
-    return np.where(np.abs(box - boxes).max(1) <= SAME_SIDE, 1.0, both / np.maximum(union, 1e-9))

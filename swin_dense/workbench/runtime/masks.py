@@ -1,10 +1,28 @@
-"""Instance masks: paste box probabilities into an image, and encode masks as COCO run lengths."""
+"""Instances: overlaps of boxes, masks pasted into an image, and masks encoded as COCO run lengths."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Instances(NamedTuple):
+    """Detections in an image: boxes (N, 4) in pixels, scores (N,), labels (N,), and N masks (H, W) bool or none."""
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+    masks: Sequence[np.ndarray] = ()
+
+
+def overlaps(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the IoU of a box and each of ``boxes`` (N, 4), and the share of the smaller one that the other covers."""
+    common = (np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])).clip(0).prod(1)
+    area, areas = (box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    smaller = np.maximum(np.minimum(area, areas), 1e-9)
+    return common / np.maximum(area + areas - common, 1e-9), common / smaller
 
 
 def pasted(probabilities: np.ndarray, box: np.ndarray, threshold: float, height: int, width: int) -> np.ndarray:
@@ -32,7 +50,11 @@ def _weights(first: int, end: int, low: np.float32, high: np.float32, inputs: in
     with np.errstate(divide='ignore', invalid='ignore'):
         position = (pixel - low) / (high - low) * 2 - 1
     position[np.isinf(position)] = 0
-    position = ((position + 1) * inputs - 1) / 2
+    return interpolation(((position + 1) * inputs - 1) / 2, inputs)
+
+
+def interpolation(position: np.ndarray, inputs: int) -> np.ndarray:
+    """Return the weights of the inputs for positions (N,) between them, counted from 0, (N, inputs)."""
     return np.maximum(1 - np.abs(position[:, None] - np.arange(inputs, dtype=np.float32)), 0)
 
 

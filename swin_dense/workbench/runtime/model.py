@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from swin_dense.utils import checks
 from swin_dense.utils.choices import PRECISIONS
-from swin_dense.utils.tiles import Tile
+from swin_dense.utils.pixels import LargeImage
+from swin_dense.utils.tiles import Box, Tile
 from swin_dense.workbench.runtime import geotiff, masks, painting, pictures, queries, tiles
 from swin_dense.workbench.runtime.coco import RECORD_FORMAT
-from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, Session, check_precision
+from swin_dense.workbench.runtime.masks import Instances
+from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, OnnxRuntime, OpenVino, check_precision
 
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime.pictures import Picture
 
 
-# The class of every pixel, the instances, and the segment of every pixel of an image.
-Outputs = tuple[np.ndarray | None, queries.Found | None, np.ndarray | None]
+class Outputs(NamedTuple):
+    """The class of every pixel, the instances and the segment of every pixel; None for what is not predicted."""
+
+    labels: np.ndarray | None = None
+    instances: Instances | None = None
+    panoptic: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,10 @@ def load(
         raise
     except Exception as error:  # each library has its own exception types
         reason = ' '.join(str(error).split())
-        raise ValueError(f'{runtime} cannot load {path}, which may be damaged or incomplete: {reason}') from error
+        cause = 'be damaged or incomplete'
+        if precision != 'float32':
+            cause += f', or not be possible in {precision}'
+        raise ValueError(f'{runtime} cannot load {path}, which may {cause}: {reason}') from error
     if session.facts is None:
         raise ValueError(
             f'{path} contains no whole model; write one with `swin-dense export CONFIG CHECKPOINT --out FILE`'
@@ -96,39 +106,73 @@ def load(
     return Model(session, facts, score)
 
 
-class Model:
-    """A detector or segmentor in a runtime. Calling it with an image returns a record in types that JSON supports.
+class ImagePredictor:
+    """Predicts images as a whole or in tiles. Subclasses read images, and predict pixels as they read them.
 
     Attributes:
         classes: class names by label.
-        facts: metadata of the file: task, classes, resizing and so on.
+        palette: RGB colour of each class.
+        is_detector: whether the model predicts instances.
     """
 
-    def __init__(self, session: Session, facts: dict[str, Any], score: float) -> None:
-        self._session = session
-        self._score = score
-        self.facts = facts
-        self.classes: list[str] = facts['classes']
+    classes: Sequence[str]
+    palette: Sequence[Sequence[int]]
+    is_detector: bool
+
+    def outputs(self, pixels: np.ndarray, picture: Any = None) -> Outputs:
+        """Return what the model predicts for the pixels of a picture, or of a region of it."""
+        raise NotImplementedError
+
+    def _read(self, picture: Any) -> np.ndarray:
+        """Return the pixels of a picture, (H, W) or (H, W, C)."""
+        raise NotImplementedError
+
+    def _open(self, picture: Any) -> AbstractContextManager[LargeImage]:
+        """Open a picture, whose regions :meth:`_region` reads."""
+        raise NotImplementedError
+
+    def _region(self, image: LargeImage, box: Box) -> np.ndarray:
+        return image.read(*box)
+
+    def _to_paint(self, pixels: np.ndarray) -> np.ndarray | None:
+        """Return the pixels as (H, W, 3) uint8 in RGB; None if they are no colours."""
+        return pixels
 
     def __call__(self, picture: Picture) -> dict[str, Any]:
         """Return the ``record`` of :class:`Prediction` for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        pixels = pictures.read(picture)
-        outputs = with_no_data(picture, self.outputs(pixels), len(self.classes))
-        return whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
+        return self._predicted(picture)[2]
 
     def predict(self, picture: Picture) -> Prediction:
         """Return the complete prediction for an image: a file, a PIL image, or (H, W, 3) uint8 in RGB."""
-        pixels = pictures.read(picture)
-        outputs = with_no_data(picture, self.outputs(pixels), len(self.classes))
-        record = whole_record(_name(picture), pixels.shape[:2], outputs, self.classes)
-        return Prediction(record, painted(pixels, record, outputs, self.facts['palette']), outputs[0], outputs[2])
+        pixels, outputs, record = self._predicted(picture)
+        shown = self._to_paint(pixels)
+        painted = None if shown is None else painting.painted(shown, record, outputs, self.palette)
+        return Prediction(record, painted, outputs.labels, outputs.panoptic)
+
+    def _predicted(self, picture: Any) -> tuple[np.ndarray, Outputs, dict[str, Any]]:
+        """Return the pixels of a picture, what the model predicts for them, and the record of that."""
+        pixels = self._read(picture)
+        outputs = self.outputs(pixels, picture)
+        record = begun_record(picture, pixels.shape[:2])
+        labels, found, panoptic = outputs
+        if labels is not None:
+            with geotiff.no_data(picture) as mask:
+                if mask is not None:
+                    labels = np.where(mask((0, 0, *labels.shape)), _empty(len(self.classes)), labels)
+            record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
+        if panoptic is not None:
+            record['segments'] = queries.described(panoptic, self.classes)
+        if found is not None:
+            run_lengths = [masks.run_lengths(mask) for mask in found.masks]
+            record['instances'] = _listed(*found[:3], run_lengths, self.classes)
+        return pixels, outputs._replace(labels=labels), record
 
     def predict_tiles(
         self, picture: Picture, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
     ) -> Prediction:
         """Return the prediction for an image of any size in tiles, with memory for one tile at a time.
 
-        Every tile is resized as the file requires, so choose tiles of about the size of the images of the training.
+        Every tile is resized as a whole image is, so choose tiles of about the size of the images of the training.
 
         Args:
             picture: a file, a PIL image, or an array (H, W, 3) uint8 in RGB. TIFF files of 8-bit RGB (with tifffile and
@@ -140,17 +184,56 @@ class Model:
         Raises:
             ValueError: the model is panoptic, whose segments cannot be merged, or a number is too small.
         """
-        with pictures.open_large(picture) as image:
-            return predict_in_tiles(
-                _name(picture),
-                image.size,
-                lambda part: self.outputs(image.read(*part.read)),
-                self.classes,
-                self.facts['task'] == 'detection',
-                tile,
-                overlap,
-                make_labels,
-            )
+        with self._open(picture) as image:
+            windows = tiles.plan(image.size, tile, overlap, self.is_detector)
+            record = begun_record(picture, image.size)
+
+            def outputs_of(window: Tile) -> Outputs:
+                return self.outputs(self._region(image, window.read), picture)
+
+            def instances_of(window: Tile) -> Instances:
+                _, found, panoptic = outputs_of(window)
+                if found is None or panoptic is not None:
+                    option = checks.argument('tile', ...)
+                    raise ValueError(f'segments of a panoptic model cannot be merged across tiles; leave {option} out')
+                return found
+
+            if self.is_detector:
+                record['instances'] = _listed(*tiles.instances(windows, image.size, instances_of), self.classes)
+                return Prediction(record)
+            with geotiff.no_data(picture) as mask:
+
+                def labels_of(window: Tile) -> np.ndarray:
+                    found: Any = outputs_of(window).labels
+                    return found if mask is None else np.where(mask(window.read), _empty(len(self.classes)), found)
+
+                values = len(self.classes) + (mask is not None)
+                labels = make_labels(image.size, np.uint8 if values <= 256 else np.uint16)
+                record['segments'] = shares(tiles.labels(windows, labels_of, labels), self.classes)
+            return Prediction(record, labels=labels)
+
+
+class Model(ImagePredictor):
+    """A detector or segmentor in a runtime. Calling it with an image returns a record in types that JSON supports.
+
+    Attributes:
+        classes: class names by label.
+        facts: metadata of the file: task, classes, resizing and so on.
+    """
+
+    def __init__(self, session: OnnxRuntime | OpenVino, facts: dict[str, Any], score: float) -> None:
+        self._session = session
+        self._score = score
+        self.facts = facts
+        self.classes: list[str] = facts['classes']
+        self.palette = facts.get('palette', [])
+        self.is_detector = facts['task'] == 'detection'
+
+    def _read(self, picture: Picture) -> np.ndarray:
+        return pictures.read(picture)
+
+    def _open(self, picture: Picture) -> AbstractContextManager[LargeImage]:
+        return pictures.open_large(picture)
 
     def run(self, img: np.ndarray, size: int | Sequence[int] | None = None) -> list[np.ndarray]:
         """Return the raw outputs of the file.
@@ -167,16 +250,15 @@ class Model:
         self._check(img)
         if size is None:
             return self._session.run({'img': img})
-        if self.facts['task'] == 'detection':
+        if self.is_detector:
             raise ValueError(f'size is an input of segmentors, and this model is a detector; got {size}')
         return self._session.run({'img': img, 'size': np.array(checks.pair('size', size), np.int64)})
 
     def _check(self, img: np.ndarray) -> None:
         if not isinstance(img, np.ndarray) or img.dtype != np.float32:
             raise TypeError(f'img must be an array of float32, got {getattr(img, "dtype", type(img).__name__)}')
-        is_detector = self.facts['task'] == 'detection'
-        if img.ndim != 4 or img.shape[1] != 3 or not img.size or (is_detector and len(img) != 1):
-            raise ValueError(f'img must have the shape ({1 if is_detector else "B"}, 3, H, W), got {img.shape}')
+        if img.ndim != 4 or img.shape[1] != 3 or not img.size or (self.is_detector and len(img) != 1):
+            raise ValueError(f'img must have the shape ({1 if self.is_detector else "B"}, 3, H, W), got {img.shape}')
         limits = self.facts.get('limits', {})
         divisor, queries = limits.get('divisor', 1), limits.get('queries', 0)
         height, width = img.shape[2:]
@@ -202,19 +284,16 @@ class Model:
         self._check(img)
         return img, resized
 
-    def outputs(self, pixels: np.ndarray) -> Outputs:
-        """Return the classes, the instances and the segments of an image, (H, W, 3) uint8 in RGB, None for others."""
+    def outputs(self, pixels: np.ndarray, picture: Any = None) -> Outputs:
+        """Return what the model predicts for an image, (H, W, 3) uint8 in RGB, in the size of the image."""
         size = (pixels.shape[0], pixels.shape[1])
         img, resized = self.prepared(pixels)
-        if self.facts['task'] == 'segmentation':
-            return self.run(img, size)[0][0], None, None
-        if 'queries' not in self.facts:
-            return None, self._instances(self.run(img), size, resized), None
-        input_size = (img.shape[2], img.shape[3])
-        return None, *queries.predicted(self.run(img), input_size, size, self.facts['queries'], self._score)
-
-    def _instances(self, outputs: list[np.ndarray], size: tuple[int, int], resized: tuple[int, int]) -> queries.Found:
-        """Return boxes in pixels of the image, scores, labels and masks of the instances."""
+        if not self.is_detector:
+            return Outputs(labels=self.run(img, size)[0][0])
+        outputs = self.run(img)
+        if 'queries' in self.facts:
+            input_size = (img.shape[2], img.shape[3])
+            return Outputs(None, *queries.predicted(outputs, input_size, size, self.facts['queries'], self._score))
         boxes, scores, labels, *probabilities = outputs
         kept = scores >= self._score
         boxes = boxes[kept] / np.array([resized[1] / size[1], resized[0] / size[0]] * 2, np.float32)
@@ -224,96 +303,7 @@ class Model:
             for part in probabilities
             for mask, box in zip(part[kept], boxes, strict=True)
         ]
-        return boxes, scores[kept], labels[kept], full_masks
-
-
-def whole_record(image: str | None, size: Sequence[int], outputs: Outputs, classes: Sequence[str]) -> dict[str, Any]:
-    """Return the record of an image that was predicted as a whole.
-
-    Args:
-        image: name of the image.
-        size: its (height, width) in pixels.
-        outputs: its classes, instances and segments.
-        classes: class names by label.
-    """
-    labels, found, panoptic = outputs
-    record = begun_record(image, size)
-    if labels is not None:
-        record['segments'] = shares(np.bincount(labels.ravel()), classes)
-    if panoptic is not None:
-        record['segments'] = queries.described(panoptic, classes)
-    if found is not None:
-        record['instances'] = _listed(*found[:3], [masks.run_lengths(mask) for mask in found[3]], classes)
-    return record
-
-
-def painted(
-    pixels: np.ndarray, record: dict[str, Any], outputs: Outputs, palette: Sequence[Sequence[int]]
-) -> np.ndarray:
-    """Return an image, (H, W, 3) uint8 in RGB, with its prediction drawn on it.
-
-    Args:
-        pixels: the image, (H, W, 3) uint8 in RGB.
-        record: what :func:`whole_record` returns for it.
-        outputs: its classes, instances and segments.
-        palette: RGB colour of each class.
-    """
-    labels, found, panoptic = outputs
-    if labels is not None:
-        return painting.segments(pixels, labels, palette)
-    full_masks = found[3] if found is not None and panoptic is None else []
-    if panoptic is not None:
-        pixels = painting.panoptic(pixels, panoptic, record['segments'], palette)
-    return painting.instances(pixels, record.get('instances', []), full_masks, palette)
-
-
-def predict_in_tiles(
-    image: str | None,
-    size: tuple[int, int],
-    predict: Callable[[Tile], Outputs],
-    classes: Sequence[str],
-    is_detector: bool,
-    tile: int,
-    overlap: int | None,
-    make_labels: Callable[..., Any] = np.zeros,
-) -> Prediction:
-    """Return the prediction for an image in tiles; see :meth:`Model.predict_tiles`.
-
-    Args:
-        image: name of the image.
-        size: its (height, width) in pixels.
-        predict: returns the classes, the instances and the segments of a tile.
-        classes: class names by label.
-        is_detector: whether the model predicts instances.
-        tile: side of the tiles in pixels.
-        overlap: pixels read beyond each side of a tile; None for a quarter of the tile.
-        make_labels: allocates the map of classes.
-    """
-    windows = tiles.plan(size, tile, overlap, is_detector)
-    record = begun_record(image, size)
-    if is_detector:
-        found = tiles.instances(windows, size, lambda tile: _instances_of(predict(tile)))
-        record['instances'] = _listed(*found, classes)
-        return Prediction(record)
-    with geotiff.no_data(image) as mask:
-        labels = make_labels(size, np.uint8 if len(classes) + (mask is not None) <= 256 else np.uint16)
-
-        def classes_of(tile: Tile) -> np.ndarray:
-            found, _, _ = predict(tile)
-            assert found is not None  # of a segmentor
-            return found if mask is None else np.where(mask(tile.read), _empty(len(classes)), found)
-
-        record['segments'] = shares(tiles.labels(windows, classes_of, labels), classes)
-    return Prediction(record, labels=labels)
-
-
-def with_no_data(picture: Any, outputs: Outputs, classes: int) -> Outputs:
-    """Mark the pixels of a GeoTIFF that have no data in the map of its classes; see :class:`Prediction`."""
-    labels, found, panoptic = outputs
-    with geotiff.no_data(picture) as mask:
-        if labels is not None and mask is not None:
-            labels = np.where(mask((0, 0, *labels.shape)), _empty(classes), labels)
-    return labels, found, panoptic
+        return Outputs(instances=Instances(boxes, scores[kept], labels[kept], full_masks))
 
 
 def _empty(classes: int) -> int:
@@ -321,17 +311,9 @@ def _empty(classes: int) -> int:
     return 255 if classes <= 255 else 65535
 
 
-def _instances_of(outputs: Outputs) -> queries.Found:
-    _, found, panoptic = outputs
-    if found is None or panoptic is not None:
-        raise ValueError(
-            f'segments of a panoptic model cannot be merged across tiles; leave {checks.argument("tile", ...)} out'
-        )
-    return found
-
-
-def begun_record(image: str | None, size: Sequence[int]) -> dict[str, Any]:
+def begun_record(picture: Any, size: Sequence[int]) -> dict[str, Any]:
     """Return the record of an image of (height, width) pixels, without instances and segments."""
+    image = str(picture) if isinstance(picture, (str, PathLike)) else None
     return {'format': RECORD_FORMAT, 'image': image, 'height': size[0], 'width': size[1]}
 
 
@@ -355,7 +337,3 @@ def shares(counts: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
         {'class': classes[label], 'label': int(label), 'share': float(counts[label] / counts.sum())}
         for label in np.flatnonzero(counts)
     ]
-
-
-def _name(picture: Picture) -> str | None:
-    return str(picture) if isinstance(picture, (str, PathLike)) else None

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from swin_dense.workbench.runtime.model import Outputs
 
 _OPACITY = 0.5
 
 
+def painted(
+    pixels: np.ndarray, record: dict[str, Any], outputs: Outputs, palette: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """Return an image, (H, W, 3) uint8 in RGB, with its prediction, of which a record is given too, drawn on it."""
+    labels, found, segmented = outputs
+    if labels is not None:
+        return segments(pixels, labels, palette)
+    masks = found.masks if found is not None and segmented is None else []
+    if segmented is not None:
+        pixels = panoptic(pixels, segmented, record['segments'], palette)
+    return instances(pixels, record.get('instances', []), masks, palette)
+
+
 def instances(
-    pixels: np.ndarray, found: list[dict[str, Any]], masks: list[np.ndarray], palette: Sequence[Sequence[int]]
+    pixels: np.ndarray, found: list[dict[str, Any]], masks: Sequence[np.ndarray], palette: Sequence[Sequence[int]]
 ) -> np.ndarray:
     """Return the image, (H, W, 3) uint8, with boxes, names, scores and masks of instances drawn on it.
 

@@ -164,8 +164,7 @@ def model_input(pixels: np.ndarray, facts: dict[str, Any]) -> tuple[np.ndarray, 
             if pad['size']
             else [-(-side // pad['size_divisor']) * pad['size_divisor'] for side in size]
         )
-        canvas = np.empty((max(full[0], size[0]), max(full[1], size[1]), 3), bgr.dtype)
-        canvas[:] = pad['value']
+        canvas = np.full((max(full[0], size[0]), max(full[1], size[1]), 3), pad['value'], bgr.dtype)
         canvas[: size[0], : size[1]] = bgr
         bgr = canvas
     return bgr[None].transpose(0, 3, 1, 2).astype(np.float32), size

@@ -24,7 +24,6 @@ from swin_dense.utils.choices import LARGEST_LOSS
 from swin_dense.workbench.runtime import comparison, pictures, results
 from swin_dense.workbench.runtime.model import Model, Outputs, load
 from swin_dense.workbench.runtime.quantizer import Quantizer, groups_of, is_sensitive, measured_ranges
-from swin_dense.workbench.runtime.queries import Found
 
 _logger = logging.getLogger(__package__)
 FEWEST = 20  # photographs; fewer have the ranges of a few scenes
@@ -167,7 +166,7 @@ class Reference:
         self._kept: dict[Path, bytes] = {}
 
     def outputs(self, photograph: Path) -> Outputs:
-        """Return the classes, the instances and the segments of a photograph, None for others."""
+        """Return what the model predicts for a photograph."""
         if photograph not in self._kept:
             outputs = self.model.outputs(pictures.read(photograph))
             # Masks and maps of classes have a byte or more for each pixel, and shrink to hundredths.
@@ -183,7 +182,7 @@ def _check_found(reference: Reference, photographs: Sequence[Path], limit: float
     for photograph in photographs:
         labels, found, panoptic = reference.outputs(photograph)
         if found is not None:
-            instances += int((found[1] > SCORE).sum())
+            instances += int((found.scores > SCORE).sum())
         for part in (labels, panoptic):
             if part is not None:
                 values.update(np.unique(part).tolist())
@@ -262,17 +261,11 @@ def difference(expected: Reference, found: Model, photographs: Iterable[Path]) -
 def _differences(expected: Outputs, found: Outputs, classes: int) -> np.ndarray:
     """Return how many instances and pixels of an image differ and how many there are: rows of (different, compared)."""
     counts = np.zeros((2, 2), np.int64)
-    if expected[1] is not None and found[1] is not None:
-        both = _instances(expected[1]), _instances(found[1])
-        counts[0] = comparison.count_unmatched(*both, SCORE, TOLERANCE)
-    if expected[0] is not None and found[0] is not None:
-        counts[1] = (expected[0] != found[0]).sum(), found[0].size
-    if expected[2] is not None and found[2] is not None:
-        share, _ = comparison.share_of_other_segments(expected[2], found[2], classes)
-        counts[1] = round(share * found[2].size), found[2].size
+    if expected.instances is not None and found.instances is not None:
+        counts[0] = comparison.count_unmatched(expected.instances, found.instances, SCORE, TOLERANCE)
+    if expected.labels is not None and found.labels is not None:
+        counts[1] = (expected.labels != found.labels).sum(), found.labels.size
+    if expected.panoptic is not None and found.panoptic is not None:
+        share, _ = comparison.share_of_other_segments(expected.panoptic, found.panoptic, classes)
+        counts[1] = round(share * found.panoptic.size), found.panoptic.size
     return counts
-
-
-def _instances(found: Found) -> comparison.Instances:
-    boxes, scores, labels, masks = found
-    return comparison.Instances(boxes, scores, labels, masks or None)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ast
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,12 +77,9 @@ class Quantizer:
         del quantized.graph.value_info[:]
         quantized.graph.value_info.extend(described)
         if facts is not None:
-            onnx.helper.set_model_props(quantized, {**_metadata(quantized), KEY: json.dumps(facts)})
+            props = {entry.key: entry.value for entry in quantized.metadata_props}
+            onnx.helper.set_model_props(quantized, {**props, KEY: json.dumps(facts)})
         onnx.save(quantized, out)
-
-
-def _metadata(model: Any) -> dict[str, str]:
-    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 def groups_of(path: Path) -> dict[str, list[str]]:
@@ -106,17 +104,14 @@ def groups_of(path: Path) -> dict[str, list[str]]:
         scopes = [entry.value for entry in node.metadata_props if entry.key == _SCOPES]
         if not scopes:
             raise ValueError(f'{path} lacks the names of its modules; export the model again with this version')
-        groups.setdefault(_group_of(ast.literal_eval(scopes[0])[-2]), []).append(node.name)
+        # The path of a module begins with the name that the exported graph gives the model.
+        parts = ast.literal_eval(scopes[0])[-2].split('.')[1:]
+        sensitive = [index for index, part in enumerate(parts) if part in SENSITIVE]
+        group = '.'.join(parts[: sensitive[0] + 1 if sensitive else 3])
+        groups.setdefault(group, []).append(node.name)
     if all(is_sensitive(group) for group in groups):
         raise ValueError(f'{path} has no layers that could be quantised')
     return groups
-
-
-def _group_of(module: str) -> str:
-    """Return the group of a module by its path, which begins with the name that the exported graph gives the model."""
-    parts = module.split('.')[1:]
-    sensitive = [index for index, part in enumerate(parts) if part in SENSITIVE]
-    return '.'.join(parts[: sensitive[0] + 1 if sensitive else 3])
 
 
 def is_sensitive(group: str) -> bool:
@@ -142,7 +137,8 @@ def measured_ranges(path: Path, inputs: Iterable[np.ndarray]) -> Any:
         onnx.save(model, copy)
         calibrator = create_calibrator(copy, TYPES, str(augmented))
         calibrator.infer_session = _frugal_session(augmented)
-        calibrator.collect_data(_Feed(iter(inputs)))
+        feeds = ({'img': img} for img in inputs)
+        calibrator.collect_data(SimpleNamespace(get_next=lambda: next(feeds, None)))
         return calibrator.compute_data()
 
 
@@ -158,15 +154,3 @@ def _frugal_session(path: Path) -> Any:
     # The outputs of layers that are fused could not be measured.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
-
-
-@dataclass(frozen=True)
-class _Feed:
-    """The inputs of a file, as a calibrator of ONNX Runtime reads them."""
-
-    inputs: Iterator[np.ndarray]
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        """Return the next input, or None at the end."""
-        img = next(self.inputs, None)
-        return None if img is None else {'img': img}

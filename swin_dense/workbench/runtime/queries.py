@@ -6,50 +6,15 @@ object, and the logits of a small mask, ``masks`` (Q, h, w). Only the masks that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-# Boxes (N, 4) in pixels of the image, scores (N,), labels (N,) and masks (H, W) bool of instances.
-Found = tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]
+from swin_dense.workbench.runtime.masks import Instances, interpolation
 
 # In a map of segments, the number of an instance is multiplied by this and added to the class, as in mmdet.
 OFFSET = 1000
-
-
-@dataclass(frozen=True)
-class Enlarge:
-    """Resizes mask logits as mmdet does: to the padded input of the model, cropped, and to the image.
-
-    Attributes:
-        rows: weights of the rows of a mask for the rows of the image, (height, h).
-        columns: weights of the columns of a mask for the columns of the image, (width, w).
-    """
-
-    rows: np.ndarray
-    columns: np.ndarray
-
-    @classmethod
-    def between(cls, masks: tuple[int, int], size: tuple[int, int], divisor: int, target: tuple[int, int]) -> Enlarge:
-        """Return the resizing for masks and images of given (height, width).
-
-        Args:
-            masks: size of the masks.
-            size: size of the input of the model without padding.
-            divisor: the input is padded to a multiple of this.
-            target: size of the image.
-        """
-        both = []
-        for small, side, full in zip(masks, size, target, strict=True):
-            padded = -(-side // divisor) * divisor
-            both.append(_bilinear(side, full) @ _bilinear(small, padded)[:side])
-        return cls(*both)
-
-    def __call__(self, mask: np.ndarray) -> np.ndarray:
-        """Return the logits (height, width) for a mask (h, w)."""
-        return self.rows @ mask @ self.columns.T
 
 
 def predicted(
@@ -58,7 +23,7 @@ def predicted(
     target: tuple[int, int],
     settings: dict[str, Any],
     score: float,
-) -> tuple[Found | None, np.ndarray | None]:
+) -> tuple[Instances | None, np.ndarray | None]:
     """Return the instances and the map of segments of an image, None for what the model does not predict.
 
     Args:
@@ -69,21 +34,31 @@ def predicted(
         score: minimum score of instances.
     """
     classes, masks = outputs
-    enlarge = Enlarge.between((masks.shape[1], masks.shape[2]), size, settings['divisor'], target)
+    weights = []
+    # As in mmdet: to the padded input of the model, cropped, and to the image.
+    for small, side, full in zip(masks.shape[1:], size, target, strict=True):
+        padded = -(-side // settings['divisor']) * settings['divisor']
+        weights.append(_bilinear(side, full) @ _bilinear(small, padded)[:side])
+    rows, columns = weights
+
+    def enlarged(query: int) -> np.ndarray:
+        return rows @ masks[query] @ columns.T
+
     things, most, panoptic = settings['things'], settings['instances'], settings['panoptic']
     return (
-        None if most is None else instances(classes, masks, enlarge, things, most, score),
-        None if panoptic is None else segments(classes, masks, enlarge, things, panoptic),
+        None if most is None else instances(classes, enlarged, things, most, score),
+        None if panoptic is None else segments(classes, enlarged, target, things, panoptic),
     )
 
 
-def instances(classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: int, most: int, score: float) -> Found:
+def instances(
+    classes: np.ndarray, enlarged: Callable[[int], np.ndarray], things: int, most: int, score: float
+) -> Instances:
     """Return the instances of an image by descending score.
 
     Args:
         classes: class probabilities, (Q, C + 1).
-        masks: mask logits, (Q, h, w).
-        enlarge: resizes a mask to the image.
+        enlarged: returns the mask logits of a query, (H, W).
         things: number of classes with instances, which come first.
         most: number of pairs of query and class to consider, those of the highest probabilities.
         score: minimum score.
@@ -95,7 +70,7 @@ def instances(classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: 
     # The score is the probability times a mean of at most 1.
     usable = (labels < things) & (probabilities[queries, labels] >= score)
     for query in np.unique(queries[usable]):
-        logits = enlarge(masks[query])
+        logits = enlarged(query)
         mask = logits > 0
         quality = _sigmoid(logits[mask]).sum() / np.float32(mask.sum() + 1e-6)
         box = box_around(mask)
@@ -104,7 +79,7 @@ def instances(classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: 
             if total >= score:
                 found.append((box, total, int(label), mask))
     found.sort(key=lambda instance: -instance[1])
-    return (
+    return Instances(
         np.array([one[0] for one in found], np.float32).reshape(-1, 4),
         np.array([one[1] for one in found], np.float32),
         np.array([one[2] for one in found], np.int32),
@@ -113,7 +88,11 @@ def instances(classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: 
 
 
 def segments(
-    classes: np.ndarray, masks: np.ndarray, enlarge: Enlarge, things: int, settings: dict[str, Any]
+    classes: np.ndarray,
+    enlarged: Callable[[int], np.ndarray],
+    shape: tuple[int, int],
+    things: int,
+    settings: dict[str, Any],
 ) -> np.ndarray:
     """Return the segment of each pixel, (H, W) int32: the class, plus ``OFFSET`` times the number of an instance.
 
@@ -121,19 +100,18 @@ def segments(
 
     Args:
         classes: class probabilities, (Q, C + 1).
-        masks: mask logits, (Q, h, w).
-        enlarge: resizes a mask to the image.
+        enlarged: returns the mask logits of a query, (H, W).
+        shape: (H, W).
         things: number of classes with instances, which come first.
         settings: ``object_mask_thr``, ``iou_thr`` and ``filter_low_score`` of mmdet's ``test_cfg``.
     """
     nothing = classes.shape[1] - 1
     labels, scores = classes.argmax(1), classes.max(1)
     kept = np.flatnonzero((labels != nothing) & (scores > settings['object_mask_thr']))
-    shape = len(enlarge.rows), len(enlarge.columns)
     winner, highest = np.zeros(shape, np.int64), np.full(shape, -1, np.float32)
     is_likely, areas = np.zeros(shape, bool), []
     for index, query in enumerate(kept):
-        inside = _sigmoid(enlarge(masks[query]))
+        inside = _sigmoid(enlarged(query))
         areas.append((inside >= 0.5).sum())
         wins = scores[query] * inside > highest
         winner[wins] = index
@@ -169,14 +147,7 @@ def described(panoptic: np.ndarray, classes: Sequence[str]) -> list[dict[str, An
 def _bilinear(inputs: int, outputs: int) -> np.ndarray:
     """Return the weights of the inputs along one axis for each output, (outputs, inputs), as in torch."""
     position = (np.arange(outputs, dtype=np.float32) + np.float32(0.5)) * np.float32(inputs / outputs)
-    position = np.maximum(position - np.float32(0.5), 0)
-    first = np.minimum(position.astype(np.int64), inputs - 1)
-    weight = position - first.astype(np.float32)
-    weights = np.zeros((outputs, inputs), np.float32)
-    output = np.arange(outputs)
-    weights[output, first] = 1 - weight
-    weights[output, np.minimum(first + 1, inputs - 1)] += weight
-    return weights
+    return interpolation((position - np.float32(0.5)).clip(0, inputs - 1), inputs)
 
 
 def box_around(mask: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,7 @@ def predict(
         from PIL import Image
 
         Image.MAX_IMAGE_PIXELS = None  # PIL's limit, which images that need tiles exceed
-        with contextlib.ExitStack() as stack:
-            make_labels = stack.enter_context(label_file(outputs['labels.tif'], image))
+        with label_file(outputs['labels.tif'], image) as make_labels:
             prediction = predictor.predict_tiles(image, tile, overlap, make_labels)
     write_json(outputs['json'], prediction.record)
     return prediction.record

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from os import PathLike, fspath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,21 +15,12 @@ OPTIONAL = ('size',)  # inputs with a default value
 _HINTS = {'float32': 'f32', 'bfloat16': 'bf16'}  # OpenVINO's names of precisions
 
 
-class Session(Protocol):
-    """A file that is loaded in a library.
+class OnnxRuntime:
+    """A session of ONNX Runtime on the CPU, in the precision of the file; 0 threads means its default.
 
     Attributes:
         facts: metadata of the file as JSON, or None if it has none.
     """
-
-    facts: str | None
-
-    def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return the outputs for the inputs, in the order of the file."""
-
-
-class OnnxRuntime:
-    """A session of ONNX Runtime on the CPU, in the precision of the file; 0 threads means its default."""
 
     def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
         onnxruntime = packages.optional('the runtime', 'onnxruntime')
@@ -40,7 +30,7 @@ class OnnxRuntime:
         # On x86 processors without VNNI, sums of 8-bit products overflow by default, and quantised files are wrong.
         options.add_session_config_entry('session.x64quantprecision', '1')
         self._session = onnxruntime.InferenceSession(fspath(path), options, providers=['CPUExecutionProvider'])
-        self.facts = self._session.get_modelmeta().custom_metadata_map.get(KEY)
+        self.facts: str | None = self._session.get_modelmeta().custom_metadata_map.get(KEY)
 
     def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for the inputs, in the order of the file."""
@@ -48,14 +38,14 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """A session of OpenVINO on the CPU; 0 threads means the default of OpenVINO."""
+    """A session of OpenVINO on the CPU, with the same methods."""
 
     def __init__(self, path: str | PathLike[str], threads: int, precision: str = 'float32') -> None:
         openvino = packages.optional('the runtime', 'openvino')
         core = openvino.Core()
         model = core.read_model(fspath(path))
         key = ['framework', KEY]
-        self.facts = model.get_rt_info(key).value if model.has_rt_info(key) else None
+        self.facts: str | None = model.get_rt_info(key).value if model.has_rt_info(key) else None
         self._defaults = _restore_optional_inputs(openvino, model)
         # By default OpenVINO chooses the precision by the processor.
         options: dict[str, Any] = {'INFERENCE_PRECISION_HINT': _HINTS[precision]}
@@ -112,4 +102,4 @@ def has_bfloat16() -> bool:
     return 'BF16' in openvino.Core().get_property('CPU', 'OPTIMIZATION_CAPABILITIES')
 
 
-SESSIONS: dict[str, Callable[..., Session]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}
+SESSIONS: dict[str, type[OnnxRuntime | OpenVino]] = {'onnxruntime': OnnxRuntime, 'openvino': OpenVino}

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from swin_dense.utils import checks
 from swin_dense.utils.tiles import Tile, plan_tiles
 from swin_dense.workbench.runtime import masks
-from swin_dense.workbench.runtime.queries import Found
+from swin_dense.workbench.runtime.masks import Instances, overlaps
 
 # Two tiles may place a centre on either side of their border: detections count up to this share of their size beyond.
 _BEYOND = 0.25
@@ -54,8 +53,7 @@ def plan(size: tuple[int, int], tile: int, overlap: int | None, is_detector: boo
     return tiles
 
 
-@dataclass(frozen=True)
-class _Detections:
+class _Detections(NamedTuple):
     """Detections of tiles in pixels of the image.
 
     Attributes:
@@ -76,7 +74,7 @@ class _Detections:
 
 
 def instances(
-    tiles: Sequence[Tile], size: tuple[int, int], predict: Callable[[Tile], Found]
+    tiles: Sequence[Tile], size: tuple[int, int], predict: Callable[[Tile], Instances]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
     """Return boxes, scores and labels of the instances of an image by descending score, and their masks in COCO's RLE.
 
@@ -85,7 +83,9 @@ def instances(
         size: (height, width) of the image in pixels.
         predict: returns the instances of a tile, in pixels of ``tile.read``.
     """
-    found = _joined([_of_tile(index, tile, predict(tile)) for index, tile in enumerate(tiles)])
+    of_tiles = [_of_tile(index, tile, predict(tile)) for index, tile in enumerate(tiles)]
+    *arrays, cropped = zip(*of_tiles, strict=True)
+    found = _Detections._make([*map(np.concatenate, arrays), [mask for part in cropped for mask in part]])
     kept = _without_doubles(found, tiles)
     full = [masks.run_lengths(found.masks[i][2], found.masks[i][:2], size) for i in kept if found.masks]
     return found.boxes[kept], found.scores[kept], found.labels[kept], full
@@ -114,7 +114,7 @@ def labels(tiles: Sequence[Tile], predict: Callable[[Tile], np.ndarray], out: An
     return counts
 
 
-def _of_tile(index: int, tile: Tile, found: Found) -> _Detections:
+def _of_tile(index: int, tile: Tile, found: Instances) -> _Detections:
     """Return the detections of a tile, with the masks of those that count."""
     boxes, scores, numbers, full = found
     boxes = boxes.reshape(-1, 4) + np.array([tile.read[1], tile.read[0]] * 2, np.float32)
@@ -133,14 +133,6 @@ def _cropped(mask: np.ndarray, tile: Tile) -> tuple[int, int, np.ndarray]:
     return tile.read[0] + int(rows[0]), tile.read[1] + int(columns[0]), part
 
 
-def _joined(parts: list[_Detections]) -> _Detections:
-    boxes, scores, labels, tiles, depths = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ('boxes', 'scores', 'labels', 'tiles', 'depths')
-    )
-    return _Detections(boxes, scores, labels, tiles, depths, [mask for part in parts for mask in part.masks])
-
-
 def _without_doubles(found: _Detections, tiles: Sequence[Tile]) -> np.ndarray:
     """Return the indices of the detections to keep, by descending score.
 
@@ -156,7 +148,7 @@ def _without_doubles(found: _Detections, tiles: Sequence[Tile]) -> np.ndarray:
             continue
         others = is_kept & at_border & (found.tiles != found.tiles[index]) & (found.labels == found.labels[index])
         rivals = np.flatnonzero(others & (found.scores <= found.scores[index]))
-        iou, covered = _overlaps(found.boxes[index], found.boxes[rivals])
+        iou, covered = overlaps(found.boxes[index], found.boxes[rivals])
         is_kept[rivals[iou >= _IOU]] = False
         for rival in rivals[(iou < _IOU) & (covered >= _COVERED)]:
             is_kept[rival] = _is_found_beside(index, rival, found, tiles)
@@ -169,12 +161,4 @@ def _is_found_beside(index: int, rival: int, found: _Detections, tiles: Sequence
     visible = found.boxes[rival].clip([left, top] * 2, [right, bottom] * 2)
     beside = (found.tiles == found.tiles[index]) & (found.labels == found.labels[index])
     beside[index] = False
-    return bool((_overlaps(visible, found.boxes[beside])[0] >= _IOU).any())
-
-
-def _overlaps(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the IoU of a box and each of ``boxes`` (N, 4), and the share of the smaller one that the other covers."""
-    common = (np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])).clip(0).prod(1)
-    area, areas = (box[2:] - box[:2]).prod(), (boxes[:, 2:] - boxes[:, :2]).prod(1)
-    smaller = np.maximum(np.minimum(area, areas), 1e-9)
-    return common / np.maximum(area + areas - common, 1e-9), common / smaller
+    return bool((overlaps(visible, found.boxes[beside])[0] >= _IOU).any())

@@ -5,8 +5,26 @@ import json
 import numpy as np
 from PIL import Image
 
+from swin_dense.__main__ import main
+
 CLASSES = ['apple', 'ripe pear']
 SIDE = 64
+DETECTOR, SEGMENTOR = 'mask-rcnn_swin-demo_fpn', 'upernet_swin-demo'
+
+
+def written(tmp_path, *arguments, name=DETECTOR, status=0):
+    """Run `swin-dense config`, expect an exit status, and return the config that it wrote."""
+    from mmengine.config import Config  # which make_coco does not need
+
+    out = tmp_path / 'mine.py'
+    assert main(['config', str(name), '--out', str(out), '--force', *map(str, arguments)]) == status
+    return Config.fromfile(out) if status == 0 else None
+
+
+def fruit(tmp_path, count=4):
+    """Write a data set by :func:`make_coco`, and return its folder and the arguments of `swin-dense config` for it."""
+    root = make_coco(tmp_path / 'fruit', count)
+    return root, ['--data-root', root, '--classes', ','.join(CLASSES)]
 
 
 def make_coco(root, count=4):

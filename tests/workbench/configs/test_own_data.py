@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,17 +14,22 @@ from swin_dense.__main__ import main
 from swin_dense.recipes.files import load_recipe
 from swin_dense.workbench.configs.checking import check_batch, check_data
 from tests.processes import cli
-from tests.workbench.configs.data import CLASSES, make_camvid, make_coco, make_masks, mask_values
+from tests.workbench.configs.data import (
+    CLASSES,
+    DETECTOR,
+    SEGMENTOR,
+    make_camvid,
+    make_coco,
+    make_masks,
+    mask_values,
+    written,
+)
 
 CAMVID = 'Sky,Building,Pole,Road,Pavement,Tree,SignSymbol,Fence,Car,Pedestrian,Bicyclist'
 FOLDERS = ['--train-images', 'train', '--train-masks', 'trainannot', '--val-images', 'val', '--val-masks', 'valannot']
-SEGMENTOR, DETECTOR = 'upernet_swin-demo', 'mask-rcnn_swin-demo_fpn'
 
 
-def write(tmp_path, *arguments, name=SEGMENTOR):
-    out = tmp_path / 'mine.py'
-    assert main(['config', name, '--out', str(out), '--force', *map(str, arguments)]) == 0
-    return Config.fromfile(out)
+write = partial(written, name=SEGMENTOR)
 
 
 def camvid(tmp_path, *arguments, **options):

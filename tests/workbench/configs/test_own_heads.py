@@ -14,20 +14,18 @@ from swin_dense.workbench.configs.classes import set_classes
 from swin_dense.workbench.configs.parts import dicts, pipelines
 from tests.conftest import TINY, some
 from tests.processes import cli
-from tests.workbench.configs.data import CLASSES, make_coco, make_masks
+from tests.workbench.configs.data import CLASSES, make_coco, make_masks, mask_values, written
 
 INSTANCES = 'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco'
 SEMANTIC = 'mask2former_swin-t_8xb2-160k_ade20k-512x512'
+CASCADE = 'cascade-mask-rcnn_swin-t-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-1x_coco'
+UPERNET = 'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512'
+MASKFORMER = 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'
 DINO = 'dino-5scale_swin-l_8xb2-12e_coco'
 BOXES = ('faster-rcnn_swin-t-p4-w7_fpn_1x_coco', 'retinanet_swin-t-p4-w7_fpn_1x_coco', DINO)
 PANOPTIC = 'mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco-panoptic'
 SHAPES = ['disc', 'ring', 'square', 'triangle', 'star']
 STEPS, SIDE = 20, 96
-
-
-def write(tmp_path, name, *arguments):
-    assert main(['config', name, '--out', str(tmp_path / 'mine.py'), '--force', *map(str, arguments)]) == 0
-    return Config.fromfile(tmp_path / 'mine.py')
 
 
 def without_masks(root):
@@ -41,16 +39,21 @@ def without_masks(root):
 
 
 @pytest.mark.parametrize(
-    'name', some([INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'], every=2)
+    'name',
+    [
+        CASCADE,
+        UPERNET,
+        *some([INSTANCES, SEMANTIC, DINO, 'maskformer_swin-t_upernet_8xb2-160k_ade20k-512x512'], every=2),
+    ],
 )
 def test_own_classes_are_set_in_heads_losses_and_data(tmp_path, name):
     is_detector = 'coco' in name
     root = (make_coco if is_detector else make_masks)(tmp_path / 'data')
-    config = write(tmp_path, name, '--data-root', root, '--classes', ','.join(CLASSES))
+    config = written(tmp_path, '--data-root', root, '--classes', ', '.join(CLASSES), name=name)
     text = (tmp_path / 'mine.py').read_text()
-    assert not re.search(r'num_(things_)?classes=(80|150)\b', text)
+    assert not re.search(r'num_(things_)?classes=(80|150)\b|reduce_zero_label=True', text)
     weights = [part['class_weight'] for part in dicts(config.model) if 'class_weight' in part]
-    assert weights == ([] if name == DINO else [[1.0, 1.0, 0.1]])
+    assert weights == ([] if name in (DINO, CASCADE, UPERNET) else [[1.0, 1.0, 0.1]])
     for split in ('train', 'val', 'test'):
         dataset = config[f'{split}_dataloader'].dataset
         assert (dataset.metainfo.classes, dataset.data_root) == (
@@ -59,6 +62,8 @@ def test_own_classes_are_set_in_heads_losses_and_data(tmp_path, name):
         )
     if is_detector:
         assert config.val_evaluator.ann_file == f'{root}/annotations/instances_val2017.json'
+    else:
+        assert mask_values(config) == [0, 1, 255]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +80,7 @@ def test_own_classes_are_set_in_heads_losses_and_data(tmp_path, name):
 )
 def test_unsupported_own_classes_are_one_error_and_write_nothing(tmp_path, capsys, name, change, message):
     if change and change[0].startswith('class_weight'):
-        config = write(tmp_path, name)
+        config = written(tmp_path, name=name)
         config.model.auxiliary_head.loss_decode.class_weight = list(range(1, 151))
         name = str(tmp_path / 'weighed.py')
         config.dump(name)
@@ -98,7 +103,7 @@ def test_a_weight_for_no_object_is_kept_if_one_class_becomes_two():
 @pytest.mark.parametrize('name', BOXES)
 def test_a_box_detector_needs_no_masks(tmp_path, name):
     root = without_masks(make_coco(tmp_path / 'fruit'))
-    config = write(tmp_path, name, '--data-root', root, '--classes', ','.join(CLASSES))
+    config = written(tmp_path, '--data-root', root, '--classes', ','.join(CLASSES), name=name)
     assert 'segm' not in config.val_evaluator.metric
     detector = config.model.get('roi_head', config.model)
     assert detector.bbox_head.num_classes == 2
@@ -180,7 +185,7 @@ def shapes(demo_data, tmp_path):
 )
 def test_training_resuming_testing_and_prediction(tmp_path, shapes, name, folder):
     classes = ['wall', *SHAPES] if folder == 'masks' else SHAPES
-    config = write(tmp_path, name, '--data-root', shapes / folder, '--classes', ','.join(classes))
+    config = written(tmp_path, '--data-root', shapes / folder, '--classes', ','.join(classes), name=name)
     shrink(config).dump(tmp_path / 'mine.py')
 
     cli('train', 'mine.py', '--work-dir', 'whole', cwd=tmp_path)

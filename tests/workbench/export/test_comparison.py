@@ -11,7 +11,8 @@ from mmengine.registry import MODELS, init_default_scope
 from swin_dense.export import ExportError
 from swin_dense.export.verify import Comparison, write_verified
 from swin_dense.workbench.export import whole
-from swin_dense.workbench.runtime.comparison import ROUNDING, Instances, share_of_unmatched
+from swin_dense.workbench.runtime.comparison import ROUNDING, share_of_unmatched
+from swin_dense.workbench.runtime.masks import Instances
 from swin_dense.workbench.runtime.sessions import KEY
 from tests.workbench.export import query_models
 from tests.workbench.export.whole_models import config_of
@@ -72,6 +73,7 @@ def test_a_segmentors_file_is_compared_also_at_another_size(planned, demo_data):
         size = tuple(feed.get('size', labels.shape[1:]))
         return [torch.nn.functional.interpolate(labels[None].float(), size)[0].int().numpy()]
 
+    assert run({'img': np.zeros(SHAPE, np.float32)})[0].dtype == np.int32
     assert comparison.error(run, SHAPE) == (0.0, 2 * 48 * 66)
     assert comparison.error(resizing_classes, SHAPE)[0] > 0.0
 
@@ -79,7 +81,7 @@ def test_a_segmentors_file_is_compared_also_at_another_size(planned, demo_data):
 BOXES = np.array([[0, 0, 20, 30], [40, 40, 50, 90.0]])
 
 
-def instances(*scores, shift=0.0, masks=None):
+def instances(*scores, shift=0.0, masks=()):
     count = len(scores)
     return Instances(BOXES[:count] + shift, np.array(scores), np.zeros(count, int), masks)
 

@@ -27,8 +27,11 @@ HEADS = {
     'cascade_rcnn': 'cascade-rcnn_r50_fpn',
     'retinanet': 'retinanet_r50_fpn',
 }
-DETECTORS = sorted(HEADS)
 WIDTH = 32  # of necks and heads
+
+
+def picture_of(data: Path) -> Path:
+    return data / 'coco' / 'train2017' / '000000000001.jpg'
 
 
 def config_of(name: str, data: Path, backbone: str = 'swin') -> Config:

@@ -103,6 +103,20 @@ def test_other_types_and_a_size_for_a_detector_are_refused(dtype):
         model.run(np.zeros((1, 3, 64, 64), np.float32), (9, 9))
 
 
+@pytest.mark.parametrize(
+    ('size', 'error', 'message'),
+    [
+        ((50.0, 60.0), TypeError, 'size must be an integer, got 50.0'),
+        ((50, 0), ValueError, 'size must be at least 1, got 0'),
+        ((1, 50, 60), ValueError, 'size must be one integer or a'),
+    ],
+)
+def test_wrong_sizes_for_a_segmentor_are_refused(size, error, message):
+    model = Model(File(), {**FACTS, 'task': 'segmentation'}, 0.3)
+    with pytest.raises(error, match=message):
+        model.run(np.zeros((1, 3, 64, 64), np.float32), size)
+
+
 @pytest.mark.parametrize('name', SESSIONS)
 def test_what_a_library_itself_lacks_is_named(tmp_path, monkeypatch, name):
     (tmp_path / f'{name}.py').write_text('import what_it_lacks')

@@ -187,13 +187,6 @@ def test_masks_are_pasted_as_mmdet_does(corners, height, width, seed):
     np.testing.assert_array_equal(mask[is_clear], (expected >= 0.5)[is_clear])
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 1), st.integers(0, 9))
-def test_run_lengths_are_those_of_pycocotools(height, width, share, seed):
-    mask = np.random.default_rng(seed).random((height, width)) < share
-    expected = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-    assert masks.run_lengths(mask) == {'size': expected['size'], 'counts': expected['counts'].decode()}
-
-
 def test_run_lengths_of_a_large_mask():
     mask = np.zeros((3000, 4000), bool)
     mask[:, 1000:3000:7] = True

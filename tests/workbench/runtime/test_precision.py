@@ -3,15 +3,13 @@
 import json
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from swin_dense import runtime
 from swin_dense.__main__ import main
 from swin_dense.doctor import probe, probes
 from swin_dense.workbench.runtime import model, sessions
-from tests.commands.files import write_file
+from tests.commands.files import SEGMENTOR, write_file, write_model
 
 WEIGHT = np.random.default_rng(0).normal(size=(16, 3, 5, 5)).astype(np.float32)
 needs_bfloat16 = pytest.mark.skipif(not sessions.has_bfloat16(), reason='this processor does not compute in bfloat16')
@@ -20,16 +18,10 @@ needs_bfloat16 = pytest.mark.skipif(not sessions.has_bfloat16(), reason='this pr
 @pytest.fixture
 def file(tmp_path):
     """Return a file of one convolution, whose output tells the precision."""
-    image = helper.make_tensor_value_info('img', TensorProto.FLOAT, ['B', 3, 'H', 'W'])
-    out = helper.make_tensor_value_info('out', TensorProto.FLOAT, ['B', 16, 'h', 'w'])
-    weight = helper.make_tensor('weight', TensorProto.FLOAT, WEIGHT.shape, WEIGHT.ravel())
-    graph = helper.make_graph([helper.make_node('Conv', ['img', 'weight'], ['out'])], 'conv', [image], [out], [weight])
-    written = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=8)
-    facts = {'format': sessions.FORMAT, 'task': 'segmentation', 'classes': [], 'palette': [], 'resize': None}
-    helper.set_model_props(written, {sessions.KEY: json.dumps(facts)})
-    path = tmp_path / 'conv.onnx'
-    onnx.save(written, path)
-    return path
+    graph = """conv (float[B, 3, H, W] img) => (float[B, 16, h, w] out) {
+        out = Conv (img, weight)
+    }"""
+    return write_model(tmp_path / 'conv.onnx', graph, SEGMENTOR, {'weight': WEIGHT})
 
 
 def error_of(loaded):

@@ -1,21 +1,19 @@
 """Quantised files, on graphs written by hand whose losses are known."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from PIL import Image
 
 from swin_dense import runtime
 from swin_dense.__main__ import main
 from swin_dense.workbench.runtime import comparison, quantization, quantizer
-from swin_dense.workbench.runtime.comparison import Instances
+from swin_dense.workbench.runtime.masks import Instances
+from swin_dense.workbench.runtime.model import Outputs
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY, SESSIONS
-from tests.conftest import ROOT
+from tests.commands.files import write_model
+from tests.processes import without
 
 SIDE = 24
 FACTS = {
@@ -29,26 +27,18 @@ FACTS = {
 WIDE, NARROW = np.diag([1, 1, 1e5]), np.diag([1, 1, 1e-5])
 
 
-def node(kind, inputs, output, module=None, **attributes):
-    made = helper.make_node(kind, inputs, [output], f'{kind} {output}', **attributes)
-    if module is not None:
-        made.metadata_props.add(key='pkg.torch.onnx.name_scopes', value=str(['', f'model.{module}', output]))
-    return made
-
-
-def save(path, nodes, weights, outputs, facts):
-    graph = helper.make_graph(
-        nodes,
-        'main',
-        [
-            helper.make_tensor_value_info('img', TensorProto.FLOAT, ['batch', 3, 'height', 'width']),
-            helper.make_tensor_value_info('size', TensorProto.INT64, [2]),
-        ],
-        [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in outputs],
-        [numpy_helper.from_array(value, name) for name, value in {'size': np.zeros(2, np.int64), **weights}.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 20)], ir_version=10)
-    onnx.helper.set_model_props(model, {KEY: json.dumps({**FACTS, **facts}), 'author': 'us'})
+def save(path, graph, weights, modules, facts):
+    """Write a graph; ``modules`` are the modules of its layers, by the names of their outputs."""
+    versions = 'ir_version: 10, opset_import: ["": 20]'
+    weights = {'size': np.zeros(2, np.int64), **weights}
+    model = onnx.load(write_model(path, graph, {**FACTS, **facts}, weights, versions))
+    for node in model.graph.node:
+        (output,) = node.output
+        node.name = f'{node.op_type} {output}'
+        if output in modules:
+            scopes = str(['', f'model.{modules[output]}', output])
+            node.metadata_props.add(key='pkg.torch.onnx.name_scopes', value=scopes)
+    model.metadata_props.add(key='author', value='us')
     onnx.save(onnx.shape_inference.infer_shapes(model), path)
     return path
 
@@ -58,59 +48,55 @@ def segmentor(path, *modules, **facts):
 
     A module whose name contains 'wide' cannot be quantised without a loss. The metadata contain ``facts``.
     """
-    nodes, weights, last = [], {}, 'img'
+    layers, weights, of_outputs = [], {'nothing': np.float32(0)}, {}
+    last = 'img'
     for module in (*modules, 'decode_head.conv_seg'):
-        scale = WIDE if 'wide' in module else np.eye(3)
+        scale = np.eye(3)
         if module.endswith('conv_seg'):
-            scale = np.eye(3)[::-1]  # from BGR
-        parts = [(module, scale), (module, NARROW)] if 'wide' in module else [(module, scale)]
-        for part, weight in parts:
-            name = f'w{len(weights)}'
-            weights[name] = np.ascontiguousarray(weight)[:, :, None, None].astype(np.float32)
-            nodes.append(node('Conv', [last, name], f'x{len(nodes)}', part))
-            last = nodes[-1].output[0]
+            scale = scale[::-1]  # from BGR
+        for weight in (WIDE, NARROW) if 'wide' in module else (scale,):
+            number = len(layers)
+            weights[f'w{number}'] = np.ascontiguousarray(weight)[:, :, None, None].astype(np.float32)
+            layers.append(f'x{number} = Conv ({last}, w{number})')
+            last = f'x{number}'
+            of_outputs[last] = module
     # The size is an input of the graph, but does not change this map.
-    nodes += [
-        node('Cast', ['size'], 'sides', to=TensorProto.FLOAT),
-        node('ReduceMin', ['sides'], 'side', keepdims=0),
-        node('Mul', ['side', 'nothing'], 'zero'),
-        node('Add', [last, 'zero'], 'logits'),
-        node('ArgMax', ['logits'], 'best', axis=1, keepdims=0),
-        node('Cast', ['best'], 'labels', to=TensorProto.INT32),
-    ]
-    weights['nothing'] = np.float32(0)
-    outputs = [('labels', TensorProto.INT32, ['batch', 'height', 'width'])]
-    return save(path, nodes, weights, outputs, {'task': 'segmentation', **facts})
+    graph = f"""main (float[batch, 3, height, width] img, int64[2] size) => (int32[batch, height, width] labels) {{
+        {' '.join(layers)}
+        sides = Cast <to = 1> (size)
+        side = ReduceMin <keepdims = 0> (sides)
+        zero = Mul (side, nothing)
+        logits = Add ({last}, zero)
+        best = ArgMax <axis = 1, keepdims = 0> (logits)
+        labels = Cast <to = 6> (best)
+    }}"""
+    return save(path, graph, weights, of_outputs, {'task': 'segmentation', **facts})
 
 
 def detector(path):
     """Write a file that finds eight boxes in a bright image and none in a black one."""
-    boxes = np.array([[index, 0, index + 9, 9] for index in range(8)], np.float32)
     weights = {
         'w': np.eye(3, dtype=np.float32)[:, :, None, None] / 255,
         'linear': np.linspace(3, 5, 24, dtype=np.float32).reshape(3, 8),
         'bias': np.full(8, -3, np.float32),
-        'boxes of all': boxes,
-        'labels of all': np.arange(8, dtype=np.int32) % 3,
+        'boxes_of_all': np.array([[index, 0, index + 9, 9] for index in range(8)], np.float32),
+        'labels_of_all': np.arange(8, dtype=np.int32) % 3,
         'flat': np.array([1, 3], np.int64),
         'all': np.array([8], np.int64),
     }
-    nodes = [
-        node('Conv', ['img', 'w'], 'x', 'backbone.stages.0.blocks.0'),
-        node('GlobalAveragePool', ['x'], 'pooled'),
-        node('Reshape', ['pooled', 'flat'], 'features'),
-        node('Gemm', ['features', 'linear', 'bias'], 'logits', 'roi_head.bbox_head.shared_fcs.0'),
-        node('Reshape', ['logits', 'all'], 'each'),
-        node('Sigmoid', ['each'], 'scores'),
-        node('Identity', ['boxes of all'], 'boxes'),
-        node('Identity', ['labels of all'], 'labels'),
-    ]
-    outputs = [
-        ('boxes', TensorProto.FLOAT, [8, 4]),
-        ('scores', TensorProto.FLOAT, [8]),
-        ('labels', TensorProto.INT32, [8]),
-    ]
-    return save(path, nodes, weights, outputs, {'task': 'detection'})
+    graph = """main (float[batch, 3, height, width] img, int64[2] size)
+        => (float[8, 4] boxes, float[8] scores, int32[8] labels) {
+        x = Conv (img, w)
+        pooled = GlobalAveragePool (x)
+        features = Reshape (pooled, flat)
+        logits = Gemm (features, linear, bias)
+        each = Reshape (logits, all)
+        scores = Sigmoid (each)
+        boxes = Identity (boxes_of_all)
+        labels = Identity (labels_of_all)
+    }"""
+    modules = {'x': 'backbone.stages.0.blocks.0', 'logits': 'roi_head.bbox_head.shared_fcs.0'}
+    return save(path, graph, weights, modules, {'task': 'detection'})
 
 
 @pytest.fixture(scope='module')
@@ -285,10 +271,6 @@ def without_scopes(model):
         del one.metadata_props[:]
 
 
-def without_facts(model):
-    del model.metadata_props[:]
-
-
 def without_layers(model):
     for one in model.graph.node:
         for entry in one.metadata_props:
@@ -296,36 +278,25 @@ def without_layers(model):
 
 
 def in_float16(model):
-    """Compute in float16, from the first layer to the last one."""
-    graph = model.graph
-    del graph.value_info[:]
-    for weight in graph.initializer:
+    for weight in model.graph.initializer:
         if weight.name.startswith('w'):
             weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype(np.float16), weight.name))
-    graph.node[0].input[0] = 'img in half'
-    graph.node.insert(0, helper.make_node('Cast', ['img'], ['img in half'], to=TensorProto.FLOAT16))
-    add = next(one for one in graph.node if one.op_type == 'Add')
-    cast = helper.make_node('Cast', [add.input[0]], ['in float'], to=TensorProto.FLOAT)
-    graph.node.insert(list(graph.node).index(add), cast)
-    add.input[0] = 'in float'
 
 
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
         (without_scopes, 'lacks the names of its modules; export the model again'),
-        (without_facts, 'contains no whole model'),
         (without_layers, 'has no layers that could be quantised'),
         (in_float16, 'is not in float32'),
     ],
 )
-def test_files_that_cannot_be_quantised(tmp_path, photographs, change, message):
+def test_files_that_cannot_be_quantised(tmp_path, change, message):
     model = onnx.load(segmentor(tmp_path / 'x.onnx', 'backbone.stages.0'))
     change(model)
     onnx.save(model, tmp_path / 'x.onnx')
     with pytest.raises(ValueError, match=rf'x\.onnx {message}'):
-        runtime.quantize(tmp_path / 'x.onnx', photographs, tmp_path / 'int8.onnx')
-    assert not (tmp_path / 'int8.onnx').exists()
+        quantizer.groups_of(tmp_path / 'x.onnx')
 
 
 def test_a_file_is_quantised_once(tmp_path, photographs):
@@ -354,7 +325,7 @@ def test_wrong_arguments(tmp_path, photographs):
 BOX = [0.0, 0.0, 100.0, 100.0]
 
 
-def one(score=0.9, label=0, box=BOX, mask=None):
+def one(score=0.9, label=0, box=BOX, mask=()):
     return Instances(np.array([box]), np.array([score]), np.array([label]), mask)
 
 
@@ -389,30 +360,22 @@ def test_segments_are_compared_pixel_by_pixel_and_instances_too():
     panoptic[:5] = 1000
     other = np.zeros((10, 10), np.int32)
     other[:4] = 2000  # another number of the same class
-    found = [(np.array([BOX]), np.array([0.9]), np.array([label]), []) for label in (0, 1)]
-    counts = quantization._differences((None, found[0], panoptic), (None, found[1], other), 3)
+    outputs = [Outputs(None, one(label=label), part) for label, part in ((0, panoptic), (1, other))]
+    counts = quantization._differences(*outputs, 3)
     np.testing.assert_array_equal(counts, [[2, 2], [10, 100]])
 
 
-ALONE = """
-import sys
-sys.modules.update(dict.fromkeys(['torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2', 'pycocotools', 'onnxscript']))
-from swin_dense.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
+FRAMEWORKS = ('torch', 'mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2', 'pycocotools', 'onnxscript')
 
 
 def test_the_command_needs_neither_torch_nor_the_frameworks(tmp_path, photographs):
     path = segmentor(tmp_path / 'x.onnx', 'backbone.stages.0')
-    arguments = ['quantize', str(path), str(photographs[0].parent), '--out', str(tmp_path / 'int8.onnx')]
-    done = subprocess.run([sys.executable, '-c', ALONE, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    arguments = ['quantize', path, photographs[0].parent, '--out', tmp_path / 'int8.onnx']
+    done = without(FRAMEWORKS, *arguments)
     assert '100.00% of 6,912 results agree with the float file' in done.stdout
     assert 'in float: decode_head.conv_seg' in done.stdout
     assert 'running the float file on 12 photographs ...' in done.stderr
-    again = subprocess.run([sys.executable, '-c', ALONE, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 2
-    assert '--force replaces it' in again.stderr
+    assert '--force replaces it' in without(FRAMEWORKS, *arguments, status=2).stderr
 
 
 def test_the_command_refuses(tmp_path, photographs, capsys):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from swin_dense.utils.pixels import ImageError
 from swin_dense.workbench.runtime import geotiff, masks, model, pictures, tiles
+from swin_dense.workbench.runtime.masks import Instances
 from tests.conftest import ROOT, IfInstalled, needs
 
 coco_mask = IfInstalled('pycocotools.mask')
@@ -62,7 +63,7 @@ class IdealDetector:
         full = [np.zeros((bottom - top, right - left), bool) for _ in boxes]
         for mask, (x1, y1, x2, y2) in zip(full, boxes.round().astype(int).clip(0), strict=True):
             mask[y1:y2, x1:x2] = True
-        return boxes.astype(np.float32), scores.astype(np.float32), self.labels[is_seen], full
+        return Instances(boxes.astype(np.float32), scores.astype(np.float32), self.labels[is_seen], full)
 
 
 @pytest.mark.parametrize('seed', range(5))
@@ -87,9 +88,9 @@ def test_objects_up_to_the_overlap_are_found_once_and_whole(seed):
 def test_what_one_tile_finds_is_never_merged():
     """Two objects of a class that overlap, as a model without NMS finds them, lie in one tile."""
     boxes = np.array([[90, 90, 110, 110], [92, 90, 112, 110]], np.float32)
-    found = boxes, np.array([0.9, 0.8], np.float32), np.zeros(2, int), []
+    found = Instances(boxes, np.array([0.9, 0.8], np.float32), np.zeros(2, int))
     windows = tiles.plan((200, 200), 100, 50, True)
-    nothing = boxes[:0], found[1][:0], found[2][:0], []
+    nothing = Instances(boxes[:0], found.scores[:0], found.labels[:0])
     kept, *_ = tiles.instances(windows, (200, 200), lambda tile: found if tile is windows[0] else nothing)
     np.testing.assert_array_equal(kept, boxes)
 
@@ -103,7 +104,7 @@ def merged(boxes, scores, found_by, size=(100, 200), overlap=50):
         own = [i for i, numbers in enumerate(found_by) if windows.index(window) in numbers]
         corner = [window.read[1], window.read[0]] * 2
         visible = boxes[own].clip(corner, [window.read[3], window.read[2]] * 2) - corner
-        return visible.astype(np.float32), scores[own], np.zeros(len(own), int), []
+        return Instances(visible.astype(np.float32), scores[own], np.zeros(len(own), int))
 
     return sorted(int(np.abs(boxes - box).sum(1).argmin()) for box in tiles.instances(windows, size, predict)[0])
 
