@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TOGETHER, TOPICS, TRAPS
+from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TOGETHER, TOPIC_OF, TRAPS
 from swin_dense.utils.packages import (
     FORKS,
     WITHOUT_COMPILER,
@@ -163,13 +163,18 @@ def probe(*names: str) -> list[Finding]:
     except subprocess.TimeoutExpired:
         if len(names) > 1:
             return probe(names[0])
-        return [_broken(names[0], f'did not answer within {TIMEOUT} seconds', _by_hand(names[0]))]
-    findings = [finding for line in done.stdout.splitlines() if (finding := _finding(line, names)) is not None]
-    if not findings:  # the process crashed or exited
+        text = f'did not answer within {TIMEOUT} seconds'
+    else:
+        findings = [finding for line in done.stdout.splitlines() if (finding := _finding(line, names)) is not None]
+        if findings:
+            return findings
+        # The process crashed or exited.
         ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f'status {done.returncode}'
         complaint = done.stderr.strip().rpartition('\n')[2]
-        return [_broken(names[0], f'ended with {ended}. {complaint}'.rstrip('. '), _by_hand(names[0]))]
-    return findings
+        text = f'ended with {ended}. {complaint}'.rstrip('. ')
+    name = names[0]
+    by_hand = f'"from swin_dense.doctor.probes import main; main({name!r})"'
+    return [Finding(TOPIC_OF[name], name, 'broken', text, f'to debug: {sys.executable} -X faulthandler -c {by_hand}')]
 
 
 def probe_all(names: Sequence[str]) -> list[Finding]:
@@ -191,20 +196,8 @@ def _finding(line: str, names: Sequence[str]) -> Finding | None:
     name = answer['name']
     if 'error' in answer:
         text = textwrap.shorten(answer['error'], 300, placeholder=' ...')
-        return _broken(name, text, cure_for(answer['error'], answer['package']))
-    return Finding(_topic_of(name), name, 'note' if answer['found'].startswith('not ') else 'ok', answer['found'])
-
-
-def _broken(name: str, text: str, cure: str) -> Finding:
-    return Finding(_topic_of(name), name, 'broken', text, cure)
-
-
-def _topic_of(name: str) -> str:
-    return next(topic for topic, probes in TOPICS.items() if name in probes)
-
-
-def _by_hand(name: str) -> str:
-    return f'to debug: {sys.executable} -X faulthandler -c "from swin_dense.doctor.probes import main; main({name!r})"'
+        return Finding(TOPIC_OF[name], name, 'broken', text, cure_for(answer['error'], answer['package']))
+    return Finding(TOPIC_OF[name], name, 'note' if answer['found'].startswith('not ') else 'ok', answer['found'])
 
 
 def cure_for(error: str, package: str = '') -> str:

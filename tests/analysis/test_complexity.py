@@ -35,10 +35,6 @@ def test_attention_formulas_equal_the_counts_of_torch(height, width, channels, w
     assert window_msa_flops(height, width, channels, window) == counted_multiply_adds(attend, window_tokens, channels)
 
 
-def test_worked_example():
-    assert msa_flops(112, 112, 128) - window_msa_flops(112, 112, 128, 7) == 40_124_743_680
-
-
 @settings(max_examples=6)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 9), st.integers(1, 5))
 def test_computed_flops_equal_the_counts_of_torch(height, width, window, in_channels):
@@ -78,7 +74,6 @@ def test_every_part_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
             'qkv': 'attn.w_msa.qkv',
             'projection': 'attn.w_msa.proj',
             'mlp': 'ffn',
-            'norms': 'norm1',
         }
         expected = {part: sum(flops[f'{block.format(b)}.{name}'] for b in (0, 1)) for part, name in modules.items()}
         whole = sum(flops[f'{block.format(b)}.attn.w_msa'] for b in (0, 1))

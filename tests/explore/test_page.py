@@ -165,10 +165,3 @@ def test_languages_have_the_same_labels():
         assert key in used or f"'{key}'" in script or key in ('content', 'position', 'windows', 'attention', 'reach'), (
             key
         )
-
-
-def test_random_weights_are_marked():
-    backbone = SwinBackbone(**TINY).eval()
-    record = make_record(backbone, torch.rand(3, 40, 40))
-    for is_random in (True, False):
-        assert facts_of(make_page(record, 'a', is_random, lang='zh').text)['isRandom'] is is_random

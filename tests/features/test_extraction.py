@@ -152,8 +152,7 @@ def test_a_second_run_computes_only_missing_images(run, backbone, tmp_path):
     assert kept.stat().st_mtime == 1
 
 
-@pytest.mark.parametrize('pool', ['none', 'avg'])
-def test_tar_files_and_object_storage(run, backbone, tmp_path, pool):
+def test_tar_files_and_object_storage(run, backbone, tmp_path):
     paths = make_images(tmp_path / 'photos', 6, broken=False)
     members = [(f'{index}.png', path.read_bytes()) for index, path in enumerate(paths)]
     tar = write_tar(tmp_path / 'a.tar', [*members[:3], ('broken.png', b'')])
@@ -163,7 +162,7 @@ def test_tar_files_and_object_storage(run, backbone, tmp_path, pool):
     handle = backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     try:
         for _ in range(2):
-            assert run(tar, 'memory://bucket', '--pool', pool) == 1
+            assert run(tar, 'memory://bucket') == 1
     finally:
         handle.remove()
     assert sum(seen) == 6
@@ -171,12 +170,8 @@ def test_tar_files_and_object_storage(run, backbone, tmp_path, pool):
     assert finished_in(tmp_path / 'out') == set(names)
     assert failures_in(tmp_path / 'out') == ['broken.png']
     for name, path in zip(names, paths, strict=True):
-        row = rows_of(tmp_path / 'out')[name]
         level = extract_pyramid(backbone, path)[32]
-        if pool == 'none':
-            torch.testing.assert_close(load(tmp_path / 'out' / row['file'])[0][32], level, rtol=1e-5, atol=1e-5)
-        else:
-            torch.testing.assert_close(torch.tensor(row['level_32']), level.mean((1, 2)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(maps_of(tmp_path / 'out', name)[0][32], level, rtol=1e-5, atol=1e-5)
 
 
 def test_other_settings_need_another_folder(run, tmp_path, capsys):
@@ -195,14 +190,12 @@ def test_other_settings_need_another_folder(run, tmp_path, capsys):
         (('{folder}',), 'no images found'),
         (('{image}', '--levels', '5'), 'every entry of --levels'),
         (('{image}', '--tile', '100'), 'multiple of 224'),
-        (('{image}', '--batch-size', '0'), '--batch-size must be at least 1'),
         (('{image}', '--part-rows', '0'), '--part-rows must be at least 1'),
         (('{image}', '--shard', '2/2'), '--shard must be I/N'),
         (('{image}', '--dtype', 'bfloat16', '--format', 'zarr'), '--dtype bfloat16'),
         (('{image}', '--dtype', 'bfloat16', '--pool', 'avg'), '--dtype bfloat16'),
         (('{image}', '--format', 'safetensors', '--pool', 'avg'), '--pool writes Parquet'),
         (('{image}', '--overlap', '224'), '--overlap needs --tile'),
-        (('{image}', '--page', '-1'), '--page must be at least 0'),
     ],
 )
 def test_wrong_usage(run, tmp_path, monkeypatch, capsys, args, message):

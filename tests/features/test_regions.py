@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from swin_dense.features import regions
 from swin_dense.features.images import read_image, scale, to_tensor
@@ -102,17 +102,6 @@ def test_regions_of_unusual_files_equal_the_whole_image(form, tmp_path):
     with open_large_image(path) as image:
         assert image.size == tuple(whole.shape[1:])
         assert torch.equal(tensor_of(image.read(17, 20, 100, 99)), whole[:, 17:100, 20:99])
-
-
-@pytest.mark.parametrize('orientation', range(1, 9))
-def test_regions_follow_the_exif_orientation(orientation, tmp_path):
-    exif = Image.Exif()
-    exif[274] = orientation
-    path = save_with_pil(tmp_path / 'x.png', exif=exif)
-    expected = np.array(ImageOps.exif_transpose(Image.open(path)))
-    with open_large_image(path) as image:
-        assert image.size == expected.shape[:2]
-        assert np.array_equal(image.read(17, 20, 100, 99), expected[17:100, 20:99])
 
 
 def test_bgr_arrays():

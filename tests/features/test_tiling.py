@@ -104,17 +104,6 @@ def test_the_default_overlap_is_the_smallest_exact_one(options, axis):
     assert exact_overlap(backbone, backbone.out_strides)[axis] == -(-reach // period) * period
 
 
-def test_the_error_decreases_with_the_overlap():
-    backbone = randomize(SwinBackbone(embed_dims=8, depths=(2, 6), num_heads=(1, 2), window_size=3)).double().eval()
-    image = np.random.default_rng(0).random((240, 10, 3))
-    whole = extract_pyramid(backbone, image)[8]
-    overlaps = range(0, exact_overlap(backbone, (8,))[0] + 24, 24)
-    errors = [relative_error(extract_pyramid(backbone, image, tile=120, overlap=o)[8], whole) for o in overlaps]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] > 1e-3
-    assert errors[-1] < 1e-12
-
-
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 4), st.integers(0, 3))
 def test_the_plan_covers_the_image_once(height, width, tile, overlap):
     covered = np.zeros((height, width), int)
