@@ -6,7 +6,6 @@ only the standard library.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import re
@@ -17,10 +16,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TOGETHER, TOPIC_OF, TRAPS
 from swin_dense.utils.packages import (
+    EXTRAS,
     FORKS,
+    FRAMEWORKS,
     WITHOUT_COMPILER,
     compile_command,
     distribution_of,
@@ -125,24 +127,11 @@ def _version(package: str) -> Finding:
 
 
 def extras() -> list[Finding]:
-    """Return one finding per extra of the installed swin-dense, with the missing packages."""
-    try:
-        requirements = importlib.metadata.requires('swin-dense') or []
-    except importlib.metadata.PackageNotFoundError:
-        return [
-            Finding(
-                'extra', 'all', 'note', 'unknown, because swin-dense is not installed', 'pip install . (in its clone)'
-            )
-        ]
-    packages: dict[str, list[str]] = {}
-    for requirement in requirements:
-        found = re.match(r'([\w.-]+).*;.*extra == [\'"]([\w-]+)', requirement)
-        if found and found[1] != 'swin-dense':  # the extra 'all' consists of other extras
-            packages.setdefault(found[2], []).append(found[1])
+    """Return one finding per extra of swin-dense, with the missing packages by their import names."""
     findings = []
-    for name, needed in sorted(packages.items()):
-        missing = [package for package in needed if not versions_of(package)]
-        finding = Finding('extra', name, 'ok', f'has {", ".join(needed)}')
+    for name, packages in {**EXTRAS, 'mm-lite': FRAMEWORKS}.items():
+        missing = sorted(package for package in packages if find_spec(package) is None)
+        finding = Finding('extra', name, 'ok', f'has {", ".join(sorted(packages))}')
         if missing:
             finding = Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
         findings.append(finding)

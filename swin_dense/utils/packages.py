@@ -23,6 +23,7 @@ EXTRAS = {
     'visualize': {'matplotlib'},
     'export': {'onnx', 'onnxruntime', 'onnxscript'},
 }
+FRAMEWORKS = {'mmengine', 'mmcv', 'mmdet', 'mmseg'}
 # Import name: what to install, if that is another name.
 DISTRIBUTIONS = {
     'PIL': 'Pillow',
@@ -58,7 +59,7 @@ def _is_missing(user: str, packages: list[str]) -> str:
 
 def how_to_install(*packages: str) -> str:
     """Return the commands that install packages, given their import names; a framework needs the others too."""
-    if not uses_forks() and not {'mmengine', 'mmcv', 'mmdet', 'mmseg'}.isdisjoint(packages):
+    if not uses_forks() and not FRAMEWORKS.isdisjoint(packages):
         return f'{WITHOUT_COMPILER}; see docs/install.md'
     return install_command(*packages)
 

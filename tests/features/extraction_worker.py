@@ -14,7 +14,7 @@ if __name__ == '__main__':
     from swin_dense.features import extraction
     from tests.conftest import TINY, randomize
 
-    really_extract = extraction.extract
+    really_extract = extraction.Extraction.steps
 
     def extract_and_print(*args):
         with contextlib.closing(really_extract(*args)) as steps:
@@ -25,5 +25,5 @@ if __name__ == '__main__':
     torch.set_num_threads(1)
     toy = randomize(SwinBackbone(**TINY)).eval()
     _backbone.build_backbone = lambda args: toy
-    extraction.extract = extract_and_print
+    extraction.Extraction.steps = extract_and_print
     sys.exit(main(['features', *sys.argv[1:]]))

@@ -128,10 +128,10 @@ class TestMaps:
         save(folder_of(tmp_path, file_format), 'a.jpg')  # does not write the row
         folder = folder_of(tmp_path, file_format)
         assert folder.is_finished('a.jpg', '1-1')
-        folder.confirm(Item('a.jpg', '1-1'))
+        folder.without_maps(Item('a.jpg', '1-1'), None)
         folder.close()
         again = folder_of(tmp_path, file_format)
-        again.confirm(Item('a.jpg', '1-1'))
+        again.without_maps(Item('a.jpg', '1-1'), None)
         again.close()
         (row,) = rows_of(tmp_path).values()
         assert (row['path'], row['height'], row['width'], row['version']) == ('a.jpg', *SIZE, '1-1')
@@ -179,7 +179,7 @@ class TestParts:
         folder = folder_of(tmp_path, pool='avg', rows_per_part=2, dtype=torch.float16)
         for index in range(5):
             save(folder, f'{index}.jpg')
-        folder.fail(Item('x.jpg', None), 'it is\nbroken')
+        folder.without_maps(Item('x.jpg', None), 'it is\nbroken')
         folder.close()
         table = pandas.read_parquet(tmp_path)
         assert [len(parquet.read_table(path)) for path in sorted(tmp_path.glob('*.parquet'))] == [2, 2, 2]
@@ -196,7 +196,7 @@ class TestParts:
             folder = folder_of(tmp_path, pool='avg', rows_per_part=4)
             for name in names:
                 if version == '1-1' and name in names[1:3]:
-                    folder.fail(Item(name, version), 'broken')
+                    folder.without_maps(Item(name, version), 'broken')
                 elif not folder.is_finished(name, version if name in names[4:] else '1-1'):
                     save(folder, name, version=version)
             folder.close()
@@ -293,8 +293,8 @@ def test_partial_files_of_a_killed_run_are_removed(tmp_path):
 
 def test_rows_of_failed_images_hold_the_error(tmp_path):
     folder = folder_of(tmp_path)
-    folder.fail(Item('/b, "c".jpg', '1-1'), 'it is\nbroken')
-    folder.fail(Item(os.fsdecode(b'/\xff.jpg'), None), os.fsdecode(b'\xff is missing'))
+    folder.without_maps(Item('/b, "c".jpg', '1-1'), 'it is\nbroken')
+    folder.without_maps(Item(os.fsdecode(b'/\xff.jpg'), None), os.fsdecode(b'\xff is missing'))
     folder.close()
     assert failures_in(tmp_path) == ['\\xff.jpg', 'b, "c".jpg']
     assert rows_of(tmp_path)['/\\xff.jpg']['error'] == '\\xff is missing'

@@ -75,7 +75,6 @@ def begin(*arguments, **options):
 def test_settings(tmp_path):
     begin(tmp_path)
     begin(tmp_path)
-    begin(tmp_path, settings={'arch': 'swin_t', 'levels': (4, 8), 'batch_size': 2})  # does not matter
     before = (tmp_path / '_shard-00000-of-00001.json').read_bytes()
     with pytest.raises(ValueError, match="arch 'swin_t' there, 'swin_s' now"):
         begin(tmp_path, settings={'arch': 'swin_s', 'levels': (4, 8)})
