@@ -112,6 +112,13 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return module
 
 
+def tiny(**options: Any) -> torch.nn.Module:
+    """Return a tiny backbone with random weights, in evaluation mode."""
+    from swin_dense import SwinBackbone  # after what some tests do before they import it
+
+    return randomize(SwinBackbone(**TINY, **options)).eval()
+
+
 def assert_same(
     ours: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None], **tolerance: float
 ) -> None:

@@ -72,11 +72,6 @@ def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int)
     return images
 
 
-def crops_at(size: int) -> bool:
-    """Return whether the published accuracies at this size were measured on centre crops, not on whole images."""
-    return size < WHOLE_FROM
-
-
 def read_square(
     path: Path, size: int, crop: bool, normalization: Normalization = IMAGENET, channels: int = 3
 ) -> Tensor:
@@ -126,7 +121,7 @@ def evaluate(
         classifier: the module.
         images: output of :func:`list_labelled`.
         size: side of its input in pixels.
-        crop: crop the centre, else resize the whole image; :func:`crops_at` returns the published choice.
+        crop: crop the centre, else resize the whole image; published accuracies are of crops below ``WHOLE_FROM``.
         normalization: how stored values become the input.
         channels: input channels of the classifier.
         batch_size: number of images per batch.

@@ -89,7 +89,7 @@ def grad_cam(
         image: any source of :func:`swin_dense.features.images.read_image`.
         stage: index of the stage, from 0, whose output is weighted by the gradient.
         target: function from {stride: (1, C, H, W)} to a scalar tensor, such as a class score of a head, that depends
-            on the stage. None for :func:`strongest_channel`.
+            on the stage. None for the largest channel mean of the coarsest map.
         normalization: how the stored values of the image become the backbone's input.
 
     Returns:
@@ -102,7 +102,7 @@ def grad_cam(
     hook = backbone.stages[stage].register_forward_hook(lambda module, args, output: recorded.append(output[0]))
     with evaluation_mode(backbone), torch.enable_grad(), hook:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
-        score = (target or strongest_channel)(maps)
+        score = maps[max(maps)].mean((2, 3)).max() if target is None else target(maps)
         if not isinstance(score, Tensor) or score.numel() != 1:
             raise ValueError(f'target must return one number as a tensor, got {score!r}')
         # `autograd.grad` raises for a score without a graph.
@@ -114,11 +114,6 @@ def grad_cam(
         )
     weights = gradient.mean((1, 2), keepdim=True)
     return (recorded[0].detach() * weights).sum(-1)[0].clamp(min=0)
-
-
-def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
-    """Return the largest channel mean of the coarsest map."""
-    return maps[max(maps)].mean((2, 3)).max()
 
 
 def _prepare(backbone: Any, image: Any, normalization: Normalization) -> Tensor:

@@ -148,13 +148,8 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
         name = checks.argument('window_size')
         raise ValueError(f'{name} must be at most {_LARGEST_MASK} to draw its masks, got {window_size}')
     shift = (window_size[0] // 2, window_size[1] // 2)
-    # Two rows and columns of windows are enough: further windows have the same masks.
-    counts = window_grid(*grid, window_size)
-    height, width = (
-        side - max(count - 2, 0) * window for side, count, window in zip(grid, counts, window_size, strict=True)
-    )
-    rows, columns = window_grid(height, width, window_size)
-    ids = region_ids(height, width, window_size, shift).reshape(rows, columns, -1)
+    rows, columns = window_grid(*grid, window_size)
+    ids = region_ids(*grid, window_size, shift).reshape(rows, columns, -1)
     # With one row or column of windows, some kinds are the same window, which has the last of their names.
     names = {(0, 0): 'inside', (0, columns - 1): 'right column', (rows - 1, 0): 'bottom row'}
     names[rows - 1, columns - 1] = 'bottom right'

@@ -114,10 +114,14 @@ def file_format(name: str, content: Mapping[str, Any], newest: int) -> None:
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the entries that differ between a record and what is wanted now, for a message; '' if none do."""
-    keys = sorted(there.keys() | now.keys())
-    # Another value than None, which may be given: mean=None is no normalisation, and without mean it is ImageNet's.
-    pairs = {key: (there.get(key, 'not given'), now.get(key, 'not given')) for key in keys}
-    return ', '.join(f'{key} {old!r} there, {new!r} now' for key, (old, new) in pairs.items() if old != new)
+    absent = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
+    found = []
+    for key in sorted(there.keys() | now.keys()):
+        old = there.get(key, absent)
+        new = now.get(key, absent)
+        if old != new:
+            found.append(f'{key} {old!r} there, {new!r} now')
+    return ', '.join(found)
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:

@@ -85,9 +85,7 @@ def test_a_signal_stops_after_the_batch_and_reports_the_scores_so_far(folder, ch
     assert json.loads(output.out)['images'] == 8
 
 
-@pytest.mark.parametrize(
-    'form', ['16-bit grey png', '16-bit grey tiff', 'float tiff', '16-bit colour tiff', '12-bit tiff']
-)
+@pytest.mark.parametrize('form', ['16-bit grey png', '16-bit colour tiff', 'float tiff'])
 @pytest.mark.parametrize('crop', [True, False])
 def test_images_of_more_than_8_bits_keep_their_values(tmp_path, form, crop):
     """They equal the same picture in 8 bits, up to its rounding."""
@@ -100,11 +98,8 @@ def test_images_of_more_than_8_bits_keep_their_values(tmp_path, form, crop):
         Image.fromarray(grey.astype(np.uint16) * 257).save(path)
     elif form == '16-bit colour tiff':
         tifffile.imwrite(path, pixels.astype(np.uint16) * 257, photometric='rgb')
-    elif form == '12-bit tiff':
-        pytest.importorskip('imagecodecs')
-        tifffile.imwrite(path, grey.astype(np.uint16) * 16, bitspersample=12)
     else:
-        tifffile.imwrite(path, grey / np.float32(255) if form == 'float tiff' else grey.astype(np.uint16) * 257)
+        tifffile.imwrite(path, grey / np.float32(255))
     expected, found = (read_square(one, 64, crop) for one in (tmp_path / 'eight.png', path))
     assert (found - expected).abs().mean() < 0.02
     assert (found - expected).abs().max() < 0.06

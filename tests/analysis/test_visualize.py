@@ -5,7 +5,6 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
 from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.explain import TokenAttention
@@ -18,14 +17,14 @@ from swin_dense.analysis.visualize import (
 )
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.models import create
-from tests.conftest import TINY, photograph, randomize
+from tests.conftest import photograph, tiny
 
 PHOTOGRAPH = photograph(75, 106)
 
 
 @pytest.fixture(scope='module')
 def backbone():
-    return randomize(SwinBackbone(**TINY)).eval()
+    return tiny()
 
 
 def test_pca_against_a_singular_value_decomposition():

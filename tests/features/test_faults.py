@@ -2,8 +2,6 @@
 
 import os
 import signal
-import stat
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense.__main__ import main
 from swin_dense.utils import signals
 from tests.conftest import photograph
 from tests.features.helpers import (
@@ -42,14 +39,12 @@ def run(monkeypatch, tmp_path):
 WITH_LITTLE_MEMORY = """
 import logging, resource, sys
 from pathlib import Path
-from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from swin_dense.utils import signals
 from swin_dense.commands import _backbone
-from tests.conftest import TINY, randomize
+from tests.conftest import tiny
 
 small, photos, out, spare = sys.argv[1:]
-toy = randomize(SwinBackbone(**TINY)).eval()
+toy = tiny()
 _backbone.build_backbone = lambda args: toy
 main(['features', small, '--pool', 'avg', '--workers', '0', '--out', out + '_before'])  # imports all modules in advance
 records = []
@@ -170,31 +165,10 @@ def test_max_side_and_page(run, tmp_path):
     frames[0].save(tmp_path / 'pages.tif', save_all=True, append_images=frames[1:])
     assert run(tmp_path / 'pages.tif', '--page', 1, '--max-side', 45) == 0
     assert maps_of(tmp_path / 'out', tmp_path / 'pages.tif')[1] == (45, 30)
-    assert run(tmp_path / 'pages.tif', '--page', 0, '--max-side', 45) == 2
-    assert run(tmp_path / 'pages.tif', '--page', 7, '--pool', 'avg') == 2  # other settings
+    assert run(tmp_path / 'pages.tif', '--page', 0, '--max-side', 45) == 2  # other settings
 
 
 class TestNames:
-    def test_an_unreadable_folder_is_a_failure(self, run):
-        """The other folders are processed. root could read all of them, so the extraction runs as another user."""
-        with tempfile.TemporaryDirectory() as folder:
-            tmp_path = Path(folder)
-            tmp_path.chmod(0o777)
-            make_images(tmp_path / 'photos', 3, broken=False)
-            for path in (tmp_path / 'photos').iterdir():
-                path.chmod(0o755)
-            closed = sorted((tmp_path / 'photos').iterdir())[0]
-            closed.chmod(0)
-
-            def as_another_user():
-                if os.getuid() == 0:
-                    os.setuid(65534)
-                return main(['features', str(tmp_path / 'photos'), '--out', str(tmp_path / 'out'), '--pool', 'avg'])
-
-            assert in_a_process(as_another_user) == 1
-            closed.chmod(stat.S_IRWXU)
-            assert len(finished_in(tmp_path / 'out')) == 2
-
     def test_a_name_that_is_not_utf_8(self, run, tmp_path):
         name = os.fsdecode(os.fsencode(tmp_path) + b'/caf\xe9.png')
         Image.fromarray(photograph(33, 40)).save(name)

@@ -98,12 +98,6 @@ def test_other_modes_equal_pils_conversion_to_rgb(mode):
     assert torch.equal(read_image(image), expected)
 
 
-def test_palette_file_with_transparency():
-    palette = Image.fromarray(RGB).quantize(16)
-    expected = torch.from_numpy(np.array(palette.convert('RGB')).transpose(2, 0, 1) / np.float32(255))
-    assert torch.equal(read_image(encode(palette, 'png', transparency=3)), expected)
-
-
 @pytest.mark.parametrize('orientation', range(1, 9))
 @pytest.mark.parametrize('file_format', ['jpeg', 'png', 'tiff', '16-bit png'])
 def test_exif_orientation_is_applied(file_format, orientation):

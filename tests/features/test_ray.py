@@ -18,8 +18,8 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense import SwinBackbone, extract_pyramid
-from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
+from swin_dense import extract_pyramid
+from tests.conftest import ROOT, IfInstalled, photograph, tiny
 
 pytest.importorskip('ray')
 dataset = IfInstalled('pyarrow.dataset')
@@ -40,7 +40,7 @@ def isolated_network():
 
 @pytest.fixture(scope='module')
 def backbone():
-    return randomize(SwinBackbone(**TINY)).eval()
+    return tiny()
 
 
 @pytest.fixture

@@ -109,13 +109,6 @@ def test_bgr_arrays():
         assert np.array_equal(image.read(3, 4, 50, 60), RGB[3:50, 4:60])
 
 
-def test_without_tifffile(tmp_path, monkeypatch):
-    path = save_tiff(tmp_path / 'x.tif', tile=(32, 48))
-    monkeypatch.setitem(__import__('sys').modules, 'tifffile', None)
-    with open_large_image(path) as image:
-        assert torch.equal(tensor_of(image.read(3, 4, 50, 60)), read_image(RGB)[:, 3:50, 4:60])
-
-
 def test_invalid_sources_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match='missing'), open_large_image(tmp_path / 'missing.tif'):
         pass
@@ -131,12 +124,11 @@ def test_invalid_sources_are_refused(tmp_path):
         pass
 
 
-@pytest.mark.parametrize('number', [errno.EIO, errno.EACCES])
-def test_errors_of_the_file_system_become_image_errors(tmp_path, monkeypatch, number):
+def test_errors_of_the_file_system_become_image_errors(tmp_path, monkeypatch):
     path = save_with_pil(tmp_path / 'x.png')
 
     def fail(*args, **options):
-        raise OSError(number, 'refused')
+        raise OSError(errno.EIO, 'refused')
 
     monkeypatch.setattr(Path, 'open', fail)
     with pytest.raises(ImageError, match=r'x\.png.* cannot be read: refused'), open_large_image(path):

@@ -53,14 +53,6 @@ def test_models_that_differ_are_not_timed():
         benchmark.check_outputs({'auto': ours, 'sdpa': other}, img, args)
 
 
-def test_peers_that_must_agree():
-    assert all(bench_models.must_agree(peer, (448, 448), 7) for peer in bench_models.PEERS)
-    assert not bench_models.must_agree('timm', (512, 512), 7)
-    assert bench_models.must_agree('torchvision', (512, 512), 7)
-    assert not bench_models.must_agree('torchvision', (199, 301), 7)
-    assert bench_models.must_agree('mmdet', (199, 301), 7)
-
-
 def test_matrix_products_equal_those_of_the_model():
     """Compare with the multiply-adds of the linear layers and convolutions that a forward pass calls."""
     backbone = SwinBackbone('t').to('meta')
