@@ -125,18 +125,10 @@ def test_the_exif_orientation_is_ignored_as_published(tmp_path):
 
 
 @needs('tqdm')
-def test_broken_images_and_wrong_folders(folder, checkpoint, capsys, tmp_path):
-    for name in CLASSES:
+def test_folders_of_some_classes_need_a_list(folder, checkpoint, capsys, tmp_path):
+    for name in CLASSES[1:]:
         (tmp_path / 'some' / name).mkdir(parents=True)
-    (tmp_path / 'some/n01/a.png').write_bytes(b'no image')
-    (tmp_path / 'some/n02/0.png').write_bytes((folder / 'n02/0.png').read_bytes())
-    status, output = evaluate(tmp_path / 'some', checkpoint, capsys)
-    assert status == 1
-    assert 'not read: image' in output.err
-    assert 'n01/a.png' in output.err
-    assert 'of 1 images' in output.out
-    (tmp_path / 'some/n01/a.png').unlink()
-    (tmp_path / 'some/n01').rmdir()
+    shutil.copy(folder / 'n02/0.png', tmp_path / 'some/n02')
     status, output = evaluate(tmp_path / 'some', checkpoint, capsys)
     assert status == 2
     assert 'has 6 folders, but the classifier has 7 classes' in output.err
