@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +23,6 @@ from swin_dense.archs import arch_letter
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
 from swin_dense.features.sinks import level_size
-from swin_dense.ops.plain import merge
 from swin_dense.ops.windows import Pair, region_ids, window_grid
 from swin_dense.utils import checks
 
@@ -97,7 +95,7 @@ def draw_windows(image: Any, stride: int, window_size: Pair) -> Figure:
         windows, regions = _window_ids(cells, window_size, shift)
         _show_cells(ax, _tint(windows, regions, columns), stride, padded)
         # Draw lines between neighbouring cells of different regions, and hatch the padding.
-        ids = windows * 9 + regions
+        ids = windows * 4 + regions
         lines: dict[str, Any] = {'colors': 'black', 'linewidth': 0.8}
         row, column = np.nonzero(ids[1:] != ids[:-1])
         ax.hlines((row + 1) * stride, column * stride, (column + 1) * stride, **lines)
@@ -212,14 +210,14 @@ def _show_heat(ax: Axes, heat: Tensor, stride: int, pixels: np.ndarray) -> None:
 
 
 def _window_ids(cells: Pair, window_size: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of the window, and of the region in the window, for every cell of a map: two arrays (H, W)."""
-    rows, columns = window_grid(*cells, window_size)
-    tokens = window_size[0] * window_size[1]
-    windows = torch.arange(rows * columns)[None, :, None, None].expand(1, -1, tokens, 1)
-    regions = region_ids(*cells, window_size, shift)[None, :, :, None]
-    merged = (merge(ids, cells, window_size, shift)[0, :, :, 0].numpy() for ids in (windows, regions))
-    windows_HW, regions_HW = merged
-    return windows_HW, regions_HW
+    """Return the index of the window, and of the region in it, for every cell of a map of whole windows: two (H, W)."""
+    numbers, wrapped = [], []
+    for side, window, by in zip(cells, window_size, shift, strict=True):
+        place = np.arange(side)
+        numbers.append((place - by) % side // window)
+        wrapped.append(place < by)
+    windows_HW = numbers[0][:, None] * (cells[1] // window_size[1]) + numbers[1]
+    return windows_HW, 2 * wrapped[0][:, None] + wrapped[1]
 
 
 def _tint(windows: np.ndarray, regions: np.ndarray, columns: int) -> np.ndarray:

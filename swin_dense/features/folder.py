@@ -67,9 +67,8 @@ class FeatureFolder:
         self._versions: dict[str, str | None] = {}
         for path in self._parts():
             self._next = 1 + int(path.stem.rpartition('-')[2])
-            columns = _read(path, ['path', 'version', 'error']).columns
-            for name, version, error in zip(*(column.to_pylist() for column in columns), strict=True):
-                self._versions[name] = version if error is None else None
+            for row in _read(path, ['path', 'version', 'error']).to_pylist():
+                self._versions[row['path']] = row['version'] if row['error'] is None else None
 
     def is_finished(self, name: str, version: str | None) -> bool:
         """Return whether this version of an image has features; None, a deleted image, matches any version."""

@@ -1,4 +1,4 @@
-"""Tiles with enough overlap give the features of the whole image; brute force checks how much is enough."""
+"""Tiles with enough overlap give the features of the whole image; receptive fields tell how much is enough."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
+from swin_dense.analysis.receptive_field import token_receptive_fields
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.tiling import exact_overlap, tile_alignment
 from swin_dense.utils.tiles import plan_tiles
@@ -79,29 +80,20 @@ def test_four_stages_with_window_seven():
     ],
     ids=str,
 )
-@pytest.mark.parametrize('axis', [0, 1])
-def test_the_default_overlap_is_the_smallest_exact_one(options, axis):
-    """Cut a long image in the middle and measure how far from the cut the features differ."""
-    backbone = randomize(SwinBackbone(**options)).double().eval()
-    period = tile_alignment(backbone)[axis]
-    long = 8 * period
-    image = torch.rand(3, long, 5, dtype=torch.float64)
-    image = image if axis == 0 else image.transpose(1, 2)
-    cut = 4 * period
-    before, behind = image.narrow(1 + axis, 0, cut), image.narrow(1 + axis, cut, long - cut)
-    reach = 0
-    with torch.no_grad():
-        for stride, whole, first, second in zip(
-            backbone.out_strides, *(backbone(x[None]) for x in (image, before, behind)), strict=True
-        ):
-            parts = torch.cat([first, second], 2 + axis)
-            differs = (parts - whole).abs().amax((0, 1)).amax(1 - axis) > 1e-11
-            cells = differs.nonzero()[:, 0]
-            if len(cells):
-                reach = max(
-                    reach, int((cut // stride - cells).max()) * stride, int((cells - cut // stride).max() + 1) * stride
-                )
-    assert exact_overlap(backbone, backbone.out_strides)[axis] == -(-reach // period) * period
+def test_the_default_overlap_is_the_reach_of_tokens_beside_a_cut(options):
+    """The furthest token whose receptive field crosses a cut between tiles sets the overlap."""
+    backbone = SwinBackbone(**options)
+    alignment, overlaps = tile_alignment(backbone), exact_overlap(backbone, backbone.out_strides)
+    fields = token_receptive_fields(backbone, [16 * period for period in alignment])
+    for axis, period in enumerate(alignment):
+        cut, reach = 8 * period, 0
+        for stage, stride in zip(backbone.out_indices, backbone.out_strides, strict=True):
+            spans = (fields[stage][-1].rows, fields[stage][-1].columns)[axis]
+            starts = torch.arange(len(spans)) * stride
+            before = (starts < cut) & (spans[:, 1] > cut)
+            behind = (starts >= cut) & (spans[:, 0] < cut)
+            reach = max([reach, *(cut - starts[before]).tolist(), *(starts[behind] + stride - cut).tolist()])
+        assert overlaps[axis] == -(-reach // period) * period
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 4), st.integers(0, 3))
