@@ -134,16 +134,10 @@ def test_a_page_of_swin_t_fits_the_limit():
 
 
 @pytest.mark.parametrize('size', [(1, 1), (3, 200), (64, 64)])
-@pytest.mark.parametrize('channels', [1, 3, 4])
-def test_image_sizes_and_channels(size, channels):
-    image = np.random.default_rng(0).integers(0, 255, (*size, channels), dtype=np.uint16)
-    backbone = SwinBackbone(**TINY, in_channels=channels).eval()
-    if channels == 3:
-        facts = facts_of(make_page(make_record(backbone, image), 'a', True).text)
-        assert facts['size'] == list(size)
-    else:
-        with pytest.raises(ValueError, match='mean'):
-            make_record(backbone, image)
+def test_image_sizes(size):
+    image = np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint16)
+    facts = facts_of(make_page(make_record(SwinBackbone(**TINY).eval(), image), 'a', True).text)
+    assert facts['size'] == list(size)
 
 
 def test_a_file_name_cannot_inject_html():
