@@ -17,7 +17,6 @@ from swin_dense.features.images import pixels_of, scale
 from swin_dense.features.inference import batches, evaluation_mode, read_ahead
 from swin_dense.features.listing import Item, is_image, list_images
 from swin_dense.features.normalization import IMAGENET, Normalization
-from swin_dense.utils import checks
 from swin_dense.utils.pixels import ImageError, Pixels, decoding, naming
 
 TOP = 5
@@ -51,8 +50,6 @@ def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int)
 
     ``classes`` has the names of their folders in order; None takes all folders, sorted by name.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f'there is no folder {folder}')
     found = sorted(path.name for path in folder.iterdir() if path.is_dir())
     names = found if classes is None else list(classes)
     if len(names) != num_classes:
@@ -129,7 +126,6 @@ def evaluate(
         on_image: called after each image.
         should_stop: polled after each batch; True returns the scores so far.
     """
-    checks.integer('size', size)
     parameter = next(classifier.parameters())
     scores = Scores()
 

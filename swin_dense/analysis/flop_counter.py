@@ -46,11 +46,9 @@ def count(
 ) -> Count:
     """Count parameters and FLOPs of a model on the meta device, which ``run`` calls with an image (1, C, H, W).
 
-    Raises ValueError if the model is on another device, has no convolution from which to infer the image channels, or
-    its cost depends on values, not only on shapes.
+    Raises ValueError if the model has no convolution from which to infer the image channels, or its cost depends on
+    values, not only on shapes.
     """
-    if not all(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("the model must be on the meta device; build it there, or pass model.to('meta')")
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if channels is None:
         raise ValueError(

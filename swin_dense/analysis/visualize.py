@@ -33,7 +33,7 @@ _COST_SIDES, _COST_TICKS = range(112, 1793, 112), (112, 224, 448, 896, 1792)
 
 def draw_pyramid(pyramid: Pyramid, image: Any) -> Figure:
     """Draw an image and every level, with its first three principal components as red, green and blue."""
-    pixels = _pixels_of(image, pyramid.image_size)
+    pixels = _pixels_of(image)
     figure, axes = _panels(1 + len(pyramid), pyramid.image_size)
     _show_image(axes[0], pixels)
     axes[0].set_title(f'image {pyramid.image_size[0]} x {pyramid.image_size[1]}')
@@ -50,7 +50,7 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
         checks.one_of(f'every entry of {checks.argument("heads")}', head, range(count))
     panels = [(f'mean of {count} heads', attention.weights.mean(0), float(attention.padding.mean()))]
     panels += [(f'head {head}', attention.weights[head], float(attention.padding[head])) for head in heads]
-    pixels = _pixels_of(image, attention.image_size)
+    pixels = _pixels_of(image)
     figure, axes = _panels(1 + len(panels), attention.image_size)
     _show_image(axes[0], pixels)
     axes[0].set_title('token')
@@ -83,7 +83,6 @@ def draw_windows(image: Any, stride: int, window_size: Pair) -> Figure:
     sides; the regions of one window share a bright colour, but attention stays within each region. Padding cells, which
     also take part in attention, are hatched. The stride is in pixels per cell, the window in cells.
     """
-    window_size = checks.pair('window_size', window_size)
     pixels = _pixels_of(image)
     image_size = (pixels.shape[0], pixels.shape[1])
     rows, columns = window_grid(*level_size(image_size, stride), window_size)
@@ -141,7 +140,7 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
 
     The map is a ``grid`` of tokens, and the window has at most 64 x 64.
     """
-    grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
+    grid = checks.pair('grid', grid)
     if max(window_size) > _LARGEST_MASK:
         name = checks.argument('window_size')
         raise ValueError(f'{name} must be at most {_LARGEST_MASK} to draw its masks, got {window_size}')
@@ -176,15 +175,9 @@ def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> t
     return figure, axes[:count]
 
 
-def _pixels_of(image: Any, expected: Pair | None = None) -> np.ndarray:
-    """Return an image as colours, (H, W, 3) in [0, 1]; raise ValueError if it has not the expected size."""
-    pixels = read_image(image, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
-    if expected is not None and pixels.shape[:2] != tuple(expected):
-        raise ValueError(
-            f'the image has {pixels.shape[:2]} pixels but the features are of an image of {tuple(expected)} pixels; '
-            'use the same image for both'
-        )
-    return pixels
+def _pixels_of(image: Any) -> np.ndarray:
+    """Return an image as colours, (H, W, 3) in [0, 1]."""
+    return read_image(image, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
 
 
 def _show_image(ax: Axes, pixels: np.ndarray) -> None:

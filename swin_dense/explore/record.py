@@ -17,7 +17,6 @@ from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_
 from swin_dense.archs import published_letter
 from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.normalization import IMAGENET, Inference, Normalization
-from swin_dense.features.pyramid import bare_backbone
 from swin_dense.ops.windows import Pair, window_grid
 
 # The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.
@@ -109,7 +108,6 @@ def make_record(
         max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
         normalization: how its stored values become the backbone's input.
     """
-    backbone = bare_backbone(backbone)
     inference = Inference(**vars(normalization), page=0, max_side=max_side)
     pixels = inference.read(image, backbone.in_channels)
     img = inference.input_for(backbone, pixels[None])

@@ -32,7 +32,9 @@ def test_attention_formulas_equal_the_counts_of_torch(height, width, channels, w
     global_tokens = torch.zeros(1, tokens, channels, device='meta')
     window_tokens = torch.zeros(tokens // window**2, window**2, channels, device='meta')
     assert msa_flops(height, width, channels) == counted_multiply_adds(attend, global_tokens, channels)
-    assert window_msa_flops(height, width, channels, window) == counted_multiply_adds(attend, window_tokens, channels)
+    assert window_msa_flops(height, width, channels, (window, window)) == counted_multiply_adds(
+        attend, window_tokens, channels
+    )
 
 
 @settings(max_examples=6)
