@@ -71,7 +71,7 @@ def count_config(name: str) -> dict[str, Any] | None:
     except ValueError:
         flops = computed = None
     else:
-        flops, computed = result.flops[''], result.computed_flops['']
+        flops, computed = result.flops[''], result.computed_flops
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return {'shape': list(shape), 'parameters': parameters, 'flops': flops, 'computed_flops': computed}
 

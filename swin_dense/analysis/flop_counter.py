@@ -33,12 +33,12 @@ class Count:
         parameters: trainable and frozen parameters.
         flops: FLOPs as in published figures, including the output projections of padding tokens, which the official
             code computes.
-        computed_flops: FLOPs without these projections, which this package skips.
+        computed_flops: FLOPs of the whole model without these projections, which this package skips.
     """
 
     parameters: Mapping[str, int]
     flops: Mapping[str, int]
-    computed_flops: Mapping[str, int]
+    computed_flops: int
 
 
 def count(
@@ -75,8 +75,8 @@ def count(
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         parameters[name.rpartition('.')[0]] += parameter.numel()
-    computed = _with_ancestors(meter.flops)
-    return Count(_with_ancestors(parameters), computed + _with_ancestors(meter.padding), computed)
+    flops = _with_ancestors(meter.flops)
+    return Count(_with_ancestors(parameters), flops, flops[''] - meter.padding)
 
 
 class _Meter:
@@ -84,7 +84,7 @@ class _Meter:
 
     def __init__(self, model: nn.Module, counter: FlopCounterMode) -> None:
         self.flops: Counter[str] = Counter()  # multiply-adds by module name, without submodules
-        self.padding: Counter[str] = Counter()  # of the skipped output projections of padding tokens, by module name
+        self.padding = 0  # of these, those of the output projections of padding tokens, which are skipped
         self._counter = counter
         self._charged = 0
         self._running = ['']
@@ -110,7 +110,8 @@ class _Meter:
             window, _ = module.windows_on(height, width)
             rows, columns = window_grid(height, width, window)
             tokens = batch * (rows * window[0] * columns * window[1] - height * width)
-            self.padding[f'{name}.w_msa.proj'] += tokens * channels**2
+            self.flops[f'{name}.w_msa.proj'] += tokens * channels**2
+            self.padding += tokens * channels**2
 
 
 def _with_ancestors(own: Mapping[str, int]) -> Counter[str]:
