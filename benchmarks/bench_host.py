@@ -7,8 +7,24 @@ import re
 from pathlib import Path
 
 # The kinds of processors that were measured, by the first word of the files of their results.
-PROCESSORS = {'zen5': 'AMD EPYC, Zen 5', 'amd': 'AMD EPYC, Zen 4', 'intel': 'Intel Xeon, AMX', 'arm': 'ARM'}
+PROCESSORS = {
+    'zen5': 'AMD EPYC, Zen 5',
+    'amd': 'AMD EPYC, Zen 4',
+    'zen3': 'AMD EPYC, Zen 3',
+    'intel': 'Intel Xeon, AMX',
+    'arm': 'ARM',
+}
+# What tells the kind in a description by processor(); Zen 3 and Zen 4 are of one family.
+MARKS = {'family 26': 'zen5', 'family 25.*avx512f': 'amd', 'family 25': 'zen3', 'amx': 'intel', '^ARM': 'arm'}
 FEATURES = ('avx2', 'avx512f', 'avx512_bf16', 'amx_tile')  # those on which the speed of matrix products depends
+
+
+def kind_of(description: str) -> str | None:
+    """Return the key in PROCESSORS of a processor described by :func:`processor`, or None if it is of another kind."""
+    for mark, kind in MARKS.items():
+        if re.search(mark, description, re.I):
+            return kind
+    return None
 
 
 def kind_of_processor() -> str:
@@ -17,29 +33,20 @@ def kind_of_processor() -> str:
     Raises:
         SystemExit: it is of no kind that was measured.
     """
-    fields = _cpuinfo()
-    if 'CPU implementer' in fields:
-        return 'arm'
-    vendor, family, flags = fields.get('vendor_id'), fields.get('cpu family'), fields.get('flags', '').split()
-    if vendor == 'AuthenticAMD' and family == '26':
-        return 'zen5'
-    if vendor == 'AuthenticAMD' and family == '25' and 'avx512f' in flags:  # Zen 3, of the same family, has none
-        return 'amd'
-    if vendor == 'GenuineIntel' and 'amx_tile' in flags:
-        return 'intel'
-    raise SystemExit(f'{processor()}: add this kind to PROCESSORS and kind_of_processor in benchmarks/bench_host.py')
-
-
-def _cpuinfo() -> dict[str, str]:
-    return dict(re.findall(r'(.*?)\s*: (.*)', Path('/proc/cpuinfo').read_text()))
+    kind = kind_of(processor())
+    if kind is None:
+        raise SystemExit(f'{processor()}: add this kind to PROCESSORS and MARKS in benchmarks/bench_host.py')
+    return kind
 
 
 def processor() -> str:
     """Return the processor and the number of cores, such as 'AMD EPYC (family 25, model 17), avx512f, 2 cores'."""
-    fields = _cpuinfo()
-    name = f'{fields.get("model name", "unknown")} (family {fields.get("cpu family")}, model {fields.get("model")})'
+    fields = dict(re.findall(r'(.*?)\s*: (.*)', Path('/proc/cpuinfo').read_text()))
+    architecture = 'ARM' if 'CPU implementer' in fields else 'unknown'
+    name = fields.get('model name', architecture)
     features = [feature for feature in FEATURES if feature in fields.get('flags', '').split()]
-    return ', '.join([name, *features, f'{len(os.sched_getaffinity(0))} cores'])
+    model = f'(family {fields.get("cpu family")}, model {fields.get("model")})'
+    return ', '.join([f'{name} {model}', *features, f'{len(os.sched_getaffinity(0))} cores'])
 
 
 def held_mib(field: str = 'VmRSS') -> float:

@@ -18,7 +18,7 @@ sys.path.append(str(ROOT / 'benchmarks'))
 
 import checkpointing  # noqa: E402
 import memory_ladder  # noqa: E402
-from bench_host import PROCESSORS  # noqa: E402
+from bench_host import PROCESSORS, kind_of  # noqa: E402
 from benchmark import ratio  # noqa: E402
 
 # Maps metric names of mmdet and mmseg to row titles.
@@ -324,8 +324,9 @@ def whole_models_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_whole.py: time and memory of an image in each way to run a model."""
     names = ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
     ways = [name for name in names if any(name in row for row in report['rows'])]
-    rows = [[f'{_model_case(row)}, {row["threads"]}', *(_figures(row.get(way, {})) for way in ways)]
-            for row in report['rows']]  # fmt: skip
+    rows = []
+    for row in report['rows']:
+        rows.append([f'{_model_case(row)}, {row["threads"]}', *(_figures(row.get(way, {})) for way in ways)])
     return _table(['model, image, processor, threads', *ways], rows)
 
 
@@ -375,12 +376,14 @@ def first_minutes_table(report: dict[str, Any]) -> str:
 
 
 def _model_case(row: dict[str, Any]) -> str:
-    """Return the model, the image and the kind of the processor of a measurement of benchmarks/exports_whole.py."""
+    """Return the model, the image and the processor of a measurement of benchmarks/exports_whole.py.
+
+    The processor is named by its kind, or by its own name where its kind has none.
+    """
     processor = row['processor']
-    marks = {'family 25': 'amd', 'family 26': 'zen5', 'AMX': 'intel'}
-    kind = next((PROCESSORS[kind] for mark, kind in marks.items() if mark in processor), None)
-    kind = kind or processor.partition(' (family')[0].partition(',')[0]
-    return f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {kind}'
+    kind = kind_of(processor)
+    named = processor.partition(' (family')[0].partition(',')[0] if kind is None else PROCESSORS[kind]
+    return f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {named}'
 
 
 def _figures(row: dict[str, float]) -> str:
