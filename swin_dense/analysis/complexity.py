@@ -16,7 +16,7 @@ from swin_dense.archs import Arch
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops.windows import Pair, window_grid
 
-PARTS = ('patch embedding', 'qkv', 'attention', 'projection', 'mlp', 'merging')
+PARTS = ('patch embedding', 'qkv', 'attention', 'projection', 'mlp', 'norms', 'merging')
 
 
 def msa_flops(height: int, width: int, channels: int) -> int:
@@ -37,7 +37,7 @@ class BackboneCosts:
 
     count: Count
     # FLOPs of each stage by part, with the keys PARTS. The patch embedding belongs to stage 0; 'merging' is the patch
-    # merging after the stage.
+    # merging after the stage; norms count nothing.
     stages: list[dict[str, int]]
     global_flops: int  # if every token attended to all others
 
@@ -60,7 +60,7 @@ def backbone_costs(
         whole, qkv, projection, mlp = by_module.values()
         embedding = flops['patch_embed'] if stage == 0 else 0
         merging = flops[f'stages.{stage}.downsample']
-        values = (embedding, qkv, whole - qkv - projection, projection, mlp, merging)
+        values = (embedding, qkv, whole - qkv - projection, projection, mlp, 0, merging)
         stages.append(dict(zip(PARTS, values, strict=True)))
         size = window_grid(height, width, (backbone.out_strides[stage],) * 2)
         of_attention += whole

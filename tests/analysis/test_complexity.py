@@ -76,6 +76,7 @@ def test_every_part_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
             'qkv': 'attn.w_msa.qkv',
             'projection': 'attn.w_msa.proj',
             'mlp': 'ffn',
+            'norms': 'norm1',
         }
         expected = {part: sum(flops[f'{block.format(b)}.{name}'] for b in (0, 1)) for part, name in modules.items()}
         whole = sum(flops[f'{block.format(b)}.attn.w_msa'] for b in (0, 1))
