@@ -19,7 +19,7 @@ import swin_dense
 from swin_dense.commands._options import SPELLED
 from swin_dense.utils import checks
 from swin_dense.utils.errors import is_out_of_memory
-from swin_dense.utils.packages import how_to_install
+from swin_dense.utils.packages import install_command
 
 TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
 CONVENTIONS = (
@@ -139,7 +139,7 @@ def _explained(error: Exception) -> str | None:
     if error.name == 'pkg_resources':
         return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
     package = error.name.partition('.')[0]
-    return f'this command needs {package}, which is not installed: {how_to_install(package)}'
+    return f'this command needs {package}, which is not installed: {install_command(package)}'
 
 
 def _is_of_import(error: Exception, packages: Sequence[str]) -> bool:

@@ -118,6 +118,13 @@ def equal_weights(ours: Any, theirs: Any) -> bool:
     return all(torch.equal(tensor, others[name]) for name, tensor in own.items())
 
 
+def tiny(**options: Any) -> torch.nn.Module:
+    """Return a tiny backbone with random weights, in evaluation mode."""
+    from swin_dense import SwinBackbone  # after what some tests do before they import it
+
+    return randomize(SwinBackbone(**TINY, **options)).eval()
+
+
 def assert_same(
     ours: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None], **tolerance: float
 ) -> None:

@@ -7,7 +7,7 @@ import functools
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,94 +75,97 @@ def replace_block(text: str, name: str, block: str) -> str:
     return before + start + block + end + after
 
 
+def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown, with a line of titles."""
+    lines = [titles, ['---'] * len(titles), *rows]
+    return ''.join('| ' + ' | '.join(map(str, cells)) + ' |\n' for cells in lines)
+
+
 def demo_table(summary: dict[str, Any]) -> str:
     """Return a table of the results in the summary.json of ``make demo``."""
-    rows = [f'| {label} | {summary[name]:.3f} |' for name, label in DEMO_METRICS.items()]
-    minutes = sum(summary['seconds'].values()) / 60
-    return '\n'.join(['| validation images | |', '| --- | --- |', *rows, f'| minutes in all | {minutes:.1f} |', ''])
+    rows = [(label, f'{summary[name]:.3f}') for name, label in DEMO_METRICS.items()]
+    rows.append(('minutes in all', f'{sum(summary["seconds"].values()) / 60:.1f}'))
+    return _table(['validation images', ''], rows)
 
 
 def mmcv_operators_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/mmcv_operators.py: time and memory with the compiled operators and in PyTorch."""
-    lines = ['| one thread | compiled | in PyTorch | memory, compiled | memory, in PyTorch |', '|' + ' --- |' * 5]
+    rows = []
     for name, row in report['rows'].items():
         both = [row['compiled'], row['in PyTorch']]
-        cells = [f'{each["ms"]:,.1f} ms' for each in both] + [f'{each["MiB"]} MiB' for each in both]
-        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([name, *(f'{each["ms"]:,.1f} ms' for each in both), *(f'{each["MiB"]} MiB' for each in both)])
+    return _table(['one thread', 'compiled', 'in PyTorch', 'memory, compiled', 'memory, in PyTorch'], rows)
 
 
 def tile_overlap_table(report: dict[str, Any]) -> str:
     """Return a table of the errors on a photograph measured by benchmarks/tile_overlap.py."""
     errors = report['errors']['photograph']
     strides = list(next(iter(errors.values())))
-    rows = [
-        f'| {overlap} | ' + ' | '.join(f'{row[s]:.0e}' if row[s] else '0' for s in strides) + ' |'
-        for overlap, row in errors.items()
-    ]
-    header = '| overlap | ' + ' | '.join(f'stride {stride}' for stride in strides) + ' |'
-    return '\n'.join([header, '|' + ' --- |' * (len(strides) + 1), *rows, ''])
+    rows = [[overlap, *(f'{row[s]:.0e}' if row[s] else '0' for s in strides)] for overlap, row in errors.items()]
+    return _table(['overlap', *(f'stride {stride}' for stride in strides)], rows)
 
 
 def large_scene_table(report: dict[str, Any]) -> str:
     """Return a table of the measurements of benchmarks/large_scene.py."""
-    lines = ['| | minutes | peak memory | written |', '| --- | --- | --- | --- |']
+    rows = []
     for command in ('features', 'segmentor'):
         row = report[command]
         written = f'{row["written_gib"]} GiB' if 'written_gib' in row else f'{report["size"] ** 2 / 2**30:.2f} GiB'
-        lines.append(f'| {row["model"]} | {row["minutes"]:.1f} | {row["peak_gib"]:.1f} GiB | {written} |')
-    return '\n'.join(lines) + '\n'
+        rows.append((row['model'], f'{row["minutes"]:.1f}', f'{row["peak_gib"]:.1f} GiB', written))
+    return _table(['', 'minutes', 'peak memory', 'written'], rows)
 
 
 def tiled_detections_table(report: dict[str, Any]) -> str:
     """Return a table of the agreement measured by benchmarks/tiled_detections.py."""
     titles = ['tile, overlap', 'objects up to the overlap: agree', 'all objects: agree', 'found in tiles']
     titles += ['doubles', 'boxes in another one', 'in the whole image']
-    lines = ['| ' + ' | '.join(titles) + ' |', '|' + ' --- |' * len(titles)]
+    rows = []
     for row in report['settings']:
         small = f'{row["up_to_overlap_agree"]} of {row["up_to_overlap"]}'
         everything = f'{row["agree"]} of {row["whole"]}'
         counts = [row[key] for key in ('tiles', 'doubles', 'nested', 'nested_whole')]
-        cells = (f'{row["tile"]}, {row["overlap"]}', small, everything, *counts)
-        lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([f'{row["tile"]}, {row["overlap"]}', small, everything, *counts])
+    return _table(titles, rows)
 
 
 def speed_table(*reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/benchmark.py: our time, and the times of others relative to ours."""
-    lines = ['| Swin-T, float32 | processor | ours | ' + ' | '.join(SPEED_COLUMNS.values()) + ' |']
-    lines.append('|' + ' --- |' * (len(SPEED_COLUMNS) + 3))
+    rows = []
     for report in reports:
-        ours = report['rows']['auto']['median_ms']
+        ours = f'{report["rows"]["auto"]["median_ms"]:.0f} ms'
         ratios = [ratio(report, name, 'auto') if name in report['rows'] else '' for name in SPEED_COLUMNS]
-        lines.append(f'| {_case(report)} | {report["processor"]} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([_case(report), report['processor'], ours, *ratios])
+    return _table(['Swin-T, float32', 'processor', 'ours', *SPEED_COLUMNS.values()], rows)
 
 
 def short_speed_table(*reports: dict[str, Any]) -> str:
     """Return a table of the median time and the memory of others, relative to ours, without ranges."""
-    lines = ['| Swin-T, float32 | processor | ' + ' | '.join(PEERS) + ' |', '|' + ' --- |' * (len(PEERS) + 2)]
+    rows = []
     for report in reports:
         case, processor = _case(report), report['processor']
         times = [ratio(report, name, 'auto').partition(' ')[0] for name in PEERS]
-        lines.append(f'| {case}: time | {processor} | ' + ' | '.join(times) + ' |')
+        rows.append([f'{case}: time', processor, *times])
         if report['options']['mode'] == 'train':
             peaks = [report['rows'][name]['peak_mib'] / report['rows']['auto']['peak_mib'] for name in PEERS]
-            lines.append(f'| {case}: memory | {processor} | ' + ' | '.join(f'{peak:.2f}' for peak in peaks) + ' |')
-    return '\n'.join(lines) + '\n'
+            rows.append([f'{case}: memory', processor, *(f'{peak:.2f}' for peak in peaks)])
+    return _table(['Swin-T, float32', 'processor', *PEERS], rows)
+
+
+def _our_ms(report: dict[str, Any], case: str) -> float:
+    """Return our median time in a case of benchmarks/alone.py."""
+    return 1e3 * statistics.median(report['seconds'][case]['auto'])
 
 
 def alone_table(*reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/alone.py: our time, and the times of others relative to ours."""
-    reports = tuple(report for report in reports if all(ALONE_PEERS[-1] in own for own in report['ratios'].values()))
-    lines = ['| Swin-T, float32 | processor | ours | ' + ' | '.join(ALONE_PEERS) + ' |']
-    lines.append('|' + ' --- |' * (len(ALONE_PEERS) + 3))
+    rows = []
     for report in reports:
+        if not all(ALONE_PEERS[-1] in own for own in report['ratios'].values()):
+            continue
         for case, own in report['ratios'].items():
-            ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
             ratios = [ratio({'ratios': own}, name, 'auto') for name in ALONE_PEERS]
-            lines.append(f'| {case} | {report["processor"]} | {ours:.0f} ms | ' + ' | '.join(ratios) + ' |')
-    return '\n'.join(lines) + '\n'
+            rows.append([case, report['processor'], f'{_our_ms(report, case):.0f} ms', *ratios])
+    return _table(['Swin-T, float32', 'processor', 'ours', *ALONE_PEERS], rows)
 
 
 def forms_table(*reports: dict[str, Any]) -> str:
@@ -171,102 +174,96 @@ def forms_table(*reports: dict[str, Any]) -> str:
     Args:
         reports: those of eager mode, to which our time is compared, and those of the other forms.
     """
-    eager = {report['processor']: report['seconds'] for report in reports if report['form'] == 'eager'}
-    lines = ['| Swin-T | processor | ours | ours, eager in float32 | ' + ' | '.join(ALONE_PEERS) + ' |']
-    lines.append('|' + ' --- |' * (len(ALONE_PEERS) + 4))
+    eager = {report['processor']: report for report in reports if report['form'] == 'eager'}
+    rows = []
     for report in reports:
         if report['form'] == 'eager':
             continue
         for case, own in report['ratios'].items():
-            processor = report['processor']
-            ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
-            before = 1e3 * statistics.median(eager[processor][case]['auto'])
+            processor, ours = report['processor'], _our_ms(report, case)
+            gain = f'{_our_ms(eager[processor], case) / ours:.2f}'
             ratios = [ratio({'ratios': own}, name, 'auto') for name in ALONE_PEERS]
-            cells = [f'{report["form"]}, {case}', processor, f'{ours:.0f} ms', f'{before / ours:.2f}', *ratios]
-            lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+            rows.append([f'{report["form"]}, {case}', processor, f'{ours:.0f} ms', gain, *ratios])
+    return _table(['Swin-T', 'processor', 'ours', 'ours, eager in float32', *ALONE_PEERS], rows)
 
 
 def processors_table(*reports: dict[str, Any]) -> str:
     """Return a table of benchmarks/alone.py: the median time of mmdet's Swin relative to ours on each processor."""
     newest = sorted(reports, key=lambda report: report['processor'], reverse=True)
-    titles = [f'{report["processor"]}, {report["date"]}' for report in newest]
-    lines = ['| Swin-T, float32 | ' + ' | '.join(titles) + ' |', '|' + ' --- |' * (len(titles) + 1)]
+    rows = []
     for case in newest[0]['seconds']:
-        cells = []
+        cells = [case]
         for report in newest:
             relative = statistics.median(report['ratios'][case]['mmdet'])
-            ours = 1e3 * statistics.median(report['seconds'][case]['auto'])
-            cells.append(f'**{relative:.2f}** ({ours:,.0f} ms)')
-        lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+            cells.append(f'**{relative:.2f}** ({_our_ms(report, case):,.0f} ms)')
+        rows.append(cells)
+    return _table(['Swin-T, float32', *(f'{report["processor"]}, {report["date"]}' for report in newest)], rows)
 
 
 def revisions_table(titles: tuple[str, str], *reports: dict[str, Any]) -> str:
     """Return a table of results of benchmarks/revisions.py for two revisions: medians, and their ratio."""
-    lines = [f'| | processor | {" | ".join(titles)} | ratio |', '| --- | --- | --- | --- | --- |']
+    rows = []
     for report in reports:
         before, after = report['runs'].values()
         for name in before[0]:
             old = statistics.median(run[name] for run in before)
             new = statistics.median(run[name] for run in after)
             unit = 'MiB' if name == 'peak' else 'ms'
-            lines.append(f'| {name} | {report["processor"]} | {old:.0f} {unit} | {new:.0f} {unit} | {new / old:.2f} |')
-    return '\n'.join(lines) + '\n'
+            figures = (f'{old:.0f} {unit}', f'{new:.0f} {unit}', f'{new / old:.2f}')
+            rows.append([name, report['processor'], *figures])
+    return _table(['', 'processor', *titles, 'ratio'], rows)
 
 
 def memory_table(*reports: dict[str, Any]) -> str:
     """Return a table of the peak memory of a training step, in MiB above the memory before it."""
     measured = [[name for name, row in report['rows'].items() if row.get('peak_mib')] for report in reports]
     names = [name for name in measured[0] if all(name in others for others in measured)]
-    lines = [f'| {_case(reports[0])}, MiB | ' + ' | '.join(MEMORY_NAMES.get(name, name) for name in names) + ' |']
-    lines.append('|' + ' --- |' * (len(names) + 1))
+    rows = []
     for report in reports:
         peaks = [f'{report["rows"][name]["peak_mib"]:.0f}' for name in names]
-        lines.append(f'| {report["processor"]} | ' + ' | '.join(peaks) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([report['processor'], *peaks])
+    return _table([f'{_case(reports[0])}, MiB', *(MEMORY_NAMES.get(name, name) for name in names)], rows)
 
 
 def pretraining_table(report: dict[str, Any]) -> str:
     """Return a table of the mean IoU measured by benchmarks/pretraining.py, or distillation.py, with its range."""
-    rows = report['mIoU']
-    counts = sorted({row['labels'] for row in rows})
-    lines = ['| | ' + ' | '.join(f'{count} labels' for count in counts) + ' |', '|' + ' --- |' * (len(counts) + 1)]
+    measured = report['mIoU']
+    counts = sorted({row['labels'] for row in measured})
+    rows = []
     for way in ('fine-tuned', 'linear probe'):
-        for name in dict.fromkeys(row['weights'] for row in rows):
-            cells = [
-                _spread([row[way] for row in rows if (row['weights'], row['labels']) == (name, n)]) for n in counts
-            ]
-            lines.append(f'| {way}, {name} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+        for name in dict.fromkeys(row['weights'] for row in measured):
+            own = [row for row in measured if row['weights'] == name]
+            cells = [_spread([row[way] for row in own if row['labels'] == count]) for count in counts]
+            rows.append([f'{way}, {name}', *cells])
+    return _table(['', *(f'{count} labels' for count in counts)], rows)
 
 
 def adapters_table(report: dict[str, Any]) -> str:
     """Return a table of the mean IoU measured by benchmarks/adapters.py, with its range over the seeds."""
     bases = list(dict.fromkeys(row['base'] for row in report['rows']))
-    lines = ['| trained | share of the backbone | ' + ' | '.join(f'base: {base}' for base in bases) + ' |']
-    lines.append('|' + ' --- |' * (len(bases) + 2))
+    rows = []
     for method, own in _rows_by_method(report).items():
         cells = [_spread([row['mIoU'] for row in own if row['base'] == base]) for base in bases]
-        lines.append(f'| {method} | {own[0]["trained share"]:.1%} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([method, f'{own[0]["trained share"]:.1%}', *cells])
+    return _table(['trained', 'share of the backbone', *(f'base: {base}' for base in bases)], rows)
 
 
 def adapters_boxes_table(report: dict[str, Any]) -> str:
     """Return a table of the AP measured by benchmarks/adapters_boxes.py, with its range over the seeds."""
-    lines = ['| trained | share of the backbone | learning rate | AP | AP50 |', '|' + ' --- |' * 5]
-    for method, rows in _rows_by_method(report).items():
-        cells = [_spread([row[metric] for row in rows]) for metric in ('AP', 'AP50')]
-        lines.append(f'| {method} | {rows[0]["trained share"]:.1%} | {rows[0]["rate"]:g} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+    rows = []
+    for method, own in _rows_by_method(report).items():
+        cells = [_spread([row[metric] for row in own]) for metric in ('AP', 'AP50')]
+        rows.append([method, f'{own[0]["trained share"]:.1%}', f'{own[0]["rate"]:g}', *cells])
+    return _table(['trained', 'share of the backbone', 'learning rate', 'AP', 'AP50'], rows)
 
 
 def _rows_by_method(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of each way to fine-tune, without those that chose the learning rate."""
-    rows = [row for row in report['rows'] if row['seed'] != SEED_OF_RATES]
-    return {
-        name: [row for row in rows if row['method'] == name] for name in dict.fromkeys(row['method'] for row in rows)
-    }
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in report['rows']:
+        if row['seed'] != SEED_OF_RATES:
+            found.setdefault(row['method'], []).append(row)
+    return found
 
 
 def adapters_time_table(report: dict[str, Any]) -> str:
@@ -274,9 +271,8 @@ def adapters_time_table(report: dict[str, Any]) -> str:
     medians = {name: statistics.median(seconds) for name, seconds in report['seconds'].items()}
     first = next(iter(medians.values()))
     case = f'training step of a Swin-T, {report["batch"]} x {report["size"]} x {report["size"]} pixels'
-    lines = [f'| {case}, {report["threads"]} threads | seconds | relative |', '| --- | --- | --- |']
-    lines += [f'| {name} | {seconds:.2f} | {seconds / first:.2f} |' for name, seconds in medians.items()]
-    return '\n'.join(lines) + '\n'
+    rows = [(name, f'{seconds:.2f}', f'{seconds / first:.2f}') for name, seconds in medians.items()]
+    return _table([f'{case}, {report["threads"]} threads', 'seconds', 'relative'], rows)
 
 
 def adapter_memory_table(report: dict[str, Any]) -> str:
@@ -290,114 +286,104 @@ def _spread(values: list[float]) -> str:
 
 def stacks_table(report: dict[str, Any]) -> str:
     """Return a table of the results of benchmarks/stacks.py in each environment."""
-    lines = ['| stack | Python | torch | numpy | mmcv, mmdet, mmseg | tests of the core | Mask R-CNN | UPerNet |']
-    lines.append('|' + ' --- |' * 8)
+    rows = []
     for name, row in report.items():
         found = row['packages']
         frameworks = [_version(found, name, FORKS[name]) for name in ('mmdet', 'mmsegmentation')]
         mm = ', '.join([_version(found, *MMCVS), *frameworks])
-        core = _counts(row.get('core'))
         results = row.get('training', {})
-        training = ' | '.join(_training(results.get(framework), framework) for framework in ('mmdet', 'mmseg'))
-        lines.append(f'| {name} | {row["python"]} | {found["torch"]} | {found["numpy"]} | {mm} | {core} | {training} |')
-    return '\n'.join(lines) + '\n'
+        training = [_training(results.get(framework), framework) for framework in ('mmdet', 'mmseg')]
+        rows.append([name, row['python'], found['torch'], found['numpy'], mm, _counts(row.get('core')), *training])
+    titles = ['stack', 'Python', 'torch', 'numpy', 'mmcv, mmdet, mmseg', 'tests of the core', 'Mask R-CNN', 'UPerNet']
+    return _table(titles, rows)
 
 
 def explore_table(report: dict[str, Any]) -> str:
     """Return tables of the results of benchmarks/explore.py."""
-    lines = ['| weights | page, MB | error of 99.9 % of the weights, points | of all | time, s | CPU time, s |']
-    lines.append('|' + ' --- |' * 6)
+    rows = []
     for name, row in report['pages'].items():
-        off = f'{100 * row["usuallyOff"]:.2f} | {100 * row["off"]:.2f}'
-        took = f'{row["seconds"]:.0f} | {row["processor_seconds"]:.0f}'
-        lines.append(f'| {name} | {row["bytes"] / 1e6:.1f} | {off} | {took} |')
-    lines += ['', '| view | drawing time, ms (median) | 95th percentile |', '| --- | --- | --- |']
-    for name, row in report['drawing'].items():
-        lines.append(f'| {name} | {row["median_ms"]:.1f} | {row["p95_ms"]:.1f} |')
-    return '\n'.join(lines) + '\n'
+        off = (f'{100 * row["usuallyOff"]:.2f}', f'{100 * row["off"]:.2f}')
+        took = (f'{row["seconds"]:.0f}', f'{row["processor_seconds"]:.0f}')
+        rows.append([name, f'{row["bytes"] / 1e6:.1f}', *off, *took])
+    titles = ['weights', 'page, MB', 'error of 99.9 % of the weights, points', 'of all', 'time, s', 'CPU time, s']
+    drawn = [(name, f'{row["median_ms"]:.1f}', f'{row["p95_ms"]:.1f}') for name, row in report['drawing'].items()]
+    return _table(titles, rows) + '\n' + _table(['view', 'drawing time, ms (median)', '95th percentile'], drawn)
 
 
 def smaller_files_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_smaller.py: sizes of files and their metrics in each runtime."""
     runtimes = {'onnxruntime': 'ONNX Runtime', 'openvino': 'OpenVINO'}
-    heads = ['file', 'MiB', *(f'box AP, mask AP in {name}' for name in runtimes.values())]
-    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    rows = []
     for row in report['files']:
-        cells = [row['file'], f'{row["bytes"] / 2**20:.1f}']
-        cells += [f'{row[key]["coco/bbox_mAP"]:.3f}, {row[key]["coco/segm_mAP"]:.3f}' for key in runtimes]
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+        metrics = [f'{row[key]["coco/bbox_mAP"]:.3f}, {row[key]["coco/segm_mAP"]:.3f}' for key in runtimes]
+        rows.append([row['file'], f'{row["bytes"] / 2**20:.1f}', *metrics])
+    return _table(['file', 'MiB', *(f'box AP, mask AP in {name}' for name in runtimes.values())], rows)
 
 
 def whole_models_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_whole.py: time and memory of an image in each way to run a model."""
     names = ('PyTorch', 'ONNX Runtime', 'ONNX Runtime int8', 'OpenVINO', 'OpenVINO bfloat16')
     ways = [name for name in names if any(name in row for row in report['rows'])]
-    lines = ['| model, image, processor, threads | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
+    rows = []
     for row in report['rows']:
-        case = f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {_name_of(row["processor"])}, {row["threads"]}'
-        cells = [_figures(row.get(way, {})) for way in ways]
-        lines.append(f'| {case} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([f'{_model_case(row)}, {row["threads"]}', *(_figures(row.get(way, {})) for way in ways)])
+    return _table(['model, image, processor, threads', *ways], rows)
 
 
 def short_whole_models_table(report: dict[str, Any]) -> str:
     """Return the times of the whole models of benchmarks/exports_whole.py that were run in each way."""
     ways = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
-    lines = ['| Swin-T, two cores | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 1)]
+    rows = []
     for row in report['rows']:
         if all(way in row for way in ways) and row['threads'] == 2:
-            cells = ' | '.join(f'{row[way]["ms"] / 1e3:.1f} s' for way in ways)
-            lines.append(
-                f'| {row["model"]}, {" x ".join(map(str, row["size"]))}, {_name_of(row["processor"])} | {cells} |'
-            )
-    return '\n'.join(lines) + '\n'
+            rows.append([_model_case(row), *(f'{row[way]["ms"] / 1e3:.1f} s' for way in ways)])
+    return _table(['Swin-T, two cores', *ways], rows)
 
 
 def bfloat16_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_bfloat16.py: metrics in both precisions, and the share that agrees."""
-    lines = ['| model | metric | float32 | bfloat16 | the same in both |', '|' + ' --- |' * 5]
+    rows = []
     for row in report['rows']:
-        what = 'pixels' if 'mIoU' in row['metrics']['float32'] else 'instances'
+        both = [row['metrics'][precision] for precision in ('float32', 'bfloat16')]
+        what = 'pixels' if 'mIoU' in both[0] else 'instances'
         same = f'{1 - row["different"]:.2%} of {row["compared"]:,} {what}'
-        for key in (key for key in METRICS if key in row['metrics']['float32']):
-            figures = ' | '.join(f'{row["metrics"][one][key]:.3f}' for one in ('float32', 'bfloat16'))
-            lines.append(f'| {row["model"]} | {METRICS[key]} | {figures} | {same} |')
-    return '\n'.join(lines) + '\n'
+        for key in _metrics_in(both[0]):
+            rows.append([row['model'], METRICS[key], *(f'{one[key]:.3f}' for one in both), same])
+    return _table(['model', 'metric', 'float32', 'bfloat16', 'the same in both'], rows)
 
 
 def converters_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/converters.py: versions, size and error of a backbone in other compilers."""
     names = {'executorch': 'ExecuTorch, XNNPACK', 'litert': 'LiteRT', 'coreml': 'Core ML'}
-    packages = f'packages, beside torch {report["versions"]["torch"].partition("+")[0]}'
-    heads = ('for', packages, 'file, MiB', 'largest error')
-    lines = ['| ' + ' | '.join(heads) + ' |', '|' + ' --- |' * len(heads)]
+    rows = []
     for row in report['rows']:
         packages = ', '.join(f'{name} {version}' for name, version in row['versions'].items())
         error = f'{row["error"]:.1e}' if 'error' in row else 'not run'
-        cells = [names[row['target']], packages, f'{row["bytes"] / 2**20:.1f}', error]
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append((names[row['target']], packages, f'{row["bytes"] / 2**20:.1f}', error))
+    packages = f'packages, beside torch {report["versions"]["torch"].partition("+")[0]}'
+    return _table(['for', packages, 'file, MiB', 'largest error'], rows)
 
 
 def first_minutes_table(report: dict[str, Any]) -> str:
     """Return a table of tests/set_up/first_ten_minutes.py: what was typed, the seconds, the last line of the output."""
-    lines = ['| typed | seconds | last line of the output |', '| --- | --- | --- |']
+    rows = []
     for row in report['rows']:
         output = f'`{row["output"].replace("|", " ").strip()}`' if row['output'] else ''
-        lines.append(f'| `{row["command"]}` | {row["seconds"]:.0f} | {output} |')
-    minutes = sum(row['seconds'] for row in report['rows']) / 60
-    lines.append(f'| in all, minutes | {minutes:.1f} | |')
+        rows.append((f'`{row["command"]}`', f'{row["seconds"]:.0f}', output))
+    rows.append(('in all, minutes', f'{sum(row["seconds"] for row in report["rows"]) / 60:.1f}', ''))
     busy = f'{report["date"]}, {report["processor"]}; load average before, {report["load"]}'
-    return '\n'.join([*lines, '', busy, ''])
+    return _table(['typed', 'seconds', 'last line of the output'], rows) + f'\n{busy}\n'
 
 
-def _name_of(processor: str) -> str:
-    """Return the name of the kind of a processor, or the processor's own where its kind has none."""
+def _model_case(row: dict[str, Any]) -> str:
+    """Return the model, the image and the processor of a measurement of benchmarks/exports_whole.py.
+
+    The processor is named by its kind, or by its own name where its kind has none.
+    """
+    processor = row['processor']
     kind = kind_of(processor)
-    if kind is None:
-        return processor.partition(' (family')[0].partition(',')[0]
-    return PROCESSORS[kind]
+    named = processor.partition(' (family')[0].partition(',')[0] if kind is None else PROCESSORS[kind]
+    return f'{row["model"]}, {" x ".join(map(str, row["size"]))}, {named}'
 
 
 def _figures(row: dict[str, float]) -> str:
@@ -407,50 +393,54 @@ def _figures(row: dict[str, float]) -> str:
 
 def exported_models_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_whole.py: time and memory of the exports, and the files."""
-    lines = ['| model | minutes | peak memory, GiB | nodes | file, MiB | in int8, MiB |', '|' + ' --- |' * 6]
+    rows = []
     for row in report['exports']:
-        cells = f'{row["export_s"] / 60:.1f} | {row["export_mib"] / 1024:.1f} | {row["nodes"]:,}'
-        lines.append(f'| {row["model"]} | {cells} | {row["file_mib"]:,.0f} | {row["int8_mib"]:,.0f} |')
-    return '\n'.join(lines) + '\n'
+        took = (f'{row["export_s"] / 60:.1f}', f'{row["export_mib"] / 1024:.1f}')
+        file = (f'{row["nodes"]:,}', f'{row["file_mib"]:,.0f}', f'{row["int8_mib"]:,.0f}')
+        rows.append([row['model'], *took, *file])
+    return _table(['model', 'minutes', 'peak memory, GiB', 'nodes', 'file, MiB', 'in int8, MiB'], rows)
 
 
 def trained_models_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/exports_trained.py: metrics of trained models and of their files."""
     ways = [name for name, value in next(iter(report.values())).items() if isinstance(value, dict)]
-    lines = ['| model | metric | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
+    rows = []
     for name, row in report.items():
-        for key in (key for key in METRICS if key in row[ways[0]]):
-            lines.append(f'| {name} | {METRICS[key]} | ' + ' | '.join(f'{row[way][key]:.3f}' for way in ways) + ' |')
-    return '\n'.join(lines) + '\n'
+        for key in _metrics_in(row[ways[0]]):
+            rows.append([name, METRICS[key], *(f'{row[way][key]:.3f}' for way in ways)])
+    return _table(['model', 'metric', *ways], rows)
 
 
 def quantized_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/quantize.py: metrics of each way to run a file, and agreement with float32."""
     trained = {name: row for name, row in report.items() if 'metrics' in row}
     ways = [way for way in next(iter(trained.values()))['metrics'] if way != 'framework']
-    lines = ['| model | | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
+    rows = []
     for name, row in trained.items():
         first = name
-        for key in (key for key in METRICS if key in row['metrics'][ways[0]]):
+        for key in _metrics_in(row['metrics'][ways[0]]):
             unit = 100 if key == 'mIoU' else 1  # mmseg counts in percent
             figures = [f'{row["metrics"][way][key] / unit:.3f}' for way in ways]
-            lines.append('| ' + ' | '.join([first, METRICS[key], *figures]) + ' |')
+            rows.append([first, METRICS[key], *figures])
             first = ''
         same = [f'{row["agreement"][way]:.2%}' if way in row['agreement'] else '' for way in ways]
-        lines.append('| ' + ' | '.join(['', 'as in float32', *same]) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append(['', 'as in float32', *same])
+    return _table(['model', '', *ways], rows)
+
+
+def _metrics_in(row: dict[str, float]) -> list[str]:
+    return [name for name in METRICS if name in row]
 
 
 def quantized_speed_table(report: dict[str, Any]) -> str:
     """Return a table of benchmarks/quantize.py: sizes, and the time of an image in each way to run the files."""
     timed = {name: row for name, row in report.items() if 'speed' in row}
     ways = list(next(iter(timed.values()))['speed'])
-    lines = ['| model | MiB, in int8 | ' + ' | '.join(ways) + ' |', '|' + ' --- |' * (len(ways) + 2)]
+    rows = []
     for name, row in timed.items():
-        sizes = f'{row["float_mib"]:.1f}, {row["int8_mib"]:.1f}'
         times = [f'{row["speed"][way]:,.0f} ms' for way in ways]
-        lines.append('| ' + ' | '.join([name, sizes, *times]) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([name, f'{row["float_mib"]:.1f}, {row["int8_mib"]:.1f}', *times])
+    return _table(['model', 'MiB, in int8', *ways], rows)
 
 
 def _counts(outcome: dict[str, Any] | None) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 from mmengine.config import Config
+from update_readme import replace_block
 
 from swin_dense.analysis.flop_counter import count
 from swin_dense.archs import published_letter
@@ -25,8 +26,7 @@ from swin_dense.workbench.building import build_on_meta, needed_packages, publis
 from swin_dense.workbench.configs.parts import datasets, dicts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TABLE_START = '<!-- written by tools/update_zoo.py -->\n'
-TABLE_END = '<!-- end -->\n'
+MARKER = 'written by tools/update_zoo.py'
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def update(repository: Path) -> None:
     (repository / 'configs/complexity.json').write_text(json.dumps(counts, indent=2) + '\n')
     for folder in FOLDERS:
         readme = repository / 'configs' / folder / 'README.md'
-        readme.write_text(replace_table(readme.read_text(), markdown(read_zoo(repository, folder))))
+        readme.write_text(replace_block(readme.read_text(), MARKER, markdown(read_zoo(repository, folder))))
         print(f'wrote {readme.relative_to(repository)}')
 
 
@@ -71,7 +71,7 @@ def count_config(name: str) -> dict[str, Any] | None:
     except ValueError:
         flops = computed = None
     else:
-        flops, computed = result.flops[''], result.computed_flops['']
+        flops, computed = result.flops[''], result.computed_flops
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return {'shape': list(shape), 'parameters': parameters, 'flops': flops, 'computed_flops': computed}
 
@@ -274,19 +274,6 @@ _COST_AND_FILES: _Columns = {
     'Counted': lambda recipe: recipe.cost,
     'Files': lambda recipe: f'[config]({recipe.link})' + (f', [weights]({recipe.weights})' if recipe.weights else ''),
 }
-
-
-def replace_table(text: str, table: str) -> str:
-    """Replace the text between the two markers in a README.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
-    before, start, rest = text.partition(TABLE_START)
-    _, end, after = rest.partition(TABLE_END)
-    if not start or not end:
-        raise ValueError(f'the README needs the lines {TABLE_START!r} and {TABLE_END!r} around its table')
-    return before + start + table + end + after
 
 
 if __name__ == '__main__':

@@ -17,7 +17,6 @@ from swin_dense.features.images import pixels_of, scale
 from swin_dense.features.inference import batches, evaluation_mode, read_ahead
 from swin_dense.features.listing import Item, is_image, list_images
 from swin_dense.features.normalization import IMAGENET, Normalization
-from swin_dense.utils import checks
 from swin_dense.utils.pixels import ImageError, Pixels, decoding, naming
 
 TOP = 5
@@ -51,8 +50,6 @@ def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int)
 
     ``classes`` has the names of their folders in order; None takes all folders, sorted by name.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f'there is no folder {folder}')
     found = sorted(path.name for path in folder.iterdir() if path.is_dir())
     names = found if classes is None else list(classes)
     if len(names) != num_classes:
@@ -70,11 +67,6 @@ def list_labelled(folder: Path, classes: Sequence[str] | None, num_classes: int)
     if not images:
         raise ValueError(f'there are no images in the folders of {folder}')
     return images
-
-
-def crops_at(size: int) -> bool:
-    """Return whether the published accuracies at this size were measured on centre crops, not on whole images."""
-    return size < WHOLE_FROM
 
 
 def read_square(
@@ -126,7 +118,7 @@ def evaluate(
         classifier: the module.
         images: output of :func:`list_labelled`.
         size: side of its input in pixels.
-        crop: crop the centre, else resize the whole image; :func:`crops_at` returns the published choice.
+        crop: crop the centre, else resize the whole image; published accuracies are of crops below ``WHOLE_FROM``.
         normalization: how stored values become the input.
         channels: input channels of the classifier.
         batch_size: number of images per batch.
@@ -134,7 +126,6 @@ def evaluate(
         on_image: called after each image.
         should_stop: polled after each batch; True returns the scores so far.
     """
-    checks.integer('size', size)
     parameter = next(classifier.parameters())
     scores = Scores()
 

@@ -5,7 +5,6 @@ A FLOP is one multiply-add, as in published figures.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from swin_dense.analysis.flop_counter import Count, count
 from swin_dense.archs import Arch
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops.windows import Pair, window_grid
-from swin_dense.utils import checks
 
 PARTS = ('patch embedding', 'qkv', 'attention', 'projection', 'mlp', 'norms', 'merging')
 
@@ -27,10 +25,10 @@ def msa_flops(height: int, width: int, channels: int) -> int:
     return 4 * tokens * channels**2 + 2 * tokens**2 * channels
 
 
-def window_msa_flops(height: int, width: int, channels: int, window: int | Pair) -> int:
+def window_msa_flops(height: int, width: int, channels: int, window: Pair) -> int:
     """Return the FLOPs of window attention on a map of whole windows: 4 h w C^2 + 2 M^2 h w C."""
     tokens = height * width
-    return 4 * tokens * channels**2 + 2 * math.prod(checks.pair('window', window)) * tokens * channels
+    return 4 * tokens * channels**2 + 2 * window[0] * window[1] * tokens * channels
 
 
 @dataclass(frozen=True)

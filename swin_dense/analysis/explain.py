@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.normalization import IMAGENET, Inference, Normalization
 from swin_dense.ops import plain
-from swin_dense.ops.windows import WindowSpec
+from swin_dense.ops.windows import window_grid
 from swin_dense.utils import checks
 
 Score = Callable[[Mapping[int, Tensor]], Tensor]
@@ -55,31 +54,22 @@ def token_attention(
     _check_index('pixel row', pixel[0], img.shape[2])
     _check_index('pixel column', pixel[1], img.shape[3])
     attn = backbone.stages[stage].blocks[block].attn
-    with evaluation_mode(backbone), torch.no_grad(), recording_input(attn) as recorded:
+    recorded: list[Tensor] = []
+    # With a hook on the dropout, attention computes the weights, (N, A, T, T), and passes them through it.
+    hook = attn.w_msa.attn_drop.register_forward_pre_hook(lambda module, args: recorded.append(args[0]))
+    with evaluation_mode(backbone), torch.no_grad(), hook:
         backbone(img)
     stride = math.prod(backbone.strides[: stage + 1])
-    cell = (pixel[0] // stride, pixel[1] // stride)
-    # The output is linear in the values, so its gradient with respect to the values is the weights. This handles
-    # shift, padding and mask without reimplementing attention, and gives the weights in raster order.
-    x, w_msa = recorded[0], attn.w_msa
-    channels = x.shape[-1]
-    head_dim = channels // w_msa.num_heads
-    window, shift = attn.windows_on(x.shape[1], x.shape[2])
-    spec = WindowSpec(w_msa.num_heads, window, shift, w_msa.scale)
-    qkv = w_msa.project(plain.pad_to_windows(x, window)).detach()
-    values = qkv[..., 2 * channels :].requires_grad_()
-    with torch.enable_grad():
-        qkv = torch.cat([qkv[..., : 2 * channels], values], -1)
-        out = plain.window_attention(qkv, nn.Identity(), w_msa.relative_bias(window), spec, nn.Identity())
-        # Heads do not mix, so one gradient of the sum gives the weights of all heads.
-        (gradient,) = torch.autograd.grad(out[0, cell[0], cell[1], ::head_dim].sum(), values)
-    weights = gradient[0, : x.shape[1], : x.shape[2], ::head_dim].permute(2, 0, 1)
-    return TokenAttention(weights, 1 - weights.sum((1, 2)), cell, stride, (img.shape[2], img.shape[3]))
-
-
-def padding_key_and_value(w_msa: Any, x: Tensor) -> Tensor:
-    """Return the key and value, (2C,), that an attention computes for a padding token of x, (B, H, W, C)."""
-    return w_msa.project(x.new_zeros(1, 1, 1, x.shape[3])).flatten()[x.shape[3] :]
+    row, column = pixel[0] // stride, pixel[1] // stride
+    size = window_grid(img.shape[2], img.shape[3], (stride, stride))
+    numbers = torch.arange(1, 1 + size[0] * size[1], device=img.device).view(1, *size, 1)
+    tokens_NT = plain.partition(numbers, *attn.windows_on(*size))[0, :, :, 0]  # 0 is padding
+    window, token = (tokens_NT == numbers[0, row, column]).nonzero()[0].tolist()
+    weights_AT = recorded[0][window, :, token]
+    of_tokens = weights_AT.new_zeros(len(weights_AT), 1 + size[0] * size[1]).index_add(1, tokens_NT[window], weights_AT)
+    return TokenAttention(
+        of_tokens[:, 1:].unflatten(1, size), of_tokens[:, 0], (row, column), stride, (img.shape[2], img.shape[3])
+    )
 
 
 def grad_cam(
@@ -99,7 +89,7 @@ def grad_cam(
         image: any source of :func:`swin_dense.features.images.read_image`.
         stage: index of the stage, from 0, whose output is weighted by the gradient.
         target: function from {stride: (1, C, H, W)} to a scalar tensor, such as a class score of a head, that depends
-            on the stage. None for :func:`strongest_channel`.
+            on the stage. None for the largest channel mean of the coarsest map.
         normalization: how the stored values of the image become the backbone's input.
 
     Returns:
@@ -112,36 +102,15 @@ def grad_cam(
     hook = backbone.stages[stage].register_forward_hook(lambda module, args, output: recorded.append(output[0]))
     with evaluation_mode(backbone), torch.enable_grad(), hook:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
-        score = (target or strongest_channel)(maps)
-        if not isinstance(score, Tensor) or score.numel() != 1:
-            raise ValueError(f'target must return one number as a tensor, got {score!r}')
-        # `autograd.grad` raises for a score without a graph.
-        (gradient,) = torch.autograd.grad(score, recorded[0], allow_unused=True) if score.requires_grad else (None,)
-    if gradient is None:
-        raise ValueError(
-            f'the target does not depend on stage {stage}; choose an earlier stage, '
-            'and compute the target from the maps without detach() or no_grad()'
-        )
+        score = maps[max(maps)].mean((2, 3)).max() if target is None else target(maps)
+        (gradient,) = torch.autograd.grad(score, recorded[0])
     weights = gradient.mean((1, 2), keepdim=True)
     return (recorded[0].detach() * weights).sum(-1)[0].clamp(min=0)
-
-
-def strongest_channel(maps: Mapping[int, Tensor]) -> Tensor:
-    """Return the largest channel mean of the coarsest map."""
-    return maps[max(maps)].mean((2, 3)).max()
 
 
 def _prepare(backbone: Any, image: Any, normalization: Normalization) -> Tensor:
     inference = Inference(**vars(normalization), page=0)
     return inference.input_for(backbone, inference.read(image, backbone.in_channels)[None])
-
-
-@contextmanager
-def recording_input(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Record the first input of each call of the module inside the block, with a forward pre-hook."""
-    recorded: list[Tensor] = []
-    with module.register_forward_pre_hook(lambda module, args: recorded.append(args[0])):
-        yield recorded
 
 
 def _check_index(name: str, value: int, length: int) -> None:

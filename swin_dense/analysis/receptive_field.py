@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense.ops.plain import partition
-from swin_dense.ops.windows import Pair, region_ids, window_grid
+from swin_dense.ops.windows import Pair
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,7 @@ def token_receptive_fields(backbone: Any, image_size: Pair) -> list[list[Recepti
         blocks = []
         for block in stage.blocks:
             window, shift = block.attn.windows_on(len(rows), len(columns))
-            rows = _shared(rows, _groups(len(rows), window[0], shift[0]))
-            columns = _shared(columns, _groups(len(columns), window[1], shift[1]))
+            rows, columns = _shared(rows, window[0], shift[0]), _shared(columns, window[1], shift[1])
             rows, columns = (_widened(spans, block.conv_reach) for spans in (rows, columns))
             blocks.append(ReceptiveField(rows, columns))
         stages.append(blocks)
@@ -43,34 +41,28 @@ def token_receptive_fields(backbone: Any, image_size: Pair) -> list[list[Recepti
     return stages
 
 
-def _joined(spans: Tensor, count: int, stride: int) -> Tensor:
-    """Return the union of the spans of ``count`` neighbours at every ``stride``, clipped at the end."""
-    first = torch.arange(window_grid(len(spans), 1, (stride, 1))[0]) * stride
-    last = (first + count - 1).clamp(max=len(spans) - 1)
+def _union(spans: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Return the unions of the spans from ``first`` to ``last``; a later token never has an earlier span."""
+    last = last.clamp(max=len(spans) - 1)
     return torch.stack([spans[first, 0], spans[last, 1]], 1)
+
+
+def _joined(spans: Tensor, count: int, stride: int) -> Tensor:
+    """Return the union of the spans of ``count`` neighbours at every ``stride``."""
+    first = torch.arange(0, len(spans), stride)
+    return _union(spans, first, first + count - 1)
 
 
 def _widened(spans: Tensor, by: int) -> Tensor:
     """Return for every token the union of the spans of its neighbours up to ``by`` tokens away."""
     tokens = torch.arange(len(spans))
-    first, last = (tokens - by).clamp(min=0), (tokens + by).clamp(max=len(spans) - 1)
-    return torch.stack([spans[first, 0], spans[last, 1]], 1)
+    return _union(spans, (tokens - by).clamp(min=0), tokens + by)
 
 
-def _groups(length: int, window: int, shift: int) -> Tensor:
-    """Return a group number per token along one axis, (length,), equal for tokens of one window and region."""
-    tokens = partition(torch.arange(1, length + 1)[None, :, None, None], (window, 1), (shift, 0))[0, :, :, 0]
-    regions = region_ids(length, 1, (window, 1), (shift, 0))
-    numbers = torch.arange(len(tokens))[:, None] * (int(regions.max()) + 1) + regions
-    groups = torch.empty(length + 1, dtype=torch.long)
-    groups[tokens.flatten()] = numbers.flatten()  # index 0 is padding, which has no receptive field
-    return groups[1:]
-
-
-def _shared(spans: Tensor, groups: Tensor) -> Tensor:
-    """Return for every token the union of the spans of its group."""
-    index = groups[:, None]
-    low = torch.zeros(int(groups.max()) + 1, dtype=spans.dtype)
-    first = low.scatter_reduce(0, groups, spans[:, 0], 'amin', include_self=False)
-    last = low.scatter_reduce(0, groups, spans[:, 1], 'amax', include_self=False)
-    return torch.cat([first[index], last[index]], 1)
+def _shared(spans: Tensor, window: int, shift: int) -> Tensor:
+    """Return for every token the union of the spans of its window; the first ``shift`` tokens are a region alone."""
+    tokens = torch.arange(len(spans))
+    is_first = tokens < shift
+    first = torch.where(is_first, 0, shift + (tokens - shift) // window * window)
+    last = torch.where(is_first, shift, first + window) - 1
+    return _union(spans, first, last)

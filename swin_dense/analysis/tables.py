@@ -16,7 +16,7 @@ def model_summary(result: Count, height: int, width: int, depth: int) -> dict[st
         'shape': [height, width],
         'parameters': result.parameters[''],
         'flops': result.flops[''],
-        'computed_flops': result.computed_flops[''],
+        'computed_flops': result.computed_flops,
         'modules': {
             name: {'parameters': result.parameters[name], 'flops': result.flops[name]}
             for name in _modules(result, depth)
@@ -30,12 +30,12 @@ def model_table(result: Count, height: int, width: int, depth: int) -> str:
     for name in ['', *_modules(result, depth)]:
         label = '  ' * (name.count('.') + 1) + name.rpartition('.')[2] if name else 'model'
         lines.append(f'{label:48} {result.parameters[name]:14,} {result.flops[name] / 1e9:10,.2f}')
-    saved = result.flops[''] - result.computed_flops['']
+    saved = result.flops[''] - result.computed_flops
     lines.append(f'\nFor one image of {height} x {width} pixels (height x width); a FLOP is one multiply-add.')
     if saved:
         lines.append(
             f'Counted as in published figures, including {saved / 1e9:.2f} GFLOPs for output projections of padding '
-            f'tokens, which SwinDense skips:\nit computes {result.computed_flops[""] / 1e9:,.2f} GFLOPs.'
+            f'tokens, which SwinDense skips:\nit computes {result.computed_flops / 1e9:,.2f} GFLOPs.'
         )
     return '\n'.join(lines)
 

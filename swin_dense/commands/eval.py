@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     check_backbone(args)
     packages.require('this command', 'tqdm')
     # These import torch, which --help does not need.
-    from swin_dense.analysis.accuracy import crops_at, evaluate, list_labelled
+    from swin_dense.analysis.accuracy import WHOLE_FROM, evaluate, list_labelled
     from swin_dense.commands._backbone import device_of
     from swin_dense.commands._progress import Progress, say
     from swin_dense.features import Normalization
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     how.check_for(classifier.backbone)
     classes = [line.strip() for line in lines_in(args.classes)] if args.classes else None
     images = list_labelled(args.folder, classes, classifier.head.out_features)
-    crop = crops_at(size) if args.crop is None else args.crop
+    crop = size < WHOLE_FROM if args.crop is None else args.crop
     with stop_signals() as received, Progress(len(images)) as progress:
         scores = evaluate(
             classifier,

@@ -6,7 +6,6 @@ only the standard library.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import re
@@ -17,10 +16,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 
-from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TOGETHER, TOPICS, TRAPS
+from swin_dense.doctor.probes import BACKENDS, CHECKS, TIMED, TOGETHER, TOPIC_OF, TRAPS
 from swin_dense.utils.packages import (
+    EXTRAS,
     FORKS,
+    FRAMEWORKS,
     WITHOUT_COMPILER,
     compile_command,
     distribution_of,
@@ -125,24 +127,11 @@ def _version(package: str) -> Finding:
 
 
 def extras() -> list[Finding]:
-    """Return one finding per extra of the installed swin-dense, with the missing packages."""
-    try:
-        requirements = importlib.metadata.requires('swin-dense') or []
-    except importlib.metadata.PackageNotFoundError:
-        return [
-            Finding(
-                'extra', 'all', 'note', 'unknown, because swin-dense is not installed', 'pip install . (in its clone)'
-            )
-        ]
-    packages: dict[str, list[str]] = {}
-    for requirement in requirements:
-        found = re.match(r'([\w.-]+).*;.*extra == [\'"]([\w-]+)', requirement)
-        if found and found[1] != 'swin-dense':  # the extra 'all' consists of other extras
-            packages.setdefault(found[2], []).append(found[1])
+    """Return one finding per extra of swin-dense, with the missing packages by their import names."""
     findings = []
-    for name, needed in sorted(packages.items()):
-        missing = [package for package in needed if not versions_of(package)]
-        finding = Finding('extra', name, 'ok', f'has {", ".join(needed)}')
+    for name, packages in {**EXTRAS, 'mm-lite': FRAMEWORKS}.items():
+        missing = sorted(package for package in packages if find_spec(package) is None)
+        finding = Finding('extra', name, 'ok', f'has {", ".join(sorted(packages))}')
         if missing:
             finding = Finding('extra', name, 'note', f'missing: {", ".join(missing)}', install_command(*missing))
         findings.append(finding)
@@ -163,13 +152,18 @@ def probe(*names: str) -> list[Finding]:
     except subprocess.TimeoutExpired:
         if len(names) > 1:
             return probe(names[0])
-        return [_broken(names[0], f'did not answer within {TIMEOUT} seconds', _by_hand(names[0]))]
-    findings = [finding for line in done.stdout.splitlines() if (finding := _finding(line, names)) is not None]
-    if not findings:  # the process crashed or exited
+        text = f'did not answer within {TIMEOUT} seconds'
+    else:
+        findings = [finding for line in done.stdout.splitlines() if (finding := _finding(line, names)) is not None]
+        if findings:
+            return findings
+        # The process crashed or exited.
         ended = signal.Signals(-done.returncode).name if done.returncode < 0 else f'status {done.returncode}'
         complaint = done.stderr.strip().rpartition('\n')[2]
-        return [_broken(names[0], f'ended with {ended}. {complaint}'.rstrip('. '), _by_hand(names[0]))]
-    return findings
+        text = f'ended with {ended}. {complaint}'.rstrip('. ')
+    name = names[0]
+    by_hand = f'"from swin_dense.doctor.probes import main; main({name!r})"'
+    return [Finding(TOPIC_OF[name], name, 'broken', text, f'to debug: {sys.executable} -X faulthandler -c {by_hand}')]
 
 
 def probe_all(names: Sequence[str]) -> list[Finding]:
@@ -191,20 +185,8 @@ def _finding(line: str, names: Sequence[str]) -> Finding | None:
     name = answer['name']
     if 'error' in answer:
         text = textwrap.shorten(answer['error'], 300, placeholder=' ...')
-        return _broken(name, text, cure_for(answer['error'], answer['package']))
-    return Finding(_topic_of(name), name, 'note' if answer['found'].startswith('not ') else 'ok', answer['found'])
-
-
-def _broken(name: str, text: str, cure: str) -> Finding:
-    return Finding(_topic_of(name), name, 'broken', text, cure)
-
-
-def _topic_of(name: str) -> str:
-    return next(topic for topic, probes in TOPICS.items() if name in probes)
-
-
-def _by_hand(name: str) -> str:
-    return f'to debug: {sys.executable} -X faulthandler -c "from swin_dense.doctor.probes import main; main({name!r})"'
+        return Finding(TOPIC_OF[name], name, 'broken', text, cure_for(answer['error'], answer['package']))
+    return Finding(TOPIC_OF[name], name, 'note' if answer['found'].startswith('not ') else 'ok', answer['found'])
 
 
 def cure_for(error: str, package: str = '') -> str:

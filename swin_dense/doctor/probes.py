@@ -246,7 +246,13 @@ BACKENDS = {
     'memory of a CPU': allocator,
 }
 TIMED = {'linear layers, timed': linear_layers_timed, 'Triton kernel, timed': kernel_timed}
-TOPICS = {'trap': TRAPS, 'backend': BACKENDS, 'check': CHECKS, 'time': TIMED}
+PROBES = {**TRAPS, **BACKENDS, **CHECKS, **TIMED}
+TOPIC_OF = {
+    **dict.fromkeys(TRAPS, 'trap'),
+    **dict.fromkeys(BACKENDS, 'backend'),
+    **dict.fromkeys(CHECKS, 'check'),
+    **dict.fromkeys(TIMED, 'time'),
+}
 # The probes that share a process, because most of their time is the import of the same packages. The first is one
 # without which the others fail, too.
 _OF_FRAMEWORKS = ('pkg_resources', 'operators of mmcv', 'checkpoints of mmengine', 'name in the registries')
@@ -262,10 +268,9 @@ def main(*names: str) -> None:
     The line of an error has the package that raised it, '' if unknown.
     """
     logging.disable()
-    probes = {name: probe for topic in TOPICS.values() for name, probe in topic.items()}
     for name in names:
         try:
-            answer = {'name': name, 'found': probes[name]()}
+            answer = {'name': name, 'found': PROBES[name]()}
         except BaseException as error:  # packages can raise any error, even SystemExit
             answer = {'name': name, 'error': ' '.join(f'{type(error).__name__}: {error}'.split())}
             answer['package'] = _package_that_raised(error)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from swin_dense.ops.windows import REGION_PENALTY, region_ids, relative_position
 
 FINEST = 0.003  # smallest standard deviation of the rounding error of a score, used if the size limit allows
 COARSEST = 1e3  # largest rounding error, at which all numbers are zero
-SAMPLED_ROWS = 12  # rows per map that are used to estimate the size
 BINS = 10_000  # bins of the histogram of errors
 LARGEST = 127  # largest quantised number (int8)
 
@@ -79,37 +78,20 @@ def pack(blocks: Sequence[Attention], limit: int) -> list[Packed]:
     The result is larger than ``limit`` if the blocks do not fit even at the coarsest quantisation.
     """
     decomposed = [[_decompose(block, head) for head in range(block.q.shape[2])] for block in blocks]
-    error = _fitting_error(blocks, decomposed, limit)
+    numbers = sum(block.q.numel() + block.k.numel() for block in blocks)
+    error = FINEST
     while True:
         rounded = [[_round(head, error) for head in heads] for heads in decomposed]
         contents = [_deflate(block, heads) for block, heads in zip(blocks, rounded, strict=True)]
-        if sum(map(len, contents)) <= limit or error >= COARSEST:
+        excess = sum(map(len, contents)) - limit
+        if excess <= 0 or error >= COARSEST:
             break
-        error *= 1.1
+        # Twice the error saves at most one bit of each number, so this finds the limit from above, in a few steps.
+        error *= max(1.1, 2 ** min(8 * excess / numbers, 20))
     return [
         Packed([head.rank for head in heads], content, _differences(block, heads))
         for block, heads, content in zip(blocks, rounded, contents, strict=True)
     ]
-
-
-def _fitting_error(blocks: Sequence[Attention], decomposed: Sequence[Sequence[_Head]], limit: int) -> float:
-    """Estimate, from a sample of rows, the smallest error with which the blocks fit into ``limit`` bytes."""
-
-    def size(error: float) -> int:
-        total = sum(block.bias.numel() * 4 for block in blocks)
-        for block, heads in zip(blocks, decomposed, strict=True):
-            every = -(-block.q.shape[0] // SAMPLED_ROWS)
-            sample = [_round(replace(head, q=head.q[::every], k=head.k[::every]), error) for head in heads]
-            total += len(_huffman(_planes(sample)[0].tobytes())) * every
-        return total
-
-    if size(FINEST) <= limit:
-        return FINEST
-    low, high = math.log2(FINEST), math.log2(COARSEST)
-    while high - low > 0.05:
-        middle = (low + high) / 2
-        low, high = (middle, high) if size(2**middle) > limit else (low, middle)
-    return 2**high
 
 
 def _decompose(block: Attention, head: int) -> _Head:

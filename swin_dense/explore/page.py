@@ -18,8 +18,7 @@ from torch import Tensor
 
 from swin_dense.explore.packing import BINS, Packed, pack
 from swin_dense.explore.record import PageData, Stage
-from swin_dense.utils import checks
-from swin_dense.utils.choices import LANGUAGES, LARGEST_PAGE
+from swin_dense.utils.choices import LARGEST_PAGE
 
 # The order matters: page.js uses the functions of the other two.
 SCRIPTS = ('core.js', 'draw.js', 'page.js')
@@ -51,9 +50,8 @@ def make_page(record: PageData, name: str, is_random: bool, lang: str = 'en', li
         limit: maximum size of the page in bytes; the attention is rounded until it fits.
 
     Raises:
-        ValueError: the language is not supported, or the page does not fit.
+        ValueError: the page does not fit.
     """
-    checks.one_of('lang', lang, LANGUAGES)
     shell = _shell(record, name, is_random, lang)
     blocks = [block for stage in record.stages for block in stage.blocks]
     elements = sum(100 + 4 * block.q.shape[2] for block in blocks)  # the HTML elements around the data, with the ranks

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.complexity import msa_flops, window_msa_flops
-from swin_dense.analysis.explain import padding_key_and_value, recording_input
 from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_fields
 from swin_dense.archs import published_letter
 from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.normalization import IMAGENET, Inference, Normalization
-from swin_dense.features.pyramid import bare_backbone
 from swin_dense.ops.windows import Pair, window_grid
 
 # The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.
@@ -110,17 +108,22 @@ def make_record(
         max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
         normalization: how its stored values become the backbone's input.
     """
-    backbone = bare_backbone(backbone)
     inference = Inference(**vars(normalization), page=0, max_side=max_side)
     pixels = inference.read(image, backbone.in_channels)
     img = inference.input_for(backbone, pixels[None])
-    attns = [[block.attn for block in stage.blocks] for stage in backbone.stages]
-    with evaluation_mode(backbone), torch.no_grad(), contextlib.ExitStack() as stack:
-        inputs = [[stack.enter_context(recording_input(attn)) for attn in blocks] for blocks in attns]
+    inputs: dict[Any, Tensor] = {}
+
+    def keep(module: Any, args: tuple[Tensor]) -> None:
+        inputs[module] = args[0]
+
+    stages = []
+    with evaluation_mode(backbone), torch.no_grad(), contextlib.ExitStack() as hooks:
+        for stage in backbone.stages:
+            for block in stage.blocks:
+                hooks.enter_context(block.attn.register_forward_pre_hook(keep))
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
-        stages = []
         for index, fields in enumerate(token_receptive_fields(backbone, (img.shape[2], img.shape[3]))):
-            blocks = [_attention(attn, given[0]) for attn, given in zip(attns[index], inputs[index], strict=True)]
+            blocks = [_attention(block.attn, inputs[block.attn]) for block in backbone.stages[index].blocks]
             height, width, heads, channels = blocks[0].q.shape
             stride = math.prod(backbone.strides[: index + 1])
             stages.append(Stage(stride, (height, width), heads * channels, blocks, fields))
@@ -136,7 +139,7 @@ def _attention(attn: Any, x: Tensor) -> Attention:
     bias = w_msa.relative_bias(window)
     per_head = (w_msa.num_heads, channels // w_msa.num_heads)
     q, k, _ = w_msa.project(x)[0].float().cpu().chunk(3, -1)
-    pad_k = padding_key_and_value(w_msa, x)[:channels].float().cpu()
+    pad_k = w_msa.project(x.new_zeros(channels))[channels : 2 * channels].float().cpu()
     by_offset = torch.zeros(w_msa.num_heads, 2 * window[0] - 1, 2 * window[1] - 1)
     if bias is not None:
         rows, columns = (torch.arange(1 - side, side) for side in window)

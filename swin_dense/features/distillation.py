@@ -97,9 +97,12 @@ class FeatureDistillation(Pretraining):
         self._undo(torch.zeros(1, backbone.in_channels, 1, 1))  # raises for a mean of other channels
         self.cosine_weight = checks.number('cosine_weight', cosine_weight)
         self.smooth_l1_weight = checks.number('smooth_l1_weight', smooth_l1_weight)
-        self.heads = nn.ModuleList(
-            _head(backbone.out_channels[ours], teacher.out_channels[theirs]) for ours, theirs in self.levels
-        )
+        # On cells (..., C): two linear layers, which are 1x1 convolutions of a map, and a norm between.
+        self.heads = nn.ModuleList()
+        for ours, theirs in self.levels:
+            inputs, outputs = backbone.out_channels[ours], teacher.out_channels[theirs]
+            first, last = nn.Linear(inputs, outputs), nn.Linear(outputs, outputs)
+            self.heads.append(nn.Sequential(first, nn.LayerNorm(outputs), nn.GELU(), last))
         self.statistics = nn.ModuleList(_Statistics(channels) for channels in teacher.out_channels)
 
     def forward(
@@ -229,13 +232,6 @@ def cell_shares(length: int, ours: tuple[float, int], theirs: tuple[float, int])
     first, last = torch.maximum(covered[:-1, None], covering[:-1]), torch.minimum(covered[1:, None], covering[1:])
     common = (last - first).clamp(min=0)
     return common / common.sum(1, keepdim=True)
-
-
-def _head(channels: int, out_channels: int) -> nn.Module:
-    """Return a head on cells (..., C): two linear layers, which are 1x1 convolutions of a map, and a norm between."""
-    return nn.Sequential(
-        nn.Linear(channels, out_channels), nn.LayerNorm(out_channels), nn.GELU(), nn.Linear(out_channels, out_channels)
-    )
 
 
 def _pairs(levels: Any, backbone: SwinBackbone, teacher: Teacher) -> tuple[Pair, ...]:

@@ -14,7 +14,7 @@ import torch
 from swin_dense.features.folder import FeatureFolder
 from swin_dense.features.inference import Runner, whole_image
 from swin_dense.features.listing import Item, iterate
-from swin_dense.features.normalization import Inference
+from swin_dense.features.normalization import Inference, Tiling
 from swin_dense.features.regions import open_large_image
 from swin_dense.features.shards import Record, Shard, hash_of_name
 from swin_dense.features.tiling import run_tiles
@@ -101,58 +101,31 @@ class Extraction:
     def steps(self, folder: FeatureFolder, batch_size: int, workers: int) -> Generator[Step, None, None]:
         """Extract what the folder lacks, and yield each step; closing the generator ends the extraction."""
         missing = iterate(self._mine.items(), lambda name, version: not folder.is_finished(name, version))
-        return extract(self._backbone, missing, folder, self._inference, batch_size, workers)
-
-
-def weights_digest(module: torch.nn.Module) -> str:
-    """Return a short hash of all weights, to check that two runs use the same weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
-
-
-def extract(
-    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference, batch_size: int, workers: int
-) -> Generator[Step, None, None]:
-    """Extract the features of images into a folder, and yield each step; closing the generator ends the extraction."""
-    if inference.tiling is not None:
-        yield from _in_tiles(backbone, items, folder, inference)
-        return
-    with contextlib.closing(Runner(backbone, inference).run(items, batch_size, workers)) as results:
-        for item, image_size, maps in results:
-            if isinstance(maps, dict):
+        if self._inference.tiling is not None:
+            for item in missing:
+                yield from self._in_tiles(item, folder, self._inference.tiling)
+            return
+        runner = Runner(self._backbone, self._inference)
+        with contextlib.closing(runner.run(missing, batch_size, workers)) as results:
+            for item, image_size, maps in results:
+                if not isinstance(maps, dict):
+                    folder.without_maps(item, maps)
+                    yield Step(item, maps)
+                    continue
                 with folder.receive(item, image_size) as sink:
                     sink.write(whole_image(maps))
                 yield Step(item)
-            else:
-                yield _without_maps(item, folder, maps)
 
-
-def _without_maps(item: Item, folder: FeatureFolder, error: str | None) -> Step:
-    """Note an image in the folder that failed with an error, or was finished before."""
-    if error is None:
-        folder.confirm(item)
-    else:
-        folder.fail(item, error)
-    return Step(item, error)
-
-
-def _in_tiles(
-    backbone: Any, items: Iterator[Item], folder: FeatureFolder, inference: Inference
-) -> Generator[Step, None, None]:
-    tiling: Any = inference.tiling
-    for item in items:
+    def _in_tiles(self, item: Item, folder: FeatureFolder, tiling: Tiling) -> Iterator[Step]:
         error = item.error
         if item.source is not None:
             try:
                 with (
-                    open_large_image(item.source, page=inference.page) as image,
+                    open_large_image(item.source, page=self._inference.page) as image,
                     folder.receive(item, image.size, tiling.tile) as sink,
                 ):
                     count = len(plan_tiles(image.size, *tiling))
-                    for number, blocks in enumerate(run_tiles(backbone, image, inference), 1):
+                    for number, blocks in enumerate(run_tiles(self._backbone, image, self._inference), 1):
                         sink.write(blocks)
                         if number < count:
                             yield Step(item, tile=(number, count))
@@ -162,4 +135,15 @@ def _in_tiles(
                 if not is_out_of_memory(reason):
                     raise
                 error = f'{name_of(item.source)}: too little memory for one tile; use smaller tiles: {reason}'
-        yield Step(item) if item.source is not None and error is None else _without_maps(item, folder, error)
+        if item.source is None or error is not None:
+            folder.without_maps(item, error)
+        yield Step(item, error)
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """Return a short hash of all weights, to check that two runs use the same weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

@@ -28,7 +28,7 @@ from swin_dense.features.sinks import MapSink, map_sink, read_attributes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import remove, written_whole
-from swin_dense.utils.choices import MAP_FORMATS, ROWS_PER_PART
+from swin_dense.utils.choices import ROWS_PER_PART
 
 _SECONDS = 300.0  # after this time the buffered rows are written as a part, even if it is not full
 _SIZE_KEY, _VERSION_KEY = 'image_size', 'version'  # in the attributes of maps
@@ -51,8 +51,6 @@ class FeatureFolder:
     rows_per_part: int = ROWS_PER_PART
 
     def __post_init__(self) -> None:
-        checks.one_of('file_format', self.file_format, MAP_FORMATS)
-        checks.integer('rows_per_part', self.rows_per_part)
         self._partial = self.root / f'.partial-{self.shard}'
         shutil.rmtree(self._partial, ignore_errors=True)  # temporary files of a killed run
         self._partial.mkdir(parents=True)
@@ -69,9 +67,8 @@ class FeatureFolder:
         self._versions: dict[str, str | None] = {}
         for path in self._parts():
             self._next = 1 + int(path.stem.rpartition('-')[2])
-            columns = _read(path, ['path', 'version', 'error']).columns
-            for name, version, error in zip(*(column.to_pylist() for column in columns), strict=True):
-                self._versions[name] = version if error is None else None
+            for row in _read(path, ['path', 'version', 'error']).to_pylist():
+                self._versions[row['path']] = row['version'] if row['error'] is None else None
 
     def is_finished(self, name: str, version: str | None) -> bool:
         """Return whether this version of an image has features; None, a deleted image, matches any version."""
@@ -79,14 +76,15 @@ class FeatureFolder:
         recorded = self._attributes(name).get(_VERSION_KEY) if has_maps else self._versions.get(readable(name))
         return recorded is not None and version in (None, recorded)
 
-    def confirm(self, item: Item) -> None:
-        """Add the row of a finished image if it is missing: a run may have been killed between file and row."""
-        if self.pool == 'none' and item.version not in (None, self._versions.get(readable(item.name))):
-            self._add_maps(item, self._attributes(item.name)[_SIZE_KEY])
+    def without_maps(self, item: Item, error: str | None) -> None:
+        """Record the error of an image that has no features; without one, it was finished before.
 
-    def fail(self, item: Item, error: str) -> None:
-        """Record the error of an image that has no features."""
-        self._add(item, error=readable(error))
+        The row of a finished image is added if it is missing: a run may have been killed between file and row.
+        """
+        if error is not None:
+            self._add(item, error=readable(error))
+        elif self.pool == 'none' and item.version not in (None, self._versions.get(readable(item.name))):
+            self._add_maps(item, self._attributes(item.name)[_SIZE_KEY])
 
     def path_of(self, name: str) -> Path:
         """Return the file of an image's maps, named by the image and a hash of its path, which avoids collisions."""

@@ -17,13 +17,10 @@ from torch import Tensor
 
 from swin_dense.utils import checks, compat, tiff
 from swin_dense.utils.addresses import is_address, read_bytes
-from swin_dense.utils.choices import IMAGENET_MEAN as IMAGENET_MEAN  # for code of earlier versions
-from swin_dense.utils.choices import IMAGENET_STD as IMAGENET_STD
 from swin_dense.utils.pixels import (
     ImageError,
     Pixels,
     decoding,
-    name_of,
     naming,
     reverse_colours,
     upright,
@@ -44,9 +41,7 @@ _BYTES_OF_ADDRESS = 1 << 26  # estimate for 9 megapixels, because the header of 
 Statistic = Sequence[float] | float | None  # per channel, or one for all
 
 
-def read_image(
-    source: Any, channels: int = 3, bgr: bool = False, check_range: bool = True, page: int | None = None
-) -> Tensor:
+def read_image(source: Any, channels: int = 3, bgr: bool = False, page: int | None = None) -> Tensor:
     """Read one image, upright and at full bit depth.
 
     Integers are divided by the largest value of their type (255 or 65535); floats must be in [0, 1]. An alpha channel
@@ -58,7 +53,6 @@ def read_image(
             uint16 or floating.
         channels: number of input channels of the backbone.
         bgr: arrays and tensors are in BGR order, as ``cv2.imread`` returns them. Files and PIL images are not affected.
-        check_range: reject floats outside [0, 1]; disable it for images that are already normalised.
         page: page of a TIFF, or frame of an animation, counted from 0; None for the only page or the first frame.
 
     Returns:
@@ -71,7 +65,7 @@ def read_image(
         TypeError: the source is none of the above.
     """
     with naming(source):
-        return scale(to_tensor(pixels_of(source, bgr, page), channels, check_range))
+        return scale(to_tensor(pixels_of(source, bgr, page), channels))
 
 
 def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels:
@@ -86,11 +80,7 @@ def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels
     if isinstance(source, (bytes, bytearray, memoryview)):
         return decode(bytes(source), page)
     if hasattr(source, 'read'):
-        content = source.read()
-        if not isinstance(content, bytes):
-            kind = type(content).__name__
-            raise TypeError(f"{name_of(source)}: an image file must be opened with 'rb', but read() gave {kind}")
-        return decode(content, page)
+        return decode(source.read(), page)
     raise TypeError(
         'an image must be a path, an address, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
         f'{type(source).__name__}'

@@ -18,10 +18,6 @@ from swin_dense.utils.atomic import alone, write_json
 # raised when an earlier version of this package would misread one of them.
 FORMAT = 1
 
-# Settings that may differ between runs into one folder, because they change only the last bit of the features.
-_NO_SETTINGS = {'batch_size'}
-_ABSENT = 'not given'  # another value than None: mean=None is no normalisation, and without mean it is ImageNet's
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -118,7 +114,7 @@ class Record:
                     f'was written with another number of shards (see {path.name}); use the same number, running '
                     'several shards one after another if needed',
                 )
-            if different := _differences(record['settings'], self._content['settings']):
+            if different := checks.differences(record['settings'], self._content['settings']):
                 raise _refused(self._folder, f'contains features computed with other settings ({different})')
 
     def _records(self) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -136,9 +132,3 @@ class Record:
 
 def _refused(path: Path, why: str) -> ValueError:
     return ValueError(f'{path} {why}; choose another folder')
-
-
-def _differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
-    keys = (recorded.keys() | current.keys()) - _NO_SETTINGS
-    pairs = {key: (recorded.get(key, _ABSENT), current.get(key, _ABSENT)) for key in sorted(keys)}
-    return ', '.join(f'{key} {there!r} there, {now!r} now' for key, (there, now) in pairs.items() if there != now)

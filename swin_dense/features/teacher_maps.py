@@ -169,11 +169,9 @@ def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
             found = json.loads(path.read_text(encoding='utf-8'))
         except json.JSONDecodeError as error:
             raise ValueError(f'{path} is damaged ({error}); choose another folder') from error
-        different = [key for key in sorted({*content, *found}) if content.get(key) != found.get(key)]
-        if different:
-            pairs = ', '.join(f'{key} {found.get(key)!r} there, {content.get(key)!r} now' for key in different)
+        if different := checks.differences(found, content):
             raise ValueError(
-                f'{folder} contains maps of another teacher or of other crops ({pairs}); choose another folder'
+                f'{folder} contains maps of another teacher or of other crops ({different}); choose another folder'
             )
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,17 +140,13 @@ def teacher_of(network: Any) -> Teacher:
                 'in a Teacher, with a function that prepares images in [0, 1]'
             )
         return Teacher(network, network.out_channels, network.out_strides, **statistics)
-    for library, adapters in _ADAPTERS.items():
-        # A network of the library exists only if it was imported.
-        module = sys.modules.get(library)
-        for name, adapt in adapters.items():
-            kind = getattr(module, name, None)
-            if isinstance(kind, type) and isinstance(network, kind):
-                return adapt(network)
-    known = ', '.join(name for adapters in _ADAPTERS.values() for name in adapters)
+    for kind in type(network).__mro__:
+        library = kind.__module__.partition('.')[0]
+        if adapt := _ADAPTERS.get(f'{library}.{kind.__name__}'):
+            return adapt(network)
     raise TypeError(
-        f'a teacher of the class {type(network).__name__} is not known, only Swins of this package and {known}; wrap '
-        'it: Teacher(network, out_channels=[...], out_strides=[...], mean=..., std=...)'
+        f'a teacher of the class {type(network).__name__} is not known, only Swins of this package and '
+        f'{", ".join(_ADAPTERS)}; wrap it: Teacher(network, out_channels=[...], out_strides=[...], mean=..., std=...)'
     )
 
 
@@ -201,10 +196,6 @@ def _sam(network: Any) -> Teacher:
     return Teacher(_Adapter(encoder, call), [config.output_channels], [config.patch_size], size=config.image_size)
 
 
-def _timm_wrapper(network: Any) -> Teacher:
-    return teacher_of(network.timm_model)
-
-
 def _timm_vit(network: Any) -> Teacher:
     def call(network: Any, images: Tensor) -> Any:
         return network.forward_intermediates(images, indices=1, norm=True, intermediates_only=True)
@@ -235,15 +226,15 @@ def _timm_statistics(network: Any) -> dict[str, Any]:
 
 
 # By the library that has the class, and the class.
-_ADAPTERS: dict[str, dict[str, Callable[[Any], Teacher]]] = {
-    'transformers': {
-        'Dinov2Model': _transformers_vit,
-        'Dinov2WithRegistersModel': _transformers_vit,
-        'DINOv3ViTModel': _transformers_vit,
-        'DINOv3ConvNextModel': _transformers_convnext,
-        'SamVisionModel': _sam,
-        'SamModel': _sam,
-        'TimmWrapperModel': _timm_wrapper,
-    },
-    'timm.models': {'VisionTransformer': _timm_vit, 'Eva': _timm_vit, 'ConvNeXt': _timm_convnext},
+_ADAPTERS: dict[str, Callable[[Any], Teacher]] = {
+    'transformers.Dinov2Model': _transformers_vit,
+    'transformers.Dinov2WithRegistersModel': _transformers_vit,
+    'transformers.DINOv3ViTModel': _transformers_vit,
+    'transformers.DINOv3ConvNextModel': _transformers_convnext,
+    'transformers.SamVisionModel': _sam,
+    'transformers.SamModel': _sam,
+    'transformers.TimmWrapperModel': lambda network: teacher_of(network.timm_model),
+    'timm.VisionTransformer': _timm_vit,
+    'timm.Eva': _timm_vit,
+    'timm.ConvNeXt': _timm_convnext,
 }

@@ -188,9 +188,10 @@ class UnlabelledImages(Dataset):
             raise ValueError(
                 f'{folder} has maps of views={views} crops of each image, got views={self.views}; leave it out'
             )
-        if different := [key for key, value in self.crops.items() if stored.crops.get(key) != value]:
-            pairs = ', '.join(f'{key}={stored.crops.get(key)!r}, not {self.crops[key]!r}' for key in different)
-            raise ValueError(f'{folder} has maps of other crops: {pairs}; set what the maps have, or write new ones')
+        if different := checks.differences(stored.crops, self.crops):
+            raise ValueError(
+                f'{folder} has maps of other crops: {different}; set what the maps have, or write new ones'
+            )
         self.views = views
         return stored
 

@@ -23,6 +23,7 @@ EXTRAS = {
     'visualize': {'matplotlib'},
     'export': {'onnx', 'onnxruntime', 'onnxscript'},
 }
+FRAMEWORKS = {'mmengine', 'mmcv', 'mmdet', 'mmseg'}
 # Import name: what to install, if that is another name.
 DISTRIBUTIONS = {
     'PIL': 'Pillow',
@@ -53,22 +54,15 @@ def optional(user: str, module: str) -> ModuleType:
 
 def _is_missing(user: str, packages: list[str]) -> str:
     are = 'is' if len(packages) == 1 else 'are'
-    return f'{user} needs {", ".join(packages)}, which {are} not installed: {how_to_install(*packages)}'
-
-
-def how_to_install(*packages: str) -> str:
-    """Return the commands that install packages, given their import names; a framework needs the others too."""
-    if not uses_forks() and not {'mmengine', 'mmcv', 'mmdet', 'mmseg'}.isdisjoint(packages):
-        return f'{WITHOUT_COMPILER}; see docs/install.md'
-    return install_command(*packages)
+    return f'{user} needs {", ".join(packages)}, which {are} not installed: {install_command(*packages)}'
 
 
 def install_command(*packages: str) -> str:
     """Return the commands that install packages, given their import names: by the extras that have them."""
+    if not uses_forks() and not FRAMEWORKS.isdisjoint(packages):
+        return f'{WITHOUT_COMPILER}; see docs/install.md'  # a framework needs the others of the extra, too
     extras, others = _extras_of(packages)
     names = [distribution_of(package) for package in others]
-    if 'mmcv' in names or 'mmcv-lite' in names:
-        return WITHOUT_COMPILER  # this installs the others of the extra, too
     commands = [compile_command(name) for name in names if name == 'onedl-mmcv']
     if extras:
         commands.append(f"pip install '.[{','.join(extras)}]' {IN_THE_CLONE}")

@@ -182,7 +182,7 @@ def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
         return (palette >> 8 if palette.max() > 255 else palette).astype(np.uint8)[values]
     if values.dtype.kind in 'iu' and bits == 32:
         values = within_16_bits(values)
-    elif values.dtype.kind in 'bu' and isinstance(bits, int) and bits not in (8, 16):
+    elif _stretch(page) != 1:
         dtype = np.uint8 if 255 % (2**bits - 1) == 0 else np.uint16
         values = np.rint(values * np.float32(_stretch(page))).astype(dtype)
     if colours == 'MINISWHITE':

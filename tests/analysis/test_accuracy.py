@@ -12,7 +12,6 @@ from PIL import Image
 from swin_dense import SwinClassifier, save_adapter
 from swin_dense.__main__ import main
 from swin_dense.analysis.accuracy import read_square
-from swin_dense.features import Normalization
 from swin_dense.models.classifier import create_classifier
 from tests.conftest import TINY, needs, photograph, randomize
 
@@ -47,8 +46,17 @@ def evaluate(folder, checkpoint, capsys, *options):
 
 
 @needs('tqdm')
-def test_accuracy_equals_a_count_by_hand(folder, checkpoint, capsys):
-    classifier = create_classifier(checkpoint)
+@pytest.mark.parametrize('kind', [None, 'mona', 'lora'])
+def test_accuracy_equals_a_count_by_hand(folder, checkpoint, tmp_path, capsys, kind):
+    """Also with an adapter, and the head that belongs to it."""
+    classifier, options = create_classifier(checkpoint), []
+    if kind:
+        base = classifier.backbone.state_dict()
+        classifier = randomize(SwinClassifier(TINY, len(CLASSES), window_size=2, adapter={'type': kind}), 2).eval()
+        own = classifier.backbone.state_dict()
+        classifier.backbone.load_state_dict({**own, **base})
+        save_adapter(classifier, tmp_path / 'adapter.pth')
+        options = ['--adapter-checkpoint', str(tmp_path / 'adapter.pth')]
     correct = {1: 0, 5: 0}
     for label, name in enumerate(CLASSES):
         for path in (folder / name).iterdir():
@@ -56,35 +64,12 @@ def test_accuracy_equals_a_count_by_hand(folder, checkpoint, capsys):
                 scores = classifier(read_square(path, 64, True)[None])[0]
             better = int((scores > scores[label]).sum())
             correct = {k: count + (better < k) for k, count in correct.items()}
-    status, output = evaluate(folder, checkpoint, capsys, '--json')
+    status, output = evaluate(folder, checkpoint, capsys, '--json', *options)
     result = json.loads(output.out)
     assert status == 0
     assert result['images'] == 21
     assert 0 < correct[1] < correct[5] < 21
     assert [result['top1'], result['top5']] == pytest.approx([100 * correct[1] / 21, 100 * correct[5] / 21])
-
-
-@needs('tqdm')
-@pytest.mark.parametrize('kind', ['mona', 'lora'])
-def test_a_head_that_was_fitted_to_an_adapter_needs_it(folder, checkpoint, tmp_path, capsys, kind):
-    """Least squares fits the few images exactly, by features that the base alone does not have."""
-    model = randomize(SwinClassifier(TINY, len(CLASSES), window_size=2, adapter={'type': kind}), 2).eval()
-    base = create_classifier(checkpoint).backbone.state_dict()
-    model.backbone.load_state_dict({name: base.get(name, x) for name, x in model.backbone.state_dict().items()})
-    paths = [(path, label) for label, name in enumerate(CLASSES) for path in (folder / name).iterdir()]
-    images = torch.stack([read_square(path, 64, True) for path, _ in paths])
-    targets = torch.eye(len(CLASSES))[[label for _, label in paths]]
-    with torch.no_grad():
-        features = model.backbone(images)[-1].mean((2, 3))
-        model.head.weight.copy_(torch.linalg.lstsq(features, targets, driver='gelsd').solution.T)
-        model.head.bias.zero_()
-    save_adapter(model, tmp_path / 'adapter.pth')
-    _, with_adapter = evaluate(
-        folder, checkpoint, capsys, '--json', '--adapter-checkpoint', str(tmp_path / 'adapter.pth')
-    )
-    _, without = evaluate(folder, checkpoint, capsys, '--json')
-    assert json.loads(with_adapter.out)['top1'] == 100
-    assert json.loads(without.out)['top1'] < 50
 
 
 @needs('tqdm')
@@ -100,9 +85,7 @@ def test_a_signal_stops_after_the_batch_and_reports_the_scores_so_far(folder, ch
     assert json.loads(output.out)['images'] == 8
 
 
-@pytest.mark.parametrize(
-    'form', ['16-bit grey png', '16-bit grey tiff', 'float tiff', '16-bit colour tiff', '12-bit tiff']
-)
+@pytest.mark.parametrize('form', ['16-bit grey png', '16-bit colour tiff', 'float tiff'])
 @pytest.mark.parametrize('crop', [True, False])
 def test_images_of_more_than_8_bits_keep_their_values(tmp_path, form, crop):
     """They equal the same picture in 8 bits, up to its rounding."""
@@ -115,31 +98,18 @@ def test_images_of_more_than_8_bits_keep_their_values(tmp_path, form, crop):
         Image.fromarray(grey.astype(np.uint16) * 257).save(path)
     elif form == '16-bit colour tiff':
         tifffile.imwrite(path, pixels.astype(np.uint16) * 257, photometric='rgb')
-    elif form == '12-bit tiff':
-        pytest.importorskip('imagecodecs')
-        tifffile.imwrite(path, grey.astype(np.uint16) * 16, bitspersample=12)
     else:
-        tifffile.imwrite(path, grey / np.float32(255) if form == 'float tiff' else grey.astype(np.uint16) * 257)
+        tifffile.imwrite(path, grey / np.float32(255))
     expected, found = (read_square(one, 64, crop) for one in (tmp_path / 'eight.png', path))
     assert (found - expected).abs().mean() < 0.02
     assert (found - expected).abs().max() < 0.06
 
 
-def test_four_bands_without_a_scale_are_on_the_scale_0_to_1(tmp_path):
-    tifffile = pytest.importorskip('tifffile')
-    values = np.random.default_rng(0).integers(0, 255, (32, 32, 4), np.uint8)
-    tifffile.imwrite(tmp_path / 'a.tif', values, photometric='minisblack', planarconfig='contig')
-    found = read_square(tmp_path / 'a.tif', 32, False, Normalization(mean=0.5, std=0.25), 4)
-    expected = (values.transpose(2, 0, 1) / 255 - 0.5) / 0.25
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
-
-
 @needs('tqdm')
-@pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig', 'utf-16'])
-def test_names_of_classes_may_contain_spaces(folder, checkpoint, capsys, tmp_path, encoding):
+def test_names_of_classes_may_contain_spaces(folder, checkpoint, capsys, tmp_path):
     for name in CLASSES:
         shutil.copytree(folder / name, tmp_path / 'val' / f'{name} traffic light')
-    (tmp_path / 'classes.txt').write_text('\r\n'.join(f'{name} traffic light' for name in CLASSES), encoding=encoding)
+    (tmp_path / 'classes.txt').write_text('\r\n'.join(f'{name} traffic light' for name in CLASSES))
     status, output = evaluate(tmp_path / 'val', checkpoint, capsys, '--classes', str(tmp_path / 'classes.txt'))
     assert (status, output.err) == (0, '')
 
@@ -155,18 +125,10 @@ def test_the_exif_orientation_is_ignored_as_published(tmp_path):
 
 
 @needs('tqdm')
-def test_broken_images_and_wrong_folders(folder, checkpoint, capsys, tmp_path):
-    for name in CLASSES:
+def test_folders_of_some_classes_need_a_list(folder, checkpoint, capsys, tmp_path):
+    for name in CLASSES[1:]:
         (tmp_path / 'some' / name).mkdir(parents=True)
-    (tmp_path / 'some/n01/a.png').write_bytes(b'no image')
-    (tmp_path / 'some/n02/0.png').write_bytes((folder / 'n02/0.png').read_bytes())
-    status, output = evaluate(tmp_path / 'some', checkpoint, capsys)
-    assert status == 1
-    assert 'not read: image' in output.err
-    assert 'n01/a.png' in output.err
-    assert 'of 1 images' in output.out
-    (tmp_path / 'some/n01/a.png').unlink()
-    (tmp_path / 'some/n01').rmdir()
+    shutil.copy(folder / 'n02/0.png', tmp_path / 'some/n02')
     status, output = evaluate(tmp_path / 'some', checkpoint, capsys)
     assert status == 2
     assert 'has 6 folders, but the classifier has 7 classes' in output.err

@@ -13,7 +13,6 @@ from mmengine.config import Config
 from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
 from swin_dense.analysis.flop_counter import count
-from swin_dense.models.attention import WindowAttention
 from swin_dense.workbench.building import build_on_meta, published_shape, run_on_shapes
 from tests.conftest import TINY
 
@@ -21,23 +20,17 @@ REPOSITORY = Path(__file__).parents[2]
 CONFIGS = REPOSITORY / 'configs'
 DETECTION = (800, 1280)
 
-MASK_RCNN = 'mask_rcnn/mask-rcnn_swin-{}_coco.py'
-CASCADE = 'cascade_mask_rcnn/cascade-mask-rcnn_swin-{}-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco.py'
+MASK_RCNN = 'mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'
+CASCADE = 'cascade_mask_rcnn/cascade-mask-rcnn_swin-b-p4-w7_fpn_4conv1fc-giou_amp-ms-crop-3x_coco.py'
 UPERNET = 'upernet/swin-{}_ade20k-{}.py'
 
 # Published by the authors: the config, the image size of the FLOPs, millions of parameters, and GFLOPs.
 PUBLISHED = [
-    (MASK_RCNN.format('t-p4-w7_fpn_1x'), DETECTION, 48, 267),
-    (MASK_RCNN.format('s-p4-w7_fpn_ms-crop-3x'), DETECTION, 69, 359),
-    (CASCADE.format('t'), DETECTION, 86, 745),
-    (CASCADE.format('s'), DETECTION, 107, 838),
-    (CASCADE.format('b'), DETECTION, 145, 982),
+    (MASK_RCNN, DETECTION, 48, 267),
+    (CASCADE, DETECTION, 145, 982),
     (UPERNET.format('tiny-patch4-window7-in1k-pre_upernet_8xb2-160k', '512x512'), (512, 2048), 60, 945),
     # https://github.com/SwinTransformer/Swin-Transformer-Semantic-Segmentation/issues/16
     (UPERNET.format('tiny-patch4-window7-in1k-pre_upernet_8xb2-160k', '512x512'), (512, 512), 60, 236.08),
-    (UPERNET.format('small-patch4-window7-in1k-pre_upernet_8xb2-160k', '512x512'), (512, 2048), 81, 1038),
-    (UPERNET.format('base-patch4-window7-in1k-pre_upernet_8xb2-160k', '512x512'), (512, 2048), 121, 1188),
-    (UPERNET.format('base-patch4-window7-in22k-pre_upernet_official-8xb2-160k', '640x640'), (640, 2560), 121, 1841),
 ]
 LARGE_640 = UPERNET.format('large-patch4-window7-in22k-pre_upernet_official-8xb2-160k', '640x640')
 
@@ -48,10 +41,7 @@ def counted(config, shape):
 
 
 # Models of one family differ in their configs alone, whose sizes tests/tools/test_zoo.py compares.
-@pytest.mark.parametrize(
-    ('config', 'shape', 'millions', 'gigaflops'),
-    [pytest.param(*row, marks=[] if i in (0, 4, 5, 6) else pytest.mark.long) for i, row in enumerate(PUBLISHED)],
-)
+@pytest.mark.parametrize(('config', 'shape', 'millions', 'gigaflops'), PUBLISHED)
 def test_published_figures(config, shape, millions, gigaflops):
     result = counted(config, shape)
     assert round(result.parameters[''] / 1e6) == millions
@@ -60,7 +50,7 @@ def test_published_figures(config, shape, millions, gigaflops):
 
 def test_image_sizes_of_the_published_figures():
     shapes = {
-        name: published_shape(Config.fromfile(CONFIGS / name)) for name in (PUBLISHED[0][0], PUBLISHED[5][0], LARGE_640)
+        name: published_shape(Config.fromfile(CONFIGS / name)) for name in (MASK_RCNN, PUBLISHED[2][0], LARGE_640)
     }
     assert list(shapes.values()) == [(800, 1280), (512, 2048), (640, 2560)]
 
@@ -83,11 +73,11 @@ def test_upernet_with_swin_l_costs_less_than_published():
     ('ours', 'theirs', 'shape'),
     [
         (
-            PUBLISHED[0][0],
+            MASK_RCNN,
             Path(mmdet.__path__[0], '.mim/configs/swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py'),
             DETECTION,
         ),
-        (PUBLISHED[5][0], Path(mmseg.__path__[0], '.mim/configs/swin', Path(PUBLISHED[5][0]).name), (512, 2048)),
+        (PUBLISHED[2][0], Path(mmseg.__path__[0], '.mim/configs/swin', Path(PUBLISHED[2][0]).name), (512, 2048)),
     ],
 )
 def test_every_part_costs_the_same_as_with_the_frameworks_own_swin(ours, theirs, shape):
@@ -99,28 +89,20 @@ def test_every_part_costs_the_same_as_with_the_frameworks_own_swin(ours, theirs,
         assert own.parameters[name] == other.parameters[name], name
         assert own.flops[name] == other.flops[name], name
     # mmdet and mmseg project the outputs of padding tokens, as the official code does.
-    assert other.flops == other.computed_flops
+    assert other.flops[''] == other.computed_flops
     for stage in range(4):
         assert own.flops[f'backbone.stages.{stage}'] == other.flops[f'backbone.stages.{stage}']
 
 
-def test_modules_add_up_and_the_model_is_unchanged():
+def test_modules_add_up():
     with torch.device('meta'):
-        backbone = SwinBackbone(TINY, attn_backend='sdpa')
+        backbone = SwinBackbone(TINY, attn_backend='triton')
     result = count(backbone, 64, 96)
-    for figures in (result.parameters, result.flops, result.computed_flops):
+    for figures in (result.parameters, result.flops):
         blocks = [f'stages.0.blocks.{block}' for block in (0, 1)]
         assert figures['stages.0'] == sum(figures[name] for name in [*blocks, 'stages.0.downsample'])
         children = ('patch_embed', 'stages', 'norm0', 'norm1', 'norm2', 'norm3')
         assert figures[''] == sum(figures[name] for name in children)
-    attentions = [module for module in backbone.modules() if isinstance(module, WindowAttention)]
-    assert {module.backend for module in attentions} == {'sdpa'}
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in backbone.modules())
-
-
-def test_a_model_outside_the_meta_device_is_refused():
-    with pytest.raises(ValueError, match='must be on the meta device'):
-        count(SwinBackbone(TINY), 64, 96)
 
 
 def test_a_model_without_a_convolution_is_refused():
@@ -134,12 +116,12 @@ def run_tool(capsys, *args):
 
 
 def test_tool_prints_json_to_the_given_depth(capsys):
-    config = str(CONFIGS / PUBLISHED[0][0])
+    config = str(CONFIGS / MASK_RCNN)
     printed = json.loads(run_tool(capsys, config, '--json', '--depth', '2', '--size', '64', '96'))
     result = count(build_on_meta(Config.fromfile(config)), 64, 96, run_on_shapes)
     assert printed['shape'] == [64, 96]
     assert printed['flops'] == result.flops['']
-    assert printed['computed_flops'] == result.computed_flops['']
+    assert printed['computed_flops'] == result.computed_flops
     assert printed['modules']['roi_head.mask_head'] == {
         'parameters': result.parameters['roi_head.mask_head'],
         'flops': result.flops['roi_head.mask_head'],
@@ -148,7 +130,7 @@ def test_tool_prints_json_to_the_given_depth(capsys):
 
 
 def test_tool_prints_a_table_in_the_order_of_the_model(capsys):
-    config = str(CONFIGS / PUBLISHED[0][0])
+    config = str(CONFIGS / MASK_RCNN)
     printed = run_tool(capsys, config, '--cfg-options', 'model.backbone.depths=(2,2,2,2)')
     names = [line.split()[0] for line in printed.splitlines()[:6]]
     assert names == ['module', 'model', 'backbone', 'neck', 'rpn_head', 'roi_head']
@@ -157,7 +139,7 @@ def test_tool_prints_a_table_in_the_order_of_the_model(capsys):
 
 def test_tool_explains_a_wrong_config(capsys, tmp_path):
     without_scope = tmp_path / 'model.py'
-    without_scope.write_text(f'_base_ = {str(CONFIGS / PUBLISHED[0][0])!r}\ndefault_scope = None\n')
+    without_scope.write_text(f'_base_ = {str(CONFIGS / MASK_RCNN)!r}\ndefault_scope = None\n')
     for arguments, message in [
         ([str(tmp_path / 'none.py')], 'there is no recipe and no config file'),
         ([str(without_scope)], 'has no default_scope'),

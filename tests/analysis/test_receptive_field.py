@@ -1,11 +1,10 @@
-"""Receptive fields of tokens against the gradients of the network and the overlap of tiles."""
+"""Receptive fields of tokens against the gradients of the network."""
 
 import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone
 from swin_dense.analysis.receptive_field import token_receptive_fields
-from swin_dense.features.tiling import exact_overlap, tile_alignment
 from tests.conftest import TINY, randomize
 
 # The attention mask adds -100 to a score, so masked tokens keep weights of about e^-100.
@@ -42,17 +41,3 @@ def test_against_gradients(kind, size, options):
             expected = torch.zeros(size, dtype=torch.bool)
             expected[top:bottom, left:right] = True
             assert torch.equal(touched, expected)
-
-
-@pytest.mark.parametrize('options', [{}, {'window_size': 5}, {'depths': (1, 2, 6, 2)}])
-def test_receptive_fields_give_the_overlap_of_tiles(options):
-    """At a tile border, the furthest token whose receptive field crosses the border sets the overlap."""
-    backbone = SwinBackbone(**{**TINY, 'window_size': 3, **options})
-    period = tile_alignment(backbone)[0]
-    cut = 40 * period
-    reaches = token_receptive_fields(backbone, (2 * cut, period))
-    for index, stride in enumerate(backbone.out_strides):
-        rows = reaches[index][-1].rows
-        starts = torch.arange(len(rows)) * stride
-        furthest = max((cut - int(start) for start in starts[(starts < cut) & (rows[:, 1] > cut)]), default=0)
-        assert -(-furthest // period) * period == exact_overlap(backbone, [stride])[0]

@@ -12,7 +12,7 @@ from swin_dense.commands._backbone import build_backbone
 from swin_dense.commands._options import add_adapter, add_backbone, check_backbone
 from swin_dense.models.create import warn_of_random_weights
 from swin_dense.utils import checks
-from tests.conftest import TINY, randomize
+from tests.conftest import TINY, tiny
 
 OPTIONS = {
     'window_size': 5,
@@ -37,7 +37,7 @@ def build(*arguments):
 
 
 def saved(path, **options):
-    backbone = randomize(SwinBackbone(**TINY, **options)).eval()
+    backbone = tiny(**options)
     torch.save(backbone.state_dict(), path)
     return backbone
 

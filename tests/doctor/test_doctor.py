@@ -63,38 +63,15 @@ def test_mmcv_lite_is_an_mmcv_but_not_over_a_compiled_one(installed):
     assert found['mmcv'].cure == 'pip uninstall mmcv mmcv-lite, and install one again'
 
 
-REQUIREMENTS = [
-    'torch>=2.1',
-    'filelock; extra == "features"',
-    'tifffile>=2024; extra == "features"',
-    'swin-dense[features,mm]; extra == "all"',
-    'mmcv==2.1.0; extra == "mm"',
-    'ftfy; extra == "mm"',
-]
-
-
 def test_extras_and_what_is_missing_from_each(installed, monkeypatch):
-    monkeypatch.setattr(importlib.metadata, 'requires', lambda name: REQUIREMENTS)
-    installed(filelock='4.2')
-    features, mm = extras()
-    assert (features.name, features.status, features.text) == ('features', 'note', 'missing: tifffile')
-    assert features.cure == "pip install '.[features]' (in the clone of swin_dense)"
-    assert mm.cure == "pip install '.[mm-lite]' ./mmcv_lite_ops (in the clone of swin_dense)"
-    installed(mmcv_lite='2.1.0', ftfy='6.3.1')
-    assert extras()[1].status == 'ok'
-    installed(filelock='4.2', tifffile='2026.3.3', onedl_mmcv='2.3.6')
-    features, mm = extras()
-    assert (features.status, features.text) == ('ok', 'has filelock, tifffile')
-    assert (mm.text, mm.cure) == ('missing: ftfy', 'pip install ftfy')  # the extra would install the originals
-
-
-def test_extras_of_a_clone_that_is_not_installed(installed, monkeypatch):
-    def requires(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, 'requires', requires)
-    (finding,) = extras()
-    assert (finding.status, finding.text) == ('note', 'unknown, because swin-dense is not installed')
+    missing = {'tifffile', 'pyarrow', 'mmcv', 'mmseg'}
+    monkeypatch.setattr(doctor, 'find_spec', lambda name: None if name in missing else name)
+    installed()
+    found = {finding.name: finding for finding in extras()}
+    assert (found['features'].status, found['features'].text) == ('note', 'missing: pyarrow, tifffile')
+    assert found['features'].cure == "pip install '.[features]' (in the clone of swin_dense)"
+    assert (found['zarr'].status, found['zarr'].text) == ('ok', 'has zarr')
+    assert found['mm-lite'].cure.startswith("pip install '.[mm-lite]' ./mmcv_lite_ops (in the clone of swin_dense)")
 
 
 @pytest.mark.parametrize(
@@ -161,16 +138,6 @@ def test_a_broken_package_is_a_finding(tmp_path, monkeypatch, source, text, cure
     assert found.status == 'broken'
     assert text in found.text
     assert cure in found.cure if cure else found.cure == ''
-
-
-def test_a_half_written_cache_of_yapf_has_a_cure(tmp_path, monkeypatch):
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-    subprocess.run([sys.executable, '-c', 'import mmengine'], check=True)
-    for file in tmp_path.glob('YAPF/*/*.pickle'):
-        file.write_bytes(file.read_bytes()[:1000])
-    (found,) = probe('checkpoints of mmengine')
-    assert found.status == 'broken'
-    assert 'rm -r ~/.cache/YAPF' in found.cure
 
 
 def test_a_check_that_hangs_is_a_finding(monkeypatch):
@@ -257,43 +224,6 @@ def test_an_empty_environment(tmp_path):
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'empty'], check=True)
     found = broken(doctor_of(tmp_path, '--json', python=tmp_path / 'empty' / 'bin' / 'python'))
     assert {name: finding['cure'] for name, finding in found.items()} == {'torch alone': 'pip install torch'}
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_each_broken_package_has_a_finding(tmp_path):
-    path = shadow(
-        tmp_path,
-        PIL='raise ImportError("no _imaging")',
-        triton='raise RuntimeError("0 active drivers")',
-        mmengine='MODELS = 1 / 0',
-        mmcv='raise OSError("libc10.so: no such file")',
-    )
-    found = broken(doctor_of(path, '--json'))
-    expected = {
-        'Pillow': ('ImportError: no _imaging', 'pip install --force-reinstall --no-deps Pillow'),
-        'triton': ('RuntimeError: 0 active drivers', 'pip install --force-reinstall --no-deps triton'),
-        'operators of mmcv': (
-            'OSError: libc10.so: no such file',
-            'pip uninstall mmcv mmcv-lite; pip cache remove mmcv; pip install --no-build-isolation mmcv==2.1.0',
-        ),
-        'checkpoints of mmengine': (
-            'ZeroDivisionError: division by zero',
-            'pip install --force-reinstall --no-deps mmengine',
-        ),
-    }
-    assert {name: (finding['text'], finding['cure']) for name, finding in found.items()} == expected
-
-
-@pytest.mark.slow
-@pytest.mark.long  # tests/tools/test_docs.py runs the command too, from docs/install.md
-def test_this_environment_is_complete(capsys):
-    assert main(['doctor', '--json']) == 0
-    findings = json.loads(capsys.readouterr().out)
-    assert {finding['topic'] for finding in findings} == {'version', 'extra', 'trap', 'backend', 'check'}
-    checks = {finding['name']: finding['text'] for finding in findings if finding['topic'] == 'check'}
-    assert checks['mmdet'] == 'forward and backward of RetinaNet'
-    assert checks['mmsegmentation'] == 'forward and backward of EncoderDecoder'
 
 
 @pytest.mark.parametrize(('is_faster', 'used'), [(True, 'oneDNN'), (False, "torch's own choice")])

@@ -7,6 +7,9 @@ import re
 import zlib
 
 import numpy as np
+import torch
+
+from tests import textbook
 
 
 def facts_of(text):
@@ -24,7 +27,7 @@ def block_bytes(text):
 
 
 class Decoded:
-    """The numbers of one block, from which ``weights`` computes the attention of one token at a time."""
+    """The numbers of one block, from which ``weights`` computes its attention."""
 
     def __init__(self, facts, blocks, stage, block):
         before = sum(len(one['blocks']) for one in facts['stages'][:stage])
@@ -46,39 +49,26 @@ class Decoded:
         planes = (planes + 128) % 256 - 128
         self.queries, self.keys = planes[:parts], planes[parts:]
 
-    def weights(self, row, column):
-        """Return a token's attention weights over the map, (A, H, W), computed by definition in loops."""
-        padded = [-(-side // step) * step for side, step in zip(self.size, self.window, strict=True)]
+    def weights(self):
+        """Return the attention weights in every window, (N, A, T, T), and which tokens are in the image, (N, T)."""
+        window, shift = tuple(self.window), tuple(self.shift)
 
-        def rolled(position, axis):
-            return (position - self.shift[axis]) % padded[axis]
+        def in_windows(planes):
+            return textbook.partition(torch.from_numpy(planes).movedim(0, 2)[None].double(), window, shift)[0]
 
-        token = (row, column)
-        shares = np.zeros((len(self.ranks), *self.size))
-        first = 0
+        queries, keys = in_windows(self.queries), in_windows(self.keys)
+        is_real = in_windows(np.ones((1, *self.size)))[:, :, 0] > 0
+        regions = textbook.region_ids(*self.size, window, shift)
+        rows, columns = (torch.arange(math.prod(window)) // window[1], torch.arange(math.prod(window)) % window[1])
+        down, right = (place[:, None] - place + side - 1 for place, side in zip((rows, columns), window, strict=True))
+        weights, first = [], 0
         for head, rank in enumerate(self.ranks):
             parts = slice(first, first + rank)
             first += rank
-            scores = {}
-            for y in range(padded[0]):
-                for x in range(padded[1]):
-                    key = (y, x)
-                    if any(
-                        rolled(key[a], a) // self.window[a] != rolled(token[a], a) // self.window[a]
-                        or rolled(key[a], a) - rolled(token[a], a) != key[a] - token[a]
-                        for a in range(2)
-                    ):
-                        continue
-                    query = self.queries[parts, row, column]
-                    if y < self.size[0] and x < self.size[1]:
-                        score = (self.factors[parts] * query * self.keys[parts, y, x]).sum()
-                    else:
-                        score = (self.pad_factors[parts] * query).sum()
-                    offset = [token[a] - key[a] + self.window[a] - 1 for a in range(2)]
-                    scores[key] = score + self.bias[head, offset[0], offset[1]]
-            largest = max(scores.values())
-            total = sum(math.exp(score - largest) for score in scores.values())
-            for (y, x), score in scores.items():
-                if y < self.size[0] and x < self.size[1]:
-                    shares[head, y, x] = math.exp(score - largest) / total
-        return shares
+            factors, pad_factors = (torch.from_numpy(one[parts]) for one in (self.factors, self.pad_factors))
+            scores = (queries[..., parts] * factors) @ keys[..., parts].mT
+            of_padding = (queries[..., parts] * pad_factors).sum(-1, keepdim=True)
+            scores = torch.where(is_real[:, None], scores, of_padding) + torch.from_numpy(self.bias[head])[down, right]
+            scores += textbook.REGION_PENALTY * (regions[:, :, None] != regions[:, None])
+            weights.append(scores.softmax(-1))
+        return torch.stack(weights, 1), is_real

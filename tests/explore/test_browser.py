@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swin_dense import SwinBackbone
 from swin_dense.analysis.explain import token_attention
 from swin_dense.explore.page import make_page
 from swin_dense.explore.record import make_record
 from swin_dense.ops.windows import region_ids
-from tests.conftest import TINY, photograph, randomize
+from tests.conftest import TINY, photograph, tiny
 
 PHOTOGRAPH = photograph(150, 212)
 BROWSERS = ('chromium', 'chromium-browser', 'google-chrome')
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def backbone():
-    return randomize(SwinBackbone(**TINY)).eval()
+    return tiny()
 
 
 @pytest.fixture(scope='module')

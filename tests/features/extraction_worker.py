@@ -8,13 +8,12 @@ if __name__ == '__main__':
 
     import torch
 
-    from swin_dense import SwinBackbone
     from swin_dense.__main__ import main
     from swin_dense.commands import _backbone
     from swin_dense.features import extraction
-    from tests.conftest import TINY, randomize
+    from tests.conftest import tiny
 
-    really_extract = extraction.extract
+    really_extract = extraction.Extraction.steps
 
     def extract_and_print(*args):
         with contextlib.closing(really_extract(*args)) as steps:
@@ -23,7 +22,7 @@ if __name__ == '__main__':
                 yield step
 
     torch.set_num_threads(1)
-    toy = randomize(SwinBackbone(**TINY)).eval()
+    toy = tiny()
     _backbone.build_backbone = lambda args: toy
-    extraction.extract = extract_and_print
+    extraction.Extraction.steps = extract_and_print
     sys.exit(main(['features', *sys.argv[1:]]))

@@ -14,9 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
-from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
+from tests.conftest import ROOT, IfInstalled, photograph, tiny
 
 zarr, safetensors, parquet = IfInstalled('zarr'), IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')
 
@@ -49,7 +48,7 @@ def in_a_process(function):
 
 def command_line(monkeypatch, out, *always):
     """Return a function that runs the command line in this process with a tiny backbone, and the backbone."""
-    toy = randomize(SwinBackbone(**TINY)).eval()
+    toy = tiny()
     monkeypatch.setattr('swin_dense.commands._backbone.build_backbone', lambda args: toy)
     return lambda *args: main(['features', *map(str, args), '--out', str(out), *always]), toy
 

@@ -50,14 +50,6 @@ def test_lists_as_windows_writes_them(tmp_path, encoding):
     assert list(list_images([tmp_path / 'list.txt'])) == names
 
 
-def test_folders_that_are_left_out(tmp_path):
-    paths = make_images(tmp_path / 'photos', 3, broken=False)
-    make_images(tmp_path / 'photos' / 'out', 3, broken=False)
-    assert list(list_images([tmp_path / 'photos'], None, [tmp_path / 'photos' / '..' / 'photos' / 'out'])) == sorted(
-        map(str, paths)
-    )
-
-
 def test_names_are_absolute(tmp_path, monkeypatch):
     make_images(tmp_path / 'photos', 2, broken=False)
     monkeypatch.chdir(tmp_path)

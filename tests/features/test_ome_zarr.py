@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from swin_dense import SwinBackbone, extract_pyramid
 from swin_dense.features.regions import open_large_image
 from swin_dense.utils.pixels import ImageError
-from tests.conftest import TINY, IfInstalled, photograph, randomize
+from tests.conftest import IfInstalled, photograph
 from tests.features.helpers import command_line, rows_of
 
 pytest.importorskip('ome_zarr_models')
@@ -93,15 +91,6 @@ def test_a_region_reads_only_its_chunks(tmp_path):
             image.read(0, 0, 33, 64)
 
 
-def test_features_of_an_ome_zarr_image_equal_those_of_its_array(tmp_path):
-    photo = photograph(300, 260)
-    path = write_image(tmp_path / 'x.zarr', '0.4', 'cyx')
-    zarr.create_array(path / 'full', data=np.moveaxis(photo, 2, 0).copy(), zarr_format=2, overwrite=True)
-    backbone = randomize(SwinBackbone(**TINY)).eval()
-    found, expected = (extract_pyramid(backbone, source, tile=224, overlap=0) for source in (path, photo))
-    assert all(torch.equal(found[stride], expected[stride]) for stride in expected)
-
-
 def test_layout_of_bioformats2raw(tmp_path):
     zarr.create_group(tmp_path / 'x.zarr', zarr_format=2, attributes={'bioformats2raw.layout': 3})
     write_image(tmp_path / 'x.zarr' / '0', '0.4')
@@ -113,10 +102,7 @@ def test_layout_of_bioformats2raw(tmp_path):
     ('attributes', 'message'),
     [
         ({}, 'without an OME-Zarr image'),
-        ({'plate': {}}, 'without an OME-Zarr image'),
         ({'multiscales': [{'datasets': [{'path': 'missing'}]}]}, 'missing'),
-        ({'multiscales': [{'datasets': [{'path': '../x'}]}]}, r'x\.zarr'),
-        ({'multiscales': [{'datasets': []}]}, 'damaged'),
         ({'multiscales': 3}, 'damaged'),
         ({'multiscales': [{'axes': ['x', 'y'], 'datasets': [{'path': 'a'}]}]}, 'the axes xy'),
         ({'multiscales': [{'axes': ['c', 'y', 'x'], 'datasets': [{'path': 'a'}]}]}, r'the axes cyx .* \(4, 5\)'),

@@ -18,8 +18,8 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense import SwinBackbone, extract_pyramid
-from tests.conftest import ROOT, TINY, IfInstalled, photograph, randomize
+from swin_dense import extract_pyramid
+from tests.conftest import ROOT, IfInstalled, photograph, tiny
 
 pytest.importorskip('ray')
 dataset = IfInstalled('pyarrow.dataset')
@@ -28,20 +28,6 @@ pytestmark = pytest.mark.long
 IMAGES = 40
 # Ray generates a token only for a node that it starts itself, and stores it in the home directory.
 AUTHENTICATION = {'RAY_AUTH_MODE': 'token', 'RAY_AUTH_TOKEN': secrets.token_hex(32)}
-# Two nodes on one machine, each with enough CPUs for the run. The second is killed when the first rows exist.
-TWO_NODES = """
-import os, subprocess, sys, time
-from pathlib import Path
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 4})
-second = cluster.add_node(num_cpus=4)
-run = subprocess.Popen(sys.argv[2:], env={**os.environ, 'RAY_ADDRESS': cluster.address})
-while run.poll() is None and not list(Path(sys.argv[1]).glob('rows/*')):
-    time.sleep(0.05)
-assert run.poll() is None, 'the run ended before a node was killed'
-cluster.remove_node(second, allow_graceful=False)
-sys.exit(run.wait())
-"""
 
 
 @functools.cache
@@ -54,7 +40,7 @@ def isolated_network():
 
 @pytest.fixture(scope='module')
 def backbone():
-    return randomize(SwinBackbone(**TINY)).eval()
+    return tiny()
 
 
 @pytest.fixture
@@ -136,12 +122,6 @@ def test_a_killed_driver_resumes(work, tmp_path, backbone):
         path.name for path in (tmp_path / 'out' / 'rows').glob('*') if kept.get(path.name) == path.read_bytes()
     }
     assert unchanged
-
-
-def test_the_run_survives_a_killed_node(work, tmp_path, backbone):
-    status, output = finish(start([sys.executable, '-c', TWO_NODES, tmp_path / 'out', *work, '--actors', '2']))
-    assert status == 1, output
-    assert_complete(tmp_path / 'out', tmp_path / 'photos', backbone)
 
 
 def test_object_storage(work, tmp_path, backbone):

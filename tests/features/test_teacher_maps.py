@@ -136,7 +136,7 @@ def test_a_damaged_image_gets_no_maps(photos, tmp_path, caplog):
 def test_what_does_not_fit_is_refused(photos, tmp_path):
     folder = tmp_path / 'maps'
     write(photos, folder)
-    with pytest.raises(ValueError, match='maps of other crops: crop_size=40, not 48'):
+    with pytest.raises(ValueError, match='maps of other crops: crop_size 40 there, 48 now'):
         UnlabelledImages(str(photos), 48, maps=str(folder))
     with pytest.raises(ValueError, match=r'views=3 crops of each image, got views=4'):
         UnlabelledImages(str(photos), SIDE, maps=str(folder), views=4)

@@ -1,4 +1,4 @@
-"""Tiles with enough overlap give the features of the whole image; brute force checks how much is enough."""
+"""Tiles with enough overlap give the features of the whole image; receptive fields tell how much is enough."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
+from swin_dense.analysis.receptive_field import token_receptive_fields
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.tiling import exact_overlap, tile_alignment
 from swin_dense.utils.tiles import plan_tiles
-from tests.conftest import TINY, randomize, small_disk
+from tests.conftest import randomize, small_disk, tiny
 from tests.features.helpers import in_a_process, tree
 
 # Two stages with small windows: an alignment of 24 pixels, and little computation.
@@ -53,7 +54,7 @@ def test_tiles_are_exact_with_the_default_overlap(small, height, width, tile, le
 
 
 def test_four_stages_with_window_seven():
-    backbone = randomize(SwinBackbone(**TINY)).double().eval()
+    backbone = tiny().double()
     assert exact_overlap(backbone, backbone.out_strides) == (448, 448)
     image = np.random.default_rng(0).random((500, 60, 3))
     whole = extract_pyramid(backbone, image)
@@ -79,40 +80,20 @@ def test_four_stages_with_window_seven():
     ],
     ids=str,
 )
-@pytest.mark.parametrize('axis', [0, 1])
-def test_the_default_overlap_is_the_smallest_exact_one(options, axis):
-    """Cut a long image in the middle and measure how far from the cut the features differ."""
-    backbone = randomize(SwinBackbone(**options)).double().eval()
-    period = tile_alignment(backbone)[axis]
-    long = 8 * period
-    image = torch.rand(3, long, 5, dtype=torch.float64)
-    image = image if axis == 0 else image.transpose(1, 2)
-    cut = 4 * period
-    before, behind = image.narrow(1 + axis, 0, cut), image.narrow(1 + axis, cut, long - cut)
-    reach = 0
-    with torch.no_grad():
-        for stride, whole, first, second in zip(
-            backbone.out_strides, *(backbone(x[None]) for x in (image, before, behind)), strict=True
-        ):
-            parts = torch.cat([first, second], 2 + axis)
-            differs = (parts - whole).abs().amax((0, 1)).amax(1 - axis) > 1e-11
-            cells = differs.nonzero()[:, 0]
-            if len(cells):
-                reach = max(
-                    reach, int((cut // stride - cells).max()) * stride, int((cells - cut // stride).max() + 1) * stride
-                )
-    assert exact_overlap(backbone, backbone.out_strides)[axis] == -(-reach // period) * period
-
-
-def test_the_error_decreases_with_the_overlap():
-    backbone = randomize(SwinBackbone(embed_dims=8, depths=(2, 6), num_heads=(1, 2), window_size=3)).double().eval()
-    image = np.random.default_rng(0).random((240, 10, 3))
-    whole = extract_pyramid(backbone, image)[8]
-    overlaps = range(0, exact_overlap(backbone, (8,))[0] + 24, 24)
-    errors = [relative_error(extract_pyramid(backbone, image, tile=120, overlap=o)[8], whole) for o in overlaps]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[0] > 1e-3
-    assert errors[-1] < 1e-12
+def test_the_default_overlap_is_the_reach_of_tokens_beside_a_cut(options):
+    """The furthest token whose receptive field crosses a cut between tiles sets the overlap."""
+    backbone = SwinBackbone(**options)
+    alignment, overlaps = tile_alignment(backbone), exact_overlap(backbone, backbone.out_strides)
+    fields = token_receptive_fields(backbone, [16 * period for period in alignment])
+    for axis, period in enumerate(alignment):
+        cut, reach = 8 * period, 0
+        for stage, stride in zip(backbone.out_indices, backbone.out_strides, strict=True):
+            spans = (fields[stage][-1].rows, fields[stage][-1].columns)[axis]
+            starts = torch.arange(len(spans)) * stride
+            before = (starts < cut) & (spans[:, 1] > cut)
+            behind = (starts >= cut) & (spans[:, 0] < cut)
+            reach = max([reach, *(cut - starts[before]).tolist(), *(starts[behind] + stride - cut).tolist()])
+        assert overlaps[axis] == -(-reach // period) * period
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 4), st.integers(0, 3))
@@ -192,22 +173,17 @@ def test_a_failed_extraction_leaves_the_folder_unchanged(small, tmp_path):
     assert tree(tmp_path) == before
 
 
+def test_files_hold_the_maps_of_one_image(small, tmp_path):
+    with pytest.raises(ValueError, match='maps of one image'):
+        extract_pyramid(small, [np.zeros((30, 30, 3))], tile=24, out=tmp_path)
+
+
 @pytest.mark.parametrize('option', ['dtype', 'autocast'])
 def test_files_cannot_hold_bfloat16(tmp_path, option):
     backbone = SwinBackbone(**SMALL)
     with pytest.raises(ValueError, match='give dtype='):
         extract_pyramid(backbone, np.zeros((30, 30, 3)), tile=24, out=tmp_path / 'maps', **{option: torch.bfloat16})
     assert not (tmp_path / 'maps').exists()
-
-
-def test_several_images_and_float32(tmp_path):
-    backbone = randomize(SwinBackbone(**SMALL)).eval()
-    images = [np.random.default_rng(i).random((50 + i, 60, 3)) for i in range(2)]
-    for whole, tiled in zip(extract_pyramid(backbone, images), extract_pyramid(backbone, images, tile=48), strict=True):
-        for stride, level in whole.items():
-            torch.testing.assert_close(tiled[stride], level, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match='maps of one image'):
-        extract_pyramid(backbone, images, tile=24, out=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -43,33 +43,6 @@ def test_comparison_with_the_frameworks(tmp_path, mode):
     assert picture.stat().st_size > 0
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_several_processes(tmp_path):
-    report = tmp_path / 'report.json'
-    options = [
-        '--size',
-        '64',
-        '96',
-        '--rounds',
-        '2',
-        '--threads',
-        '1',
-        '--ours',
-        'auto',
-        '--peers',
-        'mmdet',
-        '--no-memory',
-    ]
-    done = run(*options, '--processes', '2', '--json', str(report))
-    data = json.loads(report.read_text())
-    assert [len(times) for times in data['seconds']['mmdet']] == [2, 2]
-    assert len(data['ratios']['mmdet']) == 2
-    assert data['ratios']['auto'] == [1, 1]
-    low, high = sorted(data['ratios']['mmdet'])
-    assert f'{(low + high) / 2:.2f} ({low:.2f} to {high:.2f})' in done.stdout
-
-
 def test_models_that_differ_are_not_timed():
     ours, other = (bench_models.build_ours('t', 7, 'auto') for _ in range(2))
     args = argparse.Namespace(dtype='float32', device='cpu', mode='infer', size=(32, 32), window=7)
@@ -78,19 +51,6 @@ def test_models_that_differ_are_not_timed():
     torch.nn.init.normal_(other.norm0.weight)
     with pytest.raises(RuntimeError, match='sdpa differs from auto'):
         benchmark.check_outputs({'auto': ours, 'sdpa': other}, img, args)
-
-
-def test_peers_that_must_agree():
-    assert all(bench_models.must_agree(peer, (448, 448), 7) for peer in bench_models.PEERS)
-    assert not bench_models.must_agree('timm', (512, 512), 7)
-    assert bench_models.must_agree('torchvision', (512, 512), 7)
-    assert not bench_models.must_agree('torchvision', (199, 301), 7)
-    assert bench_models.must_agree('mmdet', (199, 301), 7)
-
-
-def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match='nonsense'):
-        bench_models.build_ours('t', 7, 'nonsense')
 
 
 def test_matrix_products_equal_those_of_the_model():
@@ -121,11 +81,3 @@ def test_roofline_has_the_published_number_of_flops(monkeypatch):
     # Two FLOPs per multiply-add; the patch embedding is not counted.
     assert limit['gflops_of_pass'] == pytest.approx(192.8, rel=0.01)
     assert limit['seconds'] == pytest.approx(limit['gflops_of_pass'] / 1000)
-
-
-def test_summary():
-    row = bench_limits.summary([0.1, 0.2, 0.3], batch=2)
-    assert row['median_ms'] == pytest.approx(200)
-    assert row['images_per_s'] == pytest.approx(10)
-    assert row['p10_ms'] == pytest.approx(120)
-    assert row['p90_ms'] == pytest.approx(280)

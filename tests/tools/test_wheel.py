@@ -117,20 +117,6 @@ def test_it_works_with_torch_alone(installed, tmp_path):
     assert 'retinanet_swin-t-p4-w7_fpn_1x_coco' in printed
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_its_recipes_equal_those_of_the_clone(installed, tmp_path):
-    run(installed, f"from swin_dense.__main__ import main; main(['config', {RECIPE!r}, '--out', 'a.py'])", tmp_path)
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-m', 'swin_dense', 'config', RECIPE, '--out', tmp_path / 'b.py'],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / 'a.py').read_text() == (tmp_path / 'b.py').read_text()
-
-
 def test_mmengine_finds_its_recipes(installed, tmp_path):
     printed = run(
         installed,
