@@ -103,7 +103,15 @@ def grad_cam(
     with evaluation_mode(backbone), torch.enable_grad(), hook:
         maps = dict(zip(backbone.out_strides, backbone(img), strict=True))
         score = maps[max(maps)].mean((2, 3)).max() if target is None else target(maps)
-        (gradient,) = torch.autograd.grad(score, recorded[0])
+        if not isinstance(score, Tensor) or score.numel() != 1:
+            raise ValueError(f'target must return one number as a tensor, got {score!r}')
+        # `autograd.grad` raises for a score without a graph.
+        (gradient,) = torch.autograd.grad(score, recorded[0], allow_unused=True) if score.requires_grad else (None,)
+    if gradient is None:
+        raise ValueError(
+            f'the target does not depend on stage {stage}; choose an earlier stage, '
+            'and compute the target from the maps without detach() or no_grad()'
+        )
     weights = gradient.mean((1, 2), keepdim=True)
     return (recorded[0].detach() * weights).sum(-1)[0].clamp(min=0)
 

@@ -195,11 +195,14 @@ class _Flat(nn.Module):
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress torch's warnings to developers of exporters. Wrong files are detected by comparing outputs."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ('torch.onnx', 'onnxscript')]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             yield
     finally:
-        logging.disable(before)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

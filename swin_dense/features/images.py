@@ -17,10 +17,13 @@ from torch import Tensor
 
 from swin_dense.utils import checks, compat, tiff
 from swin_dense.utils.addresses import is_address, read_bytes
+from swin_dense.utils.choices import IMAGENET_MEAN as IMAGENET_MEAN  # for code of earlier versions
+from swin_dense.utils.choices import IMAGENET_STD as IMAGENET_STD
 from swin_dense.utils.pixels import (
     ImageError,
     Pixels,
     decoding,
+    name_of,
     naming,
     reverse_colours,
     upright,
@@ -80,7 +83,11 @@ def pixels_of(source: Any, bgr: bool = False, page: int | None = None) -> Pixels
     if isinstance(source, (bytes, bytearray, memoryview)):
         return decode(bytes(source), page)
     if hasattr(source, 'read'):
-        return decode(source.read(), page)
+        content = source.read()
+        if not isinstance(content, bytes):
+            kind = type(content).__name__
+            raise TypeError(f"{name_of(source)}: an image file must be opened with 'rb', but read() gave {kind}")
+        return decode(content, page)
     raise TypeError(
         'an image must be a path, an address, bytes, an open file, a PIL image, a numpy array or a torch tensor, got '
         f'{type(source).__name__}'

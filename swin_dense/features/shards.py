@@ -18,6 +18,9 @@ from swin_dense.utils.atomic import alone, write_json
 # raised when an earlier version of this package would misread one of them.
 FORMAT = 1
 
+# Settings of folders of earlier versions that do not determine the features.
+_NO_SETTINGS = {'batch_size'}
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -114,7 +117,8 @@ class Record:
                     f'was written with another number of shards (see {path.name}); use the same number, running '
                     'several shards one after another if needed',
                 )
-            if different := checks.differences(record['settings'], self._content['settings']):
+            recorded = {key: value for key, value in record['settings'].items() if key not in _NO_SETTINGS}
+            if different := checks.differences(recorded, self._content['settings']):
                 raise _refused(self._folder, f'contains features computed with other settings ({different})')
 
     def _records(self) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -37,9 +37,12 @@ def deep_tensor():
 
 FORMS = {
     'png bytes': lambda: encode(RGB, 'png'),
+    'bytearray': lambda: bytearray(encode(RGB, 'png')),
+    'bmp': lambda: encode(RGB, 'bmp'),
     'tiff': lambda: encode(RGB, 'tiff'),
     'PIL': lambda: Image.fromarray(RGB),
     'RGBA png': lambda: encode(opaque(RGB), 'png'),
+    'RGBA PIL': lambda: Image.fromarray(opaque(RGB)),
     'uint8 array': lambda: RGB,
     'array with negative strides': lambda: RGB[::-1][::-1],
     'float32 array': lambda: RGB.astype(np.float32) / 255,
@@ -98,6 +101,12 @@ def test_other_modes_equal_pils_conversion_to_rgb(mode):
     assert torch.equal(read_image(image), expected)
 
 
+def test_palette_file_with_transparency():
+    palette = Image.fromarray(RGB).quantize(16)
+    expected = torch.from_numpy(np.array(palette.convert('RGB')).transpose(2, 0, 1) / np.float32(255))
+    assert torch.equal(read_image(encode(palette, 'png', transparency=3)), expected)
+
+
 @pytest.mark.parametrize('orientation', range(1, 9))
 @pytest.mark.parametrize('file_format', ['jpeg', 'png', 'tiff', '16-bit png'])
 def test_exif_orientation_is_applied(file_format, orientation):
@@ -135,7 +144,7 @@ def test_bgr_arrays(tmp_path):
     assert torch.equal(read_image(GREY, bgr=True), read_image(GREY))
 
 
-@pytest.mark.parametrize('form', ['array', 'tensor', 'zarr folder'])
+@pytest.mark.parametrize('form', ['array', 'float array', 'tensor', 'zarr array', 'zarr folder'])
 def test_the_fourth_channel_of_an_array_is_not_dropped(form, tmp_path):
     """It may be near infrared: only files and PIL images say that it is opacity."""
     pixels = np.random.default_rng(0).integers(0, 255, (32, 40, 4), dtype=np.uint8)
@@ -144,9 +153,10 @@ def test_the_fourth_channel_of_an_array_is_not_dropped(form, tmp_path):
         zarr = pytest.importorskip('zarr')
         stored = zarr.open_array(tmp_path / 'a.zarr', mode='w', shape=pixels.shape, dtype=pixels.dtype)
         stored[:] = pixels
-        source, tile = tmp_path / 'a.zarr', tile_alignment(backbone)[0]
+        source, tile = stored if form == 'zarr array' else tmp_path / 'a.zarr', tile_alignment(backbone)[0]
     else:
-        source = pixels if form == 'array' else torch.from_numpy(pixels).permute(2, 0, 1)
+        tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+        source = {'array': pixels, 'float array': pixels / 255, 'tensor': tensor}[form]
     with pytest.raises(ImageError, match='4 channels but the backbone takes 3'):
         extract_pyramid(backbone, source, tile=tile)
     expected = extract_pyramid(backbone, pixels[:, :, :3])
@@ -161,6 +171,8 @@ def test_open_files(tmp_path):
     with path.open('rb') as file:
         assert torch.equal(read_image(file), EXPECTED)
     assert torch.equal(read_image(io.BytesIO(path.read_bytes())), EXPECTED)
+    with path.open(encoding='latin1') as file, pytest.raises(TypeError, match=r"image\.png'.* opened with 'rb'"):
+        read_image(file)
 
 
 FRAMES = [np.full((9, 12, 3), value, np.uint8) for value in (10, 120, 250)]
@@ -168,6 +180,10 @@ PAGED = {
     'gif': lambda: encode(
         FRAMES[0], 'gif', save_all=True, append_images=[Image.fromarray(frame) for frame in FRAMES[1:]]
     ),
+    'tiff': lambda: encode(
+        FRAMES[0], 'tiff', save_all=True, append_images=[Image.fromarray(frame) for frame in FRAMES[1:]]
+    ),
+    'deep tiff': lambda: encode_tiff(np.stack(FRAMES).astype(np.uint16) * 257, photometric='rgb'),
     'tiff of 5 channels': lambda: encode_tiff(
         np.stack(FRAMES)[..., [0, 1, 2, 0, 1]], photometric='minisblack', planarconfig='contig'
     ),
@@ -202,8 +218,10 @@ def test_pages(form):
         (np.zeros((0, 5, 3), np.uint8), 'at least one pixel'),
         (np.zeros(5, np.uint8), r'\(H, W\)'),
         (np.full((4, 5, 3), np.nan), '60 of its values are NaN'),
+        (np.full((4, 5, 3), np.inf), 'infinite'),
         (RGB.astype(np.float32), 'between 0 and 1'),
         (RGB.astype(np.int64), 'uint8, uint16 or floating'),
+        (np.zeros((4, 5, 3), complex), 'uint8, uint16 or floating'),
         (torch.zeros(4, 5), r'\(C, H, W\)'),
         (Image.fromarray(np.full((4, 5), 70000, np.int32)), 'exceed 16 bits'),
     ],
@@ -225,15 +243,21 @@ def test_wrong_types_and_paths(tmp_path):
         read_image(tmp_path / 'text.png')
 
 
-TOO_LITTLE = 'too little memory .*use tile='
+TOO_LITTLE = [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 
 
 @pytest.mark.parametrize(
     ('step', 'error', 'message'),
     [
-        ('PIL.Image.open', ZeroDivisionError('as a decoder does'), 'truncated: .*as a decoder does'),
-        *((f'swin_dense.features.images.{step}', MemoryError(), TOO_LITTLE) for step in ('decode', 'to_tensor')),
-        ('swin_dense.features.images.decode', RuntimeError("can't allocate memory"), TOO_LITTLE),
+        *(
+            ('PIL.Image.open', kind('as a decoder does'), 'truncated: .*as a decoder does')
+            for kind in (ZeroDivisionError, TypeError, KeyError, struct.error, EOFError)
+        ),
+        *(
+            (f'swin_dense.features.images.{step}', error, 'too little memory .*use tile=')
+            for step in ('decode', 'to_tensor')
+            for error in TOO_LITTLE
+        ),
     ],
 )
 def test_any_exception_of_a_decoder_becomes_an_image_error(tmp_path, monkeypatch, step, error, message):
