@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,12 @@ import skimage.data
 import torch
 from mmcv.ops import get_compiler_version, get_compiling_cuda_version
 from PIL import Image
+from rich.console import Console
+from rich.table import Table
 
 from swin_dense import create_backbone, extract_pyramid
 from swin_dense.analysis.visualize import draw_pyramid
 from swin_dense.doctor import versions_of
-from swin_dense.utils.texts import table
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = {
@@ -41,6 +43,8 @@ METRICS = ('coco/bbox_mAP', 'coco/bbox_mAP_50', 'coco/segm_mAP', 'coco/segm_mAP_
 PACKAGES = ('torch', 'mmcv', 'mmengine', 'mmdet', 'mmsegmentation', 'numpy', 'swin-dense')
 PICTURES = 6
 SWIN_DENSE = ['-m', 'swin_dense']
+
+console = Console()
 
 
 def main() -> None:
@@ -94,24 +98,43 @@ def data_options(key: str, data: Path) -> list[str]:
 
 @contextmanager
 def timed(key: str, title: str, seconds: dict[str, float]) -> Iterator[None]:
-    print(title, flush=True)
+    console.print(f'[bold]{title}[/]')
     started = time.perf_counter()
     yield
     seconds[key] = time.perf_counter() - started
 
 
 def run(program: list[str], arguments: list[str], log: Path) -> None:
-    """Run a Python program, and write its output to ``log``."""
+    """Run a Python program, print its progress, and write its output to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, '-W', 'ignore', *program, *arguments]
     # On a GPU the detector needs operators for CUDA, which a mmcv that was compiled without nvcc lacks.
     on_cpu = {'CUDA_VISIBLE_DEVICES': ''} if get_compiling_cuda_version() == 'not available' else {}
-    print(f'  to follow it: tail -f "{log}"', flush=True)
-    with log.open('w') as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **on_cpu})
-    if done.returncode:
+    environment = {**os.environ, **on_cpu}
+    with (
+        log.open('w') as file,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            file.write(line)
+            file.flush()
+            if progress := read_progress(line):
+                console.print(f'  {progress}', highlight=False)
+    if process.returncode:
         tail = '\n'.join(log.read_text().splitlines()[-15:])
-        sys.exit(f'{tail}\n\n{program[-1]} failed with exit status {done.returncode}; see {log} for its full output')
+        sys.exit(f'{tail}\n\n{program[-1]} failed with exit status {process.returncode}; see {log} for its full output')
+
+
+def read_progress(line: str) -> str | None:
+    """Return a short progress text from a log line of mmengine, or None if the line has no progress."""
+    match = re.search(r'(Epoch|Iter)\((train|test)\)\s+(?:\[(\d+)\])?\[\s*(\d+)/(\d+)\].* eta: (\S+)', line)
+    if match is None:
+        return None
+    epoch = f'epoch {match[3]}, ' if match[3] else ''
+    loss = re.search(r' loss: ([\d.]+)', line)
+    return f'{epoch}{match[4]}/{match[5]}' + (f', loss {loss[1]}' if loss else '') + f', {match[6]} left'
 
 
 def read_metrics(folder: Path) -> dict[str, float]:
@@ -141,10 +164,15 @@ def draw_photograph_pyramid(target: Path) -> None:
 
 
 def print_summary(summary: dict, out: Path) -> None:
-    print(table([('metric', 'validation'), *((name, f'{summary[name]:.3f}') for name in METRICS if name in summary)]))
-    print(f'Operators of mmcv: {summary["operators of mmcv"]}')
-    print(f'{sum(summary["seconds"].values()):.0f} s in total. {out} contains summary.json, images of ground truth and')
-    print('predictions (mask_rcnn.png, upernet.png), and pyramid.png, the four levels of a Swin-T with random weights.')
+    table = Table('metric', 'validation', title='Results')
+    for name in METRICS:
+        if name in summary:
+            table.add_row(name, f'{summary[name]:.3f}')
+    console.print(table)
+    console.print(f'Operators of mmcv: {summary["operators of mmcv"]}')
+    console.print(f'{sum(summary["seconds"].values()):.0f} s in total. {out} contains summary.json, images of ground')
+    console.print('truth and predictions (mask_rcnn.png, upernet.png), and pyramid.png, the four levels of a Swin-T')
+    console.print('with random weights.')
 
 
 if __name__ == '__main__':

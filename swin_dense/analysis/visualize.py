@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,6 +24,7 @@ from swin_dense.archs import arch_letter
 from swin_dense.features.images import read_image
 from swin_dense.features.pyramid import Pyramid
 from swin_dense.features.sinks import level_size
+from swin_dense.ops.plain import merge
 from swin_dense.ops.windows import Pair, region_ids, window_grid
 from swin_dense.utils import checks
 
@@ -33,7 +35,7 @@ _COST_SIDES, _COST_TICKS = range(112, 1793, 112), (112, 224, 448, 896, 1792)
 
 def draw_pyramid(pyramid: Pyramid, image: Any) -> Figure:
     """Draw an image and every level, with its first three principal components as red, green and blue."""
-    pixels = _pixels_of(image)
+    pixels = _pixels_of(image, pyramid.image_size)
     figure, axes = _panels(1 + len(pyramid), pyramid.image_size)
     _show_image(axes[0], pixels)
     axes[0].set_title(f'image {pyramid.image_size[0]} x {pyramid.image_size[1]}')
@@ -50,7 +52,7 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
         checks.one_of(f'every entry of {checks.argument("heads")}', head, range(count))
     panels = [(f'mean of {count} heads', attention.weights.mean(0), float(attention.padding.mean()))]
     panels += [(f'head {head}', attention.weights[head], float(attention.padding[head])) for head in heads]
-    pixels = _pixels_of(image)
+    pixels = _pixels_of(image, attention.image_size)
     figure, axes = _panels(1 + len(panels), attention.image_size)
     _show_image(axes[0], pixels)
     axes[0].set_title('token')
@@ -83,6 +85,7 @@ def draw_windows(image: Any, stride: int, window_size: Pair) -> Figure:
     sides; the regions of one window share a bright colour, but attention stays within each region. Padding cells, which
     also take part in attention, are hatched. The stride is in pixels per cell, the window in cells.
     """
+    window_size = checks.pair('window_size', window_size)
     pixels = _pixels_of(image)
     image_size = (pixels.shape[0], pixels.shape[1])
     rows, columns = window_grid(*level_size(image_size, stride), window_size)
@@ -94,7 +97,7 @@ def draw_windows(image: Any, stride: int, window_size: Pair) -> Figure:
         windows, regions = _window_ids(cells, window_size, shift)
         _show_cells(ax, _tint(windows, regions, columns), stride, padded)
         # Draw lines between neighbouring cells of different regions, and hatch the padding.
-        ids = windows * 4 + regions
+        ids = windows * 9 + regions
         lines: dict[str, Any] = {'colors': 'black', 'linewidth': 0.8}
         row, column = np.nonzero(ids[1:] != ids[:-1])
         ax.hlines((row + 1) * stride, column * stride, (column + 1) * stride, **lines)
@@ -140,13 +143,18 @@ def draw_shift_masks(grid: Pair, window_size: Pair) -> Figure:
 
     The map is a ``grid`` of tokens, and the window has at most 64 x 64.
     """
-    grid = checks.pair('grid', grid)
+    grid, window_size = checks.pair('grid', grid), checks.pair('window_size', window_size)
     if max(window_size) > _LARGEST_MASK:
         name = checks.argument('window_size')
         raise ValueError(f'{name} must be at most {_LARGEST_MASK} to draw its masks, got {window_size}')
     shift = (window_size[0] // 2, window_size[1] // 2)
-    rows, columns = window_grid(*grid, window_size)
-    ids = region_ids(*grid, window_size, shift).reshape(rows, columns, -1)
+    # Two rows and columns of windows are enough: further windows have the same masks.
+    counts = window_grid(*grid, window_size)
+    height, width = (
+        side - max(count - 2, 0) * window for side, count, window in zip(grid, counts, window_size, strict=True)
+    )
+    rows, columns = window_grid(height, width, window_size)
+    ids = region_ids(height, width, window_size, shift).reshape(rows, columns, -1)
     # With one row or column of windows, some kinds are the same window, which has the last of their names.
     names = {(0, 0): 'inside', (0, columns - 1): 'right column', (rows - 1, 0): 'bottom row'}
     names[rows - 1, columns - 1] = 'bottom right'
@@ -175,9 +183,15 @@ def _panels(count: int, size: Pair, side: float = 2.6, margin: float = 0.4) -> t
     return figure, axes[:count]
 
 
-def _pixels_of(image: Any) -> np.ndarray:
-    """Return an image as colours, (H, W, 3) in [0, 1]."""
-    return read_image(image, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
+def _pixels_of(image: Any, expected: Pair | None = None) -> np.ndarray:
+    """Return an image as colours, (H, W, 3) in [0, 1]; raise ValueError if it has not the expected size."""
+    pixels = read_image(image, page=0).permute(1, 2, 0).clamp(0, 1).numpy()
+    if expected is not None and pixels.shape[:2] != tuple(expected):
+        raise ValueError(
+            f'the image has {pixels.shape[:2]} pixels but the features are of an image of {tuple(expected)} pixels; '
+            'use the same image for both'
+        )
+    return pixels
 
 
 def _show_image(ax: Axes, pixels: np.ndarray) -> None:
@@ -203,14 +217,14 @@ def _show_heat(ax: Axes, heat: Tensor, stride: int, pixels: np.ndarray) -> None:
 
 
 def _window_ids(cells: Pair, window_size: Pair, shift: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of the window, and of the region in it, for every cell of a map of whole windows: two (H, W)."""
-    numbers, wrapped = [], []
-    for side, window, by in zip(cells, window_size, shift, strict=True):
-        place = np.arange(side)
-        numbers.append((place - by) % side // window)
-        wrapped.append(place < by)
-    windows_HW = numbers[0][:, None] * (cells[1] // window_size[1]) + numbers[1]
-    return windows_HW, 2 * wrapped[0][:, None] + wrapped[1]
+    """Return the index of the window, and of the region in the window, for every cell of a map: two arrays (H, W)."""
+    rows, columns = window_grid(*cells, window_size)
+    tokens = window_size[0] * window_size[1]
+    windows = torch.arange(rows * columns)[None, :, None, None].expand(1, -1, tokens, 1)
+    regions = region_ids(*cells, window_size, shift)[None, :, :, None]
+    merged = (merge(ids, cells, window_size, shift)[0, :, :, 0].numpy() for ids in (windows, regions))
+    windows_HW, regions_HW = merged
+    return windows_HW, regions_HW
 
 
 def _tint(windows: np.ndarray, regions: np.ndarray, columns: int) -> np.ndarray:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_dense import SwinBackbone
 from swin_dense.__main__ import main
 from swin_dense.analysis.colours import pca_rgb
 from swin_dense.analysis.explain import TokenAttention
@@ -17,14 +18,14 @@ from swin_dense.analysis.visualize import (
 )
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.models import create
-from tests.conftest import photograph, tiny
+from tests.conftest import TINY, photograph, randomize
 
 PHOTOGRAPH = photograph(75, 106)
 
 
 @pytest.fixture(scope='module')
 def backbone():
-    return tiny()
+    return randomize(SwinBackbone(**TINY)).eval()
 
 
 def test_pca_against_a_singular_value_decomposition():
@@ -64,6 +65,8 @@ def test_pyramid_cells_lie_over_their_pixels(backbone):
         rows, columns = shown.get_array().shape[:2]
         assert tuple(shown.get_extent()) == (0, columns * stride, rows * stride, 0)
         assert (ax.get_xlim(), ax.get_ylim()) == ((0, 106), (75, 0))
+    with pytest.raises(ValueError, match='use the same image for both'):
+        draw_pyramid(extract_pyramid(backbone, PHOTOGRAPH), PHOTOGRAPH[:70])
 
 
 def test_attention_panels():
@@ -148,6 +151,17 @@ def test_shift_masks_of_small_maps(grid, kinds):
     assert len(draw_shift_masks(grid, (7, 7)).axes) == kinds
 
 
+def test_shift_masks_of_huge_maps_equal_those_of_small_maps():
+    smaller, huge = ([ax.images[0].get_array() for ax in draw_shift_masks(grid, (4, 6)).axes] for grid in (
+        (9, 16), (4 * 10**30 + 1, 6 * 10**30 + 4)
+    ))  # fmt: skip
+    assert all(map(np.array_equal, smaller, huge))
+    assert len(smaller) == len(huge) == 4
+    with pytest.raises(ValueError, match='window_size must be at most 64'):
+        draw_shift_masks((1000, 1000), (1000, 1000))
+
+
+@pytest.mark.parametrize('suffix', ['png', 'pdf'])
 @pytest.mark.parametrize(
     'args',
     [
@@ -160,13 +174,13 @@ def test_shift_masks_of_small_maps(grid, kinds):
     ],
     ids=lambda args: args[0],
 )
-def test_command_line(backbone, monkeypatch, tmp_path, args):
+def test_command_line(backbone, monkeypatch, tmp_path, args, suffix):
     monkeypatch.setitem(create.BACKBONES, 'swin', lambda *args, **options: backbone)
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'ein Bild.png')
-    out = tmp_path / ('picture.pdf' if args[0] == 'masks' else 'picture.png')
+    out = tmp_path / f'picture.{suffix}'
     command = [arg.format(image=tmp_path / 'ein Bild.png') for arg in args]
     assert main(['visualize', *command, '--out', str(out)]) == 0
-    assert out.read_bytes().startswith(b'%PDF' if args[0] == 'masks' else b'\x89PNG')
+    assert out.read_bytes().startswith(b'\x89PNG' if suffix == 'png' else b'%PDF')
 
 
 @pytest.mark.parametrize(
@@ -175,9 +189,11 @@ def test_command_line(backbone, monkeypatch, tmp_path, args):
         (('attention', '{image}', '--block', '9', '--pixel', '0', '0', '--out', 'x.png'), '--block must lie'),
         (('grad-cam', '{image}', '--channel', '999', '--out', 'x.png'), '--channel must lie'),
         (('windows', '{image}', '--out', '/missing/folder/x.png'), 'there is no folder'),
-        (('masks', '--grid', '5', '5', '--window-size', '65', '--out', 'x.png'), '--window-size must be at most 64'),
+        (('windows', '{image}', '--window-size', '0', '--out', 'x.png'), '--window-size must be at least 1'),
+        (('masks', '--grid', '5', '5', '--window-size', '0', '--out', 'x.png'), '--window-size must be at least 1'),
         (('masks', '--grid', '5', '5', '--out', 'x.png', '--dpi', '2'), '--dpi must be at least 10'),
         (('masks', '--grid', '5', '5', '--out', 'x.gif'), '--out must end in .png or .pdf'),
+        (('masks', '--grid', '0', '0', '--out', 'x.png'), '--grid must be at least 1'),
     ],
 )
 def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, message):
@@ -186,3 +202,30 @@ def test_command_line_refuses(backbone, monkeypatch, tmp_path, capsys, args, mes
     Image.fromarray(PHOTOGRAPH).save(tmp_path / 'image.png')
     assert main(['visualize', *(arg.format(image=tmp_path / 'image.png') for arg in args)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'args',
+    [
+        ('attention', 'x.png', '--stage', '9', '--pixel', '0', '0', '--out', 'x.png'),
+        ('grad-cam', 'x.png', '--stages', '1', '9', '--out', 'x.png'),
+        ('windows', 'x.png', '--stage', '-1', '--out', 'x.png'),
+        ('windows', 'x.png', '--stage', '9', '--out', 'x.png'),
+    ],
+)
+def test_wrong_usage(args):
+    with pytest.raises(SystemExit) as error:
+        main(['visualize', *args])
+    assert error.value.code == 2
+
+
+def test_a_missing_package_is_reported_in_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(PHOTOGRAPH).save('image.png')
+
+    def create_backbone(*args, **options):
+        raise ImportError('install huggingface_hub')
+
+    monkeypatch.setitem(create.BACKBONES, 'swin', create_backbone)
+    assert main(['visualize', 'pyramid', 'image.png', '--out', 'x.png']) == 2
+    assert capsys.readouterr().err.endswith('error: install huggingface_hub\n')

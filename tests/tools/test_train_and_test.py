@@ -98,7 +98,7 @@ def test_test_time_augmentation(trained, tmp_path):
 @pytest.mark.long
 def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     out = tmp_path / 'demo of mine'
-    python('-W', 'ignore', 'tools/demo.py', out, '--quick')
+    done = python('-W', 'ignore', 'tools/demo.py', out, '--quick')
     summary = json.loads((out / 'summary.json').read_text())
     assert {'coco/bbox_mAP_50', 'coco/segm_mAP_50', 'mIoU', 'seconds', 'versions'} <= set(summary)
     assert set(summary['seconds']) >= {'data', 'mask_rcnn/train', 'mask_rcnn/test', 'upernet/train', 'pyramid'}
@@ -106,23 +106,29 @@ def test_the_quick_demo_writes_a_summary_and_pictures(tmp_path):
     for name in ('mask_rcnn.png', 'upernet.png', 'pyramid.png'):
         with Image.open(out / name) as picture:
             assert min(picture.size) > 100
+    assert re.search(r'4/4, loss [\d.]+, \S+ left', done.stdout)  # progress was shown
 
 
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
         (['train', 'nowhere.py'], "no config file 'nowhere.py'"),
+        (['train', CONFIGS['mmdet'], '--amp'], '--amp needs a CUDA device'),
+        (['train', CONFIGS['mmdet'], '--launcher', 'magic'], "choose from 'none', 'pytorch', 'slurm', 'mpi'"),
         (['train', CONFIGS['mmdet'], '--cfg-options', NO_DATA], 'no nowhere/'),
         (['train', 'mask-rcnn_swin-t-p4-w7_fpn_1x_coco'], 'variables COCO_ROOT'),
         (
             ['train', CONFIGS['mmdet'], '--work-dir', 'setup.py/x'],
             'cannot use the work directory setup.py/x: setup.py is a file',
         ),
+        (['train', CONFIGS['mmdet'], '--set', 'train_cfg=None'], 'the config has no train_cfg'),
         (['test', CONFIGS['mmdet'], 'nowhere.pth'], "no checkpoint file 'nowhere.pth'"),
         (['test', CONFIGS['mmdet'], 'setup.py', '--out', 'predictions.json'], 'must end in .pkl'),
     ],
 )
 def test_wrong_arguments_are_explained_in_one_line(arguments, words):
+    if '--amp' in arguments and torch.cuda.is_available():
+        pytest.skip('a CUDA device is available, so --amp is valid')
     done = cli(*arguments, check=False)
     assert done.returncode == 2
     assert words in done.stderr
