@@ -27,7 +27,6 @@ from swin_dense.recipes.zoo import framework_configs
 from swin_dense.utils import packages
 from swin_dense.workbench.building import build_on_meta
 from tests.conftest import TINY, some
-from tests.mm.demo import with_tiny_swin
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 MMDET = Path(mmdet.__path__[0], '.mim/configs')
@@ -186,7 +185,6 @@ def test_coco_recipe(name):
     assert config.optim_wrapper.type == ('AmpOptimWrapper' if half_precision else 'OptimWrapper')
     optimizer = config.optim_wrapper.optimizer
     assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 1e-4, 0.05)
-    assert config.optim_wrapper.paramwise_cfg == leaf(MMDET_RECIPES[0]).optim_wrapper.paramwise_cfg
     pipeline = config.train_dataloader.dataset.pipeline
     assert [step.type for step in pipeline if step.type == 'RandomChoice'] == ['RandomChoice'] * crops
     assert config.train_dataloader.batch_size == 2
@@ -204,7 +202,6 @@ def test_ade20k_recipe(path):
     assert pipeline['RandomResize'].scale == (4 * crop[0], crop[0])
     optimizer = config.optim_wrapper.optimizer
     assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 6e-5, 0.01)
-    assert config.optim_wrapper.paramwise_cfg == leaf(MMSEG_RECIPES[0]).optim_wrapper.paramwise_cfg
     assert config.train_cfg.max_iters == 160_000
     assert config.train_dataloader.batch_size == 2
     warm_up, decay = config.param_scheduler
@@ -282,12 +279,36 @@ SMALL = {
 
 
 def small(family):
-    """Return the recipe of a family with a tiny Swin, in float32 because float16 needs a GPU."""
+    """Return the recipe of a family with fewer channels everywhere, in float32 because float16 needs a GPU."""
     config = copy.deepcopy(leaf(SMALL[family]))
-    with_tiny_swin(config.model)
+    model = config.model
+    model.backbone.update(TINY, init_cfg=None)
+    channels = [16 * 2**stage for stage in model.backbone.get('out_indices', range(4))]
     config.optim_wrapper.type = 'OptimWrapper'
     if family == 'upernet':
-        config.model.data_preprocessor.size = (64, 96)
+        model.data_preprocessor.size = (64, 96)
+        model.decode_head.update(in_channels=channels, channels=16)
+        model.auxiliary_head.update(in_channels=channels[2], channels=16)
+        return config
+    model.neck.update(in_channels=channels, out_channels=16)
+    if family == 'retinanet':
+        model.bbox_head.update(in_channels=16, feat_channels=16)
+        return config
+    model.rpn_head.update(in_channels=16, feat_channels=16)
+    heads = model.roi_head
+    has_masks = family != 'faster_rcnn'
+    for extractor in (heads.bbox_roi_extractor, *([heads.mask_roi_extractor] if has_masks else [])):
+        extractor.out_channels = 16
+    for head in [heads.bbox_head] if isinstance(heads.bbox_head, dict) else heads.bbox_head:
+        head.update(in_channels=16, fc_out_channels=32)
+        if 'conv_out_channels' in head:
+            head.conv_out_channels = 16
+    if has_masks:
+        heads.mask_head.update(in_channels=16, conv_out_channels=16)
+    stages = model.train_cfg.rcnn
+    for stage in [stages] if isinstance(stages, dict) else stages:
+        stage.sampler.num = 32
+    model.test_cfg.rcnn.max_per_img = 10
     return config
 
 
@@ -325,6 +346,20 @@ def test_every_family_trains_a_step_and_predicts(family):
     else:
         assert results[0].pred_instances.bboxes.shape[1] == 4
         assert ('masks' in results[0].pred_instances) == (family in ('mask_rcnn', 'cascade_mask_rcnn'))
+
+
+@pytest.mark.parametrize(
+    ('family', 'weight_decay'), [('mask_rcnn', 0.05), ('cascade_mask_rcnn', 0.05), ('upernet', 0.01)]
+)
+def test_norms_and_position_biases_are_not_decayed(family, weight_decay):
+    config = small(family)
+    init_default_scope(config.default_scope)
+    model = MODELS.build(config.model)
+    groups = build_optim_wrapper(model, config.optim_wrapper).optimizer.param_groups
+    decay = {id(parameter): group['weight_decay'] for group in groups for parameter in group['params']}
+    for name, parameter in model.backbone.named_parameters():
+        exempt = 'norm' in name or 'relative_position_bias_table' in name
+        assert decay[id(parameter)] == (0 if exempt else weight_decay), name
 
 
 class OnlyBackbone(torch.nn.Module):

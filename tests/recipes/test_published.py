@@ -1,7 +1,10 @@
 """`swin-dense test RECIPE --published` tests the weights at the address of a recipe against its published accuracy."""
 
 import dataclasses
+import functools
+import http.server
 import re
+import threading
 
 import pytest
 import torch
@@ -16,26 +19,44 @@ from tests.tools.test_train_and_test import options
 RECIPES = [recipe for folder in FOLDERS for recipe in read_zoo(recipe_root(), folder)]
 
 
+@pytest.fixture
+def address(tmp_path):
+    """The address of a server of a folder."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
+
+
 @pytest.mark.slow
-def test_published_and_measured_accuracy(tmp_path, demo_data, monkeypatch, capsys):
-    config = 'upernet_swin-demo'
-    init_default_scope('mmseg')
+@pytest.mark.parametrize(
+    ('framework', 'config', 'metrics'),
+    [
+        ('mmdet', 'mask-rcnn_swin-demo_fpn', {'box AP': 1.0, 'mask AP': 2.0}),
+        ('mmseg', 'upernet_swin-demo', {'mIoU': 3.0, 'mIoU(ms+flip)': 4.0}),
+    ],
+)
+def test_published_and_measured_accuracy(tmp_path, demo_data, address, monkeypatch, capsys, framework, config, metrics):
+    init_default_scope(framework)
     model = MODELS.build(load_recipe(config).model)
     model.init_weights()
     torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'weights.pth')
-    address = (tmp_path / 'weights.pth').as_uri()
-    stand_in = dataclasses.replace(RECIPES[0], metrics={'mIoU': 3.0, 'mIoU(ms+flip)': 4.0}, weights=address)
+    stand_in = dataclasses.replace(RECIPES[0], metrics=metrics, weights=f'{address}/weights.pth')
     monkeypatch.setattr('swin_dense.commands.test.recipe_with_weights', {config: stand_in}.__getitem__)
-    work = ['--work-dir', str(tmp_path / 'work'), '--set', *options('mmseg', demo_data)]
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
+    work = ['--work-dir', str(tmp_path / 'work'), '--set', *options(framework, demo_data)]
     assert main(['test', config, '--published', *work]) == 0
     printed = capsys.readouterr().out
-    measured = float(re.findall(r'mIoU: (\S+)', printed)[-1])
-    table = printed[printed.rindex(address) :].splitlines()[1:]
-    assert [line.split() for line in table[:3]] == [
-        ['metric', 'published', 'measured', 'difference'],
-        ['mIoU', '3.00', f'{measured:.2f}', f'{measured - 3:+.2f}'],
-        ['mIoU(ms+flip)', '4.00', 'not', 'measured'],
-    ]
+    table = printed[printed.rindex(stand_in.weights) :].splitlines()[1:]
+    assert table[0].split() == ['metric', 'published', 'measured', 'difference']
+    names = {'box AP': r'bbox_mAP: (\S+)', 'mask AP': r'segm_mAP: (\S+)', 'mIoU': r'mIoU: (\S+)'}
+    for (metric, value), line in zip(metrics.items(), table[1:], strict=True):
+        if metric.endswith('flip)'):
+            assert line.split()[1:] == [f'{value:.2f}', 'not', 'measured']
+            continue
+        measured = float(re.findall(names[metric], printed)[-1]) * (1 if metric == 'mIoU' else 100)
+        assert line.removeprefix(metric).split() == [f'{value:.2f}', f'{measured:.2f}', f'{measured - value:+.2f}']
 
 
 def test_augmented_accuracy_is_compared_with_augmented_accuracy():

@@ -187,7 +187,8 @@ def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
     ],
 )
 def test_invalid_arguments_write_nothing(tmp_path, capsys, arguments, message):
-    arguments = [argument.format(fruit=make_coco(tmp_path / 'fruit')) for argument in arguments]
+    fruit = make_coco(tmp_path / 'fruit')
+    arguments = [argument.format(fruit=fruit) for argument in arguments]
     assert main(['config', *arguments, '--out', str(tmp_path / 'mine.py')]) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['fruit']
