@@ -85,6 +85,7 @@ class Found:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters, by our names."""
         return {name: tuple(tensor.shape) for name, tensor in self.parameters.items()}
 
     @property
@@ -301,6 +302,7 @@ def _prefixes(choices: Iterable[Candidate]) -> str:
 
 
 def is_table(name: str) -> bool:
+    """Return whether a parameter is a table of relative position biases, by our name."""
     return name.endswith('.relative_position_bias_table')
 
 

@@ -224,4 +224,5 @@ def _error(model: nn.Module, dtype: torch.dtype, run: Run, shape: tuple[int, ...
         return float('inf'), len(outs)
     pairs = zip(outs, expected, strict=True)
     errors = [(out - right).abs().max().item() / (right.abs().max().item() or 1.0) for out, right in pairs]
-    return torch.tensor(errors).max().item(), len(outs)  # unlike max(), it does not ignore NaN
+    # max() may ignore NaN.
+    return max(errors, key=lambda error: float('inf') if error != error else error), len(outs)

@@ -222,8 +222,7 @@ def _check_boxes(
     }
     if needs_masks:
         masks = [one['segmentation'] for one in annotations]
-        sizes = [[len(polygon) for polygon in mask] if isinstance(mask, list) else [6] for mask in masks]
-        is_read = [any(size >= 6 and size % 2 == 0 for size in of_mask) for of_mask in sizes]
+        is_read = [not isinstance(mask, list) or any(map(_is_polygon, mask)) for mask in masks]
         reasons['have a mask of fewer than three points'] = ~np.array(is_read)
     is_left_out = np.any(list(reasons.values()), 0)
     why = ', '.join(f'{found.sum()} {reason}' for reason, found in reasons.items() if found.any())
@@ -249,6 +248,11 @@ def _check_boxes(
     if rest:
         notes.append(f'{path}: no box of the classes {some(rest)}')
     return notes
+
+
+def _is_polygon(numbers: Any) -> bool:
+    """Return whether mmdet reads a polygon of a mask."""
+    return len(numbers) >= 6 and len(numbers) % 2 == 0
 
 
 def _check_masks(path: Path, annotations: Sequence[Any], images: Mapping[Any, Any]) -> None:
