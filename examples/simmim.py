@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from swin_dense import SimMIM, SwinBackbone
 from swin_dense.features.images import normalize
-from swin_dense.features.unlabelled import UnlabelledImages
+from swin_dense.pretraining import UnlabelledImages
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
 

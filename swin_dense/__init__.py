@@ -6,7 +6,7 @@ In mmengine's registry: SwinDense, SwinDenseV2.
 Weights: load_checkpoint, allow_partial_loading, export_state_dict, save_adapter, CheckpointError.
 Images: extract_pyramid.
 Files for other runtimes: export_model, export_detector, export_segmentor.
-Packages with further public names: features, integrations, ops, runtime.
+Packages with further public names: features, integrations, ops, pretraining, runtime.
 """
 
 from importlib import import_module
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     )
     from swin_dense.export import export_model
     from swin_dense.features import extract_pyramid
-    from swin_dense.features.distillation import FeatureDistillation
-    from swin_dense.features.teachers import Teacher
     from swin_dense.mm import SwinDense as SwinDense
     from swin_dense.mm import SwinDenseV2 as SwinDenseV2
     from swin_dense.models.classifier import SwinClassifier
     from swin_dense.models.create import create_backbone
-    from swin_dense.models.simmim import SimMIM
     from swin_dense.models.swin import SwinBackbone
     from swin_dense.models.swin_v2 import SwinV2Backbone
+    from swin_dense.pretraining.distillation import FeatureDistillation
+    from swin_dense.pretraining.simmim import SimMIM
+    from swin_dense.pretraining.teachers import Teacher
     from swin_dense.workbench.export import export_detector, export_segmentor
 
 __version__ = '0.3.0'
@@ -61,14 +61,14 @@ __all__ = [
 # `swin_dense.runtime` need no torch, and a backbone needs no exporter.
 _HOMES = {
     'CheckpointError': 'checkpoint',
-    'FeatureDistillation': 'features.distillation',
-    'SimMIM': 'models.simmim',
+    'FeatureDistillation': 'pretraining.distillation',
+    'SimMIM': 'pretraining.simmim',
     'SwinBackbone': 'models.swin',
     'SwinClassifier': 'models.classifier',
     'SwinDense': 'mm',
     'SwinDenseV2': 'mm',
     'SwinV2Backbone': 'models.swin_v2',
-    'Teacher': 'features.teachers',
+    'Teacher': 'pretraining.teachers',
     'allow_partial_loading': 'checkpoint',
     'create_backbone': 'models.create',
     'export_detector': 'workbench.export',
@@ -80,7 +80,7 @@ _HOMES = {
     'save_adapter': 'checkpoint',
 }
 # The packages with further public names.
-_PACKAGES = ('features', 'integrations', 'ops', 'runtime')
+_PACKAGES = ('features', 'integrations', 'ops', 'pretraining', 'runtime')
 
 
 def __getattr__(name: str) -> Any:

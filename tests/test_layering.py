@@ -19,7 +19,7 @@ LAYERS = [
     {'checkpoint'},
     {'models'},
     {'features'},
-    {'analysis'},
+    {'analysis', 'pretraining'},
     {'mm', 'recipes', 'explore'},
     {'export'},
     {'workbench'},

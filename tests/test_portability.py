@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swin_dense.features.unlabelled import UnlabelledImages
+from swin_dense.pretraining.unlabelled import UnlabelledImages
 from swin_dense.utils import atomic
 from tests.conftest import ROOT, needs
 

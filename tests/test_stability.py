@@ -12,7 +12,8 @@ import re
 import pytest
 
 from swin_dense.__main__ import command_names
-from swin_dense.features import shards, teacher_maps
+from swin_dense.features import shards
+from swin_dense.pretraining import teacher_maps
 from swin_dense.workbench.runtime.coco import RECORD_FORMAT
 from swin_dense.workbench.runtime.sessions import FORMAT
 from tests.conftest import ROOT, needs

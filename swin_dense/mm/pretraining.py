@@ -14,12 +14,12 @@ from mmengine.model import BaseDataPreprocessor, BaseModel
 from mmengine.registry import DATASETS, HOOKS, METRICS, MODELS
 from torch import Tensor
 
-from swin_dense.features.distillation import FeatureDistillation
 from swin_dense.features.images import Statistic, normalize
-from swin_dense.features.teacher_sources import load_teacher
-from swin_dense.features.unlabelled import UnlabelledImages
-from swin_dense.models.pretraining import Pretraining
-from swin_dense.models.simmim import SimMIM
+from swin_dense.pretraining.base import Pretraining
+from swin_dense.pretraining.distillation import FeatureDistillation
+from swin_dense.pretraining.simmim import SimMIM
+from swin_dense.pretraining.teacher_sources import load_teacher
+from swin_dense.pretraining.unlabelled import UnlabelledImages
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
 DATASETS.register_module(module=UnlabelledImages)
@@ -126,7 +126,7 @@ class FeatureDistillationPretrainer(FeatureDistillation, BaseModel):
 
     Args:
         backbone: config of a SwinDense or SwinDenseV2.
-        teacher: the teacher by name, see :func:`swin_dense.features.teacher_sources.load_teacher`.
+        teacher: the teacher by name, see :func:`swin_dense.pretraining.teacher_sources.load_teacher`.
         data_preprocessor: config of an :class:`ImageNormalizer`, whose normalisation is undone for the teacher.
         init_cfg: see mmengine's BaseModel.
         **options: options of :class:`FeatureDistillation`, but for ``mean`` and ``std``.

@@ -10,8 +10,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 
-from swin_dense.features.teacher_maps import MANIFEST, StoredMaps, store_maps
-from swin_dense.features.teacher_sources import licence_of, load_teacher
+from swin_dense.pretraining.teacher_maps import MANIFEST, StoredMaps, store_maps
+from swin_dense.pretraining.teacher_sources import licence_of, load_teacher
 from swin_dense.utils import checks
 
 _SPLITS = ('train', 'val')

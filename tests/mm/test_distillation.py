@@ -8,8 +8,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from swin_dense import FeatureDistillation, SwinBackbone, create_backbone
-from swin_dense.features.teacher_sources import licence_of, load_teacher
 from swin_dense.mm import HeldOutLoss
+from swin_dense.pretraining.teacher_sources import licence_of, load_teacher
 from swin_dense.recipes.files import load_recipe
 from tests.conftest import TINY, randomize
 from tests.mm.tiny_pretraining import last_picture, write_config

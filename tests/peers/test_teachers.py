@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from swin_dense import FeatureDistillation, SwinBackbone
-from swin_dense.features.teacher_sources import load_teacher
-from swin_dense.features.teachers import teacher_of
+from swin_dense.pretraining.teacher_sources import load_teacher
+from swin_dense.pretraining.teachers import teacher_of
 from tests.conftest import TINY, equal_weights, randomize
 
 from .peer import needed

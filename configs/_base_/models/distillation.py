@@ -1,5 +1,5 @@
 # The loss of AM-RADIO, https://arxiv.org/abs/2312.06709, on all levels of the backbone. The teacher is a name for
-# swin_dense.features.teacher_sources.load_teacher; `swin-dense config --teacher` sets another.
+# swin_dense.pretraining.teacher_sources.load_teacher; `swin-dense config --teacher` sets another.
 custom_imports = dict(imports=['swin_dense'], allow_failed_imports=False)
 
 mean = [0.485, 0.456, 0.406]  # of ImageNet, on the scale 0 to 1; one number per channel

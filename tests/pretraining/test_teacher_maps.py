@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from swin_dense import FeatureDistillation, SwinBackbone, Teacher
 from swin_dense.features.images import normalize
-from swin_dense.features.teacher_maps import StoredMaps, store_maps
-from swin_dense.features.unlabelled import UnlabelledImages
+from swin_dense.pretraining.teacher_maps import StoredMaps, store_maps
+from swin_dense.pretraining.unlabelled import UnlabelledImages
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY, randomize

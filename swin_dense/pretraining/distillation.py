@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_dense.features.images import Statistic, normalize
-from swin_dense.features.teachers import Teacher, check_maps, teacher_of
-from swin_dense.models.pretraining import Pretraining, check_backbone, check_teacher_is_another
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops.windows import Pair
+from swin_dense.pretraining.base import Pretraining, check_backbone, check_teacher_is_another
+from swin_dense.pretraining.teachers import Teacher, check_maps, teacher_of
 from swin_dense.utils import checks
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
@@ -38,7 +38,7 @@ class FeatureDistillation(Pretraining):
     Args:
         backbone: the network to train. All maps that it returns must learn, or their norms would get no gradient.
         teacher: a :class:`Teacher`, a network of a class that :func:`teacher_of` knows, or stored maps
-            (:class:`swin_dense.features.teacher_maps.StoredMaps`). It is set to evaluation mode, moves between devices
+            (:class:`swin_dense.pretraining.StoredMaps`). It is set to evaluation mode, moves between devices
             with this module, and is never trained nor part of ``state_dict()``.
         levels: pairs of indices: of a map that the backbone returns, and of the teacher's map that it learns. None: if
             both have the same number of maps, these are paired in their order; otherwise, each of the backbone's learns

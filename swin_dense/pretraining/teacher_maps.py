@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.features.shards import hash_of_name
-from swin_dense.features.teachers import Teacher
+from swin_dense.pretraining.teachers import Teacher
 from swin_dense.utils import checks
 from swin_dense.utils.atomic import write_json, written_whole
 from swin_dense.utils.pixels import ImageError

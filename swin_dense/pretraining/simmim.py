@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from swin_dense.models.pretraining import Pretraining, check_backbone, check_teacher_is_another
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.pretraining.base import Pretraining, check_backbone, check_teacher_is_another
 from swin_dense.utils import checks
 
 _LEAST_VARIANCE = 1e-6  # of the authors' normalised target

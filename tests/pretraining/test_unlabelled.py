@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from swin_dense.features.unlabelled import UnlabelledImages
+from swin_dense.pretraining.unlabelled import UnlabelledImages
 from swin_dense.utils.pixels import ImageError
 from tests.conftest import needs
 

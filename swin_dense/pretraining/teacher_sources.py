@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from swin_dense.archs.weights import published
-from swin_dense.features.teacher_maps import MANIFEST, StoredMaps
-from swin_dense.features.teachers import Teacher, teacher_of
 from swin_dense.models.create import create_backbone
+from swin_dense.pretraining.teacher_maps import MANIFEST, StoredMaps
+from swin_dense.pretraining.teachers import Teacher, teacher_of
 from swin_dense.utils import checks, packages
 
 _CHECKPOINTS = ('.pth', '.pt', '.bin', '.pkl', '.ckpt', '.safetensors')
