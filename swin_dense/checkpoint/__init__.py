@@ -9,6 +9,7 @@
 | adapters.py | tells adapters from the base that they belong to |
 | fit.py | fits it to a model |
 | resize.py | infers windows, and resizes what has another size |
+| infer.py | infers the options of a backbone that fits it |
 | report.py | reports what loaded, or why the checkpoint does not fit |
 | load.py | loads it: :func:`load_checkpoint`, and a hook of ``load_state_dict`` |
 | export.py | exports the weights of a model, and writes them |

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         packages.require('this command', 'safetensors')
     if args.table_resize == 'geometric':
         packages.require('this command', 'scipy')
-    from swin_dense.models.convert import convert, write_adapter  # imports torch, which --help does not need
+    from swin_dense.export.convert import convert, write_adapter  # imports torch, which --help does not need
 
     if args.to == 'adapter':
         _check_of_adapter(args)

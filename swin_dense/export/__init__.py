@@ -1,16 +1,24 @@
-"""Export models to ONNX, torch.export and TorchScript for any image size, and verify the files."""
+"""Export models to ONNX, torch.export and TorchScript for any image size, verify the files, and convert checkpoints.
 
-from typing import Any
+A name is imported when it is asked for: converting a checkpoint needs no exporter.
+"""
 
-from swin_dense.export.export import export_model
-from swin_dense.export.formats import ExportError
-from swin_dense.export.verify import Exported
+from typing import TYPE_CHECKING, Any
+
 from swin_dense.utils.deprecation import former_name
+from swin_dense.utils.lazy import public_name
+
+if TYPE_CHECKING:
+    from swin_dense.export.export import export_model
+    from swin_dense.export.formats import ExportError
+    from swin_dense.export.verify import Exported
 
 __all__ = ['ExportError', 'Exported', 'export_model']
-
+_HOMES = {'ExportError': 'formats', 'Exported': 'verify', 'export_model': 'export'}
 _FORMER = {name: f'swin_dense.{name}' for name in ('export_detector', 'export_segmentor')}
 
 
 def __getattr__(name: str) -> Any:
-    return former_name(__name__, name, _FORMER)
+    if name in _FORMER:
+        return former_name(__name__, name, _FORMER)
+    return public_name(__name__, name, _HOMES)

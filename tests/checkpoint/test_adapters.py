@@ -18,9 +18,9 @@ from swin_dense import (
 )
 from swin_dense.checkpoint.adapters import BASE_KEY, base_digest, part_of
 from swin_dense.checkpoint.read import read_file
+from swin_dense.export.convert import convert, write_adapter
 from swin_dense.features import Extractor
 from swin_dense.models.classifier import create_classifier
-from swin_dense.models.convert import convert, write_adapter
 from tests.conftest import equal_weights, needs, photograph, randomize
 
 SMALL = {'embed_dims': 16, 'depths': (2, 1), 'num_heads': (1, 2), 'window_size': 4}

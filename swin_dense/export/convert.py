@@ -13,8 +13,9 @@ from swin_dense.checkpoint.adapters import adapter_options, base_digest, is_same
 from swin_dense.checkpoint.export import as_checkpoint, export_adapter, export_parameters, write_file
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.fit import Options, Target, fit
+from swin_dense.checkpoint.infer import infer_options
 from swin_dense.checkpoint.load import find_backbone, read_checkpoint
-from swin_dense.models.create import BACKBONES, infer_options
+from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks
 
