@@ -86,7 +86,9 @@ def read_square(
                     square = np.asarray(_resized(image.convert('RGB'), size, crop))
                     return normalization.prepare(normalization.stored(Pixels(square), 3))
         stored = normalization.stored(pixels_of(path), channels)
-        bands = (scale(stored) if normalization.scale is None else stored.float()).numpy()
+        if normalization.scale is None:
+            stored = scale(stored)
+        bands = stored.float().numpy()
     squares = [np.asarray(_resized(Image.fromarray(band), size, crop)) for band in bands]
     return normalization.prepare(torch.from_numpy(np.stack(squares)))
 

@@ -53,11 +53,10 @@ def backbone_costs(
     stages, of_attention, of_global_attention = [], 0, 0
     for stage, depth in enumerate(backbone.arch.depths):
         blocks = [f'stages.{stage}.blocks.{block}' for block in range(depth)]
-        by_module = {
-            name: sum(flops[f'{block}.{name}'] for block in blocks)
-            for name in ('attn.w_msa', 'attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn')
-        }
-        whole, qkv, projection, mlp = by_module.values()
+        whole = sum(flops[f'{block}.attn.w_msa'] for block in blocks)
+        qkv = sum(flops[f'{block}.attn.w_msa.qkv'] for block in blocks)
+        projection = sum(flops[f'{block}.attn.w_msa.proj'] for block in blocks)
+        mlp = sum(flops[f'{block}.ffn'] for block in blocks)
         embedding = flops['patch_embed'] if stage == 0 else 0
         merging = flops[f'stages.{stage}.downsample']
         values = (embedding, qkv, whole - qkv - projection, projection, mlp, 0, merging)

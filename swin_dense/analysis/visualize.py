@@ -58,7 +58,9 @@ def draw_attention(attention: TokenAttention, image: Any, heads: Sequence[int] =
     axes[0].set_title('token')
     for ax, (title, heat, padding) in zip(axes[1:], panels, strict=True):
         _show_heat(ax, heat, attention.stride, pixels)
-        ax.set_title(title if padding < 0.005 else f'{title}, {padding:.0%} on padding')
+        if padding >= 0.005:
+            title += f', {padding:.0%} on padding'
+        ax.set_title(title)
     for ax in axes:
         row, column = attention.cell
         corner = (column * attention.stride, row * attention.stride)

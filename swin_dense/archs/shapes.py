@@ -18,16 +18,21 @@ def options_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     if len(head := shapes.get('head.weight', ())) == 2:
         inferred['num_classes'] = {head[0]}
     blocks = sorted({(int(match[1]), int(match[2])) for match in map(_BLOCK.match, shapes) if match})
-    stages = range(blocks[-1][0] + 1 if blocks else 0)
-    if blocks:
-        inferred['depths'] = {tuple(1 + max((b for s, b in blocks if s == stage), default=-1) for stage in stages)}
-    heads: list[set[int]] = [set() for _ in stages]
+    depths: list[int] = []
+    for stage, block in blocks:  # in ascending order; a stage without blocks has the depth 0
+        depths += [0] * (stage + 1 - len(depths))
+        depths[stage] = block + 1
+    if depths:
+        inferred['depths'] = {tuple(depths)}
+    heads: list[set[int]] = [set() for _ in depths]
     for stage, block in blocks:
         stem = f'stages.{stage}.blocks.{block}.'
-        table, scale = (
-            shapes.get(f'{stem}attn.w_msa.{name}') for name in ('relative_position_bias_table', 'logit_scale')
-        )
-        heads[stage] |= {shape[axis] for shape, axis in ((table, -1), (scale, 0)) if shape}
+        table = shapes.get(f'{stem}attn.w_msa.relative_position_bias_table')
+        scale = shapes.get(f'{stem}attn.w_msa.logit_scale')
+        if table:
+            heads[stage].add(table[-1])
+        if scale:
+            heads[stage].add(scale[0])
         if qkv := shapes.get(f'{stem}attn.w_msa.qkv.weight'):
             inferred.setdefault('embed_dims', set()).add(qkv[-1] // 2**stage)
             biases = {f'{stem}attn.w_msa.{name}' for name in ('qkv.bias', 'q_bias')}

@@ -121,18 +121,18 @@ class Target:
             return replace(self, names={**hidden, **self.names})
         ours = {}
         for name, tensor in given.items():
-            # The parameters of this shape, with components inserted into this name (by LoRA, say).
-            dots = [index for index, character in enumerate(name) if character == '.']
-            wrapped = [
-                own
-                for own in self.added
-                if self.shapes[own] == tensor.shape
-                and any(own.startswith(name[:dot]) and own.endswith(name[dot:]) for dot in dots)
-            ]
+            of_this_shape = [own for own in self.added if self.shapes[own] == tensor.shape]
+            wrapped = [own for own in of_this_shape if _is_wrapped(own, name)]
             if len(wrapped) == 1:
                 ours[wrapped[0]] = name
         names = {ours.get(own, own): key for own, key in self.names.items()}
         return replace(self, names=names)
+
+
+def _is_wrapped(own: str, name: str) -> bool:
+    """Return whether one name is the other with components inserted, by LoRA, say."""
+    dots = [index for index, character in enumerate(name) if character == '.']
+    return any(own.startswith(name[:dot]) and own.endswith(name[dot:]) for dot in dots)
 
 
 def is_standard(name: str) -> bool:

@@ -109,9 +109,9 @@ def _read_index(path: Path) -> dict[str, list[str]]:
     """Return the shards listed in an index of ``save_pretrained``, mapped to their tensor names."""
     try:
         places = json.loads(path.read_text(encoding='utf-8'))['weight_map']
-        shards = {
-            name: [key for key, place in places.items() if place == name] for name in sorted(set(places.values()))
-        }
+        shards: dict[str, list[str]] = {name: [] for name in sorted(set(places.values()))}
+        for key, name in places.items():
+            shards[name].append(key)
     except Exception as error:  # the file may have any content
         raise CheckpointError(f'{path} is not an index of save_pretrained, or is damaged: {error!r}') from error
     for name in shards:

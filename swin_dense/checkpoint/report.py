@@ -31,7 +31,9 @@ class CheckpointError(ValueError, RuntimeError):
     """
 
     def __init__(self, message: str = '', in_python: str = '') -> None:
-        super().__init__(message if checks.on_command_line() else message + in_python)
+        if not checks.on_command_line():
+            message += in_python
+        super().__init__(message)
 
 
 @dataclass
@@ -141,7 +143,8 @@ def misfit(report: Report, given: Mapping[str, Any], wanted: Mapping[str, Any], 
         )
     if excess:
         lines.append(f'In the checkpoint, but not in the model: {listed(excess)}.')
-    return CheckpointError('\n  '.join(lines), '' if has_other_stem else _LOAD_WHAT_FITS)
+    in_python = '' if has_other_stem else _LOAD_WHAT_FITS
+    return CheckpointError('\n  '.join(lines), in_python)
 
 
 def other_version(described: str, version: int, given: Mapping[str, Any]) -> CheckpointError:
@@ -150,10 +153,11 @@ def other_version(described: str, version: int, given: Mapping[str, Any]) -> Che
     kind = {1: 'SwinBackbone, SwinDense in a config', 2: 'SwinV2Backbone, SwinDenseV2 in a config'}[version]
     name = f'{"swin_" if version == 1 else "swinv2_"}{letter}'
     arch = f', {checks.argument("arch", name)}' if letter else ''
+    by_name = f', or create_backbone({name!r})' if letter else ''
     return CheckpointError(
         f'{described} does not fit the model, which keeps its weights.\n'
         f'  It is a Swin V{version}{arch}; the model is a Swin V{3 - version}.',
-        f' Build {kind}{f", or create_backbone({name!r})" if letter else ""}.',
+        f' Build {kind}{by_name}.',
     )
 
 

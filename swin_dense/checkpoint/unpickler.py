@@ -85,7 +85,8 @@ def _first(value: Any, *_: Any) -> Any:
 def _tensor_of_type(rebuild: Any, kind: Any, arguments: Any, *_: Any) -> Any:
     """Make a tensor of a subclass, or with attributes, as a plain tensor."""
     if isinstance(rebuild, StandIn) or rebuild not in (_tensor, _first):
-        return StandIn(kind.kind if isinstance(kind, StandIn) else 'a tensor of another class')
+        what = kind.kind if isinstance(kind, StandIn) else 'a tensor of another class'
+        return StandIn(what)
     return rebuild(*arguments)
 
 
@@ -186,7 +187,9 @@ class Unpickler(_PythonUnpickler):
         full_name = f'{module}.{name}'.replace('__builtin__.', 'builtins.')
         if full_name in ALLOWED:
             return ALLOWED[full_name]
-        return StandIn(full_name if full_name.isprintable() else ascii(full_name))  # messages contain it
+        if not full_name.isprintable():  # messages contain it
+            full_name = ascii(full_name)
+        return StandIn(full_name)
 
     def _instantiate(self, function: Any, arguments: Any) -> None:
         """Push the result of a call; the opcodes INST and OBJ end here too."""

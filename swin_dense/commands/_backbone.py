@@ -36,21 +36,25 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
 
 def device_of(args: argparse.Namespace) -> torch.device:
     """Return the device to compute on, if it is available: ``--device``, else the GPU of LOCAL_RANK, else the CPU."""
-    cuda = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
-    return on_device(torch.empty(0), args.device or (cuda if torch.cuda.is_available() else 'cpu')).device
+    device = args.device
+    if not device:
+        device = f'cuda:{os.environ.get("LOCAL_RANK", 0)}' if torch.cuda.is_available() else 'cpu'
+    return on_device(torch.empty(0), device).device
 
 
 def inference_of(args: argparse.Namespace, backbone: SwinBackbone) -> Inference:
     """Return how `swin-dense features` reads images and computes features."""
     levels = check_levels(backbone, args.levels)
+    tiling = None
     if args.tile is not None:
         Image.MAX_IMAGE_PIXELS = None  # PIL's limit, which images that need tiles exceed
+        tiling = check_tiling(backbone, args.tile, args.overlap, levels)
     inference = Inference(
         **normalization_of(args),
         levels=levels,
         dtype=getattr(torch, args.dtype) if args.pool == 'none' else None,
         autocast=getattr(torch, args.autocast) if args.autocast else None,
-        tiling=None if args.tile is None else check_tiling(backbone, args.tile, args.overlap, levels),
+        tiling=tiling,
         page=args.page,
         max_side=args.max_side,
     )

@@ -95,8 +95,9 @@ def add_prefix(parser: argparse._ActionsContainer) -> None:
 
 
 def add_window_size(parser: argparse._ActionsContainer, default: int | None = 7, help: str = '') -> None:
-    help = f'window size in tokens: side, or height and width{"; " * bool(help)}{help or f" (default: {default})"}'
-    _add_pair(parser, '--window-size', None if default is None else (default, default), help)
+    more = f'; {help}' if help else f' (default: {default})'
+    square = None if default is None else (default, default)
+    _add_pair(parser, '--window-size', square, f'window size in tokens: side, or height and width{more}')
 
 
 def add_size(parser: argparse._ActionsContainer, help: str, default: tuple[int, int] | None = None) -> None:

@@ -100,10 +100,14 @@ def run(args: argparse.Namespace) -> int:
         warnings.warn('--checkpoint will be removed; leave this word out', FutureWarning, stacklevel=1)
     if args.out is None or len(args.model) not in (0, 2):
         raise ValueError('give CHECKPOINT for a backbone, or CONFIG CHECKPOINT for a whole model, and --out FILE')
-    check_out(args, *(['.onnx'] if args.model else EXPORT_SUFFIXES))
+    suffixes = ['.onnx'] if args.model else EXPORT_SUFFIXES
+    check_out(args, *suffixes)
     check_together(args)
     if args.out.suffix == '.onnx':
-        packages.require('this command', 'onnx', 'onnxscript', *([] if args.no_check else ['onnxruntime']))
+        needed = ['onnx', 'onnxscript']
+        if not args.no_check:
+            needed.append('onnxruntime')
+        packages.require('this command', *needed)
     if args.model:
         args.config, checkpoint = args.model
         config = read_config(args)
@@ -122,8 +126,10 @@ def run(args: argparse.Namespace) -> int:
         return 1
     print(f'{exported.path}: {exported.nodes} nodes')
     for shape, off in exported.errors.items():
-        found = f'{1 - off:.2%} of the results agree with the framework'
-        print(f'  image {"x".join(map(str, shape))}: {found if args.model else f"within {off:.1e} of the backbone"}')
+        found = f'within {off:.1e} of the backbone'
+        if args.model:
+            found = f'{1 - off:.2%} of the results agree with the framework'
+        print(f'  image {"x".join(map(str, shape))}: {found}')
     return 0
 
 
@@ -158,8 +164,9 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
     from swin_dense.features import Normalization
 
     given = normalization_of(args)
+    options = {} if args.out_indices is None else {'out_indices': args.out_indices}
     return swin_dense.export_model(
-        build_backbone(args, **({} if args.out_indices is None else {'out_indices': args.out_indices})),
+        build_backbone(args, **options),
         args.out,
         dynamic=not args.static,
         size=args.size,

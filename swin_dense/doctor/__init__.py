@@ -103,7 +103,8 @@ def examine(times: bool = False) -> Iterator[Finding]:
 def versions() -> list[Finding]:
     """Compare the installed versions with those that were tested together."""
     is_tested = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    python = Finding('version', 'python', 'ok' if is_tested else 'note', platform.python_version())
+    state = 'ok' if is_tested else 'note'
+    python = Finding('version', 'python', state, platform.python_version())
     return [python, *map(_version, VERSIONS)]
 
 
@@ -186,7 +187,8 @@ def _finding(line: str, names: Sequence[str]) -> Finding | None:
     if 'error' in answer:
         text = textwrap.shorten(answer['error'], 300, placeholder=' ...')
         return Finding(TOPIC_OF[name], name, 'broken', text, cure_for(answer['error'], answer['package']))
-    return Finding(TOPIC_OF[name], name, 'note' if answer['found'].startswith('not ') else 'ok', answer['found'])
+    state = 'note' if answer['found'].startswith('not ') else 'ok'
+    return Finding(TOPIC_OF[name], name, state, answer['found'])
 
 
 def cure_for(error: str, package: str = '') -> str:

@@ -115,7 +115,8 @@ def export_model(
     weight = next(backbone.parameters())
     # torch.export treats a size of 1 as a constant.
     shape = (2 if free else batch or 1, channels, height, width)
-    img = torch.zeros(shape, device=weight.device, dtype=torch.float16 if half else torch.float32)
+    dtype = torch.float16 if half else torch.float32
+    img = torch.zeros(shape, device=weight.device, dtype=dtype)
     interface = formats.Interface((img,), (free,))
     comparison = Comparison(
         _shapes_to_check(img.shape, free),
@@ -157,7 +158,9 @@ class Normalized(nn.Module):
     def forward(self, img: Tensor) -> Any:
         img = img if self._bands is None else img[:, self._bands]
         img = (img / self.scale - self.mean) / self.std
-        return self.model(img.clamp(0, 1) if self._clamp else img)
+        if self._clamp:
+            img = img.clamp(0, 1)
+        return self.model(img)
 
 
 def checked_path(path: str | PathLike[str], suffixes: Iterable[str]) -> Path:

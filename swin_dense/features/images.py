@@ -99,9 +99,12 @@ def array_pixels(source: np.ndarray | Tensor, bgr: bool = False) -> Pixels:
     if isinstance(source, Tensor):
         if source.ndim != 3:
             raise ImageError('a tensor must have the shape (C, H, W), or (B, C, H, W) for B images')
-        # numpy has no bfloat16.
-        source = (source.float() if source.dtype == torch.bfloat16 else source).detach().cpu().permute(1, 2, 0).numpy()
-    return Pixels(reverse_colours(source) if bgr else source)
+        if source.dtype == torch.bfloat16:  # which numpy lacks
+            source = source.float()
+        source = source.detach().cpu().permute(1, 2, 0).numpy()
+    if bgr:
+        source = reverse_colours(source)
+    return Pixels(source)
 
 
 def decode(content: bytes, page: int | None = None) -> Pixels:
@@ -149,7 +152,9 @@ def _pil_pixels(image: Image.Image) -> Pixels:
         values[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
     if image.mode == 'I' or values.dtype.byteorder == '>':  # PIL opens some 16-bit files as 32-bit or big-endian
         values = within_16_bits(values)
-    return Pixels(values if orientation == 1 else upright(values, orientation), has_alpha=image.mode in ('LA', 'RGBA'))
+    if orientation != 1:
+        values = upright(values, orientation)
+    return Pixels(values, has_alpha=image.mode in ('LA', 'RGBA'))
 
 
 def decoded_bytes(source: Any) -> int:

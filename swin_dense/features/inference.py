@@ -117,12 +117,12 @@ def run_batch(backbone: Any, images: Tensor, inference: Inference, gradients: bo
         with contextlib.nullcontext() if autocast is None else torch.autocast(batch.device.type, autocast):
             outs = backbone(batch)
     maps = dict(zip(backbone.out_strides, outs, strict=True))
-    strides = inference.levels or maps
-    return [
-        # Copied outside inference mode, so that a head can be trained on it; a view would keep the batch in memory.
-        {stride: maps[stride][index].to(dtype or maps[stride].dtype, copy=True) for stride in strides}
-        for index in range(len(images))
-    ]
+    found: list[dict[int, Tensor]] = [{} for _ in range(len(images))]
+    for stride in inference.levels or maps:
+        for own, level in zip(found, maps[stride], strict=True):
+            # Copied outside inference mode, so that a head can be trained on it; a view would keep the batch in memory.
+            own[stride] = level.to(dtype or level.dtype, copy=True)
+    return found
 
 
 def read_ahead(

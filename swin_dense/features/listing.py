@@ -97,7 +97,9 @@ def list_images(
             if not matches:
                 raise FileNotFoundError(f'{place!r} does not exist, or is a pattern without matches')
             names = [match for match in matches if match.endswith('.zarr') or not search.is_special(match)]
-        found.update((name if is_address(name) else os.path.abspath(name), None) for name in names)
+        for name in names:
+            full_name = name if is_address(name) else os.path.abspath(name)
+            found[full_name] = None
     return found
 
 
@@ -111,7 +113,8 @@ def iterate(listed: Listed, is_wanted: IsWanted = lambda name, version: True) ->
             yield from _members(name, is_wanted)
         else:
             version = version or version_of(name)
-            yield Item(name, version, name if is_wanted(name, version) else None)
+            source = name if is_wanted(name, version) else None
+            yield Item(name, version, source)
 
 
 def locate(listed: Iterable[str]) -> Iterator[Location]:
@@ -169,8 +172,10 @@ def _members(tar: str, is_wanted: IsWanted) -> Iterator[Item]:
             for member in members.values():
                 if member.isfile() and is_image(member.name):
                     name, version = f'{tar}/{member.name}', f'{member.size}-{member.mtime}'
-                    content = archive.extractfile(member) if is_wanted(name, version) else None
-                    yield Item(name, version, None if content is None else Member(content.read(), name))
+                    source = None
+                    if is_wanted(name, version) and (content := archive.extractfile(member)) is not None:
+                        source = Member(content.read(), name)
+                    yield Item(name, version, source)
             if damage is not None:
                 raise damage
     except OSError as error:

@@ -70,7 +70,8 @@ class Plane:
         if page is not None and page >= count:
             raise ImageError(f'it has {count} pages, counted from 0, got {checks.argument("page", page)}')
         self._index: list[Any] = [slice(None)] * (len(axes) - 2)
-        for axis, position in zip(others, np.unravel_index(page or 0, planes) if planes else (), strict=True):
+        positions = np.unravel_index(page or 0, planes) if planes else ()
+        for axis, position in zip(others, positions, strict=True):
             self._index[axis] = int(position)
         self._array = array
         self.shape = (array.shape[-2], array.shape[-1])

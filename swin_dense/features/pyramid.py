@@ -248,7 +248,8 @@ def _extract_in_batches(
 def _extract_in_tiles(backbone: Any, source: Any, inference: Inference, out: str | os.PathLike | None) -> Pyramid:
     with contextlib.ExitStack() as stack:
         image = stack.enter_context(open_large_image(source, inference.bgr, inference.page))
-        sink = MapSink(image.size, in_memory if out is None else stack.enter_context(in_npy_files(Path(out))))
+        make = in_memory if out is None else stack.enter_context(in_npy_files(Path(out)))
+        sink = MapSink(image.size, make)
         for blocks in run_tiles(backbone, image, inference):
             sink.write(blocks)
         return Pyramid(sink.levels(), image.size)

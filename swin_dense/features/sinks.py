@@ -133,14 +133,17 @@ def in_zarr(path: Path, attributes: Mapping[str, Any], chunk: Pair) -> Make:
 
 def map_sink(path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair) -> MapSink:
     """Return a sink that writes maps to a file or folder, in the format given by its suffix."""
-    is_zarr = path.suffix == '.zarr'
-    return MapSink(image_size, in_zarr(path, attributes, tile) if is_zarr else in_safetensors(path, attributes))
+    if path.suffix == '.zarr':
+        return MapSink(image_size, in_zarr(path, attributes, tile))
+    return MapSink(image_size, in_safetensors(path, attributes))
 
 
 def _to_numpy(values: Tensor) -> np.ndarray:
     """Return a numpy array; bfloat16, which numpy lacks, is reinterpreted as int16."""
     values = values.detach().cpu()
-    return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+    if values.dtype == torch.bfloat16:
+        values = values.view(torch.int16)
+    return values.numpy()
 
 
 def read_attributes(path: Path) -> dict[str, Any]:

@@ -113,7 +113,8 @@ class SwinDense(SwinBackbone, BaseModule):
         if not isinstance(compile, (bool, Mapping)):
             raise TypeError(f'compile must be True, False or a dict of torch.compile options, got {compile!r}')
         if compile is not False:
-            self.compile(**({} if compile is True else compile))
+            compile_options = {} if compile is True else compile
+            self.compile(**compile_options)
 
     def init_weights(self) -> None:
         """Apply ``init_cfg``; without it, keep the official random initialisation."""

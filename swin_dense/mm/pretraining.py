@@ -86,7 +86,8 @@ class SimMIMPretrainer(SimMIM, BaseModel):
             raise ValueError(
                 "the teacher has no weights; set model.teacher.init_cfg=dict(type='Pretrained', checkpoint=FILE)"
             )
-        super().__init__(MODELS.build(backbone), teacher=None if teacher is None else MODELS.build(teacher), **options)
+        built_teacher = None if teacher is None else MODELS.build(teacher)
+        super().__init__(MODELS.build(backbone), teacher=built_teacher, **options)
         self.init_cfg = init_cfg
         self.data_preprocessor = MODELS.build(data_preprocessor or {'type': 'ImageNormalizer'})
 

@@ -59,7 +59,9 @@ def write_maps(
         raise ValueError(
             f'the teacher of the config, {source}, is already a folder of maps; give a config with a network'
         )
-    teacher.eval().to(device or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    if not device:
+        device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    teacher.eval().to(device)
     count = sum(len(images) * len(images.view_numbers) for images in splits)
     options: dict[str, Any] = {'batch_size': batch_size, 'dtype': dtype}
     return count, store_maps(teacher, splits, folder, name=source, licence=licence_of(source), **options)

@@ -150,11 +150,8 @@ def _why_unknown(name: str, value: Any, allowed: Sequence[str]) -> str:
 def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
     """Return the rates of the blocks of each stage, rising linearly from 0 to ``last`` over all blocks."""
     steps = max(sum(depths) - 1, 1)
-    starts = itertools.accumulate(depths, initial=0)
-    return [
-        [last * block / steps for block in range(start, start + depth)]
-        for start, depth in zip(starts, depths, strict=False)
-    ]
+    rates = iter([last * block / steps for block in range(sum(depths))])
+    return [list(itertools.islice(rates, depth)) for depth in depths]
 
 
 def image_error(img: object, in_channels: int, dtype: torch.dtype | None) -> Exception:

@@ -249,9 +249,10 @@ def _pairs(levels: Any, backbone: SwinBackbone, teacher: Teacher) -> tuple[Pair,
             f'levels must be pairs of indices: of the maps of the backbone, with the strides {list(ours)}, and of '
             f'those of the teacher, with the strides {list(theirs)}, got {levels!r}'
         )
-    untrained = [index for index in range(len(ours)) if index not in {level for level, _ in pairs}]
+    trained = {level for level, _ in pairs}
+    untrained = [index for index in range(len(ours)) if index not in trained]
     if untrained:
-        stages = tuple(backbone.out_indices[level] for level in sorted({level for level, _ in pairs}))
+        stages = tuple(backbone.out_indices[level] for level in sorted(trained))
         raise ValueError(
             f'no map of the teacher is paired with the maps {untrained} of the backbone, whose norms would get no '
             f'gradient; build the backbone with out_indices={stages}, or add pairs to levels'

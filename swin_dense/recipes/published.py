@@ -21,9 +21,9 @@ def recipe_with_weights(name: str) -> Recipe:
     if not found:
         raise ValueError(f'--published needs the name of a recipe, got {name!r} (`swin-dense zoo` lists the recipes)')
     if not found[0].weights or not found[0].metrics:
+        what = 'accuracy' if found[0].weights else 'weights'
         raise ValueError(
-            f'no {"accuracy" if found[0].weights else "weights"} of {stem} were published; `swin-dense zoo --weights` '
-            'lists the recipes with weights'
+            f'no {what} of {stem} were published; `swin-dense zoo --weights` lists the recipes with weights'
         )
     return found[0]
 

@@ -135,14 +135,13 @@ def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: st
     All words must occur in the recipe's name or in what is known of it. The others are parts of the task and of the
     names of the data sets, and the letter of the size.
     """
-    return [
-        recipe
-        for recipe in recipes
-        if task.lower() in recipe.task
-        and data.lower() in recipe.data.lower()
-        and size in ('', recipe.size)
-        and all(word.lower() in '; '.join((recipe.config.stem, *_facts(recipe))).lower() for word in words)
-    ]
+    found = []
+    for recipe in recipes:
+        known = '; '.join((recipe.config.stem, *_facts(recipe))).lower()
+        is_of_task = task.lower() in recipe.task and data.lower() in recipe.data.lower()
+        if is_of_task and size in ('', recipe.size) and all(word.lower() in known for word in words):
+            found.append(recipe)
+    return found
 
 
 def _facts(recipe: Recipe) -> tuple[str, ...]:

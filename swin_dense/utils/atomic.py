@@ -97,7 +97,8 @@ def _flush(path: Path) -> None:
     """Flush a file, or the entries of a folder if the operating system supports it, to disk."""
     is_folder = path.is_dir()
     if not is_folder or hasattr(os, 'O_DIRECTORY'):
-        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+        mode = os.O_RDONLY if is_folder else os.O_RDWR
+        descriptor = os.open(path, mode)
         try:
             os.fsync(descriptor)
         finally:
@@ -111,7 +112,8 @@ def alone(path: Path, otherwise: str | None = None) -> AbstractContextManager[An
     """
     from filelock import FileLock, Timeout  # a dependency of torch, which exported models do not need
 
+    timeout = -1 if otherwise is None else 0  # in seconds; -1 waits for ever
     try:
-        return FileLock(path).acquire(timeout=-1 if otherwise is None else 0)
+        return FileLock(path).acquire(timeout=timeout)
     except Timeout:
         raise ValueError(otherwise) from None

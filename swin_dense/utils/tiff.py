@@ -134,7 +134,8 @@ class _Regions:
         self.shape = (page.imagelength, page.imagewidth)
 
     def __getitem__(self, box: tuple[slice, slice]) -> np.ndarray:
-        return _as_shown(self._page, np.asarray(self._stored[(..., *box) if self._page.axes == 'SYX' else box]))
+        region = (..., *box) if self._page.axes == 'SYX' else box
+        return _as_shown(self._page, np.asarray(self._stored[region]))
 
 
 def _page(file: Any, number: int | None) -> Any:
@@ -179,7 +180,9 @@ def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
         values = np.moveaxis(values, 0, 2)
     if colours == 'PALETTE':
         palette = page.colormap.T
-        return (palette >> 8 if palette.max() > 255 else palette).astype(np.uint8)[values]
+        if palette.max() > 255:
+            palette = palette >> 8
+        return palette.astype(np.uint8)[values]
     if values.dtype.kind in 'iu' and bits == 32:
         values = within_16_bits(values)
     elif _stretch(page) != 1:

@@ -165,7 +165,9 @@ def _classes_of_head(model: Any) -> int | None:
     heads = [getattr(model, 'panoptic_fusion_head', None)]
     heads += [getattr(owner, name, None) for name in ('bbox_head', 'mask_head', 'decode_head')]
     head = next((head for head in heads if head is not None), None)
-    return getattr(head[-1] if isinstance(head, nn.ModuleList) else head, 'num_classes', None)
+    if isinstance(head, nn.ModuleList):  # of a cascade
+        head = head[-1]
+    return getattr(head, 'num_classes', None)
 
 
 def test_dataset(config: Config) -> ConfigDict:

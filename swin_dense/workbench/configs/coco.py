@@ -129,7 +129,7 @@ def _check_images(path: Path, entries: Sequence[Any]) -> dict[Any, Any]:
     if not images:
         raise ValueError(f'{path} lists no images')
     if len(images) < len(entries):
-        twice = next(key for key, times in Counter(image['id'] for image in entries).items() if times > 1)
+        ((twice, _),) = Counter(image['id'] for image in entries).most_common(1)
         raise ValueError(f'{path} has several images of the id {twice!r}; number them anew')
     for key in ('height', 'width'):
         faults = [
@@ -152,7 +152,8 @@ def _check_annotations(path: Path, annotations: Sequence[Any], content: Any, is_
     if any(not isinstance(annotation, dict) for annotation in annotations):
         raise ValueError(f'{path} cannot be read as COCO annotations (an annotation is no dict)')
     times = Counter(annotation.get('id') for annotation in annotations)
-    images, categories = ({entry['id'] for entry in content[kind]} for kind in ('images', 'categories'))
+    images = {entry['id'] for entry in content['images']}
+    categories = {entry['id'] for entry in content['categories']}
     lost = '(1 and "1" are different); mmdet would leave the annotation out without a word; correct or remove it'
     # What the value of a key must be, and how to mend another one.
     rules: dict[str, tuple[Callable[[Any], bool], str]] = {

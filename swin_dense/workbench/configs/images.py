@@ -42,7 +42,8 @@ class Images:
 
     def sizes(self, paths: Sequence[str]) -> dict[str, Size]:
         """Return the size of every image; raise ValueError if some cannot be read."""
-        with ThreadPoolExecutor(os.cpu_count() if self.every_image else 1) as pool:
+        threads = os.cpu_count() if self.every_image else 1
+        with ThreadPoolExecutor(threads) as pool:
             found = list(zip(paths, pool.map(self._size_or_error, paths), strict=True))
         damaged = [f'{path} ({size})' for path, size in found if isinstance(size, str)]
         if damaged:

@@ -126,10 +126,11 @@ def _names(paths: Mapping[str, Path], share: float) -> dict[str, str]:
     ((ending, _), *_) = image_endings(folder).most_common()
     names = sorted(str(path.relative_to(folder)).removesuffix(ending) for path in folder.rglob(f'*{ending}'))
     chosen = _chosen(len(names), share)
-    return {
-        part: ''.join(f'{name}\n' for index, name in enumerate(names) if (index in chosen) == is_val)
-        for part, is_val in (('train', False), ('val', True))
-    }
+    parts: dict[str, list[str]] = {'train': [], 'val': []}
+    for index, name in enumerate(names):
+        part = 'val' if index in chosen else 'train'
+        parts[part].append(f'{name}\n')
+    return {part: ''.join(lines) for part, lines in parts.items()}
 
 
 def _chosen(count: int, share: float) -> set[int]:

@@ -31,7 +31,8 @@ def pipelines(value: Any) -> Iterator[list]:
 def _containers(value: Any) -> Iterator[Any]:
     if isinstance(value, (dict, list, tuple)):
         yield value
-        for item in list(value.values() if isinstance(value, dict) else value):
+        items = value.values() if isinstance(value, dict) else value
+        for item in list(items):
             yield from _containers(item)
 
 

@@ -186,7 +186,8 @@ def export_whole(
         raise ExportError(f'this {type(model).__name__} cannot be exported whole: {"; ".join(reasons)}')
     facts: dict[str, Any] = {'format': FORMAT, 'classes': predictor.classes, 'palette': predictor.palette}
     facts.update(gate.preparation_of(pipeline))
-    graph, interface, compare = (planned_detector if predictor.is_detector else planned_segmentor)(model, facts)
+    plan = planned_detector if predictor.is_detector else planned_segmentor
+    graph, interface, compare = plan(model, facts)
     make_traceable(graph)
     if not grid_sample:
         use_gathers(graph)

@@ -64,8 +64,10 @@ def _mask_of(image: Any, stack: contextlib.ExitStack) -> NoData | None:
 
     def mask(box: Box) -> np.ndarray:
         top, left, bottom, right = box
-        region = np.s_[top:bottom, left:right]
-        found = np.isin(stored[(..., *region) if page.axes == 'SYX' else region], value)
+        region: Any = np.s_[top:bottom, left:right]
+        if page.axes == 'SYX':
+            region = (..., *region)
+        found = np.isin(stored[region], value)
         return found if found.ndim == 2 else found.all(page.axes.index('S'))
 
     return mask

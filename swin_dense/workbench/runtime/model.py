@@ -208,7 +208,8 @@ class ImagePredictor:
                     return found if mask is None else np.where(mask(window.read), _empty(len(self.classes)), found)
 
                 values = len(self.classes) + (mask is not None)
-                labels = make_labels(image.size, np.uint8 if values <= 256 else np.uint16)
+                dtype = np.uint8 if values <= 256 else np.uint16
+                labels = make_labels(image.size, dtype)
                 record['segments'] = shares(tiles.labels(windows, labels_of, labels), self.classes)
             return Prediction(record, labels=labels)
 

@@ -53,7 +53,8 @@ def instances(
         name = instance['class'] if _can_draw(font, instance['class']) else f'class {instance["label"]}'
         text = f'{name} {100 * instance["score"]:.0f}'
         draw.rectangle(draw.textbbox((x + 2, y + 2), text), fill=colour)
-        draw.text((x + 2, y + 2), text, fill='black' if sum(colour) > 380 else 'white')
+        text_colour = 'black' if sum(colour) > 380 else 'white'
+        draw.text((x + 2, y + 2), text, fill=text_colour)
     return np.asarray(image)
 
 

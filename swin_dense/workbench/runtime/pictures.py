@@ -104,12 +104,15 @@ def _pixels(image: Any) -> np.ndarray:
         )
     if not is_deep:
         # From TIFF, OpenCV returns colours multiplied by alpha.
-        pixels = np.asarray(upright.convert('RGBa' if tags and image.mode == 'RGBA' else 'RGB'))[:, :, :3]
+        mode = 'RGBa' if tags and image.mode == 'RGBA' else 'RGB'
+        pixels = np.asarray(upright.convert(mode))[:, :, :3]
         return pixels if largest is None else _as_stored(pixels, 255, largest)
     if largest is not None:
         return np.stack([_as_stored(np.asarray(upright), 65535, largest)] * 3, 2)
     grey = (np.asarray(upright) >> 8).astype(np.uint8)
-    return np.stack([255 - grey if tags.get(_PHOTOMETRIC) == 0 else grey] * 3, 2)
+    if tags.get(_PHOTOMETRIC) == 0:  # black is the largest value
+        grey = 255 - grey
+    return np.stack([grey] * 3, 2)
 
 
 def _declared_largest(image: Any) -> int | None:
@@ -124,7 +127,9 @@ def _declared_largest(image: Any) -> int | None:
 def _as_stored(pixels: np.ndarray, scale: int, largest: int) -> np.ndarray:
     """Return the values that a PGM or PPM stores, the upper 8 of 16 bits, of those that PIL has scaled to ``scale``."""
     stored = np.rint(pixels.astype(np.float64) * (largest / scale)).astype(np.uint16)
-    return (stored >> 8 if largest > 255 else stored).astype(np.uint8)
+    if largest > 255:
+        stored >>= 8
+    return stored.astype(np.uint8)
 
 
 def size_in_model(height: int, width: int, resize: dict[str, Any] | None) -> tuple[int, int]:

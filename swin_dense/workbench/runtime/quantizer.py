@@ -107,7 +107,8 @@ def groups_of(path: Path) -> dict[str, list[str]]:
         # The path of a module begins with the name that the exported graph gives the model.
         parts = ast.literal_eval(scopes[0])[-2].split('.')[1:]
         sensitive = [index for index, part in enumerate(parts) if part in SENSITIVE]
-        group = '.'.join(parts[: sensitive[0] + 1 if sensitive else 3])
+        depth = sensitive[0] + 1 if sensitive else 3
+        group = '.'.join(parts[:depth])
         groups.setdefault(group, []).append(node.name)
     if all(is_sensitive(group) for group in groups):
         raise ValueError(f'{path} has no layers that could be quantised')

@@ -53,7 +53,8 @@ def _write_pictures(outputs: Mapping[str, Path], prediction: Prediction) -> None
     if prediction.painted is not None and max(prediction.painted.shape) <= _LARGEST_JPEG:
         pictures['painted.jpg'] = prediction.painted
     if prediction.labels is not None:  # PNG has integers of 8 and 16 bits
-        pictures['labels.png'] = prediction.labels.astype('uint8' if prediction.labels.max() < 256 else 'uint16')
+        dtype = 'uint8' if prediction.labels.max() < 256 else 'uint16'
+        pictures['labels.png'] = prediction.labels.astype(dtype)
     if prediction.panoptic is not None:
         ids = np.where(
             np.isin(prediction.panoptic, [one['id'] for one in prediction.record['segments']]), prediction.panoptic, 0
