@@ -4,7 +4,8 @@
     python benchmarks/alone.py --form compiled --packages ... --json benchmarks/amd_alone_compiled.json
 
 In ``benchmark.py``, where all models take turns in one process, each finds the memory that the others have freed. Here
-each process has one model; all of them run once, in a random order, before the next turn.
+each process has one model; all of them run once, in a random order, before the next turn. Forms other than eager take
+turns with our backbone in eager mode.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import benchmark
 from bench_models import PEERS
 
 OURS = 'auto'
+OURS_EAGER = 'auto, eager'
 # Options of benchmark.py for all models alike.
 FORMS = {'eager': [], 'compiled': ['--compile'], 'bfloat16': ['--dtype', 'bfloat16']}
 # Options of benchmark.py, and the number of steps, of which the first third is not timed.
@@ -49,15 +51,20 @@ def main() -> None:
     parser.add_argument('--json', type=Path, required=True)
     args = parser.parse_args()
     packages = ['--packages', str(args.packages)] if args.packages else []
+    # The model and its options in each row.
+    runs = {name: (name, FORMS[args.form]) for name in [OURS, *args.peers]}
+    if args.form != 'eager':
+        runs[OURS_EAGER] = (OURS, FORMS['eager'])
     before = json.loads(args.json.read_text()) if args.json.exists() else {'seconds': {}, 'first_calls': {}}
     seconds: dict[str, dict[str, list[float]]] = before['seconds'] | {case: {} for case in args.cases}
     first_calls: dict[str, dict[str, list[float]]] = before['first_calls'] | {case: {} for case in args.cases}
     for turn in range(args.turns):
         for case in args.cases:
             options, steps = CASES[case]
-            for name in random.sample([OURS, *args.peers], 1 + len(args.peers)):
-                own = [*options, *FORMS[args.form], *packages]
-                command = [sys.executable, '-W', 'ignore', __file__, '--of', name, str(steps), *own]
+            for name in random.sample(list(runs), len(runs)):
+                model, form_options = runs[name]
+                own = [*options, *form_options, *packages]
+                command = [sys.executable, '-W', 'ignore', __file__, '--of', model, str(steps), *own]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 first, *times = json.loads(done.stdout.splitlines()[-1])
                 first_calls[case].setdefault(name, []).append(first)

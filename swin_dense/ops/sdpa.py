@@ -35,6 +35,7 @@ class Plan(NamedTuple):
         slots: (H * W,) the slot of each token of the map.
         groups: number of slots of each group of windows with the same mask.
         masks: (T, T) that is added to the scores of each group.
+        regions: (N, T) the region of each slot; only tokens of the same region attend to each other.
     """
 
     size: Pair
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     slots: Tensor
     groups: list[int]
     masks: list[Tensor]
+    regions: Tensor
 
 
 def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
@@ -50,9 +52,10 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
     rows = sources(height, window[0], shift[0], device)
     columns = sources(width, window[1], shift[1], device)
     order_NT = outer(rows * columns.numel(), columns)
-    # Windows with the same regions have the same mask.
-    kind_N = region_ids(height, width, window, shift, device).amax(1)
-    order = order_NT[kind_N.argsort(stable=True)].flatten()
+    regions_NT = region_ids(height, width, window, shift, device)
+    # Windows with the same largest region have the same regions, and the same mask.
+    by_mask = regions_NT.amax(1).argsort(stable=True)
+    order = order_NT[by_mask].flatten()
     slots = torch.empty_like(order)
     slots[order] = torch.arange(len(order), device=device)
     raster_HW = torch.arange(height, device=device)[:, None] * columns.numel() + torch.arange(width, device=device)
@@ -64,7 +67,7 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
             groups.append(row_count * column_count * math.prod(window))
             region_T = region_ids(*window, window, (row_shift, column_shift), device)[0]
             masks.append(REGION_PENALTY * (region_T[:, None] != region_T))
-    return Plan((height, width), window, order.int(), slots.int(), groups, masks)
+    return Plan((height, width), window, order.int(), slots.int(), groups, masks, regions_NT[by_mask].int())
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -79,35 +82,53 @@ def window_attention(
     find_plan = plan_windows if context.is_tracing() else cached_plan
     plan = find_plan(x.shape[1], x.shape[2], spec.window, spec.shift, x.device)
     qkv = project(_Move.apply(x, plan, True))
-    tokens = math.prod(spec.window)
     heads = qkv.unflatten(2, (3, spec.num_heads, -1))
-    outs = []
-    for group, mask in zip(heads.split(plan.groups, 1), plan.masks, strict=True):
-        windows = group.flatten(0, 1).unflatten(0, (-1, tokens))
-        added = mask.to(qkv.dtype)[None, None]
-        if relative_bias is not None:
-            added = added + relative_bias.to(qkv.dtype)
-        out = _attend(windows, added, spec.scale, dropout).transpose(1, 2)
-        outs.append(out.flatten(0, 1).flatten(1).unflatten(0, group.shape[:2]))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+    # On a CPU, torch's kernel gives a mask, here the position bias, no gradient, and what torch does instead is slower
+    # than the parts of attention. So is the kernel in bfloat16 on AMD processors.
+    trains_bias = relative_bias is not None and relative_bias.requires_grad
+    is_slow = trains_bias or (IS_FASTER_BY_ONEDNN and qkv.dtype == torch.bfloat16)
+    attend = _attend_by_products if is_slow and x.device.type == 'cpu' else _attend
+    out = attend(heads, plan, relative_bias, spec, dropout)
     return _Move.apply(out, plan, False)
 
 
-def _attend(windows: Tensor, added: Tensor, scale: float, dropout: float) -> Tensor:
-    """Attend within windows, (n, T, 3, A, D), a limited number at a time: (n, A, T, D)."""
-    if len(windows) > MAX_WINDOWS:
-        return torch.cat([_attend(part, added, scale, dropout) for part in windows.split(MAX_WINDOWS)])
-    q, k, v = windows.permute(2, 0, 3, 1, 4)
-    if IS_FASTER_BY_ONEDNN and windows.dtype == torch.bfloat16 and windows.device.type == 'cpu':
-        return _by_products(q, k, v, added, scale, dropout)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
+def _attend(heads: Tensor, plan: Plan, relative_bias: Tensor | None, spec: WindowSpec, dropout: float) -> Tensor:
+    """Attend within windows, (B, N * T, 3, A, D), those with the same mask at once: (B, N * T, C)."""
+    outs = []
+    for group, mask in zip(heads.split(plan.groups, 1), plan.masks, strict=True):
+        windows = group.flatten(0, 1).unflatten(0, (-1, math.prod(spec.window)))
+        added = mask.to(heads.dtype)[None, None]
+        if relative_bias is not None:
+            added = added + relative_bias.to(heads.dtype)
+        parts = [
+            F.scaled_dot_product_attention(*part, attn_mask=added, dropout_p=dropout, scale=spec.scale)
+            for part in windows.permute(2, 0, 3, 1, 4).split(MAX_WINDOWS, 1)
+        ]
+        out = _joined(parts, 0).transpose(1, 2)
+        outs.append(out.flatten(0, 1).flatten(1).unflatten(0, group.shape[:2]))
+    return _joined(outs, 1)
 
 
-def _by_products(q: Tensor, k: Tensor, v: Tensor, added: Tensor, scale: float, dropout: float) -> Tensor:
-    """Attend in bfloat16 on AMD processors, where torch's kernel is slower than its parts, most of all in training."""
-    scores = (q * scale) @ k.transpose(2, 3) + added.float()
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+def _attend_by_products(
+    heads: Tensor, plan: Plan, relative_bias: Tensor | None, spec: WindowSpec, dropout: float
+) -> Tensor:
+    """Do the same by two products of all windows, and a softmax in float32 or higher precision between them."""
+    windows = heads.unflatten(1, (-1, math.prod(spec.window)))
+    q, k, v = windows.permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
+    scores = (q * spec.scale) @ k.transpose(3, 4)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if relative_bias is not None:
+        scores = scores + relative_bias
+    if any(spec.shift):
+        is_apart = plan.regions[:, None, :, None] != plan.regions[:, None, None, :]
+        scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
     weights = F.dropout(scores.softmax(-1), dropout)
-    return weights.to(v.dtype) @ v
+    out = weights.to(v.dtype) @ v
+    return out.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 class _Move(torch.autograd.Function):
