@@ -19,7 +19,7 @@ from swin_dense.ops import context, plain
 from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources, split_edge
 
-# Plans of eight image sizes: each of a model's four stages needs two. They take a hundredth of the memory of a map.
+# Plans of eight image sizes: each of a model's four stages needs two. They take a few hundredths of a map's memory.
 MAX_PLANS = 64
 # Attention kernels of older versions of torch for CUDA fail on more; the number of blocks of a grid has 16 bits.
 MAX_WINDOWS = 65_535
@@ -55,6 +55,7 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
     regions_NT = region_ids(height, width, window, shift, device)
     # Windows with the same largest region have the same regions, and the same mask.
     by_mask = regions_NT.amax(1).argsort(stable=True)
+    regions_NT = regions_NT[by_mask]
     order = order_NT[by_mask].flatten()
     slots = torch.empty_like(order)
     slots[order] = torch.arange(len(order), device=device)
@@ -62,12 +63,14 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
     slots = slots[raster_HW.flatten()]
     groups = []
     masks = []
-    for row_count, row_shift in split_edge(len(rows), shift[0]):
-        for column_count, column_shift in split_edge(len(columns), shift[1]):
-            groups.append(row_count * column_count * math.prod(window))
-            region_T = region_ids(*window, window, (row_shift, column_shift), device)[0]
+    first = 0
+    for row_count in split_edge(len(rows), shift[0]):
+        for column_count in split_edge(len(columns), shift[1]):
+            region_T = regions_NT[first]
             masks.append(REGION_PENALTY * (region_T[:, None] != region_T))
-    return Plan((height, width), window, order.int(), slots.int(), groups, masks, regions_NT[by_mask].int())
+            groups.append(row_count * column_count * len(region_T))
+            first += row_count * column_count
+    return Plan((height, width), window, order.int(), slots.int(), groups, masks, regions_NT)
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -87,30 +90,32 @@ def window_attention(
     # than the parts of attention. So is the kernel in bfloat16 on AMD processors.
     trains_bias = relative_bias is not None and relative_bias.requires_grad
     is_slow = trains_bias or (IS_FASTER_BY_ONEDNN and qkv.dtype == torch.bfloat16)
-    attend = _attend_by_products if is_slow and x.device.type == 'cpu' else _attend
+    attend = _attend_by_products if is_slow and x.is_cpu else _attend_by_groups
     out = attend(heads, plan, relative_bias, spec, dropout)
     return _Move.apply(out, plan, False)
 
 
-def _attend(heads: Tensor, plan: Plan, relative_bias: Tensor | None, spec: WindowSpec, dropout: float) -> Tensor:
+def _attend_by_groups(
+    heads: Tensor, plan: Plan, relative_bias: Tensor | None, spec: WindowSpec, dropout: float
+) -> Tensor:
     """Attend within windows, (B, N * T, 3, A, D), those with the same mask at once: (B, N * T, C)."""
     outs = []
     for group, mask in zip(heads.split(plan.groups, 1), plan.masks, strict=True):
-        windows = group.flatten(0, 1).unflatten(0, (-1, math.prod(spec.window)))
-        added = mask.to(heads.dtype)[None, None]
+        windows = group.flatten(0, 1).unflatten(0, (-1, len(mask)))
+        added = mask[None, None]
         if relative_bias is not None:
-            added = added + relative_bias.to(heads.dtype)
-        parts = [
-            F.scaled_dot_product_attention(*part, attn_mask=added, dropout_p=dropout, scale=spec.scale)
-            for part in windows.permute(2, 0, 3, 1, 4).split(MAX_WINDOWS, 1)
-        ]
-        out = _joined(parts, 0).transpose(1, 2)
+            added = added + relative_bias
+        out = _attend(windows, added.to(heads.dtype), spec.scale, dropout).transpose(1, 2)
         outs.append(out.flatten(0, 1).flatten(1).unflatten(0, group.shape[:2]))
-    return _joined(outs, 1)
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-def _joined(parts: list[Tensor], axis: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+def _attend(windows: Tensor, added: Tensor, scale: float, dropout: float) -> Tensor:
+    """Attend within windows, (n, T, 3, A, D), a limited number at a time: (n, A, T, D)."""
+    if len(windows) > MAX_WINDOWS:
+        return torch.cat([_attend(part, added, scale, dropout) for part in windows.split(MAX_WINDOWS)])
+    q, k, v = windows.permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
 
 
 def _attend_by_products(

@@ -57,16 +57,14 @@ def sources(side: int, window: int, shift: int, device: torch.device | None = No
     return row.reshape(-1, window)
 
 
-def split_edge(windows: int, shift: int) -> list[tuple[int, int]]:
-    """Return how many windows along one axis have tokens from one edge of the map, and how many from both.
+def split_edge(windows: int, shift: int) -> list[int]:
+    """Return how many windows along one axis have tokens from one edge of the map, and then how many from both.
 
-    Returns:
-        Pairs of a number of windows and the shift between the tokens of each of them. Only the last row (or column) of
-        windows has tokens from both edges.
+    Only the last row (or column) of windows has tokens from both edges.
     """
     if shift == 0 or windows == 1:
-        return [(windows, shift)]
-    return [(windows - 1, 0), (1, shift)]
+        return [windows]
+    return [windows - 1, 1]
 
 
 def slots(side: int, window: int, shift: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
