@@ -33,9 +33,10 @@ def window_attention(
         spec: heads, window, shift and scale.
         attn_drop: maps the attention weights, (B * N, A, T, T). An ``nn.Dropout`` without hooks is not called, because
             torch's attention drops weights itself and never stores them.
-        backend: one of ``BACKENDS``. 'sdpa', which is 'auto', is torch's attention. 'reference' consists of plain
-            operations; all others are replaced by it while a graph is exported, within torch.func, and where
-            ``attn_drop`` must see the weights. 'triton' is a kernel for NVIDIA GPUs, which was never run on one.
+        backend: one of ``BACKENDS``. 'sdpa', which is 'auto', is torch's attention; on a CPU, products and a softmax
+            if ``relative_bias`` needs a gradient. 'reference' consists of plain operations; all others are replaced by
+            it while a graph is exported, within torch.func, and where ``attn_drop`` must see the weights. 'triton' is a
+            kernel for NVIDIA GPUs, which was never run on one.
 
     Returns:
         (B, H, W, C).
