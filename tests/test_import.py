@@ -58,11 +58,25 @@ def test_public_names_are_listed_found_and_typed():
     listed = set(dir(swin_dense)) | {'SwinDense', 'SwinDenseV2'}
     assert listed == {*pages, *swin_dense.__all__, 'integrations', '__version__'}
     assert listed - {'__version__'} <= set(re.findall(r'\w+', swin_dense.__doc__))  # help(swin_dense) begins with it
-    tree = ast.parse(Path(swin_dense.__file__).read_text())
+    assert typed_homes(swin_dense) == swin_dense._HOMES
+    assert swin_dense._HOMES.keys() == {*swin_dense.__all__, 'SwinDense', 'SwinDenseV2'}
+
+
+def typed_homes(package):
+    """Return the module of each name that a package imports for type checkers, relative to the package."""
+    tree = ast.parse(Path(package.__file__).read_text())
     (typed,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING')
-    homes = {alias.name: node.module.partition('.')[2] for node in typed.body for alias in node.names}
-    assert homes == swin_dense._HOMES
-    assert homes.keys() == {*swin_dense.__all__, 'SwinDense', 'SwinDenseV2'}
+    prefix = f'{package.__name__}.'
+    return {alias.name: node.module.removeprefix(prefix) for node in typed.body for alias in node.names}
+
+
+@pytest.mark.parametrize('name', ['export', 'features', 'pretraining'])
+def test_names_of_a_package_are_listed_found_and_typed(name):
+    package = importlib.import_module(f'swin_dense.{name}')
+    assert dir(package) == sorted(package.__all__)
+    assert typed_homes(package) == package._HOMES
+    assert package._HOMES.keys() == set(package.__all__)
+    assert all(hasattr(package, one) for one in package.__all__)
 
 
 def test_packages_are_attributes():

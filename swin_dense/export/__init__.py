@@ -22,3 +22,7 @@ def __getattr__(name: str) -> Any:
     if name in _FORMER:
         return former_name(__name__, name, _FORMER)
     return public_name(__name__, name, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__
