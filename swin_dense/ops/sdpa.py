@@ -18,6 +18,13 @@ from torch import Tensor
 from swin_dense.ops import context, plain
 from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources, split_edge
+from swin_dense.utils import compat
+
+# An operator that torch.compile does not look into. It would compute what is copied here anew for each pair of tokens, in
+# a loop without vector instructions.
+_stored = compat.custom_op('swin_dense::stored', mutates_args=(), schema='(Tensor x) -> Tensor')(torch.clone)
+_stored.register_fake(torch.clone)
+_stored.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
 
 # Plans of eight image sizes: each of a model's four stages needs two. They take a few hundredths of a map's memory.
 MAX_PLANS = 64
@@ -70,7 +77,7 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
             masks.append(REGION_PENALTY * (region_T[:, None] != region_T))
             groups.append(row_count * column_count * len(region_T))
             first += row_count * column_count
-    return Plan((height, width), window, order.int(), slots.int(), groups, masks, regions_NT)
+    return Plan((height, width), window, order.int(), slots.int(), groups, masks, _stored(regions_NT))
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -127,7 +134,8 @@ def _attend_by_products(
     scores = (q * spec.scale) @ k.transpose(3, 4)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if relative_bias is not None:
-        scores = scores + relative_bias
+        bias = _stored(relative_bias) if context.is_tracing() else relative_bias
+        scores = scores + bias
     if any(spec.shift):
         is_apart = plan.regions[:, None, :, None] != plan.regions[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
