@@ -4,13 +4,14 @@
     python benchmarks/alone.py --form compiled --packages ... --json benchmarks/amd_alone_compiled.json
 
 In ``benchmark.py``, where all models take turns in one process, each finds the memory that the others have freed. Here
-each process has one model; all of them run once, in a random order, before the next turn. Forms other than eager take
-turns with our backbone in eager mode.
+each model has a process, and the processes take turns in a random order, so that a machine that gets slower gets slower
+for all. Forms other than eager take turns with our backbone in eager mode.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import random
@@ -28,22 +29,24 @@ OURS = 'auto'
 OURS_EAGER = 'auto, eager'
 # Options of benchmark.py for all models alike.
 FORMS = {'eager': [], 'compiled': ['--compile'], 'bfloat16': ['--dtype', 'bfloat16']}
-# Options of benchmark.py, and the number of steps, of which the first third is not timed.
+# Options of benchmark.py, and the number of steps of each turn.
 CASES = {
-    'inference, 1 x 224 x 224': (['--size', '224', '224'], 30),
-    'inference, 8 x 224 x 224': (['--size', '224', '224', '--batch', '8'], 9),
-    'inference, 1 x 512 x 512': (['--size', '512', '512'], 12),
-    'inference, 1 x 800 x 1344': (['--size', '800', '1344'], 6),
-    'training step, 2 x 512 x 512': (['--size', '512', '512', '--batch', '2', '--mode', 'train'], 6),
+    'inference, 1 x 224 x 224': (['--size', '224', '224'], 5),
+    'inference, 8 x 224 x 224': (['--size', '224', '224', '--batch', '8'], 2),
+    'inference, 1 x 512 x 512': (['--size', '512', '512'], 3),
+    'inference, 1 x 800 x 1344': (['--size', '800', '1344'], 1),
+    'training step, 2 x 512 x 512': (['--size', '512', '512', '--batch', '2', '--mode', 'train'], 1),
 }
+WARM_UP = 3  # steps
 
 
 def main() -> None:
     if sys.argv[1:2] == ['--of']:
-        print(json.dumps(seconds_of(sys.argv[2], int(sys.argv[3]), sys.argv[4:])))
+        serve(sys.argv[2], sys.argv[3:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--turns', type=int, default=3, help='processes of each model (default: %(default)s)')
+    parser.add_argument('--processes', type=int, default=2, help='of each model, in sequence (default: %(default)s)')
+    parser.add_argument('--turns', type=int, default=10, help='of each process (default: %(default)s)')
     parser.add_argument('--cases', nargs='+', choices=CASES, default=list(CASES), help='replace only these in the file')
     parser.add_argument('--form', choices=FORMS, default='eager', help='compiled by torch.compile, or with autocast')
     parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS))
@@ -55,50 +58,76 @@ def main() -> None:
     runs = {name: (name, FORMS[args.form]) for name in [OURS, *args.peers]}
     if args.form != 'eager':
         runs[OURS_EAGER] = (OURS, FORMS['eager'])
-    before = json.loads(args.json.read_text()) if args.json.exists() else {'seconds': {}, 'first_calls': {}}
-    seconds: dict[str, dict[str, list[float]]] = before['seconds'] | {case: {} for case in args.cases}
-    first_calls: dict[str, dict[str, list[float]]] = before['first_calls'] | {case: {} for case in args.cases}
-    for turn in range(args.turns):
-        for case in args.cases:
-            options, steps = CASES[case]
+    empty: dict[str, Any] = {'seconds': {}, 'first_calls': {}, 'ratios': {}}
+    measured = json.loads(args.json.read_text()) if args.json.exists() else empty
+    for case in args.cases:
+        for of_cases in (measured['seconds'], measured['first_calls'], measured['ratios']):
+            of_cases[case] = {}
+        for _ in range(args.processes):
+            first, seconds = in_turns(case, runs, packages, args.turns)
+            for name, times in seconds.items():
+                measured['first_calls'][case].setdefault(name, []).append(first[name])
+                measured['seconds'][case].setdefault(name, []).append(statistics.median(times))
+                if name != OURS:
+                    relative = [time / ours for time, ours in zip(times, seconds[OURS], strict=True)]
+                    measured['ratios'][case].setdefault(name, []).append(statistics.median(relative))
+        listed = [f'{name} {statistics.median(values):.2f}' for name, values in measured['ratios'][case].items()]
+        print(case, *listed, sep=', ', flush=True)
+        report: dict[str, Any] = {
+            'command': shlex.join(['python', 'benchmarks/alone.py', *sys.argv[1:]]),
+            'date': datetime.date.today().isoformat(),
+            'machine': benchmark.machine(argparse.Namespace(device='cpu')),
+            'form': args.form,
+            **{key: measured[key] for key in empty},
+        }
+        args.json.write_text(json.dumps(report, indent=1) + '\n')
+
+
+def in_turns(
+    case: str,
+    runs: dict[str, tuple[str, list[str]]],
+    packages: list[str],
+    turns: int,
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Start a process of each model, and return the time of its first call and those of its turns."""
+    options, steps = CASES[case]
+    first, seconds = {}, {name: [] for name in runs}
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for name, (model, form_options) in runs.items():
+            command = [sys.executable, '-W', 'ignore', __file__, '--of', model, *options, *form_options, *packages]
+            pipes = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            processes[name] = stack.enter_context(pipes)
+            first[name], *_ = time_steps(processes[name], WARM_UP)
+        for _ in range(turns):
             for name in random.sample(list(runs), len(runs)):
-                model, form_options = runs[name]
-                own = [*options, *form_options, *packages]
-                command = [sys.executable, '-W', 'ignore', __file__, '--of', model, str(steps), *own]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                first, *times = json.loads(done.stdout.splitlines()[-1])
-                first_calls[case].setdefault(name, []).append(first)
-                seconds[case].setdefault(name, []).append(statistics.median(times[steps // 3 - 1 :]))
-        print(f'turn {turn + 1} of {args.turns} is done', file=sys.stderr)
-    report: dict[str, Any] = {
-        'command': shlex.join(['python', 'benchmarks/alone.py', *sys.argv[1:]]),
-        'date': datetime.date.today().isoformat(),
-        'machine': benchmark.machine(argparse.Namespace(device='cpu')),
-        'form': args.form,
-        'seconds': seconds,
-        'first_calls': first_calls,
-        'ratios': {case: ratios(own) for case, own in seconds.items()},
-    }
-    args.json.write_text(json.dumps(report, indent=1) + '\n')
-    for case, own in report['ratios'].items():
-        print(case, *(f'{name} {statistics.median(values):.2f}' for name, values in own.items()), sep=', ')
+                times = time_steps(processes[name], steps)
+                seconds[name].append(statistics.median(times))
+    return first, seconds
 
 
-def seconds_of(name: str, steps: int, options: list[str]) -> list[float]:
-    """Return the times of the steps of a model in this process; the first one compiles it."""
+def time_steps(process: subprocess.Popen[str], steps: int) -> list[float]:
+    """Have a process that runs :func:`serve` run some steps, and return their times in seconds."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f'{steps}\n')
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        raise RuntimeError(f'a benchmark has failed with exit code {process.wait()}')
+    return json.loads(answer)
+
+
+def serve(name: str, options: list[str]) -> None:
+    """For each number on stdin, run so many steps of a model, and write their times; the very first one compiles it."""
+    answers = sys.stdout
     sys.argv[1:] = options
-    args = benchmark.parse_args()
-    model, img = benchmark.build(name, args), benchmark.make_image(args)
-    return [benchmark.elapsed(lambda: benchmark.step(model, img, args), 'cpu') for _ in range(steps)]
-
-
-def ratios(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return the time of each model relative to ours, turn by turn."""
-    return {
-        name: [time / ours for time, ours in zip(times, seconds[OURS], strict=True)]
-        for name, times in seconds.items()
-        if name != OURS
-    }
+    with contextlib.redirect_stdout(sys.stderr):  # other libraries print
+        args = benchmark.parse_args()
+        model, img = benchmark.build(name, args), benchmark.make_image(args)
+        for line in sys.stdin:
+            times = [benchmark.elapsed(lambda: benchmark.step(model, img, args), 'cpu') for _ in range(int(line))]
+            print(json.dumps(times), file=answers, flush=True)
 
 
 if __name__ == '__main__':
