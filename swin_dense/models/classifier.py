@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from swin_dense.archs import Arch, resolve_arch, split_name
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.checkpoint.fit import Target
+from swin_dense.checkpoint.hub import HubMixin
 from swin_dense.checkpoint.infer import find_adapter
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.create import BACKBONES, network_of, options_for
-from swin_dense.models.hub import HubMixin
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, compat
 

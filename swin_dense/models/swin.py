@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import convert_before_load
+from swin_dense.checkpoint.hub import HubMixin
 from swin_dense.models import options
 from swin_dense.models.adapters import LoRALinear, Mona, MonaBlock, checked_adapter
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.block import SwinBlock
-from swin_dense.models.hub import HubMixin
 from swin_dense.models.layer_ids import UNDECAYED, layer_of
 from swin_dense.models.layers import (
     FFN,

@@ -17,8 +17,10 @@ from swin_dense.utils import compat
 
 def _is_faster_by_onednn() -> bool:
     """Return whether torch would use MKL on an AMD processor with AVX-512, and can use oneDNN instead."""
-    has_both = torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
-    return has_both and torch.backends.cpu.get_cpu_capability() == 'AVX512' and 'AuthenticAMD' in _processor()
+    has_mkl = torch.backends.mkl.is_available()
+    has_onednn = hasattr(torch.ops.mkldnn, '_linear_pointwise')
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == 'AVX512'
+    return has_mkl and has_onednn and has_avx512 and 'AuthenticAMD' in _processor()
 
 
 def _processor() -> str:
@@ -47,17 +49,20 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether oneDNN computes the same as ``F.linear`` in this context."""
     if context.is_exporting() or nn.Linear.forward is not _TORCHS_FORWARD:
         return False
-    for tensor in (x, weight) if bias is None else (x, weight, bias):
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    for tensor in tensors:
         # Subclasses, such as quantised or distributed tensors, have operations of their own.
         is_dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
         if not is_dense or tensor.dtype != torch.float32 or tensor.device.type != 'cpu':
             return False
     # oneDNN would read beyond the end of a row, and it ignores the stride of a bias.
-    fits = x.ndim > 1 and x.shape[-1] == weight.shape[1] and (bias is None or bias.is_contiguous())
-    if not fits or compat.is_autocast_enabled('cpu'):
+    rows_fit = x.ndim > 1 and x.shape[-1] == weight.shape[1]
+    bias_fits = bias is None or bias.is_contiguous()
+    if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
-    # torch.compile cannot trace the rest.
-    return compat.is_compiling() or (torch._C._get_mkldnn_enabled() and not context.needs_plain_operations(x))
+    if compat.is_compiling():
+        return True  # torch.compile cannot trace the rest
+    return torch._C._get_mkldnn_enabled() and not context.needs_plain_operations(x)
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -65,7 +70,8 @@ def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if compat.is_compiling():
         return _operator(x, weight, bias)
     # Autograd forbids in-place operations on a view that a function returns, so the function takes and returns rows.
-    rows = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
+    rows = x.reshape(-1, x.shape[-1])
+    rows = _Linear.apply(rows, weight, bias)
     return rows.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -94,16 +100,22 @@ class _Linear(torch.autograd.Function):
         return _gradients(ctx, grad, linear)
 
 
-def _gradients(ctx: Any, grad: Tensor, product: Callable[..., Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any,
+    grad: Tensor,
+    product: Callable[..., Tensor],
+) -> tuple[Tensor | None, ...]:
     """Return the gradients of the inputs; ``product`` multiplies as the layer does, and has gradients itself."""
     x, weight = ctx.saved_tensors
     rows = grad.reshape(-1, grad.shape[-1])  # torch.compile calls the operator on maps
-    grad_x = product(grad, weight.t(), None) if ctx.needs_input_grad[0] else None
-    grad_weight = None
+    grad_x = grad_weight = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        grad_x = product(grad, weight.t(), None)
     if ctx.needs_input_grad[1]:
         # oneDNN would first copy the transposed rows, which takes longer than it gains.
         grad_weight = rows.t() @ x.reshape(-1, x.shape[-1])
-    grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+    if ctx.needs_input_grad[2]:
+        grad_bias = rows.sum(0)
     return grad_x, grad_weight, grad_bias
 
 

@@ -31,7 +31,11 @@ Projection = Callable[[Tensor], Tensor]
 
 
 def window_attention(
-    x: Tensor, project: Projection, relative_bias: Tensor | None, spec: WindowSpec, attn_drop: nn.Module
+    x: Tensor,
+    project: Projection,
+    relative_bias: Tensor | None,
+    spec: WindowSpec,
+    attn_drop: nn.Module,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``attn_drop`` maps the attention weights, (B * N, A, T, T)."""
     size = x.shape[1], x.shape[2]
@@ -41,7 +45,8 @@ def window_attention(
     channels //= 3
     # The batch is -1 in every reshape: a file for one size then computes no shapes. Core ML allows at most five axes.
     shape = -1, windows, tokens, heads, channels // heads
-    q, k, v = (part.reshape(shape).transpose(2, 3) for part in qkv_BNTC.chunk(3, -1))  # (B, N, A, T, D) each
+    parts = qkv_BNTC.chunk(3, -1)
+    q, k, v = (part.reshape(shape).transpose(2, 3) for part in parts)  # (B, N, A, T, D) each
     scores = (q * spec.scale) @ k.transpose(3, 4)
     if relative_bias is not None:
         scores = scores + relative_bias.to(scores.dtype)
@@ -50,8 +55,10 @@ def window_attention(
         is_apart = ids_NT[:, None, :, None] != ids_NT[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
     # The module for dropout takes the windows of all images as one batch.
-    weights = scores.softmax(-1).reshape(-1, heads, tokens, tokens)
-    weights = attn_drop(weights).reshape(-1, windows, heads, tokens, tokens)
+    weights = scores.softmax(-1)
+    weights = weights.reshape(-1, heads, tokens, tokens)
+    weights = attn_drop(weights)
+    weights = weights.reshape(-1, windows, heads, tokens, tokens)
     out_BNTAD = (weights @ v).transpose(2, 3)
     out_BNTC = out_BNTAD.reshape(-1, windows, tokens, channels)
     return merge(out_BNTC, size, spec.window, spec.shift)
@@ -74,7 +81,8 @@ def merge(x: Tensor, size: Pair, window: Pair, shift: Pair) -> Tensor:
     slot_of_row = window_row * columns * tokens + y_in_window * window[1]
     slot_of_column = window_column * tokens + x_in_window
     slot_HW = slot_of_row[:, None] + slot_of_column
-    out = x.flatten(1, 2).index_select(1, slot_HW.flatten())
+    out = x.flatten(1, 2)
+    out = out.index_select(1, slot_HW.flatten())
     return out.unflatten(1, size)
 
 
@@ -90,10 +98,13 @@ def _take(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
         (B, rows * columns, h * w, C).
     """
     _, height, width, _ = x.shape
-    is_outside = outer((row >= height).long(), (column >= width).long()) > 0
+    is_outside_y = (row >= height).long()
+    is_outside_x = (column >= width).long()
+    is_outside = outer(is_outside_y, is_outside_x) > 0
     raster = outer(row * width, column)
     raster = raster.masked_fill(is_outside, 0)
-    tokens = x.flatten(1, 2).index_select(1, raster.flatten())
+    tokens = x.flatten(1, 2)
+    tokens = tokens.index_select(1, raster.flatten())
     tokens = tokens.unflatten(1, raster.shape)
     return tokens.masked_fill(is_outside[:, :, None], 0)
 
@@ -140,8 +151,9 @@ def neighbours(x: Tensor, stride: int) -> Tensor:
 def _take_neighbours(x: Tensor, stride: int, grid: Pair) -> Tensor:
     """Return the 2x2 tokens of each place of the grid, which may overlap: (B, rows * columns, 4, C)."""
     step = torch.arange(2, device=x.device)
-    row, column = (torch.arange(side, device=x.device)[:, None] * stride + step for side in grid)
-    return _take(x, row, column)
+    row = torch.arange(grid[0], device=x.device) * stride
+    column = torch.arange(grid[1], device=x.device) * stride
+    return _take(x, row[:, None] + step, column[:, None] + step)
 
 
 def _pad(x: Tensor, height: int, width: int) -> Tensor:
@@ -197,11 +209,16 @@ def _resize_bicubic(x_CHW: Tensor, size: Pair) -> Tensor:
     return (columns * weight).sum(3)
 
 
-def _bicubic_taps(inputs: int, outputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _bicubic_taps(
+    inputs: int,
+    outputs: int,
+    like: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the indices and weights of the four inputs of every output along one axis: (outputs, 4) each."""
     steep = -0.75  # coefficient of the cubic kernel in torch
-    centre = torch.arange(outputs, device=like.device, dtype=like.dtype) + 0.5
-    source = (centre * inputs / outputs - 0.5)[:, None]
+    centre = torch.arange(outputs, device=like.device, dtype=like.dtype)
+    centre = (centre + 0.5) * inputs / outputs
+    source = (centre - 0.5)[:, None]
     tap = source.floor() + torch.arange(-1, 3, device=like.device)
     distance = (source - tap).abs()
     near = ((steep + 2) * distance - (steep + 3)) * distance * distance + 1

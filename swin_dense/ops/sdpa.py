@@ -20,8 +20,8 @@ from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources, split_edge
 from swin_dense.utils import compat
 
-# An operator that torch.compile does not look into. It would compute what is copied here anew for each pair of tokens, in
-# a loop without vector instructions.
+# An operator that torch.compile does not look into. Without it, what is copied here is computed anew for each pair of
+# tokens, in a loop without vector instructions.
 _stored = compat.custom_op('swin_dense::stored', mutates_args=(), schema='(Tensor x) -> Tensor')(torch.clone)
 _stored.register_fake(torch.clone)
 _stored.register_autograd(lambda ctx, grad: grad, setup_context=lambda ctx, inputs, output: None)
@@ -54,7 +54,13 @@ class Plan(NamedTuple):
     regions: Tensor
 
 
-def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: torch.device) -> Plan:
+def plan_windows(
+    height: int,
+    width: int,
+    window: Pair,
+    shift: Pair,
+    device: torch.device,
+) -> Plan:
     """Return the plan for maps of height x width tokens."""
     rows = sources(height, window[0], shift[0], device)
     columns = sources(width, window[1], shift[1], device)
@@ -66,7 +72,8 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
     order = order_NT[by_mask].flatten()
     slots = torch.empty_like(order)
     slots[order] = torch.arange(len(order), device=device)
-    raster_HW = torch.arange(height, device=device)[:, None] * columns.numel() + torch.arange(width, device=device)
+    first_of_row = torch.arange(height, device=device) * columns.numel()
+    raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
     slots = slots[raster_HW.flatten()]
     groups = []
     masks = []
@@ -77,7 +84,7 @@ def plan_windows(height: int, width: int, window: Pair, shift: Pair, device: tor
             masks.append(REGION_PENALTY * (region_T[:, None] != region_T))
             groups.append(row_count * column_count * len(region_T))
             first += row_count * column_count
-    return Plan((height, width), window, order.int(), slots.int(), groups, masks, _stored(regions_NT))
+    return Plan((height, width), window, order.int(), slots.int(), groups, masks, regions_NT)
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -85,7 +92,11 @@ cached_plan = functools.lru_cache(MAX_PLANS)(torch.inference_mode(False)(plan_wi
 
 
 def window_attention(
-    x: Tensor, project: plain.Projection, relative_bias: Tensor | None, spec: WindowSpec, dropout: float
+    x: Tensor,
+    project: plain.Projection,
+    relative_bias: Tensor | None,
+    spec: WindowSpec,
+    dropout: float,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`; ``dropout`` is the rate of dropped attention weights."""
     # torch.compile traces how a plan is made, so that its graph is valid for other sizes.
@@ -103,43 +114,65 @@ def window_attention(
 
 
 def _attend_by_groups(
-    heads: Tensor, plan: Plan, relative_bias: Tensor | None, spec: WindowSpec, dropout: float
+    heads: Tensor,
+    plan: Plan,
+    relative_bias: Tensor | None,
+    spec: WindowSpec,
+    dropout: float,
 ) -> Tensor:
     """Attend within windows, (B, N * T, 3, A, D), those with the same mask at once: (B, N * T, C)."""
     outs = []
-    for group, mask in zip(heads.split(plan.groups, 1), plan.masks, strict=True):
-        windows = group.flatten(0, 1).unflatten(0, (-1, len(mask)))
+    groups = heads.split(plan.groups, 1)
+    for group, mask in zip(groups, plan.masks, strict=True):
+        windows = group.flatten(0, 1)
+        windows = windows.unflatten(0, (-1, len(mask)))
         added = mask[None, None]
         if relative_bias is not None:
             added = added + relative_bias
-        out = _attend(windows, added.to(heads.dtype), spec.scale, dropout).transpose(1, 2)
-        outs.append(out.flatten(0, 1).flatten(1).unflatten(0, group.shape[:2]))
+        out = _attend(windows, added.to(heads.dtype), spec.scale, dropout)
+        tokens = out.transpose(1, 2).flatten(0, 1)
+        tokens = tokens.flatten(1).unflatten(0, group.shape[:2])
+        outs.append(tokens)
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-def _attend(windows: Tensor, added: Tensor, scale: float, dropout: float) -> Tensor:
+def _attend(
+    windows: Tensor,
+    added: Tensor,
+    scale: float,
+    dropout: float,
+) -> Tensor:
     """Attend within windows, (n, T, 3, A, D), a limited number at a time: (n, A, T, D)."""
     if len(windows) > MAX_WINDOWS:
-        return torch.cat([_attend(part, added, scale, dropout) for part in windows.split(MAX_WINDOWS)])
+        parts = windows.split(MAX_WINDOWS)
+        return torch.cat([_attend(part, added, scale, dropout) for part in parts])
     q, k, v = windows.permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
 
 
 def _attend_by_products(
-    heads: Tensor, plan: Plan, relative_bias: Tensor | None, spec: WindowSpec, dropout: float
+    heads: Tensor,
+    plan: Plan,
+    relative_bias: Tensor | None,
+    spec: WindowSpec,
+    dropout: float,
 ) -> Tensor:
     """Do the same by two products of all windows, and a softmax in float32 or higher precision between them."""
     windows = heads.unflatten(1, (-1, math.prod(spec.window)))
     q, k, v = windows.permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
     scores = (q * spec.scale) @ k.transpose(3, 4)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    scores = scores.to(dtype)
+    is_compiled = context.is_tracing()
     if relative_bias is not None:
-        bias = _stored(relative_bias) if context.is_tracing() else relative_bias
+        bias = _stored(relative_bias) if is_compiled else relative_bias
         scores = scores + bias
     if any(spec.shift):
-        is_apart = plan.regions[:, None, :, None] != plan.regions[:, None, None, :]
+        regions = _stored(plan.regions) if is_compiled else plan.regions
+        is_apart = regions[:, None, :, None] != regions[:, None, None, :]
         scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = F.dropout(scores.softmax(-1), dropout)
+    weights = scores.softmax(-1)
+    weights = F.dropout(weights, dropout)
     out = weights.to(v.dtype) @ v
     return out.transpose(2, 3).flatten(3).flatten(1, 2)
 
@@ -161,7 +194,7 @@ class _Move(torch.autograd.Function):
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
     if into_windows:
         padded = plain.pad_to_windows(x, plan.window)
-        tokens = padded.reshape(-1, len(plan.order), x.shape[3])
+        tokens = padded.flatten(1, 2)
         return tokens.index_select(1, plan.order)
     tokens = x.index_select(1, plan.slots)
-    return tokens.reshape(-1, *plan.size, x.shape[2])
+    return tokens.unflatten(1, plan.size)

@@ -49,7 +49,12 @@ def window_grid(height: int, width: int, window: Pair) -> Pair:
     return rows, columns
 
 
-def sources(side: int, window: int, shift: int, device: torch.device | None = None) -> Tensor:
+def sources(
+    side: int,
+    window: int,
+    shift: int,
+    device: torch.device | None = None,
+) -> Tensor:
     """Return, along one axis, the row of the padded map in each slot of each window: (windows, window)."""
     padded = (side + window - 1) // window * window
     row = torch.arange(padded, device=device) + shift
@@ -67,7 +72,12 @@ def split_edge(windows: int, shift: int) -> list[int]:
     return [windows - 1, 1]
 
 
-def slots(side: int, window: int, shift: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def slots(
+    side: int,
+    window: int,
+    shift: int,
+    device: torch.device | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return, along one axis, the window of each row of the map and the row's slot in it: (side,) each."""
     padded = (side + window - 1) // window * window
     row = torch.arange(side, device=device) - shift
@@ -81,7 +91,13 @@ def outer(y: Tensor, x: Tensor) -> Tensor:
     return grid.flatten(2).flatten(0, 1)
 
 
-def region_ids(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
+def region_ids(
+    height: int,
+    width: int,
+    window: Pair,
+    shift: Pair,
+    device: torch.device | None = None,
+) -> Tensor:
     """Return the region of each slot; slots of one window in the same region were neighbours before the roll.
 
     The roll moves the first ``shift`` rows and columns to the opposite edge, so the last row and the last column of
@@ -124,11 +140,14 @@ def relative_position_bias(table: Tensor, window: Pair) -> Tensor:
     offsets = table.unflatten(0, (2 * height - 1, 2 * width - 1))
     views = offsets.unfold(0, height, 1).unfold(1, width, 1)  # (qy, qx, A, reversed ky, reversed kx)
     bias = views.permute(2, 0, 1, 3, 4).flip(3, 4)
-    tokens = height * width
-    return bias.reshape(-1, tokens, tokens)
+    return bias.flatten(3).flatten(1, 2)
 
 
-def log_spaced_offsets(window: Pair, trained: Pair, device: torch.device | None = None) -> Tensor:
+def log_spaced_offsets(
+    window: Pair,
+    trained: Pair,
+    device: torch.device | None = None,
+) -> Tensor:
     """Return the offsets of a window's bias table in the log-spaced coordinates of Swin V2.
 
     The outermost offsets of the window used in training are -1.06 and 1.06, which is log8(1 + 8).

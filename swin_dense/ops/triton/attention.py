@@ -35,7 +35,11 @@ MAX_TOKENS = 256
 _PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
-def unsupported_reason(x: Tensor, spec: WindowSpec, dropout: float = 0.0) -> str | None:
+def unsupported_reason(
+    x: Tensor,
+    spec: WindowSpec,
+    dropout: float = 0.0,
+) -> str | None:
     """Return why the kernel cannot run on a map, (B, H, W, C), or None."""
     reason = gpu.unsupported_reason(x)
     if reason is not None:
@@ -51,7 +55,11 @@ def unsupported_reason(x: Tensor, spec: WindowSpec, dropout: float = 0.0) -> str
 
 
 def window_attention(
-    x: Tensor, project: Projection, relative_bias: Tensor | None, spec: WindowSpec, dropout: float = 0.0
+    x: Tensor,
+    project: Projection,
+    relative_bias: Tensor | None,
+    spec: WindowSpec,
+    dropout: float = 0.0,
 ) -> Tensor:
     """See :func:`swin_dense.ops.window_attention`.
 
@@ -90,7 +98,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output and, for the backward pass, the log-sum-exp of the scores of each query."""
     launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
-    qkv, relative_bias = qkv.contiguous(), launch.prepare(relative_bias)
+    qkv = qkv.contiguous()
+    relative_bias = launch.prepare(relative_bias)
     out, lse = _forward_fake(qkv, relative_bias, num_heads, window_size, shift, scale)
     launch(kernels.forward, qkv, relative_bias, out, lse, bias=relative_bias)
     return out, lse
@@ -105,11 +114,13 @@ def _forward_fake(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    batch, height, width, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2], qkv.shape[3] // 3
+    batch, height, width, channels = qkv.shape
     rows, columns = window_grid(height, width, (window_size[0], window_size[1]))
-    out = qkv.new_empty(batch, height, width, channels)
+    windows = batch * rows * columns
     tokens = window_size[0] * window_size[1]
-    return out, qkv.new_empty(batch * rows * columns, num_heads, tokens, dtype=torch.float32)
+    out = qkv.new_empty(batch, height, width, channels // 3)
+    lse = qkv.new_empty(windows, num_heads, tokens, dtype=torch.float32)
+    return out, lse
 
 
 @compat.custom_op(
@@ -131,7 +142,9 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of qkv and, in float32, of relative_bias."""
     launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
-    grad_out, qkv, bias = grad_out.contiguous(), qkv.contiguous(), launch.prepare(relative_bias)
+    grad_out = grad_out.contiguous()
+    qkv = qkv.contiguous()
+    bias = launch.prepare(relative_bias)
     grad_qkv = torch.empty_like(qkv)
     new = qkv.new_empty if launch.tiles == 1 else qkv.new_zeros  # with several tiles, the kernel accumulates into it
     partials = new(launch.strips, *relative_bias.shape, dtype=torch.float32)
@@ -154,17 +167,27 @@ def _backward_fake(
     shift: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    return qkv.new_empty(qkv.shape), relative_bias.new_empty(relative_bias.shape, dtype=torch.float32)
+    grad_qkv = qkv.new_empty(qkv.shape)
+    grad_bias = relative_bias.new_empty(relative_bias.shape, dtype=torch.float32)
+    return grad_qkv, grad_bias
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(
+    ctx: Any,
+    inputs: tuple[Any, ...],
+    output: tuple[Tensor, Tensor],
+) -> None:
     qkv, relative_bias, *ctx.geometry = inputs
     ctx.save_for_backward(qkv, relative_bias, *output)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any,
+    grad_out: Tensor,
+    _: None,
+) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     grad_qkv, grad_bias = _backward(grad_out, *saved, *ctx.geometry)
     return grad_qkv, grad_bias.to(saved[1].dtype), None, None, None, None
@@ -191,9 +214,11 @@ class _Launch:
         shift: Pair,
         scale: float,
     ) -> None:
-        batch, height, width, channels = shape[0], shape[1], shape[2], shape[3] // 3
+        batch, height, width, channels = shape
         rows, columns = window_grid(height, width, window_size)
-        windows, tokens, head_dim = batch * rows * columns, window_size[0] * window_size[1], channels // num_heads
+        windows = batch * rows * columns
+        tokens = window_size[0] * window_size[1]
+        head_dim = channels // 3 // num_heads
         tuning = parameters(tokens, head_dim, dtype)
         self.tiles = tiles(tokens, head_dim, dtype)
         programs = _PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors(device)
@@ -218,10 +243,19 @@ class _Launch:
         }
 
     @classmethod
-    def of(cls, qkv: Tensor, num_heads: int, window_size: Sequence[int], shift: Sequence[int], scale: float) -> _Launch:
+    def of(
+        cls,
+        qkv: Tensor,
+        num_heads: int,
+        window_size: Sequence[int],
+        shift: Sequence[int],
+        scale: float,
+    ) -> _Launch:
         """Return the launch for an input, which is cached by its shape, dtype and device."""
-        window, by = (window_size[0], window_size[1]), (shift[0], shift[1])
-        return _launch(tuple(qkv.shape), qkv.dtype, qkv.device, num_heads, window, by, scale)
+        shape = tuple(qkv.shape)
+        window = (window_size[0], window_size[1])
+        shift = (shift[0], shift[1])
+        return _launch(shape, qkv.dtype, qkv.device, num_heads, window, shift, scale)
 
     def prepare(self, bias: Tensor) -> Tensor:
         """Return the bias in the layout that the kernels read: contiguous if a window has several tiles."""
@@ -243,7 +277,11 @@ def tiles(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
     return -(-tokens // parameters(tokens, head_dim, dtype)['BLOCK'])
 
 
-def parameters(tokens: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+def parameters(
+    tokens: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> dict[str, int]:
     """Return the launch parameters of the kernels for a window size: tile size, warps and stages."""
     block = _block(tokens, head_dim, dtype)
     is_heavy = dtype == torch.float32 or head_dim == 64
@@ -260,5 +298,7 @@ def _block(tokens: int, head_dim: int, dtype: torch.dtype) -> int:
         return 16 if tokens <= 16 else 32
     if dtype == torch.float32 and head_dim == 64:
         return 32  # a tile of side 64 does not fit into registers
-    padded = {block: -(-tokens // block) * block for block in (64, 32)}
-    return min(padded, key=padded.__getitem__)
+    # The side that needs fewer padding tokens.
+    padded_by_64 = -(-tokens // 64) * 64
+    padded_by_32 = -(-tokens // 32) * 32
+    return 64 if padded_by_64 <= padded_by_32 else 32

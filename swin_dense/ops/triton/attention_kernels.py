@@ -78,7 +78,15 @@ def _store(pointer, token, is_inside, stride, channel, value):
 
 
 @triton.jit
-def _load_keys(qkv, window, key, canvas, channels, channel, WINDOW: tl.constexpr):
+def _load_keys(
+    qkv,
+    window,
+    key,
+    canvas,
+    channels,
+    channel,
+    WINDOW: tl.constexpr,
+):
     """Load k and v of a tile of keys, with zeros outside of the window."""
     token, is_inside = _locate(window, key, canvas, WINDOW)
     k = _load(qkv + channels, token, is_inside, 3 * channels, channel)
@@ -87,7 +95,15 @@ def _load_keys(qkv, window, key, canvas, channels, channel, WINDOW: tl.constexpr
 
 
 @triton.jit
-def _load_bias(bias, strides, head, q_start, k_start, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+def _load_bias(
+    bias,
+    strides,
+    head,
+    q_start,
+    k_start,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Load the bias of a tile in units of log 2, with minus infinity for keys outside of the window."""
     query = q_start + tl.arange(0, BLOCK)
     key = k_start + tl.arange(0, BLOCK)
@@ -100,7 +116,15 @@ def _load_bias(bias, strides, head, q_start, k_start, TOKENS: tl.constexpr, BLOC
 
 
 @triton.jit
-def _put_tile(matrix, tile, q_start, k_start, ADDS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+def _put_tile(
+    matrix,
+    tile,
+    q_start,
+    k_start,
+    ADDS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Write a tile of a (T, T) matrix, or add to it; no other program may access this tile.
 
     Additions are atomic even though only one program writes: the loads and stores of an element in different iterations
@@ -118,7 +142,18 @@ def _put_tile(matrix, tile, q_start, k_start, ADDS: tl.constexpr, TOKENS: tl.con
 
 
 @triton.jit
-def _scores(q, k, bias, scale, window, query, key, canvas, WINDOW: tl.constexpr, PENALTY: tl.constexpr):
+def _scores(
+    q,
+    k,
+    bias,
+    scale,
+    window,
+    query,
+    key,
+    canvas,
+    WINDOW: tl.constexpr,
+    PENALTY: tl.constexpr,
+):
     """Return the scores of a tile of queries and keys in units of log 2."""
     scores = dot(q, tl.trans(k)) * (scale * _LOG2E) + bias
     _, row, column, rows, columns = _place(window, canvas, WINDOW)
@@ -180,7 +215,18 @@ def forward(
                 bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             key = k_start + tl.arange(0, BLOCK)
             k, v = _load_keys(qkv, window, key, canvas, channels, channel, WINDOW)
-            scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
+            scores = _scores(
+                q,
+                k,
+                bias_tile,
+                scale,
+                window,
+                query,
+                key,
+                canvas,
+                WINDOW,
+                PENALTY,
+            )
             new_top = tl.maximum(top, tl.max(scores, 1))
             weights = tl.exp2(scores - new_top[:, None])
             fade = tl.exp2(top - new_top)
@@ -248,7 +294,18 @@ def backward_queries(
             bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             key = k_start + tl.arange(0, BLOCK)
             k, v = _load_keys(qkv, window, key, canvas, channels, channel, WINDOW)
-            scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
+            scores = _scores(
+                q,
+                k,
+                bias_tile,
+                scale,
+                window,
+                query,
+                key,
+                canvas,
+                WINDOW,
+                PENALTY,
+            )
             weights = tl.exp2(scores - q_lse[:, None])
             d_weights = dot(d_out, tl.trans(v))
             d_scores = weights * (d_weights - q_delta[:, None])
@@ -319,7 +376,18 @@ def backward_keys(
             d_out = _load(grad_out, token, is_inside, channels, channel)
             # Infinity gives zero weights to queries outside of the window.
             q_lse = tl.load(lse + first + query, mask=is_inside, other=float('inf'))
-            scores = _scores(q, k, bias_tile, scale, window, query, key, canvas, WINDOW, PENALTY)
+            scores = _scores(
+                q,
+                k,
+                bias_tile,
+                scale,
+                window,
+                query,
+                key,
+                canvas,
+                WINDOW,
+                PENALTY,
+            )
             weights = tl.exp2(scores - q_lse[:, None])
             d_weights = dot(d_out, tl.trans(v))
             if TILES == 1:
