@@ -363,7 +363,7 @@ class SwinBackbone(HubMixin):
         )
         if not fits:
             raise options.image_error(img, self.in_channels, dtype)
-        if img.device.type == 'cpu' and not context.is_exporting():
+        if img.is_cpu and not context.is_exporting():
             memory.keep_freed()
         x = self.patch_embed(img)
         if hidden is not None and mask_token is not None:

@@ -36,8 +36,8 @@ def needs_plain_operations(x: Tensor) -> bool:
     if is_transformed() or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
         return True
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU. A default device is a mode too.
-    modes = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
-    return x.device.type == 'cpu' and (bool(modes) or _get_current_dispatch_mode() is not None)
+    is_in_mode = any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+    return x.is_cpu and (is_in_mode or _get_current_dispatch_mode() is not None)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -124,15 +124,13 @@ def _attend_by_groups(
     outs = []
     groups = heads.split(plan.groups, 1)
     for group, mask in zip(groups, plan.masks, strict=True):
-        windows = group.flatten(0, 1)
-        windows = windows.unflatten(0, (-1, len(mask)))
+        windows = group.flatten(0, 1).unflatten(0, (-1, len(mask)))
         added = mask[None, None]
         if relative_bias is not None:
             added = added + relative_bias
         out = _attend(windows, added.to(heads.dtype), spec.scale, dropout)
         tokens = out.transpose(1, 2).flatten(0, 1)
-        tokens = tokens.flatten(1).unflatten(0, group.shape[:2])
-        outs.append(tokens)
+        outs.append(tokens.flatten(1).unflatten(0, group.shape[:2]))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
@@ -194,7 +192,7 @@ class _Move(torch.autograd.Function):
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
     if into_windows:
         padded = plain.pad_to_windows(x, plan.window)
-        tokens = padded.flatten(1, 2)
+        tokens = padded.reshape(-1, len(plan.order), x.shape[3])
         return tokens.index_select(1, plan.order)
     tokens = x.index_select(1, plan.slots)
-    return tokens.unflatten(1, plan.size)
+    return tokens.reshape(-1, *plan.size, x.shape[2])

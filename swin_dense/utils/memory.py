@@ -14,6 +14,7 @@ KEEP_VARIABLE = 'SWIN_DENSE_KEEP_MEMORY'
 
 # Constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST = (1 << 31) - 1  # of an int
 _GLIBC_THRESHOLD = 128 << 10  # the default of both
 
 
@@ -38,7 +39,7 @@ def _keep_freed() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     # glibc before 2.35 refuses more than 32 MiB.
     is_set = mallopt(_M_MMAP_THRESHOLD, 1 << 30) or mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-    return bool(is_set and mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1))
+    return bool(is_set and mallopt(_M_TRIM_THRESHOLD, _LARGEST))
 
 
 def give_back() -> None:
