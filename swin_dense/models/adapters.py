@@ -68,7 +68,8 @@ class Mona(nn.Module):
         low = plain.to_maps(self.down(scaled))
         low = low + sum(conv(low) for conv in self.convs) / len(self.convs)
         low = low + self.mix(low)
-        return x + self.up(self.drop(self.act(low)).permute(0, 2, 3, 1))
+        low = self.drop(self.act(low))
+        return x + self.up(low.permute(0, 2, 3, 1))
 
 
 class MonaBlock(SwinBlock):
@@ -110,12 +111,14 @@ class LoRALinear(Linear):
         nn.init.zeros_(self.lora_B)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + linear(linear(self.lora_drop(x), self.lora_A), self.lora_B)
+        low = linear(self.lora_drop(x), self.lora_A)
+        return super().forward(x) + linear(low, self.lora_B)
 
     def merged(self) -> Linear:
         """Return a layer without the pair that computes the same, up to rounding."""
         layer = Linear(self.in_features, self.out_features, self.bias is not None, device='meta')
-        layer.weight = nn.Parameter(self.weight.detach() + self.lora_B.detach() @ self.lora_A.detach())
+        product = self.lora_B.detach() @ self.lora_A.detach()
+        layer.weight = nn.Parameter(self.weight.detach() + product)
         layer.bias = self.bias
         return layer.train(self.training)
 

@@ -164,7 +164,9 @@ def log_spaced_offsets(
     for side, trained_side in zip(window, trained, strict=True):
         offsets = torch.arange(1 - side, side, dtype=torch.float32, device=device)
         offsets = offsets / max(trained_side - 1, 1) * 8
-        distances = (offsets.abs() + 1).log2() / math.log2(8)
+        distances = (offsets.abs() + 1).log2()
+        distances = distances / math.log2(8)
         sides.append(offsets.sign() * distances)
     y, x = torch.meshgrid(*sides, indexing='ij')
-    return torch.stack([y, x], dim=-1).flatten(0, 1)
+    grid = torch.stack([y, x], dim=-1)
+    return grid.flatten(0, 1)

@@ -115,9 +115,10 @@ def _forward_fake(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     batch, height, width, channels = qkv.shape
-    rows, columns = window_grid(height, width, (window_size[0], window_size[1]))
+    window = (window_size[0], window_size[1])
+    rows, columns = window_grid(height, width, window)
     windows = batch * rows * columns
-    tokens = window_size[0] * window_size[1]
+    tokens = window[0] * window[1]
     out = qkv.new_empty(batch, height, width, channels // 3)
     lse = qkv.new_empty(windows, num_heads, tokens, dtype=torch.float32)
     return out, lse
@@ -264,7 +265,8 @@ class _Launch:
     def __call__(self, kernel: Any, *tensors: Tensor, bias: Tensor) -> None:
         if self._grid[0] == 0:
             return
-        strides = dict(zip(('bias_head', 'bias_query', 'bias_key'), bias.stride(), strict=True))
+        names = ('bias_head', 'bias_query', 'bias_key')
+        strides = dict(zip(names, bias.stride(), strict=True))
         with torch.cuda.device_of(bias):
             kernel[self._grid](*tensors, **strides, **self._arguments)
 
@@ -285,9 +287,12 @@ def parameters(
     """Return the launch parameters of the kernels for a window size: tile size, warps and stages."""
     block = _block(tokens, head_dim, dtype)
     is_heavy = dtype == torch.float32 or head_dim == 64
+    warps = 2 if block == 16 else 4
+    if is_heavy:
+        warps *= 2
     return {
         'BLOCK': block,
-        'num_warps': (2 if block == 16 else 4) * (2 if is_heavy else 1),
+        'num_warps': warps,
         'num_stages': 1 if dtype == torch.float32 else 2,
     }
 
