@@ -26,8 +26,8 @@ TRAIN = '--mode train --ours auto auto+cp --size 512 512 --batch 2'
 PAGES = {
     'speed': (
         f'alone.py {OTHERS} --json benchmarks/{{kind}}_alone.json',
-        f'alone.py --form compiled --turns 2 {OTHERS} --json benchmarks/{{kind}}_alone_compiled.json',
-        f'alone.py --form bfloat16 --turns 2 {OTHERS} --json benchmarks/{{kind}}_alone_bfloat16.json',
+        f'alone.py --form compiled {OTHERS} --json benchmarks/{{kind}}_alone_compiled.json',
+        f'alone.py --form bfloat16 {OTHERS} --json benchmarks/{{kind}}_alone_bfloat16.json',
         f'{COMPARE} --size 224 224 --rounds 8 --no-memory --json benchmarks/{{kind}}_infer_224.json',
         f'{COMPARE} --size 224 224 --batch 8 --rounds 3 --no-memory --json benchmarks/{{kind}}_infer_8x224.json',
         f'{COMPARE} --size 512 512 --rounds 4 --no-memory --json benchmarks/{{kind}}_infer_512.json',
