@@ -1,8 +1,9 @@
-"""Estimate the GPU memory of training without a GPU.
+"""Estimate the GPU memory of training without a GPU, or measure it on one.
 
 Of Swin-L for a sequence of settings (rungs) that reduce it, and of Swin-T, B and L with adapters.
 
     python benchmarks/memory_ladder.py --json benchmarks/memory_ladder.json
+    python benchmarks/memory_ladder.py --measure benchmarks/h200_memory.json
 
 The backbone runs forward and backward on torch's meta device under the casting rules of CUDA autocast, with attention
 as a GPU computes it: one operation that saves its inputs and its output, and one for its gradients. The peak is that of
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,14 +225,56 @@ def train_once(model: nn.Module, img: Tensor, dtype: torch.dtype, counter: PeakC
     return kept
 
 
-def count_all() -> list[dict[str, Any]]:
-    """Count all rungs. The changes of settings are cumulative."""
+def measure_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int] = SIZE) -> dict[str, Any]:
+    """Measure on a GPU what :func:`count_rung` counts, and the milliseconds of the step."""
+    settings = dict(settings)
+    batch, dtype = settings.pop('batch'), getattr(torch, settings.pop('dtype'))
+    with torch.device('cuda'):
+        model = SwinBackbone(arch, **{'window_size': WINDOW, 'drop_path_rate': 0.0, **settings}).train()
+        img = torch.randn(batch, 3, *size)
+    for _ in range(3):  # the first pass also fills caches
+        model.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        start = time.perf_counter()
+        with torch.autocast('cuda', dtype, enabled=dtype != torch.float32):
+            maps = model(img)
+        kept = torch.cuda.memory_allocated() - before - sum(level.nbytes for level in maps)
+        trained = [level for level in maps if level.requires_grad]
+        torch.autograd.backward(trained, [torch.ones_like(level) for level in trained])
+        torch.cuda.synchronize()
+        milliseconds = 1e3 * (time.perf_counter() - start)
+        peak = torch.cuda.max_memory_allocated() - before
+        del maps, trained
+    return {'kept': kept, 'peak': peak, 'milliseconds': milliseconds}
+
+
+def ladder() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the settings of each rung. The changes of settings are cumulative."""
     settings: dict[str, Any] = {'batch': 2, 'dtype': 'float32', 'with_cp': False, 'frozen_stages': -1}
-    rungs = []
     for name, change in RUNGS:
         settings.update(change)
-        rungs.append({'name': name, 'settings': dict(settings), **count_rung(settings)})
+        yield name, dict(settings)
+
+
+def count_all() -> list[dict[str, Any]]:
+    """Count all rungs."""
+    rungs = []
+    for name, settings in ladder():
+        rungs.append({'name': name, 'settings': settings, **count_rung(settings)})
         print(f'{name}: {rungs[-1]["total"] / 1e9:.1f} GB', flush=True)
+    return rungs
+
+
+def measure_all() -> list[dict[str, Any]]:
+    """Measure all rungs, with torch's attention and with the kernel."""
+    rungs = []
+    for name, settings in ladder():
+        for backend in ('sdpa', 'triton'):
+            rungs.append({'name': name, 'backend': backend, **measure_rung({**settings, 'attn_backend': backend})})
+            kept, peak, milliseconds = (rungs[-1][key] for key in ('kept', 'peak', 'milliseconds'))
+            print(f'{name}, {backend}: {kept / 1e9:.2f} GB, {peak / 1e9:.2f} GB, {milliseconds:.0f} ms', flush=True)
     return rungs
 
 
@@ -277,7 +321,12 @@ def table(rungs: list[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--json', type=Path, help='write all counts to this file')
+    parser.add_argument('--measure', type=Path, help='run the settings of Swin-L on a GPU, and write what they need')
     args = parser.parse_args()
+    if args.measure:
+        measured = {'device': torch.cuda.get_device_name(), 'torch': torch.__version__, 'rungs': measure_all()}
+        args.measure.write_text(json.dumps(measured, indent=1) + '\n')
+        return
     rungs = count_all()
     print(*table(rungs), sep='\n')
     methods = count_methods()

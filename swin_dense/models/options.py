@@ -154,8 +154,8 @@ def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
     return [list(itertools.islice(rates, depth)) for depth in depths]
 
 
-def image_error(img: object, in_channels: int, dtype: torch.dtype | None) -> Exception:
-    """Return the error for an image that a backbone with these channels, and weights of this dtype, cannot take."""
+def image_error(img: object, in_channels: int, dtypes: list[torch.dtype]) -> Exception:
+    """Return the error for an image that a backbone with these channels, and weights of these dtypes, cannot take."""
     if isinstance(img, torch.fx.Proxy):
         return TypeError(
             'torch.fx cannot trace this backbone, because its windows depend on the image size; select maps with '
@@ -177,6 +177,7 @@ def image_error(img: object, in_channels: int, dtype: torch.dtype | None) -> Exc
         )
     if 0 in img.shape[2:]:
         return ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
+    dtype = dtypes[0]
     return TypeError(
         f'img is {img.dtype}, but the weights are {dtype}; convert one of them, for example img.to({dtype}), '
         'or run the backbone under torch.autocast'

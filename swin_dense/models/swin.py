@@ -352,17 +352,17 @@ class SwinBackbone(HubMixin):
             One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage. With ``return_stages``, a pair of
             these and of one pair of maps (B, H_i, W_i, C_i) per stage, without output norms.
         """
-        dtype = getattr(next(self.patch_embed.parameters(), img), 'dtype', None)
+        dtypes = [parameter.dtype for parameter in self.patch_embed.parameters()]
         fits = (
             isinstance(img, Tensor)
             and img.is_floating_point()
             and img.ndim == 4
             and img.shape[1] == self.in_channels
             and 0 not in img.shape[2:]
-            and (img.dtype == dtype or compat.is_autocast_enabled(img.device.type))
+            and (img.dtype in dtypes[:1] or not dtypes or compat.is_autocast_enabled(img.device.type))
         )
         if not fits:
-            raise options.image_error(img, self.in_channels, dtype)
+            raise options.image_error(img, self.in_channels, dtypes)
         if img.is_cpu and not context.is_exporting():
             memory.keep_freed()
         x = self.patch_embed(img)

@@ -1,4 +1,4 @@
-"""Functions that older versions of torch (2.1 to 2.6) lack, under the names that they have in newer versions.
+"""Functions that older versions of torch (2.1 to 2.11) lack, under the names that they have in newer versions.
 
 When the older versions are no longer supported, callers can use torch's functions and this file can be removed.
 """
@@ -14,8 +14,8 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 # Module constants, so that torch.compile does not need to trace the comparisons.
-_HAS_2_3, _HAS_2_4, _HAS_2_5, _HAS_2_6, _HAS_2_7 = (
-    TorchVersion(torch.__version__) >= f'2.{minor}' for minor in range(3, 8)
+_HAS_2_3, _HAS_2_4, _HAS_2_5, _HAS_2_6, _HAS_2_8, _HAS_2_12 = (
+    TorchVersion(torch.__version__) >= f'2.{minor}' for minor in (3, 4, 5, 6, 8, 12)
 )
 
 # The dtype of images with 16 bits per channel; torch.uint16 exists since 2.3.
@@ -59,8 +59,15 @@ def assume_constant_result(function: Callable[..., Any]) -> Any:
 
 
 is_compiling = torch.compiler.is_compiling if _HAS_2_3 else torch._utils.is_compiling
-# Before 2.7, torch cannot distinguish an export from a compilation.
-is_exporting = torch.compiler.is_exporting if _HAS_2_7 else is_compiling
+
+
+def _is_exporting() -> bool:
+    return torch.compiler._is_exporting_flag  # in a compilation, is_exporting() is true before 2.12
+
+
+# Before 2.8, torch cannot distinguish an export from a compilation.
+_is_exporting_since_2_8 = torch.compiler.is_exporting if _HAS_2_12 else _is_exporting
+is_exporting = _is_exporting_since_2_8 if _HAS_2_8 else is_compiling
 
 
 def _is_autocast_enabled(device_type: str) -> bool:

@@ -66,7 +66,7 @@ def test_adapters_train_in_one_graph_as_without_compilation(adapter, with_cp):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < '2.7', reason='older versions cannot tell a compilation from an export')
+@pytest.mark.skipif(torch.__version__ < '2.8', reason='older versions cannot tell a compilation from an export')
 @pytest.mark.parametrize('size', [(28, 28), (120, 70)], ids=['one window', 'many windows'])
 @pytest.mark.parametrize('trains_bias', [True, False])
 def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias):
