@@ -6,9 +6,9 @@
     python benchmarks/benchmark.py --sweep --rounds 3 --peers --plot cost.png
 
 All models run in one process with the same weights and image. They take turns in each round, in a random order, so
-that other load affects all of them. Memory on a CPU is measured in three separate processes per model: the peak above the
-memory after a pass over a small image. A training step is a forward and a backward pass, without the optimizer step, which is
-the same for all models.
+that other load affects all of them. Memory on a CPU is measured in three separate processes per model: the peak above
+the memory after a pass over a small image. A training step is a forward and a backward pass, without the optimizer
+step, which is the same for all models.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Compare the implementations of window attention on a GPU: errors against float64, times and memory.
 
-    python benchmarks/gpu_attention.py --json benchmarks/h100_attention.json
+    python benchmarks/gpu_attention.py --json benchmarks/h200_attention.json
 
-The cases are those of ``swin-dense doctor --time``: the first and the third stage of a Swin-T at 800 x 1344 pixels, with
-windows of 7 and 12. 'products' is what a CPU uses in training: two matrix products, and a softmax between them. Errors
-are the largest absolute differences from the plain operations in float64, relative to the largest value. Times are the
-sums of those of all kernels, of attention with its projection of queries, keys and values, without its output layer.
+The cases are those of ``swin-dense doctor --time``: the first and the third stage of a Swin-T at 800 x 1344 pixels,
+with windows of 7 and 12. 'products' is what a CPU uses in training: two matrix products, and a softmax between them.
+Errors are the largest absolute differences from the plain operations in float64, relative to the largest value. Times
+are the sums of those of all kernels, of attention with its projection of queries, keys and values, without its output
+layer.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def main() -> None:
             'torch': torch.__version__,
             'triton': triton.__version__,
         }
-        args.json.write_text(json.dumps({'machine': machine, 'rows': rows}, indent=1) + '\n')
+        command = f'python benchmarks/gpu_attention.py --json {args.json}'
+        args.json.write_text(json.dumps({'command': command, 'machine': machine, 'rows': rows}, indent=1) + '\n')
 
 
 def measure(case: Case, backend: str, exact: dict[str, torch.Tensor]) -> dict[str, Any]:
