@@ -4,6 +4,7 @@
 # make test-core  run the quick tests that need torch but no mm package
 # make test-oldest, test-newest, test-onedl  run the core's tests and training on other stacks: see noxfile.py,
 #                                            benchmarks/stacks.json
+# make test-between  compile and export with versions of torch between the oldest and the newest
 # make test-compiled  run the tests that use mm packages with a compiled mmcv
 # make test-converters  convert exported files for ExecuTorch, LiteRT and Core ML, and compare them
 # make test-ray  test the example for Ray Data
@@ -32,7 +33,7 @@ CORE_READY := .venv-core/ready
 # More processes than the two cores of a small machine, because tests wait for the programs that they start.
 PYTEST := -m pytest -n 3 --dist worksteal
 
-.PHONY: setup requirements demo test test-all test-core test-oldest test-newest test-onedl test-compiled test-converters lint FORCE
+.PHONY: setup requirements demo test test-all test-core test-oldest test-newest test-between test-onedl test-compiled test-converters lint FORCE
 setup: $(READY)
 
 $(READY): requirements/dev.txt requirements/mmcv.txt mmcv_lite_ops/pyproject.toml mmcv_lite_ops/mmcv/_ext.py \
@@ -77,7 +78,7 @@ test-core: $(CORE_READY)
 	.venv-nox/bin/pip install -q 'nox[uv]==2026.10.20'
 
 # Each target is a session of noxfile.py, which chooses the Python.
-test-oldest test-newest test-onedl test-compiled test-converters: test-%: .venv-nox/bin/nox
+test-oldest test-newest test-between test-onedl test-compiled test-converters: test-%: .venv-nox/bin/nox
 	.venv-nox/bin/nox --session $*
 
 lint: $(READY)

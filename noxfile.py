@@ -57,6 +57,18 @@ def onedl(session: nox.Session) -> None:
     run(session, *mm, *FILES, 'pycocotools==2.0.11', 'ftfy==6.3.1', 'regex==2026.11.15')
 
 
+@nox.session(python='3.12')
+@nox.parametrize('torch', ['2.8.0', '2.10.0'])
+def between(session: nox.Session, torch: str) -> None:
+    """The first torch that compiles attention as it is without, and the first that exports every format."""
+    onnx = ['onnx==1.23.2', 'onnxscript==0.7.2', 'onnxruntime==1.31.1']
+    session.install(f'torch=={torch}', 'numpy==2.2.6', *TESTS, *FILES, *onnx)
+    tests = ['tests/models/test_compile.py']
+    if torch != '2.8.0':
+        tests.append('tests/export')
+    session.run('python', '-m', 'pytest', *tests, *session.posargs)
+
+
 @nox.session(venv_backend='none')
 def compiled(session: nox.Session) -> None:
     """The packages of `make setup` with a compiled mmcv: tests that use it, some of which compare its operators."""

@@ -161,10 +161,12 @@ def outputs_of(result: Any) -> list[Tensor]:
 
 
 def _program(model: nn.Module, interface: Interface) -> torch.export.ExportedProgram:
-    if TorchVersion(torch.__version__) < '2.7':
+    free_sides = [axis for axes in interface.free for axis in axes if axis > 0]  # the first axis is the batch
+    needed = '2.10' if free_sides else '2.9'
+    if TorchVersion(torch.__version__) < needed:
         raise ImportError(
-            '.onnx and .pt2 files and .ts files for a fixed size need torch 2.7 or later, '
-            f'got {torch.__version__}; only .ts files for any size work here'
+            f'.onnx and .pt2 files for any size need torch 2.10 or later, and files for one size 2.9, got '
+            f'{torch.__version__}; .ts files for any size work here'
         )
     from torch.fx.experimental import _config as symbolic_shapes
 

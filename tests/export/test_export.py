@@ -83,6 +83,14 @@ def test_pooling_equals_torchs(height, width, rows, columns):
     torch.testing.assert_close(RecordedPool(rows, columns)(x), expected)
 
 
+@pytest.mark.parametrize(('version', 'dynamic'), [('2.9.1', True), ('2.8.0', False)])
+def test_a_torch_that_cannot_write_a_file_is_refused_by_name(version, dynamic, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, '__version__', version)
+    with pytest.raises(ImportError, match=rf'2\.10 or later.*2\.9, got {version}'):
+        export_model(build(), tmp_path / 'tiny.pt2', dynamic=dynamic)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize('shapes', [SHAPES[::3], pytest.param(SHAPES, marks=pytest.mark.long)], ids=['some', 'all'])

@@ -118,7 +118,7 @@ def test_an_exported_program_has_a_dynamic_batch_and_no_custom_operators():
 
 
 @pytest.mark.slow
-@needs_whole_graphs
+@pytest.mark.skipif(torch.__version__ < '2.10', reason='torch 2.9 refuses sizes for which a graph of 2.10 is valid')
 def test_torchs_own_export_with_dynamic_sizes():
     """Without this setting, torch makes an error of sizes with one window where the example has several."""
     from torch.fx.experimental import _config
