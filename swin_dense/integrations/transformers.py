@@ -21,7 +21,7 @@ from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.load import find_backbone, load_found
 from swin_dense.integrations import require, set_checkpointing
 from swin_dense.models.create import BACKBONES, options_for
-from swin_dense.models.swin import SwinBackbone
+from swin_dense.models.swin import SwinBackbone, initialise
 from swin_dense.ops import plain
 from swin_dense.utils import checks
 
@@ -187,15 +187,8 @@ class SwinDenseBackbone(BackboneMixin, PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise the parameters of one module. transformers calls it for parameters missing in a checkpoint."""
-        if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, (nn.Conv2d, nn.LayerNorm)):
-            module.reset_parameters()
-        elif hasattr(module, 'reset_position'):
-            module.reset_position()
-        elif isinstance(module, SwinBackbone) and module.absolute_pos_embed is not None:
+        initialise(module)
+        if isinstance(module, SwinBackbone) and module.absolute_pos_embed is not None:
             nn.init.trunc_normal_(module.absolute_pos_embed, std=0.02)
 
     def _set_gradient_checkpointing(

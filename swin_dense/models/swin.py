@@ -286,14 +286,7 @@ class SwinBackbone(HubMixin):
         Adapters start without an effect.
         """
         for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, (nn.Conv2d, nn.LayerNorm)):
-                module.reset_parameters()
-            elif isinstance(module, WindowAttention):
-                module.reset_position()
+            initialise(module)
         if self.absolute_pos_embed is not None:
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         for module in self.modules():
@@ -410,3 +403,15 @@ def _option_names(kind: type[SwinBackbone]) -> list[str]:
 def _freeze_module(module: nn.Module) -> None:
     module.eval()
     module.requires_grad_(False)
+
+
+def initialise(module: nn.Module) -> None:
+    """Initialise the parameters of one module, without those of its children, as the official code does."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, (nn.Conv2d, nn.LayerNorm)):
+        module.reset_parameters()
+    elif isinstance(module, WindowAttention):
+        module.reset_position()

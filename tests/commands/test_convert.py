@@ -50,6 +50,13 @@ def test_the_precision_of_the_file_is_kept(tmp_path, source, file):
     assert {tensor.dtype for tensor in read_file(tmp_path / 'a.safetensors').values()} == {torch.float16}
 
 
+@pytest.mark.parametrize('option', [('--window-size', 7), ('--ema',), ('--arch', 'swin_t')])
+def test_an_adapter_is_not_converted_otherwise(tmp_path, file, option, capsys):
+    assert run(file, tmp_path / 'a.pth', '--to', 'adapter', *option) == 2
+    assert f'leave {option[0]} out' in capsys.readouterr().err
+    assert not (tmp_path / 'a.pth').exists()
+
+
 @pytest.mark.parametrize('pretrained_on', ['classifier', 'detector'])
 def test_the_file_loads_in_mmdet_by_init_cfg(tmp_path, source, file, pretrained_on):
     if pretrained_on == 'classifier':
