@@ -66,7 +66,7 @@ def between(session: nox.Session, torch: str) -> None:
     tests = ['tests/models/test_compile.py']
     if torch != '2.8.0':
         tests.append('tests/export')
-    session.run('python', '-m', 'pytest', *tests, *session.posargs)
+    session.run('python', '-m', 'pytest', '-m', 'not long', *tests, *session.posargs)
 
 
 @nox.session(venv_backend='none')
