@@ -352,7 +352,7 @@ class SwinBackbone(HubMixin):
             and img.ndim == 4
             and img.shape[1] == self.in_channels
             and 0 not in img.shape[2:]
-            and (img.dtype in dtypes[:1] or not dtypes or compat.is_autocast_enabled(img.device.type))
+            and (img.dtype in dtypes or not dtypes or compat.is_autocast_enabled(img.device.type))
         )
         if not fits:
             raise options.image_error(img, self.in_channels, dtypes)

@@ -32,7 +32,8 @@ def is_transformed() -> bool:
 def needs_plain_operations(x: Tensor) -> bool:
     """Return whether only plain, composable ATen operations may be used for ``x``."""
     if is_tracing():
-        return is_exporting() or is_transformed()  # torch.compile cannot trace the rest
+        # torch.compile cannot trace the rest. For a GPU, it fuses plain operations.
+        return is_exporting() or is_transformed() or not x.is_cpu
     if is_transformed() or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
         return True
     # FlopCounterMode, for one, does not count torch's fused attention on a CPU. A default device is a mode too.

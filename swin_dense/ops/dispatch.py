@@ -35,8 +35,8 @@ def window_attention(
             torch's attention drops weights itself and never stores them.
         backend: one of ``BACKENDS``. 'sdpa', which is 'auto', is torch's attention; on a CPU, products and a softmax
             if ``relative_bias`` needs a gradient. 'reference' consists of plain operations; all others are replaced by
-            it while a graph is exported, within torch.func, and where ``attn_drop`` must see the weights. 'triton' is a
-            kernel for NVIDIA GPUs, run on an H200.
+            it while a graph is exported, within torch.func, and where ``attn_drop`` must see the weights, and 'sdpa'
+            where torch.compile compiles for a GPU. 'triton' is a kernel for NVIDIA GPUs, run on an H200.
 
     Returns:
         (B, H, W, C).

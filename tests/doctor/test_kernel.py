@@ -25,7 +25,9 @@ def test_a_wrong_kernel_is_named(monkeypatch):
         return attend(*args) * (1.01 if args[-1] == 'triton' else 1.0)
 
     monkeypatch.setattr(kernel, 'window_attention', wrong)
-    with pytest.raises(RuntimeError, match="output of the Triton kernel errs by 1.0e-02 .* leave attn_backend='auto'"):
+    with pytest.raises(
+        RuntimeError, match=r"output of the Triton kernel errs by 1\.0e-02 .* leave attn_backend='auto'"
+    ):
         kernel.check(SMALL, CPU)
 
 

@@ -92,6 +92,16 @@ def test_attention_is_exact_and_torchs_unless_the_bias_trains(size, trains_bias)
     assert ('swin_dense.stored' in graph.code) is trains_bias
 
 
+def test_on_other_devices_attention_consists_of_operations_that_are_fused():
+    model = SwinBackbone(**TINY).to('meta')
+    backend = AotEagerAndRecordGraphs()
+    torch.compile(model, backend=backend, fullgraph=True)(torch.empty(2, 3, 60, 70, device='meta'))
+    (graph,) = backend.graphs
+    assert 'softmax' in graph.code
+    assert 'scaled_dot_product_attention' not in graph.code
+    assert 'swin_dense' not in graph.code
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(' ' in torch.__file__, reason='inductor does not quote the path of torch')
