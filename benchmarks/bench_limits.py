@@ -117,6 +117,15 @@ def elapsed(function: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
+def peak_mib(function: Callable[[], object]) -> float:
+    """Return the peak memory in MiB that a call allocates on the GPU, above the memory before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
 def summary(seconds: list[float], batch: int) -> dict[str, float]:
     """Return median, p10 and p90 in milliseconds, and images per second."""
     deciles = statistics.quantiles(seconds, n=10, method='inclusive') if len(seconds) > 1 else seconds * 9

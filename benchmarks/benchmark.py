@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 import torch
 from bench_host import processor
-from bench_limits import elapsed, matrix_products, roofline, summary
+from bench_limits import elapsed, matrix_products, peak_mib, roofline, summary
 from bench_models import PEERS, build_ours, build_peer, must_agree
 from torch import Tensor, nn
 
@@ -259,11 +259,9 @@ def memory_in_processes(name: str) -> float | None:
 def device_memory(model: nn.Module, img: Tensor, args: argparse.Namespace) -> float:
     """Return the peak memory in MiB that a step allocates on the GPU, above that of the weights."""
     model.zero_grad(set_to_none=True)
-    torch.cuda.reset_peak_memory_stats()
-    start = torch.cuda.memory_allocated()
-    step(model, img, args)
+    peak = peak_mib(lambda: step(model, img, args))
     model.zero_grad(set_to_none=True)
-    return (torch.cuda.max_memory_allocated() - start) / 2**20
+    return peak
 
 
 def peak_memory(args: argparse.Namespace) -> float:

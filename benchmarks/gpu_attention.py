@@ -21,9 +21,10 @@ from unittest import mock
 
 import torch
 import triton
+from bench_limits import peak_mib
 from torch.profiler import ProfilerActivity, profile
 
-from swin_dense.doctor.kernel import CASES, Case, _attend, _inputs, _results
+from swin_dense.doctor.kernel import CASES, Case, _attend, _inputs, _results, errors
 from swin_dense.ops import sdpa
 
 BACKENDS = ('triton', 'sdpa', 'products', 'reference')
@@ -59,12 +60,7 @@ def measure(case: Case, backend: str, exact: dict[str, torch.Tensor]) -> dict[st
     by_products = mock.patch.object(sdpa, '_attend_by_groups', sdpa._attend_by_products)
     with by_products if backend == 'products' else contextlib.nullcontext():
         chosen = 'sdpa' if backend == 'products' else backend
-        found = _results(case, chosen, case.dtype, DEVICE)
-        row['errors'] = {
-            name: ((found[name].double() - truth).abs().max() / truth.abs().max()).item()
-            for name, truth in exact.items()
-        }
-        del found
+        row['errors'] = errors(_results(case, chosen, case.dtype, DEVICE), exact)
         inputs = _inputs(case, case.dtype, DEVICE)
         with torch.no_grad():
             row['inference_ms'] = milliseconds(lambda: _attend(case, inputs, chosen))
@@ -89,15 +85,6 @@ def milliseconds(function: Callable[[], object], rounds: int = 10) -> float:
         torch.cuda.synchronize()
     kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     return sum(kernel.device_time for kernel in kernels) / rounds / 1e3
-
-
-def peak_mib(function: Callable[[], object]) -> float:
-    """Return the peak memory of a call above the memory before it."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    function()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def line(row: dict[str, Any]) -> str:

@@ -172,6 +172,18 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
     return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def prepare(
+    settings: dict[str, Any], arch: str, size: tuple[int, int], device: str
+) -> tuple[SwinBackbone, Tensor, torch.dtype]:
+    """Return the backbone and the images of a training step on a device, and the dtype of autocast."""
+    settings = dict(settings)
+    batch, dtype = settings.pop('batch'), getattr(torch, settings.pop('dtype'))
+    with torch.device(device):
+        model = SwinBackbone(arch, **{'window_size': WINDOW, 'drop_path_rate': 0.0, **settings}).train()
+        img = torch.zeros(batch, 3, *size)
+    return model, img, dtype
+
+
 def count_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int] = SIZE) -> dict[str, Any]:
     """Count the bytes and FLOPs of one training step.
 
@@ -180,11 +192,7 @@ def count_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int]
         arch: architecture of the backbone.
         size: size of the images, (H, W) in pixels.
     """
-    settings = dict(settings)
-    batch, dtype = settings.pop('batch'), getattr(torch, settings.pop('dtype'))
-    with torch.device('meta'):
-        model = SwinBackbone(arch, **{'window_size': WINDOW, 'drop_path_rate': 0.0, **settings}).train()
-        img = torch.empty(batch, 3, *size)
+    model, img, dtype = prepare(settings, arch, size, 'meta')
     for _ in range(2):  # the first pass also fills caches
         counter = PeakCounter()
         model.zero_grad()
@@ -225,13 +233,10 @@ def train_once(model: nn.Module, img: Tensor, dtype: torch.dtype, counter: PeakC
     return kept
 
 
-def measure_rung(settings: dict[str, Any], arch: str = ARCH, size: tuple[int, int] = SIZE) -> dict[str, Any]:
+def measure_rung(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure on a GPU what :func:`count_rung` counts, and the milliseconds of the step."""
-    settings = dict(settings)
-    batch, dtype = settings.pop('batch'), getattr(torch, settings.pop('dtype'))
-    with torch.device('cuda'):
-        model = SwinBackbone(arch, **{'window_size': WINDOW, 'drop_path_rate': 0.0, **settings}).train()
-        img = torch.randn(batch, 3, *size)
+    model, img, dtype = prepare(settings, ARCH, SIZE, 'cuda')
+    img.normal_()
     for _ in range(3):  # the first pass also fills caches
         model.zero_grad()
         torch.cuda.synchronize()

@@ -169,6 +169,22 @@ def alone_table(*reports: dict[str, Any]) -> str:
     return _table(['Swin-T, float32', 'processor', 'ours', *ALONE_PEERS], rows)
 
 
+def gpu_attention_table(report: dict[str, Any]) -> str:
+    """Return a table of benchmarks/gpu_attention.py: the kernel and torch's attention, in bfloat16 and float32."""
+    key = ('height', 'width', 'channels', 'window', 'dtype')
+    by_torch = {tuple(row[name] for name in key): row for row in report['rows'] if row['backend'] == 'sdpa'}
+    rows = []
+    for row in report['rows']:
+        if row['backend'] != 'triton' or row['dtype'] == 'float16':
+            continue
+        height, width, channels, window, dtype = case = tuple(row[name] for name in key)
+        for field, name in (('inference_ms', 'inference'), ('training_ms', 'with gradients')):
+            times = row[field], by_torch[case][field]
+            cells = [f'{height} x {width}, {channels} channels, {window}', dtype, name]
+            rows.append([*cells, *(f'{time:.2f} ms' for time in times), f'{times[1] / times[0]:.1f}'])
+    return _table(['map, window', 'dtype', 'pass', 'kernel', 'torch', 'ratio'], rows)
+
+
 def forms_table(*reports: dict[str, Any]) -> str:
     """Return a table of benchmarks/alone.py for models that are compiled, or run in bfloat16.
 
@@ -536,6 +552,7 @@ TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
     'speed': (CPU_REPORTS, speed_table),
     'speed alone': (ALONE_REPORTS, alone_table),
     'speed forms': (FORM_REPORTS, forms_table),
+    'gpu attention': (['h200_attention.json'], gpu_attention_table),
     'processors': (ALONE_REPORTS, processors_table),
     'checkpointing': (_by_processor('checkpointing'), checkpointing.table),
     'revisions small core': (

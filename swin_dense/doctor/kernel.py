@@ -62,15 +62,20 @@ def examine() -> str:
 def check(case: Case, device: torch.device) -> None:
     """Raise RuntimeError if the kernel's output or a gradient errs more than torch in the same dtype may."""
     exact = _results(case, 'reference', torch.float64, device)
-    ours, torchs = (_results(case, backend, case.dtype, device) for backend in ('triton', 'reference'))
-    for name, truth in exact.items():
-        scale = truth.abs().max()
-        error, allowed = ((found[name].double() - truth).abs().max() / scale for found in (ours, torchs))
-        if not error <= ALLOWED * allowed + _ROUNDING:
+    ours, torchs = (errors(_results(case, backend, case.dtype, device), exact) for backend in ('triton', 'reference'))
+    for name, error in ours.items():
+        if not error <= ALLOWED * torchs[name] + _ROUNDING:
             raise RuntimeError(
-                f'{name} of the Triton kernel errs by {error:.1e} on {case}, torch in the same dtype by {allowed:.1e}: '
-                "leave attn_backend='auto'"
+                f'{name} of the Triton kernel errs by {error:.1e} on {case}, torch in the same dtype by '
+                f"{torchs[name]:.1e}: leave attn_backend='auto'"
             )
+
+
+def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """Return the largest error of each result, relative to its largest value."""
+    return {
+        name: ((found[name].double() - truth).abs().max() / truth.abs().max()).item() for name, truth in exact.items()
+    }
 
 
 def mean_gain(cases: list[Case], device: torch.device, is_training: bool) -> float:

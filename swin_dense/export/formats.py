@@ -165,7 +165,7 @@ def _program(model: nn.Module, interface: Interface) -> torch.export.ExportedPro
     needed = '2.10' if free_sides else '2.9'
     if TorchVersion(torch.__version__) < needed:
         raise ImportError(
-            f'.onnx and .pt2 files for any size need torch 2.10 or later, and files for one size 2.9, got '
+            '.onnx and .pt2 files for any size need torch 2.10 or later, and files for one size 2.9, got '
             f'{torch.__version__}; .ts files for any size work here'
         )
     from torch.fx.experimental import _config as symbolic_shapes

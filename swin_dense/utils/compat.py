@@ -65,9 +65,12 @@ def _is_exporting() -> bool:
     return torch.compiler._is_exporting_flag  # in a compilation, is_exporting() is true before 2.12
 
 
-# Before 2.8, torch cannot distinguish an export from a compilation.
-_is_exporting_since_2_8 = torch.compiler.is_exporting if _HAS_2_12 else _is_exporting
-is_exporting = _is_exporting_since_2_8 if _HAS_2_8 else is_compiling
+if _HAS_2_12:
+    is_exporting = torch.compiler.is_exporting
+elif _HAS_2_8:
+    is_exporting = _is_exporting
+else:  # torch cannot distinguish an export from a compilation
+    is_exporting = is_compiling
 
 
 def _is_autocast_enabled(device_type: str) -> bool:
