@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from mmengine.config import ConfigDict
@@ -444,32 +445,31 @@ def test_the_page_on_deployment(exported, demo_data, tmp_path, monkeypatch):
     assert (facts['format'], facts['mask_threshold']) == (FORMAT, 0.5)
     with Image.open('photo.jpg') as image:
         assert runtime.load('model.onnx', score=0.3)(image) == {**names['record'], 'image': None}
+    picture = pictures.read('photo.jpg')
     for each in RUNTIMES:
-        records = [runtime.load(f'{name}.onnx', runtime=each, score=0.05)('photo.jpg') for name in ('model', 'float16')]
-        for one, other in (records, records[::-1]):
-            overlaps, is_equal = partners(one['instances'], other['instances'], within=2e-2, above=0.05 + 2e-2)
-            # Of boxes that overlap, NMS may keep another one in float16: which one, and so how many, is chance.
-            assert min(overlaps) >= 0.5
-            assert len(is_equal) > 3
-            assert sum(is_equal) >= 2 / 3 * len(is_equal)
+        assert runtime.load('float16.onnx', runtime=each)(picture).keys() == names['record'].keys()
+    # Proposals that overlap can swap in float16, so what comes after their selection cannot be compared one by one.
+    maps, in_half = values_before_selection('model.onnx', picture), values_before_selection('float16.onnx', picture)
+    assert len(maps) >= 4
+    for found, expected in zip(in_half, maps, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-2 * np.abs(expected).max())
 
 
-def partners(instances, others, within, above):
-    """Compare instances above a score with the others of their label, by pycocotools' overlaps.
-
-    Returns the largest overlap of each, and whether one with the same score overlaps it almost entirely.
-    """
-    overlaps, is_equal = [], []
-    for one in instances:
-        if one['score'] > above:
-            alike = [other for other in others if other['label'] == one['label']]
-            boxes = [corner_and_size(other['box']) for other in alike]
-            found = coco_mask.iou([corner_and_size(one['box'])], boxes, [0] * len(boxes))[0] if boxes else [0.0]
-            scores = [other['score'] for other in alike] or [0.0]
-            overlaps.append(max(found))
-            pairs = zip(found, scores, strict=True)
-            is_equal.append(any(iou >= 0.9 and abs(score - one['score']) <= within for iou, score in pairs))
-    return overlaps, is_equal
+def values_before_selection(path, picture):
+    """Return what a file computes before the first choice of proposals: the inputs of each first TopK."""
+    model = onnx.load(path)
+    first, selected = [], set()
+    for node in model.graph.node:  # in the order of execution
+        if selected.intersection(node.input):
+            selected.update(node.output)
+        elif node.op_type == 'TopK':
+            first.append(node.input[0])
+            selected.update(node.output)
+    for name in first:
+        model.graph.output.append(onnx.ValueInfoProto(name=name))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=['CPUExecutionProvider'])
+    image = picture[None, :, :, ::-1].transpose(0, 3, 1, 2).astype(np.float32)
+    return session.run(first, {session.get_inputs()[0].name: image})
 
 
 def share_without_partner(first, second):
