@@ -26,7 +26,7 @@ BUILD = ['wheel==0.48.0', 'ninja==1.13.2', 'psutil==7.2.2']
 def oldest(session: nox.Session) -> None:
     """The oldest supported stack, for which most prebuilt mmcv wheels are made."""
     mm = ['mmengine==0.10.7', 'mmdet==3.3.0', 'mmsegmentation==1.2.2', 'opencv-python==4.11.0.86']
-    files = ['scipy==1.15.3', 'tifffile==2025.5.10', 'imagecodecs==2025.3.30', 'zarr==2.18.3', 'Pillow==12.3.0']
+    files = ['tifffile==2025.5.10', 'imagecodecs==2025.3.30', 'zarr==2.18.3', 'Pillow==12.3.0']
     files += ['pyarrow==21.0.0', 'hypothesis==6.168.5']
     session.install('torch==2.1.2', 'numpy==1.26.4', 'setuptools==69.5.1', *BUILD)
     install_mmcv(session, 'mmcv==2.1.0')
@@ -74,7 +74,7 @@ def compiled(session: nox.Session) -> None:
     """The packages of `make setup` with a compiled mmcv: tests that use it, some of which compare its operators."""
     environment = ROOT / '.nox/compiled'
     session.run(sys.executable, 'tools/set_up.py', environment, 'requirements/dev.txt', '--mmcv', 'compiled')
-    tests = [f'tests/{name}' for name in ('mmcv_lite_ops', 'mm', 'export', 'recipes', 'commands')]
+    tests = [f'tests/{name}' for name in ('mmcv_lite_ops', 'mm', 'export', 'workbench', 'commands')]
     pytest = ['-m', 'pytest', '-n', '3', '--dist', 'worksteal']
     session.run(environment / 'bin/python', *pytest, *(session.posargs or tests), external=True)
 
@@ -92,7 +92,7 @@ def converters(session: nox.Session) -> None:
 
 
 CONVERTERS = ['executorch==1.5.1', 'litert-torch==0.10.0', 'ai-edge-litert==2.3.0', 'coremltools==9.0']
-FILES = ['scipy==1.17.1', 'tifffile==2026.3.3', 'imagecodecs==2026.3.6', 'zarr==3.1.6', 'Pillow==13.0.0']
+FILES = ['tifffile==2026.3.3', 'imagecodecs==2026.3.6', 'zarr==3.1.6', 'Pillow==13.0.0']
 FILES += ['pyarrow==26.0.1', 'hypothesis==6.170.15']
 
 

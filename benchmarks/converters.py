@@ -105,7 +105,7 @@ def main() -> None:
         folder = Path(place)
         for name, convert in CONVERTERS.items():
             file = folder / f'{name}.pt2'
-            export_model(backbone, file, dynamic=False, size=SIZE, target=name)
+            export_model(backbone, file, dynamic=False, size=SIZE)
             path, run = convert(file, folder, img)
             versions = {package: importlib.metadata.version(package) for package in PACKAGES[name]}
             row = {'target': name, 'versions': versions, 'bytes': size_of(path)}

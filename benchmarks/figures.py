@@ -33,7 +33,6 @@ PAGES = {
         f'{COMPARE} --size 512 512 --rounds 4 --no-memory --json benchmarks/{{kind}}_infer_512.json',
         f'{COMPARE} --size 800 1344 --rounds 2 --no-memory --json benchmarks/{{kind}}_infer_800x1344.json',
         f'{COMPARE} {TRAIN} --rounds 2 --json benchmarks/{{kind}}_train_512.json',
-        'checkpointing.py --json benchmarks/{kind}_checkpointing.json',
     ),
     'deploy': ('exports_whole.py --out benchmarks/exports_whole.json',),
 }

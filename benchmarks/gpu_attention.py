@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_attention.py --json benchmarks/h200_attention.json
 
-The cases are those of ``swin-dense doctor --time``: the first and the third stage of a Swin-T at 800 x 1344 pixels,
+The cases are those of triton_check.py: the first and the third stage of a Swin-T at 800 x 1344 pixels,
 with windows of 7 and 12. 'products' is what a CPU uses in training: two matrix products, and a softmax between them.
 Errors are the largest absolute differences from the plain operations in float64, relative to the largest value. Times
 are the sums of those of all kernels, of attention with its projection of queries, keys and values, without its output
@@ -23,8 +23,8 @@ import torch
 import triton
 from bench_limits import peak_mib
 from torch.profiler import ProfilerActivity, profile
+from triton_check import CASES, Case, _attend, _inputs, _results, errors
 
-from swin_dense.doctor.kernel import CASES, Case, _attend, _inputs, _results, errors
 from swin_dense.ops import sdpa
 
 BACKENDS = ('triton', 'sdpa', 'products', 'reference')

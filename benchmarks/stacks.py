@@ -3,8 +3,7 @@
     make test-oldest
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
-The results replace the row with the given name in stacks.json, or the selected parts of it. tools/update_readme.py
-generates the table in the documentation.
+The results replace the row with the given name in stacks.json, or the selected parts of it.
 """
 
 from __future__ import annotations

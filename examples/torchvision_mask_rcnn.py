@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,13 +29,27 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 from torchvision.transforms import v2
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-from swin_dense.integrations.torchvision import SwinFPN
+from swin_dense import create_backbone
 
 WARM_UP_STEPS = 30
 NOT_DECAYED = ('norm', 'relative_position_bias_table', 'absolute_pos_embed')
+
+
+class SwinFPN(nn.Module):
+    """A Swin with a feature pyramid network. RetinaNet and FCOS take ``LastLevelP6P7`` in place of the pooling."""
+
+    def __init__(self, name: Any, checkpoint: Any = None, out_channels: int = 256, **options: Any) -> None:
+        super().__init__()
+        self.body = create_backbone(name, checkpoint, **options).train()
+        self.fpn = FeaturePyramidNetwork(list(self.body.out_channels), out_channels, LastLevelMaxPool())
+        self.out_channels = out_channels  # read by torchvision's detectors
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return self.fpn(OrderedDict((str(level), maps) for level, maps in enumerate(self.body(images))))
 
 
 def main() -> None:

@@ -1,12 +1,11 @@
 """A Swin backbone for dense prediction: exact, drop-in for mmdet and mmsegmentation, usable from plain PyTorch.
 
 Networks: SwinBackbone, SwinV2Backbone, SwinClassifier; create_backbone builds one by its name or checkpoint.
-Pretraining: SimMIM, FeatureDistillation, Teacher.
 In mmengine's registry: SwinDense, SwinDenseV2.
-Weights: load_checkpoint, allow_partial_loading, export_state_dict, save_adapter, CheckpointError.
+Weights: load_checkpoint, allow_partial_loading, export_state_dict, CheckpointError.
 Images: extract_pyramid.
 Files for other runtimes: export_model, export_detector, export_segmentor.
-Packages with further public names: features, integrations, ops, pretraining, runtime.
+Packages with further public names: features, integrations, ops, runtime.
 """
 
 from importlib import import_module
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
         allow_partial_loading,
         export_state_dict,
         load_checkpoint,
-        save_adapter,
     )
     from swin_dense.export import export_model
     from swin_dense.features import extract_pyramid
@@ -32,20 +30,14 @@ if TYPE_CHECKING:
     from swin_dense.models.create import create_backbone
     from swin_dense.models.swin import SwinBackbone
     from swin_dense.models.swin_v2 import SwinV2Backbone
-    from swin_dense.pretraining.distillation import FeatureDistillation
-    from swin_dense.pretraining.simmim import SimMIM
-    from swin_dense.pretraining.teachers import Teacher
     from swin_dense.workbench.export import export_detector, export_segmentor
 
 __version__ = '0.3.0'
 __all__ = [
     'CheckpointError',
-    'FeatureDistillation',
-    'SimMIM',
     'SwinBackbone',
     'SwinClassifier',
     'SwinV2Backbone',
-    'Teacher',
     'allow_partial_loading',
     'create_backbone',
     'export_detector',
@@ -54,21 +46,17 @@ __all__ = [
     'export_state_dict',
     'extract_pyramid',
     'load_checkpoint',
-    'save_adapter',
 ]
 
 # The module of each public name. It is imported when the name is asked for, so that `swin-dense --help` and
 # `swin_dense.runtime` need no torch, and a backbone needs no exporter.
 _HOMES = {
     'CheckpointError': 'checkpoint',
-    'FeatureDistillation': 'pretraining.distillation',
-    'SimMIM': 'pretraining.simmim',
     'SwinBackbone': 'models.swin',
     'SwinClassifier': 'models.classifier',
     'SwinDense': 'mm',
     'SwinDenseV2': 'mm',
     'SwinV2Backbone': 'models.swin_v2',
-    'Teacher': 'pretraining.teachers',
     'allow_partial_loading': 'checkpoint',
     'create_backbone': 'models.create',
     'export_detector': 'workbench.export',
@@ -77,10 +65,9 @@ _HOMES = {
     'export_state_dict': 'checkpoint',
     'extract_pyramid': 'features',
     'load_checkpoint': 'checkpoint',
-    'save_adapter': 'checkpoint',
 }
 # The packages with further public names.
-_PACKAGES = ('features', 'integrations', 'ops', 'pretraining', 'runtime')
+_PACKAGES = ('features', 'integrations', 'ops', 'runtime')
 
 
 def __getattr__(name: str) -> Any:

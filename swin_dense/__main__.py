@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import logging
 import os
 import sys
@@ -50,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_log()
     try:
         parser = parser_of(name)
-        _check_options(parser, arguments[1:])
         args = parser.parse_args(arguments[1:])
         with checks.command_line(spelling(parser)):
             status = args.run(args)
@@ -120,7 +118,7 @@ def _print_log() -> None:
     warnings.filterwarnings('ignore', module='PIL')
     for library in ('PIL', 'tifffile'):
         logging.getLogger(library).propagate = False
-    for package in ('checkpoint', 'doctor', 'export', 'workbench.runtime'):
+    for package in ('checkpoint', 'export', 'workbench.runtime'):
         logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)
 
 
@@ -185,16 +183,6 @@ def _commands_by_group() -> str:
     extras = "[NAME]: needs an extra, pip install 'swin-dense[NAME]' or '.[NAME]'; [mm-lite] serves as [mm]."
     more = f'Run `swin-dense COMMAND --help` for help on a command. {CONVENTIONS} {EXIT_STATUS}'
     return '\n\n'.join([*groups, extras, textwrap.fill(more, 100)])
-
-
-def _check_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Exit with the option that may be meant, if one does not exist; argparse names none."""
-    options = [option for one in parsers_of(parser) for option in one._option_string_actions]
-    for argument in itertools.takewhile(lambda argument: argument != '--', arguments):
-        name = argument.partition('=')[0]
-        is_option = name.startswith('--') and ' ' not in name
-        if is_option and not any(option.startswith(name) for option in options):
-            parser.error(f'there is no option {name}{checks.closest(name, options)}')
 
 
 if __name__ == '__main__':

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 # What the core does without, by the names of the modules.
 OPTIONAL_PACKAGES = [
     *('mmengine', 'mmcv', 'mmdet', 'mmseg', 'cv2', 'timm', 'triton', 'rich', 'tqdm', 'pyarrow', 'fsspec'),
-    *('huggingface_hub', 'matplotlib', 'safetensors', 'tifffile', 'imagecodecs', 'zarr', 'scipy', 'skimage', 'pandas'),
+    *('huggingface_hub', 'matplotlib', 'safetensors', 'tifffile', 'imagecodecs', 'zarr', 'skimage', 'pandas'),
     *('onnx', 'onnxscript', 'onnxruntime', 'openvino'),
 ]
 

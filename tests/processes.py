@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,41 +25,17 @@ _CONTEXT.set_forkserver_preload(
 
 def cli(*arguments, check=True, cwd=ROOT):
     """Run the command line; return its exit status, stdout and stderr."""
-    (done,) = _run(arguments, cwd, [{}])
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, 'out'), Path(folder, 'err')
+        process = _CONTEXT.Process(target=_main, args=([*map(str, arguments)], out, err, cwd))
+        process.start()
+        process.join()
+        done = subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def cli_of_two_ranks(*arguments):
-    """Run the command line in two processes, with the variables that torchrun sets; return what the first one did."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        shared = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free.getsockname()[1]), 'WORLD_SIZE': '2'}
-    done = _run(arguments, ROOT, [{**shared, 'RANK': rank, 'LOCAL_RANK': rank} for rank in '01'])
-    assert [one.returncode for one in done] == [0, 0], ''.join(one.stdout + one.stderr for one in done)
-    return done[0]
-
-
-def _run(arguments, cwd, environments):
-    """Run the command line once with each of the sets of environment variables, all at the same time."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [(Path(folder, f'out{index}'), Path(folder, f'err{index}')) for index in range(len(environments))]
-        processes = [
-            _CONTEXT.Process(target=_main, args=([*map(str, arguments)], *pair, cwd, variables))
-            for pair, variables in zip(files, environments, strict=True)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        return [
-            subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
-            for process, (out, err) in zip(processes, files, strict=True)
-        ]
-
-
-def _main(arguments, out, err, cwd, variables):
-    os.environ.update(variables)
+def _main(arguments, out, err, cwd):
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), stream.fileno())
         stream.reconfigure(line_buffering=True)

@@ -22,10 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from swin_dense import create_backbone, extract_pyramid
-from swin_dense.analysis.visualize import draw_pyramid
-from swin_dense.doctor import versions_of
+from swin_dense.utils.packages import versions_of
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'examples'))
+from pictures import draw_pyramid  # noqa: E402
+
 MODELS = {
     'mask_rcnn': ('Mask R-CNN', 'configs/demo/mask-rcnn_swin-demo_fpn.py'),
     'upernet': ('UPerNet', 'configs/demo/upernet_swin-demo.py'),

@@ -1,1 +1,1 @@
-"""Analysis of backbones: accuracy, parameters, FLOPs, receptive fields, attention maps, Grad-CAM and figures."""
+"""Analysis of models: parameters and FLOPs."""

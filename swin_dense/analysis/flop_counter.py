@@ -69,8 +69,7 @@ def count(
         except Exception as error:  # an operator without a meta implementation, or a model with another interface
             reason = f'{type(error).__name__}: {error}'.partition('\n')[0]
             raise ValueError(
-                f'the FLOPs of a {type(model).__name__} cannot be counted from shapes only; count those of its '
-                f'backbone: `swin-dense flops --arch` ({reason})'
+                f'the FLOPs of a {type(model).__name__} cannot be counted from shapes only ({reason})'
             ) from error
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():

@@ -6,7 +6,6 @@
 | unpickler.py | unpickles tensors and arrays, and runs nothing else |
 | families.py | translates the parameter names and layouts of each library |
 | find.py | finds the backbone in a checkpoint |
-| adapters.py | tells adapters from the base that they belong to |
 | fit.py | fits it to a model |
 | resize.py | infers windows, and resizes what has another size |
 | infer.py | infers the options of a backbone that fits it |
@@ -15,7 +14,7 @@
 | export.py | exports the weights of a model, and writes them |
 """
 
-from swin_dense.checkpoint.export import export_state_dict, save_adapter
+from swin_dense.checkpoint.export import export_state_dict
 from swin_dense.checkpoint.load import allow_partial_loading, convert_before_load, load_checkpoint
 from swin_dense.checkpoint.report import CheckpointError, Report
 
@@ -26,5 +25,4 @@ __all__ = [
     'convert_before_load',
     'export_state_dict',
     'load_checkpoint',
-    'save_adapter',
 ]

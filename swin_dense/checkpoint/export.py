@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swin_dense.checkpoint.adapters import BASE_KEY, adapter_options, base_digest, merge_pairs, part_of
 from swin_dense.checkpoint.families import COORDINATES, EXPORTED, EXPORTED_V2, MMDET
-from swin_dense.checkpoint.find import find, flatten
 from swin_dense.checkpoint.fit import Target
-from swin_dense.checkpoint.read import file_digest, safetensors_torch
-from swin_dense.checkpoint.report import CheckpointError
+from swin_dense.checkpoint.read import safetensors_torch
 from swin_dense.checkpoint.resize import offsets
 from swin_dense.ops.windows import log_spaced_offsets
 from swin_dense.utils import checks
@@ -34,7 +30,7 @@ _LOCATIONS = {
 def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, Tensor]:
     """Return a copy of the weights of a backbone with the names and layouts of another library.
 
-    Loading the result with :func:`load_checkpoint` gives bitwise identical weights. LoRA is merged into the weights.
+    Loading the result with :func:`load_checkpoint` gives bitwise identical weights.
 
     Args:
         backbone: a SwinBackbone.
@@ -56,11 +52,6 @@ def export_state_dict(backbone: nn.Module, family: str = 'mmdet') -> dict[str, T
     target = Target.of(backbone)
     own = dict(backbone.named_parameters(remove_duplicate=False))
     parameters = {name: own[key].detach() for name, key in target.names.items()}
-    return export_parameters(merge_pairs(parameters), family, target)
-
-
-def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Target) -> dict[str, Tensor]:
-    """Return a copy of some or all parameters of a backbone, by our names, as :func:`export_state_dict` does of all."""
     checks.one_of('family', family, FAMILIES)
     layout = EXPORTED[family]
     if target.version == 2:
@@ -95,62 +86,6 @@ def export_parameters(parameters: Mapping[str, Tensor], family: str, target: Tar
     return exported
 
 
-def export_adapter(
-    state_dict: Mapping[str, Any], described: str = 'the given dict', prefix: str | None = None
-) -> dict[str, Tensor]:
-    """Return the entries of a model's state dict without those of its backbone's base, and the hash of that base.
-
-    Args:
-        state_dict: of a backbone with an adapter, or of a whole model with one, whose other parts are kept.
-        described: the name of the state dict in messages.
-        prefix: of the backbone's names, if the state dict contains several.
-
-    Raises:
-        CheckpointError: there is no backbone with an adapter.
-    """
-    values = {key: value for key, value in flatten(state_dict).items() if isinstance(value, Tensor)}
-    found = find(values, described, prefix)
-    if found.base is not None:
-        raise CheckpointError(f'{described} is already an adapter without its base')
-    if adapter_options(found.shapes) is None:
-        raise CheckpointError(
-            f'{described} has no adapter; train a backbone with one, such as '
-            "model.backbone.adapter=dict(type='mona', dim=64)"
-        )
-    of_base = {name for name in found.parameters if part_of(name) == 'base'}
-    left_out = {key for name in of_base for key in found.keys[name]}
-    # The prefix as the state dict spells it, with the names of wrappers.
-    first = next(iter(found.keys[min(of_base)]))
-    start = first.removesuffix(min(of_base))
-    kept = {key: value for key, value in values.items() if key not in left_out}
-    return {**kept, f'{start}{BASE_KEY}': base_digest({name: found.parameters[name] for name in of_base})}
-
-
-def save_adapter(model: nn.Module, path: str | PathLike[str], force: bool = False) -> Path:
-    """Write the adapter of a backbone, its norms, and the hash of its base: a few per cent of the size of the whole.
-
-    ``create_backbone(checkpoint=base, adapter_checkpoint=path)`` builds the backbone again, and
-    ``load_checkpoint(backbone, path)`` gives another adapter of the same kind to a backbone with the same base.
-
-    Args:
-        model: a SwinBackbone with the option ``adapter``, or a model that contains one, whose other parts are kept.
-        path: file to write, with the suffix .safetensors, or any other for ``torch.save``.
-        force: replace an existing file.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        CheckpointError: the model has no backbone with an adapter.
-        FileExistsError: the file exists, and ``force`` is False.
-
-    Examples:
-        >>> from swin_dense import SwinBackbone
-        >>> save_adapter(SwinBackbone('t', adapter={'type': 'lora'}), 'mine.safetensors')  # doctest: +SKIP
-    """
-    return write_file(Path(path), export_adapter(model.state_dict(), f'the {type(model).__name__}'), force)
-
-
 def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> dict[str, Any]:
     """Return a state dict of a family with the prefix and, unless ``flat``, the nesting that its loader expects."""
     key, prefix = _LOCATIONS.get(family, (None, ''))
@@ -158,16 +93,8 @@ def as_checkpoint(state_dict: Mapping[str, Tensor], family: str, flat: bool) -> 
     return prefixed if flat or key is None else {key: prefixed}
 
 
-def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, add_hash: bool = False) -> Path:
-    """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path.
-
-    Args:
-        path: the destination.
-        checkpoint: the data to write.
-        force: overwrite an existing file.
-        add_hash: insert the first 8 digits of the file's SHA-256 into its name, which loading then verifies; more, if
-            none of them is a letter.
-    """
+def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False) -> Path:
+    """Write a checkpoint atomically, for the suffix .safetensors a flat dict of tensors, and return its path."""
     check_destination(path, force)
     with written_whole(path) as unfinished:
         if path.suffix == '.safetensors':
@@ -175,12 +102,7 @@ def write_file(path: Path, checkpoint: Mapping[str, Any], force: bool = False, a
         else:
             with unfinished.path.open('wb') as file:  # given a path, torch stores that temporary name in the file
                 torch.save(checkpoint, file)
-        if add_hash:
-            digest = file_digest(unfinished.path, 'sha256')
-            decimal = len(digest) - len(digest.lstrip('0123456789'))  # which loading takes for a date or a number
-            unfinished.destination = path.with_name(f'{path.stem}-{digest[: max(8, decimal + 1)]}{path.suffix}')
-            check_destination(unfinished.destination, force)
-    return unfinished.destination
+    return path
 
 
 def _join_biases(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

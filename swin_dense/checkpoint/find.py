@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.archs.shapes import square_grid, square_window
-from swin_dense.checkpoint.adapters import BASE_KEY
 from swin_dense.checkpoint.families import (
     COORDINATES,
     Candidate,
@@ -76,7 +75,6 @@ class Found:
     # By stage, the window with which V2's position networks were trained, if known.
     trained_windows: dict[int, Pair] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # why keys are skipped on purpose
-    base: Tensor | None = None  # hash of the base, if these are the parameters of an adapter without it
 
     @property
     def network(self) -> str:
@@ -195,9 +193,6 @@ def _keep_other(key: str, plain: str, values: Mapping[str, Any], family: Family,
         name = f'head.{head[2]}'
     elif not plain.startswith(found.prefix):
         found.left_out[key] = 'other parts of the model'
-        return
-    elif name == BASE_KEY:
-        found.base = None if why else values[key]
         return
     elif reason := next((reason for pattern, reason in _LEFT_OUT.items() if pattern.fullmatch(name)), None):
         found.left_out[key] = reason

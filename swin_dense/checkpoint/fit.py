@@ -12,14 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.archs.shapes import options_of, square_window
-from swin_dense.checkpoint.adapters import adapter_options, base_digest, is_same_base, part_of, shown_digest
 from swin_dense.checkpoint.families import MMDET, plain_name
 from swin_dense.checkpoint.find import OUT_NORM, Found, is_table
 from swin_dense.checkpoint.report import CheckpointError, Report, misfit, other_version
 from swin_dense.checkpoint.resize import adapt_channels, offsets, resize_position, resize_table
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
-from swin_dense.utils.choices import CHANNEL_POLICIES, TABLE_METHODS
 
 Shape = tuple[int, ...]
 STAGE = re.compile(r'stages\.(\d{1,3})\.')
@@ -35,8 +33,7 @@ _WINDOWS_UNKNOWN = (
     'taken to be those of the model, {window}; if they were others, build the model with pretrained_window_size'
 )
 _NOT_SQUARE = (
-    '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint '
-    '(--source-window-size of swin-dense convert)'
+    '; its window is not square, so pass the height and width of its window as `window_size` of load_checkpoint'
 )
 
 
@@ -81,7 +78,7 @@ class Target:
 
     @cached_property
     def added(self) -> frozenset[str]:
-        """Our names of parameters that no Swin has, such as those of an adapter."""
+        """Our names of parameters that no Swin has, such as those of LoRA."""
         own_head = HEAD if self.is_classifier else ()
         return frozenset(name for name in self.names if not is_standard(name) and name not in own_head)
 
@@ -99,12 +96,6 @@ class Target:
     def trained_windows(self) -> list[Pair]:
         """Per stage, the pretraining window to which V2's position networks scale their coordinates."""
         return [(n, n) if n else self.backbone.window_size for n in self.backbone.pretrained_window_size]
-
-    @property
-    def base(self) -> Tensor:
-        """The hash of the model's base, see :func:`base_digest`."""
-        own = dict(state_of(self.model))
-        return base_digest({name: own[key] for name, key in self.names.items() if key in own})
 
     def size_of(self, name: str) -> Any:
         """Return the window of a bias table, or the grid of the position embedding, of the model, (height, width)."""
@@ -156,13 +147,7 @@ class Options:
 
     allow_partial: bool = False
     final_norm: bool = False
-    table_resize: str = 'bicubic'
-    in_channels: str = 'repeat'
     window_size: Pair | None = None
-
-    def __post_init__(self) -> None:
-        checks.one_of('table_resize', self.table_resize, TABLE_METHODS)
-        checks.one_of('in_channels', self.in_channels, CHANNEL_POLICIES)
 
 
 def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tensor], Report]:
@@ -175,9 +160,6 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
     report = Report(found.described, found.family, found.prefix, version=found.version, left_out=dict(found.left_out))
     if found.version == 2 and not found.trained_windows and 0 in target.backbone.pretrained_window_size:
         report.notes.append(_WINDOWS_UNKNOWN.format(window=_by(target.backbone.window_size)))
-    if found.base is not None:
-        names = {name: key for name, key in target.names.items() if part_of(name) != 'base'}
-        target = replace(target, names=names)
     if options.final_norm or (target.is_classifier and 'norm.weight' in found.parameters):
         _use_final_norm(found, target)
     others = {name: tensor for name, tensor in found.parameters.items() if name not in target.names}
@@ -203,9 +185,6 @@ def fit(found: Found, target: Target, options: Options) -> tuple[dict[str, Tenso
 def _check_network(found: Found, target: Target, options: Options) -> None:
     """Raise a CheckpointError if the model computes something else with these weights, whatever their shapes."""
     described = f'{found.described} ({found.family})'
-    _check_adapter(found, target, options)
-    if found.base is not None:
-        return
     if found.version != target.version:
         raise other_version(described, found.version, options_of(found.shapes))
     if options.allow_partial:
@@ -215,27 +194,6 @@ def _check_network(found: Found, target: Target, options: Options) -> None:
     _check_windows(found, target)
     if found.version == 2:
         _check_trained_windows(found, target)
-
-
-def _check_adapter(found: Found, target: Target, options: Options) -> None:
-    """Raise a CheckpointError if the checkpoint has an adapter that the model lacks, or one of another base."""
-    given, wanted = adapter_options(found.shapes), adapter_options(target.shapes)
-    if given != wanted and (found.base is not None or (given is not None and not options.allow_partial)):
-        merged = ', or merge it into the weights with swin-dense convert' if (given or {}).get('type') == 'lora' else ''
-        raise CheckpointError(
-            f'{found.described} has {_described(given)}, the model has {_described(wanted)}; build the model with '
-            f'{checks.argument("adapter", given)}{merged}'
-        )
-    if found.base is not None and not is_same_base(found.base, base := target.base):
-        raise CheckpointError(
-            f'{found.described} has an adapter for a base with the hash {shown_digest(found.base)}, but the weights of '
-            f'the model have the hash {shown_digest(base)}. First load the checkpoint from which the adapter was '
-            'trained, into a model with the same options (window_size, in_channels, out_indices)'
-        )
-
-
-def _described(adapter: Mapping[str, Any] | None) -> str:
-    return 'no adapter' if adapter is None else f'the adapter {dict(adapter)}'
 
 
 def _check_windows(found: Found, target: Target) -> None:
@@ -302,14 +260,14 @@ def _resized(
         return tensor
     fits_but_for_axis_1 = given[:1] == shape[:1] and given[2:] == shape[2:]
     if old and is_table(name) and given[1:] == shape[1:]:
-        tensor = resize_table(tensor, old, new, options.table_resize)
-        report.resized[name] = f'window {_by(old)} to {_by(new)}, {options.table_resize}'
+        tensor = resize_table(tensor, old, new)
+        report.resized[name] = f'window {_by(old)} to {_by(new)}, bicubic'
     elif old and name == 'absolute_pos_embed' and fits_but_for_axis_1:
         tensor = resize_position(tensor, old, new)
         report.resized[name] = f'grid {_by(old)} to {_by(new)}, bicubic'
     elif name == 'patch_embed.projection.weight' and fits_but_for_axis_1:
-        tensor = adapt_channels(tensor, shape[1], options.in_channels)
-        report.resized[name] = f'image channels {given[1]} to {shape[1]}, in_channels={options.in_channels!r}'
+        tensor = adapt_channels(tensor, shape[1])
+        report.resized[name] = f'image channels {given[1]} to {shape[1]}'
     if tensor.shape == shape:
         return tensor
     report.mismatched[name] = f'{given} in the checkpoint, {shape} in the model'

@@ -7,24 +7,20 @@ from typing import Any
 
 from swin_dense.archs import published_letter
 from swin_dense.archs.shapes import options_of
-from swin_dense.checkpoint.adapters import adapter_options
 from swin_dense.checkpoint.find import Found
-from swin_dense.checkpoint.load import Checkpoint, find_backbone
 from swin_dense.checkpoint.report import CheckpointError
-from swin_dense.utils import checks
 
 _FIRST_TABLE = 'stages.0.blocks.0.attn.w_msa.relative_position_bias_table'
 _FIRST_SCALE = 'stages.0.blocks.0.attn.w_msa.logit_scale'
 _KEPT = ('in_channels', 'patch_size', 'mlp_ratio', 'qkv_bias', 'use_rel_pos_bias', 'patch_norm', 'use_abs_pos_embed')
 
 
-def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = False) -> dict[str, Any]:
+def infer_options(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a SwinBackbone or SwinV2Backbone that fits the weights without resizing.
 
     Args:
         found: the backbone of a checkpoint.
         given: options from the user, which take precedence over those of the checkpoint.
-        any_heads: use one head per stage if the number cannot be inferred.
 
     Returns:
         ``given``, ``arch`` (a letter or a dict), the options that parameter shapes determine, and, if the weights
@@ -34,11 +30,6 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
     Raises:
         CheckpointError: a required option can neither be inferred nor is it given.
     """
-    if found.base is not None:
-        raise CheckpointError(
-            f'{found.described} is an adapter without its base; give the checkpoint that it was trained from, and this '
-            f'file as {checks.argument("adapter_checkpoint", ...)}'
-        )
     options = options_of(found.shapes)
     missing = [key for key in ('embed_dims', 'depths') if key not in options]
     if missing:
@@ -48,12 +39,10 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
             f'disagree{reasons}'
         )
     inferred = {key: options[key] for key in _KEPT if key in options}
-    if (adapter := adapter_options(found.shapes)) is not None:
-        inferred['adapter'] = adapter
     inferred['arch'] = published_letter(options)
     stages = len(options['depths'])
     if inferred['arch'] is None:
-        if 'num_heads' not in options and not any_heads and given.keys().isdisjoint(('arch', 'num_heads')):
+        if 'num_heads' not in options and given.keys().isdisjoint(('arch', 'num_heads')):
             raise CheckpointError(f'{found.described}: cannot infer the number of heads; give the architecture')
         inferred['arch'] = {
             'embed_dims': options['embed_dims'],
@@ -71,7 +60,7 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
     elif found.version == 2 and 'pretrained_window_size' not in given:
         raise CheckpointError(
             f'{found.described} is a Swin V2 that does not record the windows it was trained with, which other windows '
-            'need; give pretrained_window_size (--source-window-size of swin-dense convert), one side or one per stage'
+            'need; give pretrained_window_size, one side or one per stage'
         )
     position = found.parameters.get('absolute_pos_embed')
     if position is not None and position.ndim == 3 and 'pretrain_img_size' not in given and 'patch_size' in options:
@@ -83,25 +72,3 @@ def infer_options(found: Found, given: Mapping[str, Any], any_heads: bool = Fals
             )
         inferred['pretrain_img_size'] = tuple(side * options['patch_size'] for side in grid)
     return {**inferred, **given}
-
-
-def find_adapter(checkpoint: Checkpoint | None) -> tuple[Found | None, dict[str, Any]]:
-    """Return an adapter, and the options of a backbone that its file tells: the adapter, and the output stages.
-
-    Without a checkpoint, there is no adapter and no option.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read, or is not an adapter alone.
-    """
-    if checkpoint is None:
-        return None, {}
-    found = find_backbone(checkpoint)
-    if found.base is None:
-        raise CheckpointError(
-            f'{found.described} is not an adapter alone; give it as {checks.argument("checkpoint", ...)}, or write its '
-            'adapter with swin-dense convert --to adapter'
-        )
-    options: dict[str, Any] = {'adapter': adapter_options(found.shapes)}
-    if found.outputs:
-        options['out_indices'] = found.outputs
-    return found, options

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_dense.archs.weights import place_of
-from swin_dense.checkpoint.adapters import BASE_KEY, is_same_base
 from swin_dense.checkpoint.find import Found, find, flatten
 from swin_dense.checkpoint.fit import Options, Target, fit, state_of
 from swin_dense.checkpoint.read import local_file, read_file
@@ -48,8 +47,6 @@ def load_checkpoint(
     ema: bool = False,
     allow_partial: bool = False,
     final_norm: bool = False,
-    table_resize: str = 'bicubic',
-    in_channels: str = 'repeat',
     window_size: int | Sequence[int] | None = None,
     trust: bool = False,
     log: Log | None = log_report,
@@ -71,11 +68,6 @@ def load_checkpoint(
             that differ per stage.
         final_norm: use a classifier's final norm as the output norm of the last stage. A SwinClassifier always loads
             its final norm.
-        table_resize: how to resize relative position bias tables to another window: 'bicubic', or 'geometric' as in
-            the fine-tuning code of SimMIM and BEiT.
-        in_channels: how to adapt the patch projection to another number of image channels: 'repeat' repeats the
-            channels in turn and 'mean' repeats their mean, both rescaled so that a grey image keeps its response;
-            'zero' initialises further channels to zero.
         window_size: the window of the checkpoint, side or (height, width) in tokens. Only needed if the window is
             not square and cannot be inferred.
         trust: unpickle everything, also whole models, which can execute arbitrary code.
@@ -96,7 +88,7 @@ def load_checkpoint(
         ('official', 177, [])
     """
     window = None if window_size is None else checks.pair('window_size', window_size)
-    options = Options(allow_partial, final_norm, table_resize, in_channels, window)
+    options = Options(allow_partial, final_norm, window)
     # The model inside wrappers of data parallelism and compilation.
     while isinstance(inner := getattr(backbone, 'module', getattr(backbone, '_orig_mod', None)), nn.Module):
         backbone = inner
@@ -136,8 +128,7 @@ def load_found(target: Target, found: Found, options: Options = _STANDARD, log: 
         raise CheckpointError(f'{report.source} ({report.family}): none of its parameters fits the model')
     with _requiring('nothing'):
         target.model.load_state_dict(parameters, strict=False)
-    if found.base is None:
-        target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
+    target.backbone.input_preset = _input_preset(found, report) if found.version == 2 else None
     target.backbone.has_random_weights = False
     if log is not None:
         log(report)
@@ -218,12 +209,9 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
     described = f'the state dict under {prefix!r}' if prefix else 'the state dict'
     try:
         found = find(flatten(given), described)
-        load_base: Callable[[], None] | None = getattr(module, 'load_base', None)
-        if found.base is not None and load_base is not None and not is_same_base(found.base, target.base):
-            load_base()
         parameters, report = fit(found, target, Options(allow_partial=partial))
     except CheckpointError as error:
-        if not partial or BASE_KEY in given:
+        if not partial:
             raise
         _logger.warning('The state dict is not converted: %s', error)
         return
@@ -231,11 +219,10 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
         if key not in report.unexpected:
             del state_dict[prefix + key]
     state_dict.update({prefix + name: tensor for name, tensor in parameters.items()})
-    if not partial or found.base is not None:
+    if not partial:
         # With strict=True, parameters that the checkpoint cannot have must not count as missing.
         own = dict(state_of(module))
-        absent = report.new if found.base is None else target.names.keys() - set(report.loaded)
-        for key in [target.names[name] for name in absent]:
+        for key in [target.names[name] for name in report.new]:
             if key in own and not own[key].is_meta:
                 state_dict[prefix + key] = own[key].detach()
     # A backbone of a framework logs the report in the framework's own log.
@@ -243,7 +230,7 @@ def _convert(module: nn.Module, state_dict: MutableMapping[str, Any], prefix: st
 
 
 def _needs_no_conversion(given: Mapping[str, Any], target: Target) -> bool:
-    """Return whether a state dict has exactly the module's keys and shapes, or only added ones (of an adapter, say)."""
+    """Return whether a state dict has exactly the module's keys and shapes, or only added ones (of LoRA, say)."""
     if given and given.keys() <= {target.names[name] for name in target.added}:
         return True
     if not target.complete or given.keys() != set(target.names.values()):

@@ -148,8 +148,8 @@ def _explained(path: Path, error: Exception) -> CheckpointError:
     if isinstance(error, RefusedError):
         return CheckpointError(
             f'{path} asks for {error.wanted}, which no checkpoint needs; nothing was run. '
-            'Only if you trust the author of the file, convert it with swin-dense convert --trust and load the result',
-            ', or load it with load_checkpoint(..., trust=True); in a config, set trust=True in init_cfg',
+            'Only if you trust the author of the file, load it with load_checkpoint(..., trust=True); in a config, set '
+            'trust=True in init_cfg'
         )
     if os.getenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0') != '0' and 'pickle_module' in str(error):
         return CheckpointError(

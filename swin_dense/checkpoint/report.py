@@ -83,10 +83,6 @@ class Report:
         explained = {*self.new, *self.mismatched, *self.damaged}
         return [name for name in self.missing if name not in explained]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain lists and dicts, ready for JSON."""
-        return dict(vars(self))
-
     def __str__(self) -> str:
         where = f' under {self.prefix!r}' if self.prefix else ''
         lines = [f'Loaded {len(self.loaded)} parameters of the backbone from {self.source}']

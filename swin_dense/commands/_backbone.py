@@ -28,9 +28,7 @@ def build_backbone(args: argparse.Namespace, **options: Any) -> SwinBackbone:
         warn_of_random_weights()
         name = name or 'swin_t'
     options = {**backbone_options(args), **options}
-    backbone = create_backbone(
-        name, args.checkpoint, adapter_checkpoint=args.adapter_checkpoint, prefix=args.prefix, **options
-    )
+    backbone = create_backbone(name, args.checkpoint, prefix=args.prefix, **options)
     return on_device(backbone, device)
 
 

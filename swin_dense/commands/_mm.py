@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 import traceback
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import swin_dense
 from swin_dense.commands._options import add_settings
-from swin_dense.doctor import cure_for
+from swin_dense.commands.doctor import cure_for
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
@@ -81,18 +80,13 @@ def print_notes(command: str, notes: Sequence[str]) -> None:
             print(f'swin-dense {command}: note: {note}', file=sys.stderr)
 
 
-def run_to_its_end(start: Callable[[], object], work_dir: str) -> int:
+def run_to_its_end(start: Callable[[], object]) -> int:
     """Call a long-running function and return the exit status: 1 with a traceback on error, not 2 for wrong usage."""
     try:
         start()
     except (ValueError, TypeError, OSError, ImportError) as error:
         if isinstance(error, swin_dense.CheckpointError):
             print(f'{error}\n{_OTHER_WEIGHTS}', file=sys.stderr)
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(
-                f'{error.strerror} in {work_dir}. The checkpoints are complete: make room, then continue with --resume',
-                file=sys.stderr,
-            )
         else:
             traceback.print_exc()
         return 1

@@ -19,7 +19,6 @@ from swin_dense.utils.choices import PRESETS
 # Arguments of Python whose options have other names.
 SPELLED = {
     'dynamic=False': '--static',
-    'grid_sample=False': '--no-grid-sample',
     **{f'normalization={name!r}': f'--preset {name}' for name in PRESETS},
 }
 
@@ -47,12 +46,6 @@ def add_backbone(parser: argparse._ActionsContainer, required: bool = False, dev
         '--clamp-window', action=argparse.BooleanOptionalAction, help='shrink windows to small maps, as classifiers do'
     )
     add_device(parser, device)
-
-
-def add_adapter(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        '--adapter-checkpoint', metavar='FILE', help='adapter that was trained from the weights of --checkpoint'
-    )
 
 
 def add_normalization(parser: argparse._ActionsContainer, note: str | None = None) -> None:
@@ -164,7 +157,7 @@ def check_out(args: argparse.Namespace, *suffixes: str) -> None:
     check_destination(args.out, args.force)
 
 
-def check_file(path: str) -> None:
+def check_file(path: str | Path) -> None:
     """Check that an input file of a command exists and is not a folder."""
     if Path(path).is_dir():
         raise IsADirectoryError(f'{path} is a folder; give a file in it')
@@ -178,12 +171,8 @@ def check_backbone(args: argparse.Namespace) -> None:
         check_arch(args.arch)
     if args.checkpoint is None and args.prefix is not None:
         raise ValueError('--prefix chooses a backbone in a checkpoint; give --checkpoint too')
-    adapter = getattr(args, 'adapter_checkpoint', None)
-    if args.checkpoint is None and adapter is not None:
-        raise ValueError('--adapter-checkpoint is an adapter alone; give the checkpoint that it was trained from too')
-    for place in (args.checkpoint, adapter):
-        if place is not None:
-            check_checkpoint(place)
+    if args.checkpoint is not None:
+        check_checkpoint(args.checkpoint)
 
 
 def check_checkpoint(place: str, of_backbone: bool = True) -> None:

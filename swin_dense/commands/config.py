@@ -5,9 +5,6 @@
         --data-root data/roads --train-images train --train-masks trainannot --val-images val --val-masks valannot \\
         --classes ground,road --ignore 11 --set train_dataloader.batch_size=4
     swin-dense config mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out mine.py --data-root data/fruit --val-share 0.2
-    swin-dense config simmim_swin-t-p4-w6_100e_192x192 --out photos.py --data-root photos/  # pretraining, no labels
-    swin-dense config distill_swin-t-p4-w7_100e_224x224 --out photos.py --data-root photos/ \\
-        --teacher facebook/dinov2-small
 
 Without the options for annotations, images and masks, the layout must be that of COCO (train2017/, val2017/,
 annotations/instances_train2017.json, ...), ADE20K (images/training/, annotations/training/, .../validation/) or
@@ -32,9 +29,9 @@ from swin_dense.commands._options import add_check_images, add_out, add_settings
 from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
-from swin_dense.workbench.configs.parts import SPLITS, is_pretraining
+from swin_dense.workbench.configs.parts import SPLITS
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
-from swin_dense.workbench.configs.standalone import as_text, check_form, checked_settings
+from swin_dense.workbench.configs.standalone import as_text, check_form
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -67,11 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--mask-values', metavar='N,M', help='values in masks of --classes, such as 0,255 (default: 0,1,2 and so on)'
     )
-    parser.add_argument(
-        '--teacher',
-        metavar='NAME',
-        help="for feature distillation: a model of transformers (name or folder), a Swin's weights, a folder of maps",
-    )
     add_check_images(parser)
     add_settings(parser)
 
@@ -96,8 +88,6 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     """Return the config for the user's data, and notes on the data."""
     config = load_recipe(args.config)
     # These import torch, which --help does not need.
-    from swin_dense.mm.teacher import use_teacher
-    from swin_dense.workbench.checkpoints import use_whole_checkpoints
     from swin_dense.workbench.configs.checking import check_data
     from swin_dense.workbench.configs.layouts import find_places, split_data
     from swin_dense.workbench.configs.own_data import PLACES, find_endings, missing_data, own_data
@@ -106,7 +96,7 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
     notes = []
     classes = None if args.classes is None else args.classes.split(',')
     places = {place: getattr(args, place) for place in PLACES if getattr(args, place) is not None}
-    if args.data_root is not None and not places and not is_pretraining(config):
+    if args.data_root is not None and not places:
         places = find_places(config, args.data_root, args.val_share is not None)
         notes += [f'found {", ".join(places.values())} in {args.data_root}'] if places else []
     if args.val_share is not None:
@@ -115,21 +105,15 @@ def _prepared(args: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Co
         places = stack.enter_context(split_data(places, args.data_root, args.val_share, args.out, args.force))
     values = _numbers('--ignore', args.ignore), _numbers('--mask-values', args.mask_values)
     own_data(config, args.data_root, classes, places, *values)
-    if args.teacher is not None:
-        notes += use_teacher(config, args.teacher)
-    merge_settings(config, checked_settings(parse_settings(args.set)))
+    merge_settings(config, parse_settings(args.set))
     check_form(config)
     notes += find_endings(config)
     there = [split for split in SPLITS if not missing_data(config, [split])]
-    try:
-        notes += check_data(config, there, args.check_images)
-    except FileNotFoundError as error:  # of pretraining, whose images may be at any place
-        notes.append(f'{error}; the config is written, but train will refuse it')
+    notes += check_data(config, there, args.check_images)
     if args.data_root is not None or places:
         notes += [
             f'{path} does not exist; the config is written, but train will refuse it' for path in missing_data(config)
         ]
-    use_whole_checkpoints(config)
     return config, notes
 
 

@@ -1,6 +1,4 @@
-"""Check this environment: versions, extras, known problems, attention backends, frameworks.
-
-The report suggests a fix for each problem.
+"""Check this environment: versions, and what is broken in the installed packages; suggest fixes.
 
 The exit status is 1 if something is broken. A package that is not installed does not count as broken.
 """
@@ -8,46 +6,122 @@ The exit status is 1 if something is broken. A package that is not installed doe
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
-from swin_dense.doctor import Finding, examine
+from swin_dense.utils.packages import (
+    FORKS,
+    WITHOUT_COMPILER,
+    compile_command,
+    distribution_of,
+    install_command,
+    versions_of,
+)
 
 GROUP = 'installation'
-TITLES = {
-    'version': 'Versions',
-    'extra': 'Extras',
-    'trap': 'Known problems',
-    'backend': 'Backends',
-    'check': 'Forward and backward',
-    'time': 'Times',
+TIMEOUT = 120  # seconds per process; imports from a slow disk take long
+# Package: oldest tested version, first version that is too new; None for no limit.
+VERSIONS = {
+    'torch': ('2.1', '2.16'),
+    'numpy': ('1.26', '3'),
+    'pillow': (None, None),
+    'setuptools': (None, '81'),
+    'mmengine': ('0.10.7', '0.11'),
+    'mmcv': ('2.1.0', '2.2'),
+    'mmdet': ('3.3.0', '3.4'),
+    'mmsegmentation': ('1.2.2', '1.3'),
+    'triton': ('3.6', None),
+}
+# What is tried: the package without which it is skipped, and code, run in a process of its own.
+PROBES = {
+    'backbone': ('torch', 'import torch, swin_dense; b = swin_dense.SwinBackbone(embed_dims=16, depths=(1, 1, 1, 1), '
+                 'num_heads=(1, 2, 4, 8)); b(torch.rand(1, 3, 70, 90))[-1].sum().backward()'),
+    'bfloat16 of this CPU': ('openvino', 'from swin_dense.workbench.runtime import sessions; '
+                             'print("in hardware" if sessions.has_bfloat16() else "not in hardware")'),
+    'numpy with torch': ('torch', 'import numpy, torch; torch.from_numpy(numpy.ones(1)).numpy()'),
+    'Pillow': ('PIL', 'import io; from PIL import Image; Image.new("RGB", (8, 8)).save(io.BytesIO(), "png")'),
+    'torchvision': ('torchvision', 'import torchvision'),
+    'pkg_resources': ('mmengine', 'import pkg_resources'),
+    'operators of mmcv': ('mmcv', 'import torch; from mmcv.ops import get_compiler_version as compiler, '
+                         'nms; nms(torch.rand(1, 4), torch.ones(1), 0.5); print(compiler())'),
+    'SwinDense in mmdet': ('mmdet', 'import swin_dense; from mmdet.registry import MODELS; '
+                           'assert MODELS.get("SwinDense") is swin_dense.SwinDense, "SwinDense is shadowed"'),
+    'SwinDense in mmseg': ('mmseg', 'import swin_dense, mmseg.models; from mmseg.registry import MODELS; '
+                           'assert MODELS.get("SwinDense") is swin_dense.SwinDense, "SwinDense is shadowed"'),
+}  # fmt: skip
+# Pattern of an error message: suggested fix. The first match is used.
+CURES = {
+    r'pkg_resources': "pip install 'setuptools<81'",
+    r'torchvision': 'install the torchvision version that matches this torch, or uninstall torchvision',
+    r'MMCV==|mmcv.*incompatible': (
+        f'the framework does not support this mmcv: pip uninstall mmcv mmcv-lite; {WITHOUT_COMPILER}'
+    ),
+    r"No module named 'mmcv._ext'": (
+        'this mmcv has no operators: pip install ./mmcv_lite_ops (in the clone of swin_dense), or compile them: '
+        '{compile_mmcv}'
+    ),
+    r'mmcv.*(undefined symbol|_ext)': 'mmcv was compiled for another torch: {compile_mmcv}',
+    r'Numpy is not available|_ARRAY_API': "this torch was built for NumPy 1: pip install 'numpy<2'",
+    r'shadowed': "write type='swin_dense.SwinDense' in the config, or rename the other class",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--time', action='store_true', help='also time linear layers and, on a GPU, verify and time the Triton kernel'
-    )
-    parser.add_argument('--json', action='store_true', help='print the findings as JSON')
+    """Add no options."""
 
 
 def run(args: argparse.Namespace) -> int:
-    findings: list[Finding] = []
-    for finding in examine(args.time):
-        if not args.json:
-            if not findings or finding.topic != findings[-1].topic:
-                print('\n' * bool(findings) + TITLES[finding.topic])
-            gap = ' ' if len(finding.name) <= 24 else f'\n{"":10}'
-            print(f'  {finding.status:7} {finding.name:24}{gap}{finding.text}', flush=True)
-            if finding.cure:
-                print(f'{"":11}{"":24}-> {finding.cure}', flush=True)
-        findings.append(finding)
-    broken = [finding for finding in findings if finding.status == 'broken']
-    if args.json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-    elif not broken:
-        print('\nNothing is broken.')
-    else:
-        cures = dict.fromkeys(finding.cure for finding in broken if finding.cure)
-        print(f'\n{len(broken)} broken. Suggested fixes:', *(f'  {cure}' for cure in cures), sep='\n')
-    return int(bool(broken))
+    for package in VERSIONS:
+        print(f'  {package:24} {version_line(package)}')
+    cures = {}
+    with ThreadPoolExecutor() as pool:
+        for name, (is_right, text) in zip(PROBES, pool.map(tried, PROBES.values()), strict=True):
+            print(f'  {name:24} {text}', flush=True)
+            if not is_right:
+                cures[name] = cure_for(text)
+    print(f'\n{len(cures)} broken. Suggested fixes:' if cures else '\nNothing is broken.')
+    for name, cure in cures.items():
+        print(f'  {name}: {cure or "none is known"}')
+    return int(bool(cures))
+
+
+def version_line(package: str) -> str:
+    """Return the installed version, with those that were tested if it is another."""
+    found = versions_of(package)
+    if len(found) != 1:
+        return f'{" and ".join(map(" ".join, found.items()))} install the same files' if found else 'not installed'
+    ((name, version),) = found.items()
+    number = tuple(map(int, re.findall(r'\d+', version.partition('+')[0])))
+    oldest, too_new = (tuple(map(int, limit.split('.'))) if limit else None for limit in VERSIONS[package])
+    is_tested = (oldest is None or number >= oldest) and (too_new is None or number < too_new)
+    return f'{name} {version}' + ('' if is_tested or name in FORKS.values() else f' (tested: {VERSIONS[package]})')
+
+
+def tried(probe: tuple[str, str]) -> tuple[bool, str]:
+    """Run a probe in a separate process, because a broken package can crash or hang; return what it printed."""
+    package, code = probe
+    if find_spec(package) is None:
+        return package != 'torch', f'{package} is not installed'
+    command = [sys.executable, '-W', 'ignore', '-c', f'import sys; sys.path[:] = {sys.path!r}; {code}']
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, errors='replace')
+    except subprocess.TimeoutExpired:
+        return False, f'did not answer within {TIMEOUT} seconds'
+    if done.returncode == 0:
+        return True, done.stdout.strip().rpartition('\n')[2] or 'ok'
+    ended = f'{signal.Signals(-done.returncode).name}. ' if done.returncode < 0 else ''
+    return False, ended + done.stderr.strip().rpartition('\n')[2][:300]
+
+
+def cure_for(error: str) -> str:
+    """Return the suggested fix for an error, '' if none is known."""
+    mmcv = distribution_of('mmcv')
+    cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, error)), '')
+    missing = re.search(r"No module named '(\w+)'", error)
+    if not cure and missing:
+        return install_command(missing[1])
+    return cure.format(compile_mmcv=f'pip uninstall {mmcv} mmcv-lite; {compile_command(mmcv)}')

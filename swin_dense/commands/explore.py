@@ -13,7 +13,6 @@ import os
 import sys
 
 from swin_dense.commands._options import (
-    add_adapter,
     add_backbone,
     add_normalization,
     add_out,
@@ -34,7 +33,6 @@ COARSE = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('image', help='image file')
     add_backbone(parser)
-    add_adapter(parser)
     add_normalization(parser)
     add_out(parser, '.html file to write')
     parser.add_argument(

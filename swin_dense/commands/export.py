@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import swin_dense
 from swin_dense.commands._mm import read_config
 from swin_dense.commands._options import (
-    add_adapter,
     add_backbone,
     add_normalization,
     add_out,
@@ -34,7 +33,7 @@ from swin_dense.commands._options import (
     normalization_of,
 )
 from swin_dense.utils import checks, packages
-from swin_dense.utils.choices import EXPORT_SUFFIXES, TARGETS
+from swin_dense.utils.choices import EXPORT_SUFFIXES
 
 if TYPE_CHECKING:
     from swin_dense.export import Exported
@@ -54,23 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
     parser.add_argument('--opset', type=int, help='ONNX opset (default: 20)')
     parser.add_argument(
-        '--target',
-        choices=TARGETS,
-        help='compiler that will read the file, which is refused if it contains what that compiler does not take',
-    )
-    parser.add_argument(
-        '--no-grid-sample',
-        dest='grid_sample',
-        action='store_false',
-        help='write the deformable attention of a whole model with gathers in place of GridSample',
-    )
-    parser.add_argument(
         '--image',
         help='image to compare a whole model on, in which a detector finds something (default: a photo of a woman)',
     )
     backbone = parser.add_argument_group('options for a backbone')
     add_backbone(backbone, device='cpu')  # as some files only run on the device that they were recorded on
-    add_adapter(backbone)
     backbone.add_argument(
         '--out-indices',
         nargs='+',
@@ -117,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         if args.model:
             from swin_dense.workbench.export.whole import export_whole
 
-            options = {name: getattr(args, name) for name in ('image', 'opset', 'grid_sample', 'target')}
+            options = {name: getattr(args, name) for name in ('image', 'opset')}
             exported = export_whole(config, checkpoint, args.out, **options)
         else:
             exported = _write_backbone(args)
@@ -137,19 +124,18 @@ def check_together(args: argparse.Namespace) -> None:
     """Check that only options of the chosen kind of export are given, and the files that it reads."""
     normalization = normalization_of(args)
     if args.model:
-        weights = (args.checkpoint, args.adapter_checkpoint, args.prefix)
+        weights = (args.checkpoint, args.prefix)
         others = (*weights, args.arch, args.window_size, args.out_indices, args.static, args.half)
         if any((*others, args.no_check, normalization)) or tuple(args.size) != (224, 224) or args.batch != 1:
             raise ValueError(
-                'with a config and a checkpoint only --out, --force, --set, --image, --opset, --target and '
-                '--no-grid-sample are allowed'
+                'with a config and a checkpoint only --out, --force, --set, --image and --opset are allowed'
             )
         check_checkpoint(args.model[1], of_backbone=False)
         if args.image is not None:
             check_file(args.image)
         return
-    if args.image or args.set or not args.grid_sample:
-        raise ValueError('--image, --set and --no-grid-sample are for a whole model; give CONFIG CHECKPOINT')
+    if args.image or args.set:
+        raise ValueError('--image and --set are for a whole model; give CONFIG CHECKPOINT')
     if args.out_indices is not None:
         checks.integers('--out-indices', args.out_indices, minimum=0)
     if args.clamp_window and not args.static:
@@ -176,5 +162,4 @@ def _write_backbone(args: argparse.Namespace) -> Exported:
         check=not args.no_check,
         # With one of these options, those that are not given have the defaults of the other commands.
         normalization=Normalization(**given) if given else None,
-        target=args.target,
     )

@@ -1,12 +1,12 @@
-"""Train a detector of mmdet or a segmentor of mmseg, or pretrain a backbone on images without labels.
+"""Train a detector of mmdet or a segmentor of mmseg.
 
     swin-dense train mine.py
-    swin-dense train mine.py --resume                       # continue from the newest complete checkpoint
+    swin-dense train mine.py --resume                       # continue from the last checkpoint
     torchrun --nproc-per-node 2 -m swin_dense train mine.py --launcher pytorch
 
 Before training, the command looks at the data of the config: at all annotations of COCO's format, at all names of
 files, at the headers of a sample of the images and at the values of a sample of the masks. With --check-images, it
-decodes every image.
+decodes every image and mask.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs='?',
         const='auto',
         metavar='CHECKPOINT',
-        help='resume from this checkpoint; without a value, from the newest complete one in the work directory',
+        help='resume from this checkpoint; without a value, from the last one in the work directory',
     )
 
 
@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
         check_checkpoint(args.resume, of_backbone=False)
     config = config_to_run(args)
     # These import the frameworks, which --help does not need.
-    from swin_dense.workbench import training
-    from swin_dense.workbench.configs.checking import check_batch, check_data
+    from mmengine.registry import RUNNERS
 
-    config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr)
+    from swin_dense.workbench import training
+    from swin_dense.workbench.configs.checking import check_data
+
+    config = training.prepare_training(config, amp=args.amp, auto_scale_lr=args.auto_scale_lr, resume=args.resume)
     training.join_processes(config)
     print_notes('train', check_data(config, ('train', 'val'), args.check_images))
-    check_batch(config)
-    with training.held_alone(config, args.resume) as config:
-        return run_to_its_end(training.build_runner(config).train, config.work_dir)
+    return run_to_its_end(RUNNERS.build(config).train)

@@ -2,7 +2,6 @@
 
 swin-dense zoo
 swin-dense zoo upernet swin-b 22k     # only recipes that match all words
-swin-dense zoo --task panoptic --data coco --arch t
 swin-dense zoo --weights              # with the addresses of the published weights
 """
 
@@ -19,11 +18,6 @@ GROUP = 'models'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('words', nargs='*', metavar='WORD', help='list only recipes that match all words')
-    parser.add_argument('--task', default='', help='list only recipes for this task, such as panoptic')
-    parser.add_argument('--data', default='', help='list only recipes for this data set, such as coco or ade20k')
-    parser.add_argument(
-        '--arch', default='', choices=('t', 's', 'b', 'l'), help='list only recipes with a Swin of this size'
-    )
     parser.add_argument('--weights', action='store_true', help='also list the addresses of the published weights')
     parser.add_argument('--markdown', action='store_true', help='former name of --weights')
 
@@ -31,13 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     root = recipe_root()
     all_recipes = [recipe for folder in FOLDERS for recipe in read_zoo(root, folder)]
-    recipes = chosen(all_recipes, args.words, args.task, args.data, args.arch)
+    recipes = chosen(all_recipes, args.words)
     if not recipes:
-        asked = [
-            *map(repr, args.words),
-            *(f'--{name} {vars(args)[name]}' for name in ('task', 'data', 'arch') if vars(args)[name]),
-        ]
-        raise ValueError(f'no recipe matches {" and ".join(asked)}; run `swin-dense zoo` to list all recipes')
+        raise ValueError(f'no recipe matches {" ".join(args.words)!r}; run `swin-dense zoo` to list all recipes')
     if args.markdown:
         warnings.warn('--markdown will be removed; use --weights', FutureWarning, stacklevel=1)
     print(plain(recipes, args.weights or args.markdown))

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swin_dense.analysis.colours import pca_rgb
-from swin_dense.analysis.complexity import msa_flops, window_msa_flops
-from swin_dense.analysis.receptive_field import ReceptiveField, token_receptive_fields
 from swin_dense.archs import published_letter
+from swin_dense.explore.colours import pca_rgb
+from swin_dense.explore.receptive_field import ReceptiveField, token_receptive_fields
+from swin_dense.features.images import scale
 from swin_dense.features.inference import evaluation_mode
 from swin_dense.features.normalization import IMAGENET, Inference, Normalization
 from swin_dense.ops.windows import Pair, window_grid
@@ -128,9 +128,26 @@ def make_record(
             stride = math.prod(backbone.strides[: index + 1])
             stages.append(Stage(stride, (height, width), heads * channels, blocks, fields))
     levels = {stride: _as_bytes(pca_rgb(level[0])) for stride, level in maps.items()}
-    return PageData(
-        _name(backbone), _as_bytes(inference.picture(pixels).permute(1, 2, 0).numpy()), stages, levels, _costs(stages)
-    )
+    return PageData(_name(backbone), _picture(pixels, normalization), stages, levels, _costs(stages))
+
+
+def msa_flops(height: int, width: int, channels: int) -> int:
+    """Return the FLOPs of global self-attention on a map: 4 h w C^2 + 2 (h w)^2 C."""
+    tokens = height * width
+    return 4 * tokens * channels**2 + 2 * tokens**2 * channels
+
+
+def window_msa_flops(height: int, width: int, channels: int, window: Pair) -> int:
+    """Return the FLOPs of window attention on a map of whole windows: 4 h w C^2 + 2 M^2 h w C."""
+    tokens = height * width
+    return 4 * tokens * channels**2 + 2 * window[0] * window[1] * tokens * channels
+
+
+def _picture(pixels: Tensor, normalization: Normalization) -> np.ndarray:
+    """Return an image as it is stored as colours, (H, W, 3): its first three channels, or its first."""
+    shown = scale(pixels.cpu(), normalization.scale)
+    shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
+    return _as_bytes(shown.permute(1, 2, 0).numpy())
 
 
 def _attention(attn: Any, x: Tensor) -> Attention:

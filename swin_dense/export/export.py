@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_dense.export import formats, targets
+from swin_dense.export import formats
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
 from swin_dense.features.images import Statistic, per_channel
 from swin_dense.features.normalization import AS_STORED, Normalization, chosen
-from swin_dense.models.adapters import merge_lora
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, packages
 
@@ -41,12 +40,10 @@ def export_model(
     scale: Statistic = None,
     bands: Sequence[int] | None = None,
     clamp: bool = False,
-    target: str | None = None,
 ) -> Exported:
     """Export a model to ``.onnx``, ``.pt2`` (torch.export) or ``.ts`` (TorchScript).
 
-    A copy of the model is exported in evaluation mode, on its current device. The model itself does not change. The
-    file has the weights of LoRA merged; Mona is part of its graph.
+    A copy of the model is exported in evaluation mode, on its current device. The model itself does not change.
 
     Args:
         model: a backbone, or a module that contains one, takes an image (B, C, H, W) and returns tensors.
@@ -68,8 +65,6 @@ def export_model(
         scale: likewise; None is 255, the largest value of 8 bits, as a file does not see the type of stored values.
         bands: likewise; the file takes images with the bands 0 to the largest of these.
         clamp: likewise.
-        target: the compiler that will read the file, 'coreml', 'executorch', 'litert' or 'tensorrt': a file that it
-            would not take is refused. None is any.
 
     Returns:
         The file and its relative errors.
@@ -78,8 +73,8 @@ def export_model(
         ValueError: an argument has an invalid value, or the model contains no backbone.
         TypeError: an argument or the model's output has the wrong type.
         ImportError: a package is missing; the message names it.
-        ExportError: the model branches on the size, the file's outputs differ from the model's, or the file is not for
-            ``target``. The new file is removed; an existing file stays.
+        ExportError: the model branches on the size, or the file's outputs differ from the model's. The new file is
+            removed; an existing file stays.
 
     Examples:
         >>> from swin_dense import SwinBackbone
@@ -92,7 +87,6 @@ def export_model(
     if batch is not None:
         checks.integer('batch', batch)
     check_opset(opset, path.suffix)
-    targets.check_arguments(target, path.suffix, is_free=dynamic or batch is None)
     backbone = _backbone_in(model, checks.boolean('dynamic', dynamic))
     if checks.boolean('check', check) and path.suffix == '.onnx':
         packages.require('the check of an .onnx file', 'onnxruntime')
@@ -108,7 +102,7 @@ def export_model(
         model = Normalized(model, how, backbone)
         channels = channels if how.bands is None else max(how.bands) + 1
     recorded = copy.deepcopy(model)
-    make_traceable(recorded)
+    replace_adaptive_pools(recorded)
     if checks.boolean('half', half):
         recorded.half()
     free = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'} if batch is None else {}
@@ -127,13 +121,7 @@ def export_model(
     )
     write = partial(formats.FORMATS[path.suffix], recorded, interface, opset)
     hint = f'; if it branches on sizes, {checks.argument("dynamic", False)} may work' if dynamic else ''
-    return write_verified(path, write, comparison if check else None, hint, target)
-
-
-def make_traceable(model: nn.Module) -> None:
-    """Replace the modules of a model that a file cannot or need not contain: adaptive pools, and pairs of LoRA."""
-    replace_adaptive_pools(model)
-    merge_lora(model)
+    return write_verified(path, write, comparison if check else None, hint)
 
 
 class Normalized(nn.Module):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from swin_dense.export.formats import ExportError, outputs_of
-from swin_dense.export.targets import check_file
 from swin_dense.utils.atomic import written_whole
 
 _logger = logging.getLogger(__package__)
@@ -58,13 +57,7 @@ class Comparison:
     device: torch.device | str = 'cpu'
 
 
-def write_verified(
-    path: Path,
-    write: Callable[[Path], int],
-    comparison: Comparison | None,
-    hint: str = '',
-    target: str | None = None,
-) -> Exported:
+def write_verified(path: Path, write: Callable[[Path], int], comparison: Comparison | None, hint: str = '') -> Exported:
     """Write a file and compare it with its model.
 
     Args:
@@ -72,11 +65,10 @@ def write_verified(
         write: traces the model, writes the file to a path and returns the number of nodes.
         comparison: how to compare; None does not.
         hint: what may help if the model cannot be traced.
-        target: the compiler that must be able to read the file; see ``targets``.
 
     Raises:
-        ExportError: the model cannot be traced or converted, or the file is not for ``target``, does not run, or
-            differs from the model. The new file is removed; an existing file stays.
+        ExportError: the model cannot be traced or converted, or the file does not run or differs from the model. The
+            new file is removed; an existing file stays.
     """
     with written_whole(path) as unfinished, torch.no_grad():
         _logger.info('tracing the model for %s ...', path.name)
@@ -86,7 +78,6 @@ def write_verified(
             raise
         except RuntimeError as error:  # the base class of all errors of torch.export and torch.jit
             raise ExportError(f'the model could not be exported{hint}: {error}') from error
-        check_file(unfinished.path, target)
         return Exported(path, nodes, _errors(unfinished.path, comparison) if comparison else {})
 
 

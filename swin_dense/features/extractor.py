@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from swin_dense.features.images import Statistic
-from swin_dense.features.inference import PooledSink, Runner, check_dtype, check_levels, on_device, whole_image
-from swin_dense.features.listing import Item
+from swin_dense.features.inference import Item, PooledSink, Runner, check_dtype, check_levels, on_device, whole_image
 from swin_dense.features.normalization import Inference, Normalization, chosen
 from swin_dense.models.create import create_backbone
 from swin_dense.utils import checks
@@ -45,11 +44,10 @@ class Extractor:
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
         normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset; None takes ``mean``,
             ``std``, ``scale``, ``bands`` and ``clamp``, its short form.
-        adapter_checkpoint: an adapter that was trained from ``checkpoint``; see :func:`swin_dense.save_adapter`.
 
     Raises:
         ValueError: an option has an invalid value.
-        CheckpointError: a checkpoint cannot be read, or the adapter was trained from another one.
+        CheckpointError: the checkpoint cannot be read.
 
     Examples:
         >>> import numpy as np
@@ -75,7 +73,6 @@ class Extractor:
     bands: Sequence[int] | None = None
     clamp: bool = False
     normalization: Normalization | str | None = None
-    adapter_checkpoint: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
         checks.one_of('pool', self.pool, POOLINGS)
@@ -84,9 +81,7 @@ class Extractor:
         self._number = np.dtype(str(check_dtype('dtype', self.dtype, ('float32', 'float16'))).removeprefix('torch.'))
         autocast = check_dtype('autocast', self.autocast, ('float16', 'bfloat16'))
         device = self.device or ('cuda' if torch.cuda.is_available() else 'cpu')
-        backbone = create_backbone(
-            None, self.checkpoint, adapter_checkpoint=self.adapter_checkpoint, prefix=self.prefix
-        )
+        backbone = create_backbone(None, self.checkpoint, prefix=self.prefix)
         self._backbone = on_device(backbone, device)
         strides = check_levels(self._backbone, self.levels)
         short = Normalization(self.mean, self.std, self.scale, self.bands, self.clamp)
@@ -130,7 +125,7 @@ class Extractor:
         vectors = {s: np.full((count, channels[s]), np.nan, self._number) for s in self._inference.levels or channels}
         sizes = np.zeros((count, 2), np.int64)
         errors = np.full(count, '', object)  # not None: Arrow would infer the null type for a batch without errors
-        items = (Item(str(index), None, image, 'there is no image') for index, image in enumerate(images))
+        items = (Item(str(index), image) for index, image in enumerate(images))
         with contextlib.closing(self._runner.run(items, self.batch_size, self.workers)) as results:
             for item, size, maps in results:
                 index = int(item.name)

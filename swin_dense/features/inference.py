@@ -8,13 +8,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from swin_dense.features.images import decoded_bytes
-from swin_dense.features.listing import Item
 from swin_dense.features.normalization import Inference
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, memory
@@ -33,10 +32,19 @@ _GEM_FLOOR = 1e-6
 # Per stride, the rows and columns of the level that a tile covers, and their values (C, rows, columns).
 Blocks = dict[int, tuple[slice, slice, Tensor]]
 _logger = logging.getLogger(__package__)
-Results = Generator[tuple[Item, Pair, Any], None, None]
 Key = TypeVar('Key')
 Value = TypeVar('Value')
 Other = TypeVar('Other')
+
+
+class Item(NamedTuple):
+    """One image by its name."""
+
+    name: str
+    source: Any  # for read_image; None if there is none
+
+
+Results = Generator[tuple[Item, Pair, Any], None, None]
 
 
 def check_dtype(name: str, value: Any, allowed: Sequence[str]) -> torch.dtype | None:
@@ -178,7 +186,7 @@ class Runner:
     pixels: int = BATCH_PIXELS
 
     def run(self, items: Iterator[Item], batch_size: int, workers: int) -> Results:
-        """Yield each image with its (height, width) and its maps, or with (0, 0) and an error, None without a source.
+        """Yield each image with its (height, width) and its maps, or with (0, 0) and an error.
 
         Closing the generator ends the ``workers``, threads that read ahead.
         """
@@ -193,7 +201,7 @@ class Runner:
 
     def _read(self, item: Item) -> Tensor | str | None:
         if item.source is None:
-            return item.error
+            return 'there is no image'
         try:
             return self.inference.read(item.source, self.backbone.in_channels)
         except (ImageError, TypeError, OSError) as error:

@@ -96,20 +96,14 @@ class Normalization:
             if max(self.bands) >= values.shape[2]:
                 raise ImageError(f'there is no band {max(self.bands)}; it has {values.shape[2]}, counted from 0')
             values = values[:, :, list(self.bands)]
-        if self.scale is not None and (pixels.stretch != 1 or values.dtype.kind == 'i' or values.dtype.itemsize > 2):
-            values = np.asarray(values, np.float32) / np.float32(pixels.stretch)
+        if self.scale is not None and (values.dtype.kind == 'i' or values.dtype.itemsize > 2):
+            values = np.asarray(values, np.float32)
         return to_tensor(Pixels(values, has_alpha), channels, self.check_range)
 
     def prepare(self, images: Tensor) -> Tensor:
         """Convert an image of :meth:`stored`, or a batch of them, to the backbone's input."""
         out = normalize(scale(images, self.scale), self.mean, self.std, any_range=self.scale is not None)
         return out.clamp(0, 1) if self.clamp else out
-
-    def picture(self, images: Tensor) -> Tensor:
-        """Return an image of :meth:`stored` as colours, (3, H, W) in [0, 1]: its first three channels, or its first."""
-        shown = scale(images.cpu(), self.scale)
-        shown = shown[:3] if len(shown) >= 3 else shown[:1].expand(3, -1, -1)
-        return shown.clamp(0, 1)
 
 
 IMAGENET = Normalization()
@@ -203,16 +197,6 @@ class Inference(Normalization):
         """Return a batch (B, C, H, W) of images of :meth:`read` as input of a backbone, on its device, of its dtype."""
         parameter = next(backbone.parameters())
         return self.prepare(images.to(parameter.device)).to(parameter.dtype)
-
-
-def read_picture(image: Any, normalization: Normalization) -> Tensor:
-    """Read any source of :func:`swin_dense.features.images.read_image` as colours, (3, H, W) in [0, 1]."""
-    with naming(image):
-        pixels = pixels_of(image, page=0)
-        count = band_count(pixels, normalization.bands)
-        # A backbone of three channels takes a grey image, whose `scale` then has one number per channel.
-        channels = 3 if count == 1 and normalization.bands is None else count
-        return normalization.picture(normalization.stored(pixels, channels))
 
 
 def band_count(pixels: Pixels, bands: Sequence[int] | None) -> int:

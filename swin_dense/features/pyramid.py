@@ -145,7 +145,7 @@ def extract_pyramid(
         backbone: a :class:`swin_dense.SwinBackbone`, a compiled one, or one wrapped in DataParallel or
             DistributedDataParallel, whose ``module`` then runs without the wrapper.
         images: one image or a list of images, each any source of :func:`swin_dense.features.images.read_image`;
-            a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays and paths of zarr folders.
+            a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays.
         levels: strides of the maps to return; None for all of the backbone.
         normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset. None takes the next five
             arguments, its short form.

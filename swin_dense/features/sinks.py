@@ -1,10 +1,8 @@
-"""Collect the feature maps of an image, or what is pooled of them, from its tiles; write and read files of maps."""
+"""Collect the feature maps of an image from its tiles, in memory or in files."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,10 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from swin_dense.features import ome_zarr
 from swin_dense.features.inference import Blocks
 from swin_dense.ops.windows import Pair
 from swin_dense.utils.atomic import reserve, written_whole
 
-_SAFETENSORS_NAMES = {torch.float32: 'F32', torch.float16: 'F16', torch.bfloat16: 'BF16'}
 Shape = tuple[int, int, int]
 Make = Callable[[Mapping[int, Shape], Tensor], Callable[[int], Any]]
 
@@ -85,79 +81,9 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
             stale.unlink()
 
 
-def in_safetensors(path: Path, attributes: Mapping[str, Any]) -> Make:
-    """Allocate the maps in a safetensors file, with the attributes as JSON in its metadata.
-
-    Its library writes a file at once, from memory, and its metadata in a random order. Here, tiles are written as they
-    come, and equal maps give identical bytes.
-    """
-
-    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
-        header: dict[str, Any] = {'__metadata__': {key: json.dumps(value) for key, value in attributes.items()}}
-        begins, end = {}, 0
-        for stride, shape in shapes.items():
-            begins[stride], end = end, end + math.prod(shape) * like.itemsize
-            offsets = [begins[stride], end]
-            header[str(stride)] = {'dtype': _SAFETENSORS_NAMES[like.dtype], 'shape': shape, 'data_offsets': offsets}
-        text = json.dumps(header).encode()
-        text += b' ' * (-len(text) % 8)
-        beginning = len(text).to_bytes(8, 'little') + text
-        path.write_bytes(beginning)
-        reserve(path, len(beginning) + end)
-        number = _to_numpy(like[:0]).dtype
-        return lambda stride: np.memmap(path, number, 'r+', len(beginning) + begins[stride], shapes[stride])
-
-    return make
-
-
-def in_zarr(path: Path, attributes: Mapping[str, Any], chunk: Pair) -> Make:
-    """Allocate the maps in an OME-Zarr folder, whose chunks cover (height, width) pixels of the image."""
-
-    def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
-        import zarr
-
-        group = zarr.create_group(path, attributes={**attributes, **ome_zarr.describe_levels(shapes)})
-        for stride, shape in shapes.items():
-            group.create_array(
-                str(stride),
-                shape=shape,
-                chunks=(shape[0], *(min(-(-side // stride), n) for side, n in zip(chunk, shape[1:], strict=True))),
-                dtype=_to_numpy(like[:0]).dtype,
-                dimension_names=ome_zarr.AXES,
-                config={'write_empty_chunks': True},  # so that an absent chunk means an incomplete file
-            )
-        return lambda stride: group[str(stride)]
-
-    return make
-
-
-def map_sink(path: Path, image_size: Pair, attributes: Mapping[str, Any], tile: Pair) -> MapSink:
-    """Return a sink that writes maps to a file or folder, in the format given by its suffix."""
-    if path.suffix == '.zarr':
-        return MapSink(image_size, in_zarr(path, attributes, tile))
-    return MapSink(image_size, in_safetensors(path, attributes))
-
-
 def _to_numpy(values: Tensor) -> np.ndarray:
     """Return a numpy array; bfloat16, which numpy lacks, is reinterpreted as int16."""
     values = values.detach().cpu()
     if values.dtype == torch.bfloat16:
         values = values.view(torch.int16)
     return values.numpy()
-
-
-def read_attributes(path: Path) -> dict[str, Any]:
-    """Return the attributes of a file written by :func:`map_sink`; empty if it is incomplete."""
-    try:
-        if path.suffix == '.zarr':
-            import zarr
-
-            group = zarr.open_group(path, mode='r')
-            is_whole = all(array.nchunks_initialized == array.nchunks for _, array in group.arrays())
-            return dict(group.attrs) if is_whole else {}
-        from safetensors import safe_open
-
-        with safe_open(path, 'pt') as file:  # raises if the file is shorter than its header declares
-            return {key: json.loads(value) for key, value in file.metadata().items()}
-    except Exception:  # damaged files can raise any exception
-        return {}

@@ -8,14 +8,16 @@ overlap of :func:`exact_overlap` gives the features of the whole image, and a sm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from swin_dense.features.inference import Blocks, run_batch
 from swin_dense.features.normalization import Inference, Tiling
+from swin_dense.features.regions import open_large_image
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
-from swin_dense.utils.pixels import LargeImage, naming
+from swin_dense.utils.errors import is_out_of_memory
+from swin_dense.utils.pixels import ImageError, LargeImage, name_of, naming
 from swin_dense.utils.tiles import plan_tiles
 
 
@@ -74,6 +76,22 @@ def run_tiles(backbone: Any, image: LargeImage, inference: Inference) -> Iterato
         yield blocks
 
 
+def in_tiles(backbone: Any, source: Any, inference: Inference, make_sink: Callable[[Pair], Any]) -> tuple[Pair, Any]:
+    """Return the size of an image and what a sink has collected of its tiles, or (0, 0) and an error."""
+    try:
+        with open_large_image(source, page=inference.page) as image:
+            sink = make_sink(image.size)
+            for blocks in run_tiles(backbone, image, inference):
+                sink.write(blocks)
+            return image.size, sink.levels()
+    except (ImageError, FileNotFoundError) as error:
+        return (0, 0), str(error)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return (0, 0), f'{name_of(source)}: too little memory for one tile; use smaller tiles: {error}'
+
+
 def _stage_strides(backbone: Any) -> list[int]:
     return [math.prod(backbone.strides[: stage + 1]) for stage in range(len(backbone.stages))]
 
@@ -83,8 +101,7 @@ def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
 
     The loop tracks, block by block and for each side, the number of cells inside the tile whose values differ.
     Attention spreads a difference over the whole window. Of a shifted window that crosses a border, ``shift`` cells lie
-    inside a tile that begins there, and ``window - shift`` inside a tile that ends there. The convolutions of an
-    adapter spread a difference by their reach, and begin with the pixels that the tile lacks.
+    inside a tile that begins there, and ``window - shift`` inside a tile that ends there.
     """
     reach = 0
     window = backbone.window_size[axis]
@@ -96,7 +113,7 @@ def _reach(backbone: Any, levels: Sequence[int], axis: int) -> int:
             for block in stage.blocks:
                 shift = block.attn.shift[axis]
                 inside = window - shift if shift and is_end else shift
-                cells = inside + -(-max(cells - inside, 0) // window) * window + block.conv_reach
+                cells = inside + -(-max(cells - inside, 0) // window) * window
             if stride in levels:
                 reach = max(reach, cells * stride)
             if stage.downsample is not None:

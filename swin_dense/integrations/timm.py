@@ -20,15 +20,14 @@ from torch import Tensor, nn
 from swin_dense.archs import resolve_arch
 from swin_dense.archs.weights import Weights, published
 from swin_dense.checkpoint import load_checkpoint
-from swin_dense.integrations import require, set_checkpointing, strides_of
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.ops import plain
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import PRESETS
 
-require('timm', '1.0.31')
+packages.optional('swin_dense.integrations.timm', 'timm')
 from timm.layers import Format, is_scriptable  # noqa: E402
 from timm.models import (  # noqa: E402
     FeatureInfo,
@@ -50,6 +49,8 @@ PRETRAINED = {
 }
 # Further options that these weights require.
 _OPTIONS = {'swinv2_dense_l': {'pretrained_window_size': (12, 12, 12, 6)}}
+# Strides of the stages for a last map of this stride in pixels.
+STRIDES = {32: (4, 2, 2, 2), 16: (4, 2, 2, 1), 8: (4, 2, 1, 1)}
 # Maps option names of timm's Swins to ours.
 RENAMED = {
     'in_chans': 'in_channels',
@@ -97,7 +98,9 @@ class _TimmModel(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Enable or disable gradient checkpointing."""
-        set_checkpointing(self.backbone, enable)
+        for stage in self.backbone.stages:
+            for block in stage.blocks:
+                block.with_cp = enable
 
     def no_weight_decay(self) -> set[str]:
         return {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
@@ -174,7 +177,6 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         weight = next(self.backbone.parameters())
         head = nn.Linear(self.num_features, max(num_classes, 1), device=weight.device, dtype=weight.dtype)
         self._set_classifier(num_classes, self.global_pool if global_pool is None else global_pool, head)
-        self._change_given(num_classes=num_classes, global_pool=self.global_pool)
 
     def _set_classifier(self, num_classes: int, global_pool: str, head: nn.Linear) -> None:
         checks.one_of('global_pool', global_pool, ('avg', ''))
@@ -267,7 +269,9 @@ def _create(variant: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     weights = published()[PRETRAINED[variant]]
     kwargs = {'window_size': weights.window_size, **_OPTIONS.get(variant, {}), **kwargs}
     if 'output_stride' in kwargs:
-        kwargs['strides'] = strides_of(kwargs.pop('output_stride'))
+        output_stride = kwargs.pop('output_stride')
+        checks.one_of('output_stride', output_stride, STRIDES)
+        kwargs['strides'] = STRIDES[output_stride]
     ignored: tuple[str, ...] = ()
     if features:
         ignored = ('num_classes', 'global_pool', 'feature_cls', 'drop_rate')

@@ -1,4 +1,4 @@
-"""SwinDense and SwinDenseV2, the backbones as mmengine modules, what they need in training, and pretraining.
+"""SwinDense and SwinDenseV2, the backbones as mmengine modules, and what they need in training.
 
 Only this package and the workbench import mmengine at import time.
 """
@@ -12,26 +12,14 @@ from swin_dense.mm.backbone import SwinDense, SwinDenseV2
 from swin_dense.mm.bands import LoadBands
 from swin_dense.mm.layer_decay import SwinLayerDecayConstructor
 from swin_dense.mm.masks import IgnoreMaskValues, MapMaskValues
-from swin_dense.mm.pretraining import (
-    FeatureDistillationPretrainer,
-    HeldOutLoss,
-    ImageNormalizer,
-    PretrainingHook,
-    SimMIMPretrainer,
-)
 from swin_dense.mm.sharding import ResumableFSDPStrategy, swin_auto_wrap_policy
 from swin_dense.utils.deprecation import former_name
 
 __all__ = [
-    'FeatureDistillationPretrainer',
-    'HeldOutLoss',
     'IgnoreMaskValues',
-    'ImageNormalizer',
     'LoadBands',
     'MapMaskValues',
-    'PretrainingHook',
     'ResumableFSDPStrategy',
-    'SimMIMPretrainer',
     'SwinDense',
     'SwinDenseV2',
     'SwinLayerDecayConstructor',

@@ -45,7 +45,7 @@ class SwinDense(SwinBackbone, BaseModule):
         convert_weights: has no effect, because the layout of a checkpoint is detected; accepted for existing configs.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a checkpoint, and raises if it does not contain all
             parameters of the backbone. The dict also accepts the options of :func:`swin_dense.load_checkpoint`:
-            ``prefix``, ``ema``, ``allow_partial``, ``table_resize``, ``in_channels`` and so on. Other mmengine
+            ``prefix``, ``ema``, ``allow_partial`` and so on. Other mmengine
             initialisers work as in any mmengine module.
         allow_partial: whether ``init_cfg``, ``load_from`` and ``load_state_dict`` may leave some or all parameters of
             the backbone unchanged, for files that contain only a part of the backbone, or only a head.
@@ -126,11 +126,6 @@ class SwinDense(SwinBackbone, BaseModule):
             options.setdefault('allow_partial', self.allow_partial)
             load_checkpoint(self, config['checkpoint'], **options, log=self.log_load)
         self.is_init = True
-
-    def load_base(self) -> None:
-        """Load the checkpoint of ``init_cfg``, for the file of an adapter, which does not contain its base."""
-        if any(map(_is_pretrained, _listed(self.init_cfg))):
-            self.init_weights()
 
     def log_load(self, report: Report) -> None:
         """Write the report of a loaded checkpoint to the log of the run."""

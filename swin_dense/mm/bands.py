@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ from mmengine.registry import TRANSFORMS
 
 from swin_dense.features.images import Statistic, array_pixels, pixels_of
 from swin_dense.features.normalization import AS_STORED, Normalization, band_count, chosen
-from swin_dense.features.regions import open_large_image
-from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, naming
+from swin_dense.utils.pixels import ImageError, Pixels, naming
 
 
 @TRANSFORMS.register_module()
@@ -65,10 +63,6 @@ class LoadBands:
             )
         img = how.prepare(how.stored(pixels, count))
         return np.ascontiguousarray(img.permute(1, 2, 0).numpy())
-
-    def open_large(self, path: str) -> AbstractContextManager[LargeImage]:
-        """Open an image whose regions are read one by one; :meth:`read` normalises their pixels."""
-        return open_large_image(path)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.normalization})'

@@ -19,10 +19,7 @@ class SwinBlock(nn.Module):
 
     Attributes:
         with_cp: True recomputes the block in the backward pass to save memory, 'mlp' the MLP alone.
-        conv_reach: tokens on each side, beyond the window, that convolutions of the block see.
     """
-
-    conv_reach = 0
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Swin classifiers: a backbone with a linear head on the mean token, and loading them from checkpoints."""
+"""Swin classifiers: a backbone with a linear head on the mean token."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from swin_dense.archs import Arch, resolve_arch, split_name
+from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import convert_before_load
-from swin_dense.checkpoint.fit import Target
-from swin_dense.checkpoint.hub import HubMixin
-from swin_dense.checkpoint.infer import find_adapter
-from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
-from swin_dense.models.create import BACKBONES, network_of, options_for
+from swin_dense.models.create import BACKBONES, network_of
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, compat
 
-_HEAD = 'head.weight'
 
-
-class SwinClassifier(HubMixin):
+class SwinClassifier(nn.Module):
     """Swin Transformer for image classification: backbone, norm, mean over tokens, linear layer.
 
     Args:
@@ -63,9 +57,6 @@ class SwinClassifier(HubMixin):
         nn.init.zeros_(self.head.bias)
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
 
-    def _kept_by_other_windows(self) -> dict[str, Any]:
-        return self.backbone._kept_by_other_windows()
-
     if TYPE_CHECKING:  # nn.Module declares neither arguments nor results
 
         def __call__(self, img: Tensor) -> Tensor: ...
@@ -73,47 +64,3 @@ class SwinClassifier(HubMixin):
     def forward(self, img: Tensor) -> Tensor:
         """Return the scores of images, (B, in_channels, H, W), before softmax: (B, num_classes)."""
         return self.head(self.backbone(img)[-1].mean((2, 3)))
-
-
-def create_classifier(
-    checkpoint: Checkpoint,
-    name: str | None = None,
-    *,
-    adapter_checkpoint: Checkpoint | None = None,
-    prefix: str | None = None,
-    trust: bool = False,
-    **options: Any,
-) -> SwinClassifier:
-    """Build a classifier from a checkpoint and load its weights, ready for inference.
-
-    Args:
-        checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
-        name: name of the model; needed if it cannot be inferred from the checkpoint, and otherwise checked against it.
-        adapter_checkpoint: the file of an adapter that was trained from ``checkpoint``, see
-            :func:`swin_dense.save_adapter`. If it contains a head, that of ``checkpoint`` is not used.
-        prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
-        trust: unpickle classes that are not known to be harmless.
-        **options: options of :class:`SwinClassifier`; they override those inferred from the checkpoint.
-
-    Raises:
-        CheckpointError: a checkpoint cannot be read, they contain no complete classifier, or the adapter was trained
-            from another checkpoint.
-    """
-    found = find_backbone(checkpoint, prefix, trust=trust)
-    adapter, inferred = find_adapter(adapter_checkpoint)
-    network, inferred = options_for(found, name, {**inferred, **options})
-    inferred.pop('out_indices', None)
-    arch: Any = inferred.pop('arch')
-    if isinstance(arch, dict):  # a dict does not contain the family, which SwinClassifier takes from the name
-        arch, inferred = 't', {**arch, **inferred}
-    with_head = found
-    if adapter is not None and _HEAD in adapter.parameters:
-        with_head = adapter
-    if _HEAD in with_head.parameters:
-        inferred.setdefault('num_classes', len(with_head.parameters[_HEAD]))
-    classifier = SwinClassifier(f'{network}_{split_name(arch)[1]}', **inferred)
-    for part in (found, adapter):
-        if part is not None:
-            module = classifier if part is with_head else classifier.backbone
-            load_found(Target.of(module), part)
-    return classifier.eval()

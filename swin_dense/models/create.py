@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from swin_dense.archs import Arch, split_name
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.fit import Target
-from swin_dense.checkpoint.infer import find_adapter, infer_options
+from swin_dense.checkpoint.infer import infer_options
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.options import Options
 from swin_dense.models.swin import SwinBackbone
@@ -30,7 +30,6 @@ def create_backbone(
     name: Name | None = None,
     checkpoint: Checkpoint | None = None,
     *,
-    adapter_checkpoint: Checkpoint | None = None,
     prefix: str | None = None,
     **backbone_options: Unpack[Options],
 ) -> SwinBackbone:
@@ -40,8 +39,6 @@ def create_backbone(
         name: 'swin_t', 'swin_s', 'swin_b' or 'swin_l', the same with 'swinv2' instead of 'swin', or ``arch`` of
             :class:`SwinBackbone`. None infers the architecture from the checkpoint.
         checkpoint: anything that :func:`swin_dense.load_checkpoint` accepts.
-        adapter_checkpoint: the file of an adapter that was trained from ``checkpoint``, see
-            :func:`swin_dense.save_adapter`; its kind and size, and the output stages, are inferred from it.
         prefix: which backbone of the checkpoint, if it contains several; see :func:`swin_dense.load_checkpoint`.
         **backbone_options: options of :class:`SwinBackbone` or :class:`SwinV2Backbone`. Missing ones, such as the
             window size and the output stages, are inferred from the checkpoint.
@@ -50,8 +47,7 @@ def create_backbone(
         The backbone in evaluation mode.
 
     Raises:
-        CheckpointError: a checkpoint cannot be read, does not determine the architecture, or does not fit, or the
-            adapter was trained from another checkpoint.
+        CheckpointError: the checkpoint cannot be read, does not determine the architecture, or does not fit.
 
     Examples:
         >>> backbone = create_backbone('swin_s', in_channels=4)
@@ -61,9 +57,6 @@ def create_backbone(
     if checkpoint is None:
         if name is None:
             raise TypeError("create_backbone needs a name, as in create_backbone('swin_t'), or a checkpoint")
-        if adapter_checkpoint is not None:
-            given = checks.argument('adapter_checkpoint', adapter_checkpoint)
-            raise TypeError(f'{given} is an adapter alone; give the checkpoint that it was trained from too')
         if prefix is not None:
             given = checks.argument('prefix', prefix)
             raise TypeError(f'{given} chooses a backbone in a checkpoint; give the checkpoint too')
@@ -73,12 +66,9 @@ def create_backbone(
         random_backbone.has_random_weights = True
         return random_backbone
     found = find_backbone(checkpoint, prefix)
-    adapter, inferred = find_adapter(adapter_checkpoint)
-    network, options = options_for(found, name, {**inferred, **backbone_options})
+    network, options = options_for(found, name, backbone_options)
     backbone = BACKBONES[network](**options)
     load_found(Target.of(backbone), found)
-    if adapter is not None:
-        load_found(Target.of(backbone), adapter)
     return backbone.eval()
 
 

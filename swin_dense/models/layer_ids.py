@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from swin_dense.utils.names import unwrapped
 
-# Parameters without weight decay, besides biases and norms: those of the published recipes, and the scales of Mona.
-_OF_MONA = {'norm_scale', 'input_scale'}
-UNDECAYED = frozenset({'absolute_pos_embed', 'relative_position_bias_table', 'cpb_mlp', 'logit_scale'} | _OF_MONA)
+# Parameters without weight decay, besides biases and norms: those of the published recipes.
+UNDECAYED = frozenset({'absolute_pos_embed', 'relative_position_bias_table', 'cpb_mlp', 'logit_scale'})
 
 _IN_STAGE = re.compile(r'stages\.(\d+)\.(?:blocks\.(\d+)|downsample)\.')
 

@@ -39,7 +39,6 @@ class OptionsOfBoth(TypedDict, total=False):
     frozen_stages: int
     attn_backend: str
     clamp_window: bool
-    adapter: Mapping[str, Any] | None
 
 
 class Options(OptionsOfBoth, total=False):

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from swin_dense.archs import Arch, resolve_arch
 from swin_dense.checkpoint import convert_before_load
-from swin_dense.checkpoint.hub import HubMixin
 from swin_dense.models import options
-from swin_dense.models.adapters import LoRALinear, Mona, MonaBlock, checked_adapter
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
 from swin_dense.models.block import SwinBlock
 from swin_dense.models.layer_ids import UNDECAYED, layer_of
@@ -58,22 +56,17 @@ class _Call(Protocol):
     def __call__(
         self,
         img: Tensor,
-        hidden: Tensor | None = None,
-        mask_token: Tensor | None = None,
         return_stages: Literal[False] = False,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def __call__(
         self,
         img: Tensor,
-        hidden: Tensor | None = None,
-        mask_token: Tensor | None = None,
-        *,
         return_stages: Literal[True],
     ) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]: ...
 
 
-class SwinBackbone(HubMixin):
+class SwinBackbone(nn.Module):
     """Swin Transformer backbone that turns an image of any size into a feature pyramid.
 
     Options have the names and meanings of mmdet and mmsegmentation, and parameters have their names, shapes and order.
@@ -111,10 +104,6 @@ class SwinBackbone(HubMixin):
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.
-        adapter: new parameters to fine-tune in place of the weights, such as ``dict(type='mona', dim=64)`` or
-            ``dict(type='lora', rank=8)``; None has none. Further keys are ``stages``, those that have adapters, by
-            default all; ``drop_rate`` in the adapters; and ``train_norms``, by default True: whether the norms train
-            with them. The other parameters are frozen.
 
     Attributes:
         out_channels: channels of each returned map.
@@ -145,7 +134,6 @@ class SwinBackbone(HubMixin):
     _prefix = 'swin'
     _with_other_windows = ''
     _block = SwinBlock
-    _mona_block = MonaBlock
     _merging = PatchMerging
 
     def __init__(
@@ -177,7 +165,6 @@ class SwinBackbone(HubMixin):
         frozen_stages: int = -1,
         attn_backend: str = 'auto',
         clamp_window: bool = False,
-        adapter: Mapping[str, Any] | None = None,
         **unknown: NoReturn,  # a type that no value has, so that checkers report unknown options
     ) -> None:
         super().__init__()
@@ -200,7 +187,6 @@ class SwinBackbone(HubMixin):
             raise ValueError(
                 f'frozen_stages must be between -1 and {built}, the number of stages built, got {frozen_stages}'
             )
-        self.adapter_options = checked_adapter(adapter, built)
         self.num_features = list(self.arch.channels)
         self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
         self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
@@ -239,16 +225,13 @@ class SwinBackbone(HubMixin):
             hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
             if hidden_channels < 1:
                 raise ValueError(f'mlp_ratio={mlp_ratio} gives no hidden channels for {channels} channels; 4 is usual')
-            make_block: Callable[..., SwinBlock] = self._block
-            if self.adapter_options is not None and stage in self.adapter_options.stages:
-                make_block = self.adapter_options.maker(self._block, self._mona_block, channels)
             blocks = []
             for block, drop_path in enumerate(drop_path_rates[stage]):
                 w_msa = make_attention(channels, self.arch.num_heads[stage])
                 block_shift = shift if use_shift and block % 2 else (0, 0)
                 attn = ShiftedWindowAttention(w_msa, block_shift, self.clamp_window)
                 ffn = FFN(channels, hidden_channels, act_cfg, drop_rate)
-                blocks.append(make_block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
+                blocks.append(self._block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
             is_last = stage + 1 == built
             downsample = None if is_last else self._merging(channels, self.strides[stage + 1], stage_norm_cfg)
             self.stages.append(SwinStage(blocks, downsample))
@@ -257,9 +240,6 @@ class SwinBackbone(HubMixin):
 
         compat.register_load_state_dict_pre_hook(self, convert_before_load)
         self.reset_parameters()
-        if self.adapter_options is not None:
-            for name, parameter in self.named_parameters():
-                parameter.requires_grad_(parameter.requires_grad and self.adapter_options.trains(name))
         self._freeze()
 
     @staticmethod
@@ -281,17 +261,11 @@ class SwinBackbone(HubMixin):
         )
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity.
-
-        Adapters start without an effect.
-        """
+        """Initialise all parameters as the official code does: truncated normal, LayerNorm as the identity."""
         for module in self.modules():
             initialise(module)
         if self.absolute_pos_embed is not None:
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
-        for module in self.modules():
-            if isinstance(module, (Mona, LoRALinear)):
-                module.reset_adapter()
 
     def train(self, mode: bool = True) -> SwinBackbone:
         """Set training or evaluation mode, but keep frozen stages frozen; return self."""
@@ -326,19 +300,11 @@ class SwinBackbone(HubMixin):
         blocks = [*merging, (r'^stages\.(\d+)\.\w+\.(\d+)', None), (r'^norm', (99999,))]
         return {'stem': r'^patch_embed', 'blocks': blocks}
 
-    def forward(
-        self,
-        img: Tensor,
-        hidden: Tensor | None = None,
-        mask_token: Tensor | None = None,
-        return_stages: bool = False,
-    ) -> Any:
+    def forward(self, img: Tensor, return_stages: bool = False) -> Any:
         """Compute the feature pyramid.
 
         Args:
             img: (B, in_channels, H, W), any H and W of at least 1 pixel.
-            hidden: (B, ceil(H / patch_size), ceil(W / patch_size)) bool, the patches that ``mask_token`` replaces.
-            mask_token: (C,), needed with ``hidden``.
             return_stages: whether to return also what each stage returns, see :class:`SwinStage`.
 
         Returns:
@@ -359,8 +325,6 @@ class SwinBackbone(HubMixin):
         if img.is_cpu and not context.is_exporting():
             memory.keep_freed()
         x = self.patch_embed(img)
-        if hidden is not None and mask_token is not None:
-            x = torch.where(hidden.unsqueeze(-1), mask_token.to(x.dtype), x)
         if self.absolute_pos_embed is not None:
             position = plain.resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
             x = x + position.to(x.dtype)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense.archs import Arch
-from swin_dense.models.adapters import MonaBlock
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.block import SwinBlock, run
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
@@ -112,14 +111,6 @@ class SwinBlockV2(SwinBlock):
         return x + self.drop_path(self.norm2(run(self.ffn, x, recompute=self.with_cp == 'mlp')))
 
 
-class MonaBlockV2(MonaBlock, SwinBlockV2):
-    """A block of V2 with a Mona after each of its two residual additions: (B, H, W, C) to the same."""
-
-    def forward_modules(self, x: Tensor) -> Tensor:
-        x = self.mona1(x + self.drop_path(self.norm1(self.attn(x))))
-        return self.mona2(x + self.drop_path(self.norm2(run(self.ffn, x, recompute=self.with_cp == 'mlp'))))
-
-
 class PatchMergingV2(PatchMerging):
     """Patch merging that normalises after the reduction: (B, H, W, C) to (B, ceil(H/stride), ceil(W/stride), 2C)."""
 
@@ -160,7 +151,6 @@ class SwinV2Backbone(SwinBackbone):
         ' and pretrained_window_size, the side of the windows that the weights were trained with, one or one per stage,'
     )
     _block = SwinBlockV2
-    _mona_block = MonaBlockV2
     _merging = PatchMergingV2
 
     def __init__(
@@ -182,18 +172,6 @@ class SwinV2Backbone(SwinBackbone):
         for stage, side in zip(cast('list[SwinStage]', self.stages), windows, strict=False):
             for block in stage.blocks:
                 cast('Any', block).attn.w_msa.pretrained_window_size = (side, side) if side else None
-
-    def _kept_by_other_windows(self) -> dict[str, Any]:
-        if 0 not in self.pretrained_window_size:
-            return {}
-        height, width = self.window_size
-        if self.clamp_window or height != width:
-            reason = 'shrink to small maps (clamp_window)' if self.clamp_window else 'are not square'
-            raise ValueError(
-                f'window_size={self.window_size} cannot change without pretrained_window_size, the side of the windows '
-                f'that the weights were trained with, one or one per stage: these windows {reason}'
-            )
-        return {'pretrained_window_size': [side or height for side in self.pretrained_window_size]}
 
     @staticmethod
     def _attention(qk_scale: float | None, use_rel_pos_bias: bool) -> Callable[..., WindowAttention]:

@@ -23,8 +23,6 @@ FOLDERS = (
     'retinanet',
     'upernet',
     'ablations',
-    'simmim',
-    'distill',
     *FRAMEWORKS,
 )
 
@@ -54,11 +52,6 @@ class Recipe:
     @property
     def accuracy(self) -> str:
         return ', '.join(f'{value} {name}' for name, value in self.metrics.items()) or 'none published'
-
-    @property
-    def size(self) -> str:
-        """Return the letter of the architecture: 't', 's', 'b' or 'l'."""
-        return self.backbone.partition('-')[2][:1].lower()
 
     @property
     def cost(self) -> str:
@@ -129,19 +122,10 @@ def plain(recipes: list[Recipe], weights: bool = False) -> str:
     return '\n'.join(lines)
 
 
-def chosen(recipes: list[Recipe], words: Sequence[str], task: str = '', data: str = '', size: str = '') -> list[Recipe]:
-    """Return the recipes that match all conditions; the case of letters does not matter.
-
-    All words must occur in the recipe's name or in what is known of it. The others are parts of the task and of the
-    names of the data sets, and the letter of the size.
-    """
-    found = []
-    for recipe in recipes:
-        known = '; '.join((recipe.config.stem, *_facts(recipe))).lower()
-        is_of_task = task.lower() in recipe.task and data.lower() in recipe.data.lower()
-        if is_of_task and size in ('', recipe.size) and all(word.lower() in known for word in words):
-            found.append(recipe)
-    return found
+def chosen(recipes: list[Recipe], words: Sequence[str]) -> list[Recipe]:
+    """Return the recipes whose name or facts contain all words; the case of letters does not matter."""
+    known = {recipe.config: '; '.join((recipe.config.stem, *_facts(recipe))).lower() for recipe in recipes}
+    return [recipe for recipe in recipes if all(word.lower() in known[recipe.config] for word in words)]
 
 
 def _facts(recipe: Recipe) -> tuple[str, ...]:

@@ -4,15 +4,10 @@ from typing import Any
 
 # Libraries in whose format weights are written.
 FAMILIES = ('mmdet', 'mmseg', 'official', 'mmpretrain', 'timm', 'torchvision', 'transformers')
-# How relative position tables are resized, and how the channels of a patch embedding are filled.
-TABLE_METHODS = ('bicubic', 'geometric')
-CHANNEL_POLICIES = ('repeat', 'mean', 'zero')
 
 # Power of the generalised mean over the cells of a level; gem's, of the positive part, lies between the average and the
 # maximum.
 POOLINGS = {'avg': 1.0, 'gem': 3.0}
-MAP_FORMATS = ('safetensors', 'zarr')
-ROWS_PER_PART = 4096  # images per Parquet file
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -27,12 +22,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     'satlas-landsat': {'scale': 16320.0, 'mean': 4000 / 16320, 'std': 1.0, 'clamp': True},
 }
 
-# Suffixes of files, or of folders with .zarr, that are images.
+# Suffixes of image files.
 IMAGE_SUFFIXES = frozenset(
     f'.{suffix}'
     for suffixes in (
         'apng avif bmp dib gif j2c j2k jfif jp2 jpc jpe jpeg jpf jpg jpx',
-        'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp zarr',
+        'pbm pcx pfm pgm png pnm ppm qoi sgi tga tif tiff webp',
     )
     for suffix in suffixes.split()
 )
@@ -41,6 +36,4 @@ LANGUAGES = ('en', 'zh')  # of the page of `swin-dense explore`
 LARGEST_PAGE = 12_000_000  # bytes
 RUNTIMES = ('onnxruntime', 'openvino')  # libraries that execute whole models
 PRECISIONS = ('float32', 'bfloat16')  # in which they compute
-LARGEST_LOSS = 0.02  # share of the predictions that differ after quantisation
 EXPORT_SUFFIXES = ('.onnx', '.pt2', '.ts')
-TARGETS = ('coreml', 'executorch', 'litert', 'tensorrt')  # compilers that read exported files

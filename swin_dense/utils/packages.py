@@ -17,11 +17,11 @@ IN_THE_CLONE = '(in the clone of swin_dense)'
 WITHOUT_COMPILER = f"pip install '.[mm-lite]' ./mmcv_lite_ops {IN_THE_CLONE}"
 # The extras of pyproject.toml, but for those of mm packages, and the import names of their packages.
 EXTRAS = {
-    'checkpoints': {'huggingface_hub', 'safetensors', 'scipy'},
+    'checkpoints': {'huggingface_hub', 'safetensors'},
     'features': {'imagecodecs', 'pyarrow', 'safetensors', 'tifffile', 'tqdm'},
     'zarr': {'zarr'},
     'visualize': {'matplotlib'},
-    'export': {'onnx', 'onnxruntime', 'onnxscript'},
+    'export': {'cv2', 'onnx', 'onnxruntime', 'onnxscript', 'pycocotools'},
 }
 FRAMEWORKS = {'mmengine', 'mmcv', 'mmdet', 'mmseg'}
 # Import name: what to install, if that is another name.

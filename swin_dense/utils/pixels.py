@@ -31,7 +31,6 @@ class Pixels(NamedTuple):
 
     values: Any  # an array, or an object that reads regions when it is sliced
     has_alpha: bool = False  # the last channel is opacity, which a backbone without that channel does not need
-    stretch: float = 1.0  # what values of fewer bits were multiplied by to cover the full scale of their type
 
 
 class LargeImage:
@@ -113,7 +112,7 @@ def _named(name: str, error: Exception) -> Exception:
     if isinstance(error, IsADirectoryError):
         return ImageError(
             f"{name} is a folder: pass a list of its files, sorted(Path(FOLDER).glob('*.jpg')), or run `swin-dense "
-            f'features FOLDER --out DIR`; to read a zarr folder, give {checks.argument("tile", ...)}'
+            'features FOLDER --out DIR`'
         )
     if isinstance(error, OSError):
         return ImageError(f'{name} cannot be read: {error.strerror or error}')

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 def walk(
     folder: str, is_wanted: Callable[[str], bool], skipped: dict[str, str | None], seen: set[str]
 ) -> Iterator[str]:
-    """Yield the wanted files of a folder and its subfolders, following links; a folder ``NAME.zarr`` counts as a file.
+    """Yield the wanted files of a folder and its subfolders, following links.
 
     ``skipped`` is filled with other paths and the reason, None for files that are not wanted. ``seen`` contains the
     real paths of folders to leave out, and is extended by those that are visited, because links may form cycles.
@@ -25,11 +25,11 @@ def walk(
         return
     for entry in entries:
         is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-        if is_folder and not entry.name.endswith('.zarr'):
+        if is_folder:
             yield from walk(entry.path, is_wanted, skipped, seen)
         elif not is_wanted(entry.name):
             skipped[entry.path] = None
-        elif is_folder or entry.is_file(follow_symlinks=False) or not is_special(entry.path):
+        elif entry.is_file(follow_symlinks=False) or not is_special(entry.path):
             yield entry.path
         else:
             skipped[entry.path] = 'is not a regular file'

@@ -15,8 +15,9 @@ from swin_dense.utils import checks
 from swin_dense.utils.pixels import ImageError, Pixels, upright, within_16_bits
 
 MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
-# Colours that PIL converts to RGB. Of JPEG, the decoder itself converts YCbCr.
-_CONVERTED_BY_PIL = ('SEPARATED', 'YCBCR', 'CIELAB', 'ICCLAB', 'ITULAB', 'LOGL', 'LOGLUV')
+# Colours that PIL converts. Of JPEG, the decoder itself converts YCbCr.
+_CONVERTED_BY_PIL = ('MINISWHITE', 'PALETTE', 'SEPARATED', 'YCBCR', 'CIELAB', 'ICCLAB', 'ITULAB', 'LOGL', 'LOGLUV')
+_WHOLE_BITS = (8, 16, 32, 64)  # PIL reads values of fewer, packed bits
 _ALPHA = (1, 2)  # values of the tag ExtraSamples
 _BITS, _PHOTOMETRIC, _BANDS, _SAMPLE_FORMAT, _DEPTH = 258, 262, 277, 339, 32997
 _SLICES = 'not an image; pass its slices as arrays'
@@ -42,12 +43,12 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     if page is None:
         return None
     kind, bits = page.dtype.kind, page.dtype.itemsize * 8
-    is_32_bit = kind in 'iu' and bits == 32 == page.bitspersample
-    if not (kind in 'bf' or (kind in 'iu' and bits <= 16) or is_32_bit):
+    is_32_bit = kind in 'iu' and bits == 32
+    if not (kind == 'f' or (kind in 'iu' and bits <= 16) or is_32_bit):
         raise ImageError(f'its pixels are {page.dtype}; convert them to uint8, uint16 or floats between 0 and 1')
     regions = regions_of(page, stack) if by_regions and not is_32_bit else None
     if regions is not None:
-        return Pixels(regions, _has_alpha(page), _stretch(page))
+        return Pixels(regions, _has_alpha(page))
     # PIL's limit on the size of an image; four channels count as one pixel.
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and page.imagewidth * page.imagelength * max(1, page.samplesperpixel / 4) > 2 * limit:
@@ -61,7 +62,7 @@ def open_tiff(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
         if find_spec('imagecodecs'):
             raise
         return None
-    return Pixels(upright(_as_shown(page, values), _orientation(page)), _has_alpha(page), _stretch(page))
+    return Pixels(upright(_as_shown(page, values), _orientation(page)), _has_alpha(page))
 
 
 def open_page(file: Any, number: int | None, stack: contextlib.ExitStack, by_regions: bool = False) -> Any:
@@ -78,7 +79,9 @@ def open_page(file: Any, number: int | None, stack: contextlib.ExitStack, by_reg
     except Exception:  # PIL may support the file; if not, it raises
         return None
     colours, compression = (getattr(tag, 'name', '') for tag in (page.photometric, page.compression))
-    if page.dtype is None or (colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG')):
+    if page.dtype is None or page.bitspersample not in _WHOLE_BITS:
+        return None
+    if colours in _CONVERTED_BY_PIL and (colours, compression) != ('YCBCR', 'JPEG'):
         return None
     try:
         tifffile.TIFF.DECOMPRESSORS[page.compression]
@@ -103,12 +106,6 @@ def regions_of(page: Any, stack: contextlib.ExitStack) -> Any:
     return _Regions(page, zarr.open_array(stack.enter_context(page.aszarr()), mode='r'))
 
 
-def is_rgb(page: Any) -> bool:
-    """Return whether the pixels of a page of :func:`open_page` are (H, W, 3) uint8 in RGB."""
-    is_colour = getattr(page.photometric, 'name', '') in ('RGB', 'YCBCR')
-    return is_colour and page.dtype == np.uint8 and page.bitspersample == 8 and page.samplesperpixel == 3
-
-
 def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
     """Raise ImageError for a TIFF of which PIL would lose pages, bands or bits, or wrap or invert values."""
     if number is None and getattr(image, 'n_frames', 1) > 1:
@@ -124,7 +121,7 @@ def check_kept_by_pil(image: Image.Image, number: int | None) -> None:
     )
     if not is_kept or tags.get(_BANDS, 1) != len(image.getbands()):
         raise ImageError(
-            'PIL would lose bands or bits of it; install tifffile and imagecodecs, or convert it to grey or RGB'
+            'PIL would lose bands or bits of it; install tifffile and imagecodecs, or convert it to RGB of 8 or 16 bits'
         )
 
 
@@ -164,36 +161,11 @@ def _has_alpha(page: Any) -> bool:
     return bool(page.extrasamples) and page.extrasamples[-1] in _ALPHA
 
 
-def _stretch(page: Any) -> float:
-    """Return what :func:`_as_shown` multiplies values of fewer than 8 or 16 bits by."""
-    bits = page.bitspersample
-    is_stretched = page.dtype.kind in 'bu' and isinstance(bits, int) and bits < 16 and bits != 8
-    if not is_stretched or getattr(page.photometric, 'name', '') == 'PALETTE':
-        return 1.0
-    return (255 if 255 % (2**bits - 1) == 0 else 65535) / (2**bits - 1)
-
-
 def _as_shown(page: Any, values: np.ndarray) -> np.ndarray:
-    """Convert stored values of a page to pixels (H, W) or (H, W, C) on the full scale of their type, 0 as black."""
-    colours, bits = getattr(page.photometric, 'name', ''), page.bitspersample
+    """Convert stored values of a page to pixels (H, W) or (H, W, C) of at most 16 bits, if they are integers."""
     if page.axes == 'SYX':
         values = np.moveaxis(values, 0, 2)
-    if colours == 'PALETTE':
-        palette = page.colormap.T
-        if palette.max() > 255:
-            palette = palette >> 8
-        return palette.astype(np.uint8)[values]
-    if values.dtype.kind in 'iu' and bits == 32:
-        values = within_16_bits(values)
-    elif _stretch(page) != 1:
-        dtype = np.uint8 if 255 % (2**bits - 1) == 0 else np.uint16
-        values = np.rint(values * np.float32(_stretch(page))).astype(dtype)
-    if colours == 'MINISWHITE':
-        inverted = (np.iinfo(values.dtype).max if values.dtype.kind == 'u' else 1) - values
-        if _has_alpha(page):
-            inverted[..., -1] = values[..., -1]
-        values = inverted
-    return values
+    return within_16_bits(values) if values.dtype.kind in 'iu' and values.dtype.itemsize == 4 else values
 
 
 def _choose_page() -> str:

@@ -49,13 +49,7 @@ def needed_packages(model: Any) -> dict[str, str]:
 
 
 def published_shape(config: Any) -> tuple[int, int]:
-    """Return the image size, (height, width), of the published figures for the model of an mmdet or mmseg config.
-
-    For a config of pretraining, it is the size of a crop.
-    """
-    crop_size = ((config.get('train_dataloader') or {}).get('dataset') or {}).get('crop_size')
-    if crop_size is not None:
-        return crop_size, crop_size
+    """Return the image size, (height, width), of the published figures for the model of an mmdet or mmseg config."""
     if config.get('default_scope') == 'mmseg':
         if 'crop_size' not in config:
             raise ValueError('the config has no crop_size, so the size of the published figures is unknown; give size=')

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from mmcv.transforms import LoadImageFromFile
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
 from mmengine.device import get_device
@@ -19,10 +17,9 @@ from mmengine.runner import load_checkpoint
 from torch import nn
 
 from swin_dense.mm.bands import LoadBands
-from swin_dense.utils.pixels import LargeImage, Pixels, decoding, naming
-from swin_dense.utils.tiles import Box
+from swin_dense.utils.pixels import decoding, naming
 from swin_dense.workbench.configs.parts import make_palette
-from swin_dense.workbench.runtime import pictures, queries
+from swin_dense.workbench.runtime import queries
 from swin_dense.workbench.runtime.masks import Instances
 from swin_dense.workbench.runtime.model import ImagePredictor, Outputs
 
@@ -77,39 +74,21 @@ class Predictor(ImagePredictor):
         known = getattr(kind, '_load_metainfo', dict)(dataset.get('metainfo') or {})
         self._name_classes(saved, known)
 
-    def _read(self, path: str) -> np.ndarray:
-        with self._open(path) as image:
-            return self._region(image, (0, 0, *image.size))
+    def read(self, picture: Any) -> np.ndarray:
+        """Return an image as the first step of the test pipeline loads it, from its file or its pixels (H, W, C)."""
+        if isinstance(picture, np.ndarray) and not isinstance(self._loader, LoadBands):
+            return np.ascontiguousarray(picture[:, :, ::-1])
+        source = {'img': picture} if isinstance(picture, np.ndarray) else {'img_path': picture}
+        with naming(picture), decoding():
+            return self._loader(source)['img']
 
     def _to_paint(self, pixels: np.ndarray) -> np.ndarray | None:
         is_picture = pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
         return pixels[:, :, ::-1] if is_picture else None
 
-    @contextlib.contextmanager
-    def _open(self, path: str) -> Iterator[LargeImage]:
-        """Open an image whose regions :meth:`_region` gives as the first step of the test pipeline loads them."""
-        if isinstance(self._loader, LoadBands):
-            with self._loader.open_large(path) as image:
-                yield image
-        elif _reads_as_runtime(self._loader):
-            with pictures.open_large(path) as image:
-                yield image
-        else:
-            with naming(path), decoding():
-                loaded = self._loader({'img_path': path})['img']
-            yield LargeImage(path, Pixels(loaded))
-
-    def _region(self, image: LargeImage, box: Box) -> np.ndarray:
-        """Return what the loader gives for a region: (h, w, C), of colours BGR, or (h, w)."""
-        if isinstance(self._loader, LoadBands):
-            with naming(image.source):
-                return self._loader.read(image.pixels(box))
-        loaded = image.read(*box)
-        return np.ascontiguousarray(loaded[:, :, ::-1]) if _reads_as_runtime(self._loader) else loaded
-
     @torch.no_grad()
     def outputs(self, loaded: np.ndarray, path: Any = None) -> Outputs:
-        """Return what the model predicts for an image or a region of it, as :meth:`_region` gives it."""
+        """Return what the model predicts for an image, as the loader gives it."""
         img, shape = loaded.astype(np.float32) if self._to_float32 else loaded, loaded.shape[:2]
         with DefaultScope.overwrite_default_scope(self._scope):
             packed = self._pipeline({'img': img, 'img_id': 0, 'img_path': path, 'img_shape': shape, 'ori_shape': shape})
@@ -146,14 +125,6 @@ class Predictor(ImagePredictor):
             palette = make_palette(count)
         self.palette: list[tuple[int, ...]] = [tuple(map(int, colour)) for colour in palette[:count]]
         self.model.dataset_meta = {'classes': self.classes, 'palette': self.palette}
-
-
-def _reads_as_runtime(loader: Any) -> bool:
-    """Return whether a loader gives what ``runtime.pictures`` does: 8-bit colours of a file, as OpenCV reads them."""
-    if type(loader) is not LoadImageFromFile:
-        return False
-    options = (loader.color_type, loader.imdecode_backend, loader.backend_args, loader.file_client_args)
-    return options == ('color', 'cv2', None, None)
 
 
 def _classes_of_head(model: Any) -> int | None:

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from swin_dense import SwinBackbone
-from swin_dense.analysis.complexity import PARTS, backbone_costs, msa_flops, window_msa_flops
 from swin_dense.analysis.flop_counter import count
 from tests.conftest import TINY
+from tests.examples import load_example
+
+complexity = load_example('complexity')
 
 
 def counted_multiply_adds(function, *args):
@@ -31,10 +33,17 @@ def test_attention_formulas_equal_the_counts_of_torch(height, width, channels, w
     tokens = height * width
     global_tokens = torch.zeros(1, tokens, channels, device='meta')
     window_tokens = torch.zeros(tokens // window**2, window**2, channels, device='meta')
-    assert msa_flops(height, width, channels) == counted_multiply_adds(attend, global_tokens, channels)
-    assert window_msa_flops(height, width, channels, (window, window)) == counted_multiply_adds(
-        attend, window_tokens, channels
-    )
+    assert complexity.msa_flops(height, width, channels) == counted_multiply_adds(attend, global_tokens, channels)
+    by_windows = counted_multiply_adds(attend, window_tokens, channels)
+    assert complexity.window_msa_flops(height, width, channels, window) == by_windows
+
+
+def test_global_attention_is_one_window_over_the_whole_map():
+    one_stage = {'embed_dims': 16, 'depths': (3,), 'num_heads': (2,)}
+    with torch.device('meta'):
+        whole_map, windows = (SwinBackbone(one_stage, window_size=window) for window in (14, 7))
+    own, everywhere = complexity.counted(whole_map, 56)
+    assert own == everywhere == complexity.counted(windows, 56)[1] > complexity.counted(windows, 56)[0]
 
 
 @settings(max_examples=6)
@@ -48,17 +57,8 @@ def test_computed_flops_equal_the_counts_of_torch(height, width, window, in_chan
     assert counted.parameters[''] == sum(parameter.numel() for parameter in backbone.parameters())
 
 
-def test_global_attention_is_one_window_over_the_whole_map():
-    one_stage = {'embed_dims': 16, 'depths': (3,), 'num_heads': (2,)}
-    assert backbone_costs(one_stage, 40, 56, window_size=(10, 14)).stages[0].keys() == set(PARTS)
-    whole_map, windows = (backbone_costs(one_stage, 40, 56, window) for window in ((10, 14), 7))
-    assert whole_map.global_flops == windows.global_flops == whole_map.count.flops[''] > windows.count.flops['']
-    attention = sum(whole_map.stages[0][part] for part in ('qkv', 'attention', 'projection'))
-    assert attention == 3 * msa_flops(10, 14, 16)
-
-
 @pytest.mark.parametrize(('height', 'width'), [(64, 64), (75, 101)])
-def test_every_part_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
+def test_every_module_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
     """mmdet projects the outputs of padding tokens too, as the published FLOPs assume."""
     from mmdet.models.backbones import SwinTransformer
     from mmengine.analysis import FlopAnalyzer
@@ -68,36 +68,9 @@ def test_every_part_equals_the_counts_of_mmengine_on_mmdets_swin(height, width):
     analyzer = FlopAnalyzer(theirs, torch.zeros(1, 3, height, width)).unsupported_ops_warnings(False)
     analyzer.set_op_handle('aten::layer_norm', lambda inputs, outputs: 0)
     flops = analyzer.by_module()
-
-    costs = backbone_costs(TINY, height, width, window_size=7)
-    for stage, parts in enumerate(costs.stages):
-        block = f'stages.{stage}.blocks.{{}}'
-        modules = {
-            'qkv': 'attn.w_msa.qkv',
-            'projection': 'attn.w_msa.proj',
-            'mlp': 'ffn',
-            'norms': 'norm1',
-        }
-        expected = {part: sum(flops[f'{block.format(b)}.{name}'] for b in (0, 1)) for part, name in modules.items()}
-        whole = sum(flops[f'{block.format(b)}.attn.w_msa'] for b in (0, 1))
-        expected['attention'] = whole - expected['qkv'] - expected['projection']
-        expected['merging'] = flops.get(f'stages.{stage}.downsample', 0)
-        expected['patch embedding'] = flops['patch_embed'] if stage == 0 else 0
-        assert parts == expected
-        assert set(parts) == set(PARTS)
-        parameters = sum(parameter.numel() for parameter in theirs.stages[stage].parameters())
-        assert costs.count.parameters[f'stages.{stage}'] == parameters
-    assert costs.count.flops[''] == sum(sum(parts.values()) for parts in costs.stages) == flops['']
-
-
-@pytest.mark.parametrize(
-    ('options', 'error'),
-    [
-        ({'arch': 'x', 'height': 8, 'width': 8}, 'arch must be one of'),
-        ({'arch': 't', 'height': 0, 'width': 8}, 'height must be at least 1, got 0'),
-        ({'arch': 't', 'height': 8, 'width': 8, 'window_size': -7}, 'window_size must be at least 1'),
-    ],
-)
-def test_wrong_options_are_named(options, error):
-    with pytest.raises(ValueError, match=error):
-        backbone_costs(**options)
+    with torch.device('meta'):
+        found = count(SwinBackbone(**TINY, window_size=7), height, width).flops
+    names = [f'stages.{stage}.blocks.{block}' for stage in range(4) for block in (0, 1)]
+    parts = [f'{name}.{part}' for name in names for part in ('attn.w_msa', 'attn.w_msa.qkv', 'attn.w_msa.proj', 'ffn')]
+    for name in ['', 'patch_embed', *(f'stages.{stage}' for stage in range(4)), *names, *parts]:
+        assert found[name] == flops[name], name

@@ -1,6 +1,5 @@
-"""Resizing tables, positions and image channels, compared with images and SciPy's surface fitting."""
+"""Resizing tables, positions and image channels, compared with images."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,9 +7,6 @@ import torch.nn.functional as F
 from swin_dense import SwinBackbone
 from swin_dense.checkpoint import CheckpointError, export_state_dict, load_checkpoint
 from swin_dense.checkpoint.resize import adapt_channels, resize_table, window_of_index
-from tests.conftest import IfInstalled, needs
-
-interpolate = IfInstalled('scipy.interpolate')
 
 ARCH = {'embed_dims': 8, 'depths': (1, 1), 'num_heads': (2, 4)}
 TABLE = 'stages.1.blocks.0.attn.w_msa.relative_position_bias_table'
@@ -20,24 +16,6 @@ def bicubic(image, size):
     """Resize (H, W, C) channel by channel."""
     channels = [F.interpolate(channel[None, None], size, mode='bicubic')[0, 0] for channel in image.unbind(2)]
     return torch.stack(channels, 2)
-
-
-def geometric(table, source, target):
-    """Resize as the official code does, head by head, with the fit that SciPy's former interp2d computed."""
-    source, target = 2 * source - 1, 2 * target - 1
-    low, high = 1.01, 1.5
-    while high - low > 1e-6:
-        ratio = (low + high) / 2
-        reach = sum(ratio**step for step in range(source // 2))
-        low, high = (low, ratio) if reach > target // 2 else (ratio, high)
-    distances = np.cumsum([ratio**step for step in range(source // 2)])
-    positions = np.concatenate([-distances[::-1], [0], distances])
-    wanted = np.arange(-(target // 2), target // 2 + 1)
-    heads = [
-        interpolate.RectBivariateSpline(positions, positions, head.reshape(source, source), kx=3, ky=3)(wanted, wanted)
-        for head in table.T.numpy()
-    ]
-    return np.stack(heads, -1).reshape(-1, len(heads))
 
 
 @pytest.mark.parametrize(
@@ -50,29 +28,12 @@ def test_bicubic_resizes_each_head_as_an_image(source, target):
     torch.testing.assert_close(resize_table(table, source, target), expected)
 
 
-@pytest.mark.parametrize(('source', 'target'), [(7, 12), (6, 14), (12, 7), (7, 8)])
-@needs('scipy')
-def test_geometric_equals_surface_fitting(source, target):
-    table = torch.randn((2 * source - 1) ** 2, 3, dtype=torch.float64)
-    resized = resize_table(table, (source,) * 2, (target,) * 2, 'geometric')
-    np.testing.assert_allclose(resized.numpy(), geometric(table, source, target), atol=1e-9)
-
-
-@needs('scipy')
-def test_geometric_keeps_an_axis_of_the_same_length():
-    table = torch.randn(13 * 13, 1, dtype=torch.float64)
-    resized = resize_table(table, (7, 7), (7, 12), 'geometric')
-    middle = resized.reshape(13, 23)[:, 11]
-    torch.testing.assert_close(middle, table.reshape(13, 13)[:, 6], atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize('method', ['bicubic', pytest.param('geometric', marks=needs('scipy'))])
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(method, dtype):
+def test_half_precision_is_computed_in_float32(dtype):
     table = torch.randn(9, 2).to(dtype)
-    resized = resize_table(table, (2, 2), (4, 4), method)
+    resized = resize_table(table, (2, 2), (4, 4))
     assert resized.dtype == dtype
-    assert torch.equal(resized, resize_table(table.float(), (2, 2), (4, 4), method).to(dtype))
+    assert torch.equal(resized, resize_table(table.float(), (2, 2), (4, 4)).to(dtype))
 
 
 @pytest.mark.parametrize('window', [(7, 7), (3, 5), (5, 3), (1, 4), (1, 1)])
@@ -87,18 +48,12 @@ def test_the_window_is_inferred_from_an_index_buffer(window):
     assert window_of_index(index, 1000) is None
 
 
-@needs('scipy')
 def test_loading_resizes_to_any_window_and_reports_it():
     source, model = SwinBackbone(**ARCH, window_size=7), SwinBackbone(**ARCH, window_size=(4, 9))
     report = load_checkpoint(model, source.state_dict(), log=None)
     assert report.resized[TABLE] == 'window 7x7 to 4x9, bicubic'
     expected = bicubic(source.state_dict()[TABLE].reshape(13, 13, 4), (7, 17)).reshape(-1, 4)
     torch.testing.assert_close(model.state_dict()[TABLE], expected)
-    report = load_checkpoint(model, dict(source.named_parameters()), table_resize='geometric', log=None)
-    assert 'geometric' in report.resized[TABLE]
-    assert not torch.allclose(model.state_dict()[TABLE], expected, atol=1e-3)
-    with pytest.raises(ValueError, match='table_resize must be one of'):
-        load_checkpoint(model, source.state_dict(), table_resize='nearest')
 
 
 def test_a_non_square_window_must_be_given_or_inferred():
@@ -132,30 +87,17 @@ def test_a_position_map_of_another_shape_with_as_many_tokens_is_resized():
     assert report.resized == {'absolute_pos_embed': 'grid 4x16 to 16x4, bicubic'}
 
 
-@pytest.mark.parametrize('channels', [1, 4, 7])
-def test_a_grey_image_keeps_its_response_to_mean_channels(channels):
+@pytest.mark.parametrize('channels', [1, 6, 9])
+def test_a_grey_image_keeps_its_response_to_repeated_channels(channels):
     weight, grey = torch.randn(5, 3, 4, 4, dtype=torch.float64), torch.randn(1, 1, 4, 4, dtype=torch.float64)
     response = F.conv2d(grey.expand(-1, 3, -1, -1), weight)
-    adapted = adapt_channels(weight, channels, 'mean')
+    adapted = adapt_channels(weight, channels)
     torch.testing.assert_close(F.conv2d(grey.expand(-1, channels, -1, -1), adapted), response)
-    torch.testing.assert_close(adapted[:, -1], weight.mean(1) * 3 / channels)
 
 
-def test_zero_adds_channels_without_effect():
-    weight, image = torch.randn(5, 3, 4, 4), torch.randn(1, 6, 4, 4)
-    adapted = adapt_channels(weight, 6, 'zero')
-    torch.testing.assert_close(F.conv2d(image, adapted), F.conv2d(image[:, :3], weight))
-
-
-def test_loading_adapts_image_channels_by_the_policy():
+def test_loading_adapts_image_channels_by_repetition():
     source, model = SwinBackbone(**ARCH), SwinBackbone(**ARCH, in_channels=4)
     weight = source.patch_embed.projection.weight
     report = load_checkpoint(model, source.state_dict(), log=None)
-    assert report.resized == {'patch_embed.projection.weight': "image channels 3 to 4, in_channels='repeat'"}
+    assert report.resized == {'patch_embed.projection.weight': 'image channels 3 to 4'}
     torch.testing.assert_close(model.patch_embed.projection.weight, weight[:, [0, 1, 2, 0]] * 0.75)
-    load_checkpoint(model, source.state_dict(), in_channels='zero', log=None)
-    assert not model.patch_embed.projection.weight[:, 3].any()
-    with pytest.raises(ValueError, match='use "mean"'):
-        load_checkpoint(SwinBackbone(**ARCH, in_channels=1), source.state_dict(), in_channels='zero')
-    with pytest.raises(ValueError, match='in_channels must be one of'):
-        load_checkpoint(model, source.state_dict(), in_channels='drop')

@@ -5,14 +5,14 @@ import argparse
 import pytest
 import torch
 
-from swin_dense import SwinBackbone, load_checkpoint, save_adapter
+from swin_dense import SwinBackbone
 from swin_dense.__main__ import spelling
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.commands._backbone import build_backbone
-from swin_dense.commands._options import add_adapter, add_backbone, check_backbone
+from swin_dense.commands._options import add_backbone, check_backbone
 from swin_dense.models.create import warn_of_random_weights
 from swin_dense.utils import checks
-from tests.conftest import TINY, tiny
+from tests.conftest import tiny
 
 OPTIONS = {
     'window_size': 5,
@@ -29,7 +29,6 @@ OPTIONS = {
 def build(*arguments):
     parser = argparse.ArgumentParser()
     add_backbone(parser)
-    add_adapter(parser)
     args = parser.parse_args([str(argument) for argument in arguments])
     with checks.command_line(spelling(parser)):
         check_backbone(args)
@@ -86,17 +85,3 @@ def test_only_rank_0_warns_of_random_weights(monkeypatch, caplog):
         warn_of_random_weights.cache_clear()
         build()
     assert caplog.text.count('RANDOM') == 1
-
-
-def test_an_adapter_joins_the_checkpoint(tmp_path):
-    saved(tmp_path / 'base.pth')
-    expected = SwinBackbone(**TINY, adapter={'type': 'lora', 'rank': 2}).eval()
-    load_checkpoint(expected, tmp_path / 'base.pth', log=None)
-    torch.nn.init.normal_(expected.stages[0].blocks[0].attn.w_msa.qkv.lora_B)
-    save_adapter(expected, tmp_path / 'adapter.pth')
-    found = build('--checkpoint', tmp_path / 'base.pth', '--adapter-checkpoint', tmp_path / 'adapter.pth')
-    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in expected.state_dict().items())
-    with pytest.raises(ValueError, match='--adapter-checkpoint is an adapter alone; give the checkpoint'):
-        build('--adapter-checkpoint', tmp_path / 'adapter.pth')
-    with pytest.raises(FileNotFoundError, match='there is no checkpoint file'):
-        build('--checkpoint', tmp_path / 'base.pth', '--adapter-checkpoint', tmp_path / 'none.pth')

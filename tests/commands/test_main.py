@@ -25,7 +25,7 @@ def command(monkeypatch):
 
     def replace(run):
         monkeypatch.setattr(module, 'run', run)
-        return main(['flops', '--arch', 't'])
+        return main(['flops', 'mine.py'])
 
     return replace
 
@@ -61,20 +61,12 @@ def test_wrong_usage_of_the_command_line_itself(arguments, capsys):
     assert 'error: ' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        ('visualise', "there is no command 'visualise'; did you mean 'visualize'? (`swin-dense --help` lists them)"),
-        ('features photos --windowsize 3', "there is no option --windowsize; did you mean '--window-size'?"),
-        ('visualize pyramid a.jpg --dip=9 --out a.png', "there is no option --dip; did you mean '--dpi'?"),
-        ('train a.py --sett a=1', "there is no option --sett; did you mean '--set'?"),
-    ],
-)
-def test_the_nearest_name_is_suggested(arguments, message, capsys):
+def test_the_nearest_name_is_suggested(capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(arguments.split())
+        main(['exploer'])
     assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "there is no command 'exploer'; did you mean 'explore'? (`swin-dense --help` lists them)" in said
 
 
 @pytest.mark.parametrize('name', command_names())
@@ -161,8 +153,6 @@ def test_a_missing_package_is_named(monkeypatch, capsys, name, module, advice):
         ('missing', 'features photos --out out --tile 0', 'error: --tile must be at least 1'),
         ('missing', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
         ('broken', 'predict model.onnx photos/a.png --runtime openvino', 'error: the runtime needs openvino'),
-        ('missing', 'predict model.onnx photos/a.png --tile 8', 'error: this command needs tifffile'),
-        ('missing', 'predict model.onnx photos/a.png --format coco --annotations a.json', 'a.json is not a JSON file'),
         ('missing', 'predict model.onnx photos/a.png --out model.onnx/a', 'Not a directory'),
         pytest.param(
             'missing',

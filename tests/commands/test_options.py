@@ -7,7 +7,7 @@ from PIL import Image
 
 from swin_dense.__main__ import command_names, main, parser_of, parsers_of, spelling
 from swin_dense.utils import checks
-from tests.conftest import OPTIONAL_PACKAGES, needs
+from tests.conftest import OPTIONAL_PACKAGES
 from tests.processes import python, without
 
 
@@ -46,17 +46,17 @@ def test_an_option_means_the_same_in_all_commands():
         for action in (action for parser in parsers(name) for action in parser._actions):
             for option in action.option_strings:
                 kind = (action.dest, action.nargs, action.type, type(action))
-                # --classes takes names in `config`, but a file in `eval`; --resume takes a checkpoint in `train`.
-                if option not in ('--classes', '--resume', '--set', '--cfg-options'):
+                # --resume takes a checkpoint in `train`.
+                if option not in ('--resume', '--set', '--cfg-options'):
                     assert kinds.setdefault(option, (name, kind))[1] == kind, (option, name, kinds[option][0])
     assert not {'--shape', '--window', '--plot', '--map', '--destination'} & kinds.keys()
 
 
 def test_commands_that_write_have_out_and_force():
-    for name in set(command_names()) - {'doctor', 'eval', 'train', 'weights', 'zoo'}:
+    for name in set(command_names()) - {'doctor', 'flops', 'train', 'weights', 'zoo'}:
         options = {option for parser in parsers(name) for action in parser._actions for option in action.option_strings}
         assert '--out' in options, name
-        assert '--force' in options or name in ('features', 'teach'), name  # which continue an existing output
+        assert '--force' in options or name == 'features', name  # which continue an existing output
 
 
 def test_commands_with_a_checkpoint_of_a_backbone_have_prefix():
@@ -81,9 +81,6 @@ def place(tmp_path, monkeypatch):
         ('explore image.png --checkpoint none.pth --out {}', 'new.html'),
         ('export none.pth --out {}', 'new.onnx'),
         ('export none.pth --out {}', 'new.ts'),
-        ('flops --arch t --out {}', 'new.png'),
-        ('visualize pyramid image.png --checkpoint none.pth --out {}', 'new.png'),
-        ('visualize masks --grid 20 20 --out {}', 'new.pdf'),
         ('config none --out {}', 'new.py'),
         ('test none image.png --out {}', 'new.pkl'),
         ('predict none image.png image.png --out .', 'image.json'),
@@ -95,14 +92,6 @@ def test_existing_files_are_replaced_only_with_force(place, capsys, arguments, o
     assert main(arguments.format(out).split()) == 2
     assert f'{out} exists already; --force replaces it' in capsys.readouterr().err
     assert (place / out).read_text() == 'mine'
-
-
-@needs('matplotlib')
-@pytest.mark.parametrize('arguments', ['flops --arch t', 'visualize masks --grid 20 20'])
-def test_force_replaces(place, arguments):
-    (place / 'new.png').write_text('mine')
-    assert main([*arguments.split(), '--out', 'new.png', '--force']) == 0
-    assert (place / 'new.png').read_bytes().startswith(b'\x89PNG')
 
 
 @pytest.mark.parametrize(
@@ -120,17 +109,11 @@ def test_force_replaces(place, arguments):
         ('export --clamp-window', '--clamp-window lets a map choose its windows'),
         ('export --out-indices -1', 'every entry of --out-indices must be at least 0'),
         ('export --size 0', '--size must be at least 1'),
-        ('visualize pyramid none.png', 'there is no file none.png'),
-        ('convert --arch swin_x', '--arch must be one of'),
-        ('convert --in-channels 0', '--in-channels must be at least 1'),
-        ('eval none', 'there is no folder none'),
-        ('eval . --size 224 256', '--size must be a square'),
-        ('eval . --batch-size 0', '--batch-size must be at least 1'),
     ],
 )
 def test_options_are_refused_before_weights_are_read(place, capsys, monkeypatch, arguments, message):
     name, *more = arguments.split()
-    out = {'export': 'a.ts', 'explore': 'a.html', 'visualize': 'a.png', 'convert': 'a.pth', 'features': 'out'}
+    out = {'export': 'a.ts', 'explore': 'a.html', 'convert': 'a.pth', 'features': 'out'}
     weights = ['weights.pth'] if name == 'convert' else ['--checkpoint', 'weights.pth']
     (place / 'weights.pth').write_bytes(b'no weights')
     more += [*weights, *(['--out', out[name]] if name in out else [])]
@@ -182,17 +165,11 @@ def test_errors_name_arguments_as_the_user_writes_them(argument, in_python, on_c
         ('export image.png --out a.onnx', 'needs onnx, onnxscript, onnxruntime, which are not installed'),
         ('features image.png --checkpoint none.pth --out a', "there is no checkpoint file 'none.pth'"),
         ('features image.png --out a', 'this command needs tqdm, pyarrow, safetensors, which are not installed'),
-        ('visualize pyramid image.png --checkpoint none.pth --out a.png', "there is no checkpoint file 'none.pth'"),
-        ('visualize masks --grid 20 26 --out a.png', 'this command needs matplotlib, which is not installed'),
-        ('flops --arch swin_x', '--arch must be one of'),
-        ('flops --arch t --out a.png', 'this command needs matplotlib, which is not installed'),
         ('flops mine.py', 'this command needs mmengine, mmcv, which are not installed'),
         ('train mine.py --resume none.pth', "there is no checkpoint file 'none.pth'"),
         ('train mine.py', 'this command needs mmengine, mmcv, which are not installed'),
         ('test mine.py none.pth', "there is no checkpoint file 'none.pth'"),
         ('predict mine.py none.pth image.png', 'there is no file none.pth'),
-        ('eval none --checkpoint image.png', 'there is no folder none'),
-        ('eval . --checkpoint none.pth', "there is no checkpoint file 'none.pth'"),
         ('config none --out a.py', 'this command needs mmengine, which is not installed'),
     ],
 )
@@ -203,9 +180,7 @@ def test_what_is_missing_is_found_before_torch_is_imported(place, arguments, mes
 @pytest.mark.parametrize(
     ('arguments', 'message', 'packages'),
     [
-        ('eval . --checkpoint image.png --classes none.txt', 'there is no file none.txt', 'tqdm'),
         ('features none.png --out a', "'none.png' does not exist", 'tqdm pyarrow safetensors'),
-        ('features image.png --shard 3/2 --out a', '--shard must be I/N', 'tqdm pyarrow safetensors'),
         ('features none/*.png --out a', 'a pattern without matches', 'tqdm pyarrow safetensors'),
         ('config none.py --out a.py', "no config file 'none.py'", 'mmengine'),
         ('export none.py image.png --out a.onnx', "no config file 'none.py'", 'mmengine mmcv onnxscript onnxruntime'),

@@ -23,10 +23,10 @@ MODELS = {
 }
 
 
-def exported(name, target, folder):
-    """Export a model for a target, and return the file, an image and the model's outputs."""
+def exported(name, folder):
+    """Export a model, and return the file, an image and the model's outputs."""
     model, img = MODELS[name], torch.randn(1, 3, *SIZE)
-    export_model(model, folder / 'model.pt2', dynamic=False, size=SIZE, target=target)
+    export_model(model, folder / 'model.pt2', dynamic=False, size=SIZE)
     with torch.no_grad():
         return folder / 'model.pt2', img, outputs_of(model(img))
 
@@ -41,7 +41,7 @@ def exported(name, target, folder):
     ],
 )
 def test_the_outputs_are_those_of_the_model(tmp_path, target, name):
-    file, img, expected = exported(name, target, tmp_path)
+    file, img, expected = exported(name, tmp_path)
     _, run = converters.CONVERTERS[target](file, tmp_path, img)
     found = run(img)
     assert max(converters.errors(found, expected)) < 1e-5
@@ -52,7 +52,7 @@ def test_the_outputs_are_those_of_the_model(tmp_path, target, name):
 @pytest.mark.parametrize('name', MODELS)
 def test_core_ml_converts_the_file(tmp_path, name):
     """It runs on macOS alone, so only its inputs and outputs are compared."""
-    file, img, expected = exported(name, 'coreml', tmp_path)
+    file, img, expected = exported(name, tmp_path)
     package, _ = converters.to_coreml(file, tmp_path, img)
     description = importlib.import_module('coremltools').models.MLModel(str(package)).get_spec().description
     assert [list(one.type.multiArrayType.shape) for one in description.input] == [list(img.shape)]

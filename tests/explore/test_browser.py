@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swin_dense.analysis.explain import token_attention
 from swin_dense.explore.page import make_page
 from swin_dense.explore.record import make_record
 from swin_dense.ops.windows import region_ids
 from tests.conftest import TINY, photograph, tiny
+from tests.examples import load_example
 
 PHOTOGRAPH = photograph(150, 212)
 BROWSERS = ('chromium', 'chromium-browser', 'google-chrome')
@@ -89,21 +89,22 @@ def look(page, name):
 
 def test_attention_equals_the_models(opened, backbone, file):
     page = opened()
-    generator = np.random.default_rng(0)
+    generator, token_attention = np.random.default_rng(0), load_example('pictures').token_attention
     for stage in range(4):
         for block in range(2):
             pixel = tuple(int(generator.integers(side)) for side in PHOTOGRAPH.shape[:2])
-            expected = token_attention(backbone, PHOTOGRAPH, stage, block, pixel)
-            computed = page.evaluate('(at) => swinExplorer.attention(...at)', [stage, block, *expected.cell])
-            found, padding = np.zeros(expected.weights.shape), np.zeros(len(expected.padding))
+            expected = token_attention(backbone, PHOTOGRAPH, stage, block, pixel).numpy()
+            cell = [side // (4 * 2**stage) for side in pixel]
+            computed = page.evaluate('(at) => swinExplorer.attention(...at)', [stage, block, *cell])
+            found, padding = np.zeros(expected.shape), np.zeros(len(expected))
             for at, slot in enumerate(computed['slots']):
                 for head, values in enumerate(computed['heads']):
                     if slot['isPadding']:
                         padding[head] += values['weights'][at]
                     else:
                         found[head, slot['row'], slot['column']] = values['weights'][at]
-            assert np.abs(found - expected.weights.numpy()).max() <= file[1] + 1e-5
-            assert np.abs(padding - expected.padding.numpy()).max() <= 49 * file[1] + 1e-5
+            assert np.abs(found - expected).max() <= file[1] + 1e-5
+            assert np.abs(padding - (1 - expected.sum((1, 2)))).max() <= 49 * file[1] + 1e-5
 
 
 def test_every_control(opened):

@@ -12,11 +12,10 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone, SwinV2Backbone
-from swin_dense.analysis.colours import pca_rgb
-from swin_dense.analysis.complexity import msa_flops, window_msa_flops
-from swin_dense.analysis.receptive_field import token_receptive_fields
+from swin_dense.explore.colours import pca_rgb
 from swin_dense.explore.page import make_page
-from swin_dense.explore.record import make_record
+from swin_dense.explore.receptive_field import token_receptive_fields
+from swin_dense.explore.record import make_record, msa_flops, window_msa_flops
 from swin_dense.features.images import normalize, read_image
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, LANGUAGES

@@ -132,30 +132,12 @@ def test_dynamic_program_is_right_at_every_size(tmp_path, model):
         Classifier(build(qkv_bias=False, use_rel_pos_bias=False, use_shift=False)).eval(),
         build(**ROWS['no appearance']),
         build(pretrain_img_size=40, **ROWS['absolute']),
-        build(adapter={'type': 'mona', 'dim': 8}),
-        build(adapter={'type': 'lora', 'rank': 3}),
     ],
-    ids=['position', 'strides', 'v2', 'classifier', 'no appearance', 'absolute', 'mona', 'lora'],
+    ids=['position', 'strides', 'v2', 'classifier', 'no appearance', 'absolute'],
 )
 def test_dynamic_torchscript_is_right_at_every_size(tmp_path, model):
     export_model(model, tmp_path / 'x.ts', check=False)
     assert_right(load(tmp_path / 'x.ts'), model)
-
-
-@pytest.mark.slow
-@needs_onnx
-def test_files_have_lora_merged_and_mona_as_convolutions(tmp_path):
-    onnx = pytest.importorskip('onnx')
-    nodes = {}
-    for kind, size in ((None, {}), ('lora', {'rank': 3}), ('mona', {'dim': 8})):
-        model = build(adapter=kind and {'type': kind, **size}, out_indices=(1,))
-        export_model(model, tmp_path / f'{kind}.onnx', size=(75, 100), check=False)
-        assert_right(SESSIONS['onnxruntime'](tmp_path / f'{kind}.onnx', 1).run, model, SHAPES[::3])
-        graph = onnx.load(tmp_path / f'{kind}.onnx').graph
-        nodes[kind] = [node.op_type for node in graph.node]
-    assert nodes['lora'] == nodes[None]
-    # Three blocks, each with two Monas of four convolutions.
-    assert nodes['mona'].count('Conv') == nodes[None].count('Conv') + 3 * 2 * 4
 
 
 class TestStatic:

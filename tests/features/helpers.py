@@ -2,35 +2,18 @@
 
 import json
 import multiprocessing
-import os
 import random
-import subprocess
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 
-import pytest
-import torch
 from PIL import Image
 
 from swin_dense.__main__ import main
-from tests.conftest import ROOT, IfInstalled, photograph, tiny
+from tests.conftest import IfInstalled, photograph, tiny
 
-zarr, safetensors, parquet = IfInstalled('zarr'), IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')
+safetensors, parquet = IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')
 
-WORKER = Path(__file__).with_name('extraction_worker.py')
 PHOTOGRAPH = photograph(300, 451)
-
-
-def in_format(file_format, *values, marks=()):
-    """Return a case of a parametrised test; it is skipped if the package of the format is not installed."""
-    if find_spec(file_format) is None or (file_format == 'zarr' and int(version('zarr').split('.')[0]) < 3):
-        return pytest.param(file_format, *values, marks=pytest.mark.skip(f'needs {file_format}, of zarr version 3'))
-    return pytest.param(file_format, *values, marks=marks)
-
-
-EVERY_FORMAT = [in_format('safetensors'), in_format('zarr')]
 
 
 def counted(pages):
@@ -71,13 +54,10 @@ def make_images(folder, count, broken=True):
 
 
 def load(path):
-    """Read a feature file with the package of its format; return the maps and the image size."""
-    if path.suffix == '.safetensors':
-        with safetensors.safe_open(path, 'pt') as file:
-            size = tuple(json.loads(file.metadata()['image_size']))
-        return {int(name): level.clone() for name, level in safetensors.load_file(path).items()}, size  # no mmap
-    group = zarr.open_group(path, mode='r')
-    return {int(name): torch.from_numpy(array[:]) for name, array in group.arrays()}, tuple(group.attrs['image_size'])
+    """Read a feature file; return the maps and the image size."""
+    with safetensors.safe_open(path, 'pt') as file:
+        size = tuple(json.loads(file.metadata()['image_size']))
+    return {int(name): level.clone() for name, level in safetensors.load_file(path).items()}, size  # no mmap
 
 
 def rows_of(out):
@@ -88,14 +68,6 @@ def rows_of(out):
     return found
 
 
-def finished_in(out):
-    return {path for path, row in rows_of(out).items() if row['error'] is None}
-
-
-def failures_in(out):
-    return sorted(Path(path).name for path, row in rows_of(out).items() if row['error'] is not None)
-
-
 def maps_of(out, image):
     """Return the maps and the image size that a feature folder holds for an image."""
     return load(out / rows_of(out)[str(image)]['file'])
@@ -103,27 +75,4 @@ def maps_of(out, image):
 
 def tree(folder):
     """Return the content of every file below a folder, by relative path."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob('*')) if p.is_file()}
-
-
-def features_in(out):
-    """Return the content of the map files, by relative path."""
-    return {name: content for name, content in tree(out).items() if name.startswith('features')}
-
-
-def start(*args, launcher=(), **environment):
-    """Start a process with the command line and a tiny backbone; it prints the name of each finished image."""
-    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(WORKER), *map(str, args)],
-        env={**os.environ, 'PYTHONPATH': path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for_images(process, count):
-    """Wait until a process of :func:`start` has finished ``count`` images or has ended; return the printed lines."""
-    return [line for _, line in zip(range(count), process.stdout, strict=False)]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}

@@ -14,8 +14,7 @@ from PIL import Image
 
 from benchmarks.bench_host import held_mib
 from swin_dense.features import inference
-from swin_dense.features.inference import Runner, batches, read_ahead
-from swin_dense.features.listing import Item, iterate
+from swin_dense.features.inference import Item, Runner, batches, read_ahead
 from swin_dense.features.normalization import Inference
 
 
@@ -32,7 +31,7 @@ def paths(tmp_path):
 
 
 def items_of(paths):
-    return iterate((path, None) for path in paths)
+    return (Item(path, path) for path in paths)
 
 
 def read(item):
@@ -63,7 +62,7 @@ def test_images_read_ahead_fit_into_the_limit(monkeypatch):
         return item.name
 
     groups = []
-    items = iter([Item(name, None, name) for name in costs])
+    items = iter([Item(name, name) for name in costs])
     reader = read_ahead(items, note, workers=4)
     for item, _ in reader:
         for future in reader.gi_frame.f_locals['images']:

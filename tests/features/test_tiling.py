@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
-from swin_dense.analysis.receptive_field import token_receptive_fields
+from swin_dense.explore.receptive_field import token_receptive_fields
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.tiling import exact_overlap, tile_alignment
 from swin_dense.utils.tiles import plan_tiles

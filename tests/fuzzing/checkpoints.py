@@ -141,8 +141,6 @@ LOADING_OPTIONS = {
     'ema': st.booleans(),
     'allow_partial': st.booleans(),
     'final_norm': st.booleans(),
-    'table_resize': st.sampled_from(['bicubic', 'geometric', 'x']),
-    'in_channels': st.sampled_from(['repeat', 'mean', 'x']),
     'window_size': st.integers(-1, 9),
     'trust': st.just(False),
 }

@@ -1,12 +1,14 @@
 """Detectors and segmentors for images of nine bands: read, trained, tested and run by the commands."""
 
 import json
+import runpy
 import shutil
 
 import numpy as np
 import pytest
 import tifffile
 import torch
+from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from PIL import Image
@@ -15,7 +17,8 @@ from swin_dense.__main__ import main
 from swin_dense.features.tiling import exact_overlap
 from swin_dense.mm import LoadBands
 from swin_dense.utils.pixels import ImageError
-from tests.conftest import randomize
+from swin_dense.workbench.predict import Predictor
+from tests.conftest import ROOT, randomize
 from tests.mm.demo import demo_config
 
 SCALE, BANDS = (255.0, 255.0, 255.0, 8160.0, 8160.0), (2, 1, 0, 3, 4)
@@ -115,25 +118,33 @@ def segmentor(tmp_path):
 GEO = [(33550, 'd', 3, (10.0, 10.0, 0.0), True), (33922, 'd', 6, (0.0, 0.0, 0.0, 6e5, 5e6, 0.0), True)]
 
 
-def test_a_segmentor_of_bands_in_tiles_equals_the_whole_image(segmentor):
+def test_a_segmentor_of_bands(segmentor):
     folder, model, values = segmentor
-    overlap = exact_overlap(model.backbone, [8])[0]
-    assert overlap == 112
     given = ['predict', str(folder / 'config.py'), str(folder / 'weights.pth'), str(folder / 'scene.tif')]
-    assert main([*given, '--out', str(folder / 'tiles'), '--tile', '56', '--overlap', str(overlap)]) == 0
     assert main([*given, '--out', str(folder / 'whole')]) == 0
     assert sorted(path.name for path in (folder / 'whole').glob('[!.]*')) == ['scene.json', 'scene.labels.png']
-    img = torch.from_numpy((values[:, :, BANDS] / SCALE).transpose(2, 0, 1)).float()
-    with torch.no_grad():
-        logits = model.encode_decode(img[None], [{'img_shape': img.shape[1:], 'ori_shape': img.shape[1:]}])
-    expected = logits[0].argmax(0).numpy()
+    expected = classes(model, values)
     assert len(np.unique(expected)) > 1
     assert (np.array(Image.open(folder / 'whole' / 'scene.labels.png')) == expected).mean() > 0.9999
-    assert (tifffile.imread(folder / 'tiles' / 'scene.labels.tif') == expected).mean() > 0.9999
-    with tifffile.TiffFile(folder / 'tiles' / 'scene.labels.tif') as file:
-        assert file.pages[0].tags[33922].value == GEO[1][3]
-    shares = {
-        one['label']: one['share'] for one in json.loads((folder / 'tiles' / 'scene.json').read_text())['segments']
-    }
-    for label, share in shares.items():
-        assert share == pytest.approx((expected == label).mean(), abs=1e-4)
+    for one in json.loads((folder / 'whole' / 'scene.json').read_text())['segments']:
+        assert one['share'] == pytest.approx((expected == one['label']).mean(), abs=1e-4)
+
+
+def test_the_example_predicts_in_tiles_what_the_whole_image_gives(segmentor):
+    rasterio = pytest.importorskip('rasterio')
+    folder, model, values = segmentor
+    example = runpy.run_path(str(ROOT / 'examples' / 'predict_large.py'))
+    predict = example['map_of_classes']
+    predict.__globals__.update(TILE=56, OVERLAP=exact_overlap(model.backbone, [8])[0])
+    predictor = Predictor(Config.fromfile(folder / 'config.py'), str(folder / 'weights.pth'), 'cpu')
+    predict(predictor, str(folder / 'scene.tif'), str(folder / 'map.tif'))
+    with rasterio.open(folder / 'map.tif') as written, rasterio.open(folder / 'scene.tif') as scene:
+        assert (written.read(1) == classes(model, values)).mean() > 0.9999
+        assert written.transform == scene.transform
+
+
+@torch.no_grad()
+def classes(model, values):
+    img = torch.from_numpy((values[:, :, BANDS] / SCALE).transpose(2, 0, 1)).float()
+    logits = model.encode_decode(img[None], [{'img_shape': img.shape[1:], 'ori_shape': img.shape[1:]}])
+    return logits[0].argmax(0).numpy()

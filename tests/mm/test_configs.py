@@ -243,7 +243,7 @@ def test_every_config_builds_its_whole_model(path):
     assert all(parameter.is_meta for parameter in model.parameters())
     if path.parent.name != 'demo':
         assert set(re.findall(r'window(\d+)|-w(\d+)_', path.stem)[0]) - {''} == {str(model.backbone.window_size[0])}
-        if path.parent.name in ('ablations', 'distill', 'simmim'):
+        if path.parent.name == 'ablations':
             assert config.model.backbone.init_cfg is None  # there are no published weights, or none are wanted
         else:
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
@@ -380,10 +380,9 @@ def test_exempt_parameters_of_swin_v2_are_not_decayed(path):
         {id(p): group[key] for group in wrapper.param_groups for p in group['params']} for key in ('weight_decay', 'lr')
     )
     has_layer_decay = 'layer-decay' in path.stem
-    exempts_1d = has_layer_decay or path.parent.name == 'simmim'
     for name, parameter in model.named_parameters():
         exempt = any(key in name for key in ('norm', 'absolute_pos_embed', 'cpb_mlp', 'logit_scale'))
-        exempt |= exempts_1d and parameter.ndim == 1
+        exempt |= has_layer_decay and parameter.ndim == 1
         assert decay[id(parameter)] == (0 if exempt else config.optim_wrapper.optimizer.weight_decay), name
     rates = [rate[id(p)] for p in (model.backbone.patch_embed.projection.weight, model.head.weight)]
     # TINY has 8 blocks, so the patch embedding is 9 layers below the head.

@@ -142,7 +142,7 @@ def test_init_cfg_accepts_loading_options(tmp_path):
     ema = {f'ema.{name}': value + 1 for name, value in weights.items()}
     torch.save({**weights, **ema}, tmp_path / 'swin.pth')
     pretrained = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'swin.pth'), 'map_location': 'cpu'}
-    backbone = SwinDense(**TINY, in_channels=1, init_cfg={**pretrained, 'ema': True, 'in_channels': 'mean'})
+    backbone = SwinDense(**TINY, in_channels=1, init_cfg={**pretrained, 'ema': True})
     backbone.init_weights()
     expected = ema['ema.patch_embed.projection.weight'].mean(1, keepdim=True) * 3
     torch.testing.assert_close(backbone.patch_embed.projection.weight.data, expected)
@@ -151,7 +151,7 @@ def test_init_cfg_accepts_loading_options(tmp_path):
     torch.save(weights, tmp_path / 'swin.pth')
     with pytest.raises(swin_dense.CheckpointError, match='allow_partial=True'):
         SwinDense(**TINY, init_cfg=pretrained).init_weights()
-    in_init_cfg = {'init_cfg': {**pretrained, 'allow_partial': True, 'table_resize': 'geometric'}}
+    in_init_cfg = {'init_cfg': {**pretrained, 'allow_partial': True}}
     for options in (in_init_cfg, {'init_cfg': pretrained, 'allow_partial': True}):
         backbone = SwinDense(**TINY, **options)
         backbone.init_weights()

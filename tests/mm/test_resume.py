@@ -40,12 +40,11 @@ def test_a_message_hub_of_mmengine_loads_with_weights_only(tmp_path):
     [
         (Calls(getattr, HistoryBuffer, '__init__'), 'the attribute'),
         (Calls(getattr, np.ndarray, 'tofile'), 'the attribute'),
-        (Calls(np.ndarray, (1 << 40,)), 'numpy.ndarray may not be called'),
         (Calls(np.zeros(1).__reduce__()[0], np.matrix, (0,), b'b'), 'matrix'),
         (Calls(os.mkdir, 'made-by-a-checkpoint'), 'mkdir'),
         (Calls(eval, "open('made-by-a-checkpoint', 'w')"), 'eval'),
     ],
-    ids=['history', 'method', 'array', 'matrix', 'mkdir', 'eval'],
+    ids=['history', 'method', 'matrix', 'mkdir', 'eval'],
 )
 def test_other_calls_are_refused(call, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,6 @@ import torch
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend
 
 from swin_dense import SwinBackbone
-from tests.conftest import assert_same, randomize
 
 TINY = {'embed_dims': 16, 'depths': (1, 2), 'num_heads': (1, 2), 'strides': (4, 2)}
 # Odd and even, landscape and portrait, multiples of the window and not, two windows along one axis and many.
@@ -47,22 +46,6 @@ def test_further_sizes_need_one_recompilation(with_cp):
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
         assert counter.frame_count <= 1 + (size != SIZES[0]), size
     assert counter.frame_count == 2
-
-
-@pytest.mark.slow
-@needs_whole_graphs
-@pytest.mark.parametrize('with_cp', [False, True])
-@pytest.mark.parametrize('adapter', [{'type': 'mona', 'dim': 6}, {'type': 'lora', 'rank': 3, 'drop_rate': 0.1}])
-def test_adapters_train_in_one_graph_as_without_compilation(adapter, with_cp):
-    model = randomize(SwinBackbone(**TINY, adapter=adapter, with_cp=with_cp, drop_path_rate=0.5)).double()
-    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
-    img, trained = torch.randn(2, 3, 50, 70).double(), [p for p in model.parameters() if p.requires_grad]
-    results = []
-    for run in (compiled, model):
-        torch.manual_seed(0)
-        outs = run(img)
-        results.append([*outs, *torch.autograd.grad(sum(out.square().mean() for out in outs), trained)])
-    assert_same(*results)
 
 
 @pytest.mark.slow

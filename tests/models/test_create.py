@@ -17,12 +17,11 @@ def test_a_size_that_the_parameters_do_not_show_is_named():
         create_backbone(checkpoint=state)
 
 
-def test_without_position_biases_the_number_of_heads_must_be_given_unless_any_will_do():
+def test_without_position_biases_the_number_of_heads_must_be_given():
     found = find_backbone(SwinBackbone(TINY, use_rel_pos_bias=False).state_dict())
     with pytest.raises(CheckpointError, match='cannot infer the number of heads'):
         infer_options(found, {})
     assert infer_options(found, {'num_heads': (1, 2, 4, 8)})['num_heads'] == (1, 2, 4, 8)
-    assert infer_options(found, {}, any_heads=True)['arch'] == {**TINY, 'num_heads': (1, 1, 1, 1)}
 
 
 def test_features_of_random_weights_are_said_to_be_random_once(caplog):

@@ -50,8 +50,6 @@ def largest_error(found, truth):
         *((name, {'window_size': 12}) for name in BACKENDS),
         *((name, {'with_cp': True}) for name in BACKENDS),
         ('auto', {'kind': SwinV2Backbone, 'window_size': 8}),
-        ('auto', {'adapter': {'type': 'mona', 'dim': 6, 'drop_rate': 0.0}}),
-        ('triton', {'adapter': {'type': 'lora', 'rank': 3}}),
     ],
     ids=str,
 )

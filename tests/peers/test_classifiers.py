@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from swin_dense import SwinClassifier, load_checkpoint
-from swin_dense.models.classifier import create_classifier
 from tests.conftest import randomize
 
 from .peer import SHAPE, mmpretrain_swin, needed, prepared, timm_swin, torchvision_swin, transformers_swin
@@ -70,11 +69,3 @@ def test_v2(family, window):
     report = load_checkpoint(classifier, peer.state_dict(), log=None)
     assert (report.family, report.version, report.missing, report.unexpected) == (family, 2, [], [])
     assert (classifier(images(size)) - logits(family, peer, images(size))).abs().max() < 1e-9
-
-
-@torch.no_grad()
-def test_create_classifier_infers_the_options_from_the_checkpoint():
-    peer = torchvision_swin(window_size=4, num_classes=5).eval()
-    classifier = create_classifier(peer.state_dict())
-    assert (classifier.backbone.window_size, classifier.head.out_features) == ((4, 4), 5)
-    torch.testing.assert_close(classifier(images(128).float()), peer(images(128).float()))

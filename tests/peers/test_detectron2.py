@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from tests.conftest import TINY, equal_weights, randomize
+from tests.conftest import TINY, equal_weights
 
 from .detection import HEIGHT, WIDTH, scene, train, without_gradient
 
@@ -16,7 +16,7 @@ from detectron2.modeling import build_backbone, build_model
 from detectron2.modeling.backbone.fpn import FPN, LastLevelMaxPool
 from detectron2.structures import BitMasks, Boxes, Instances
 
-from swin_dense.integrations.detectron2 import D2SwinDense, D2SwinV2Dense, add_swin_config
+from examples.detectron2_swin import D2SwinDense, D2SwinV2Dense, add_swin_config
 
 YAML = """
 MODEL:
@@ -86,7 +86,7 @@ def test_a_lazy_config():
 
 @pytest.mark.slow
 def test_mask_rcnn_learns_and_its_checkpoint_loads_exactly(tmp_path):
-    from swin_dense.integrations import detectron2 as ours
+    from examples import detectron2_swin as ours
 
     @ours.BACKBONE_REGISTRY.register()
     def _swin_fpn(cfg, input_shape):
@@ -133,23 +133,3 @@ def test_mask_rcnn_learns_and_its_checkpoint_loads_exactly(tmp_path):
     with torch.no_grad():
         (found,) = other.eval()([{'image': image}])
     assert len(found['instances']) > 0
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('kind', [D2SwinDense, D2SwinV2Dense])
-def test_save_and_load(kind, tmp_path):
-    """Models built from arguments or a config load without the file of their initial weights."""
-    pytest.importorskip('safetensors')
-    torch.save(randomize(kind('t', **TINY)).state_dict(), tmp_path / 'swin.pth')
-    text = YAML.replace('D2SwinDense', kind.__name__).replace('QK_SCALE: null, APE: True', 'OUT_FEATURES: [res3, res5]')
-    cfg = configured(tmp_path, text.replace('OUT_F', f'CHECKPOINT: {tmp_path / "swin.pth"}, OUT_F'))
-    from_arguments = kind('t', **TINY, out_features=('res3', 'res5'), freeze_at=2, checkpoint=tmp_path / 'swin.pth')
-    models = {'arguments': from_arguments, 'config': build_backbone(cfg)}
-    (tmp_path / 'swin.pth').unlink()
-    for name, model in models.items():
-        model.eval().save_pretrained(tmp_path / name)
-        loaded = kind.from_pretrained(tmp_path / name)
-        assert list(loaded.output_shape()) == ['res3', 'res5']
-        assert not loaded.stages[0].blocks[0].norm1.weight.requires_grad
-        assert all(torch.equal(maps, loaded(IMAGE)[level]) for level, maps in model(IMAGE).items())
-        assert list(kind.from_pretrained(tmp_path / name, out_features=['res4']).output_shape()) == ['res4']

@@ -3,17 +3,10 @@
 import pytest
 import torch
 
-from swin_dense import SwinBackbone, load_checkpoint
+from swin_dense import SwinBackbone
 from tests.conftest import TINY, equal_weights, randomize
 
 from .peer import needed
-
-
-def of_torchvision(path, prefix):
-    needed('torchvision')
-    from swin_dense.integrations.torchvision import SwinFPN
-
-    return SwinFPN('swin_t', path, prefix=prefix, **TINY).body
 
 
 def of_timm(path, prefix):
@@ -33,22 +26,12 @@ def of_smp_with_timm(path, prefix):
     return unet.encoder.model.backbone
 
 
-def of_smp(path, prefix):
-    smp = needed('segmentation_models_pytorch')
-    from swin_dense.integrations.smp import SwinDenseEncoder
-
-    assert smp.encoders.encoders['swin_dense_t']['encoder'] is SwinDenseEncoder
-    backbone = SwinDenseEncoder('swin', 't', **TINY).backbone
-    load_checkpoint(backbone, path, prefix=prefix)
-    return backbone
-
-
 def of_detectron2(path, prefix):
     pytest.importorskip('detectron2', reason='put a clone of github.com/facebookresearch/detectron2 on PYTHONPATH')
     from detectron2.config import CfgNode, get_cfg
     from detectron2.modeling import build_backbone
 
-    from swin_dense.integrations.detectron2 import add_swin_config
+    from examples.detectron2_swin import add_swin_config
 
     cfg = get_cfg()
     add_swin_config(cfg)
@@ -58,17 +41,7 @@ def of_detectron2(path, prefix):
     return build_backbone(cfg)
 
 
-def of_transformers(path, prefix):
-    tf = needed('transformers')
-    from swin_dense.integrations.transformers import SwinDenseBackbone
-
-    sizes = {'embed_dim': 16, 'depths': [2, 2, 2, 2], 'num_heads': [1, 2, 4, 8]}
-    tf.SwinConfig(**sizes).save_pretrained(path.parent)
-    path.rename(path.with_name('pytorch_model.bin'))
-    return SwinDenseBackbone.from_pretrained(path.parent, prefix=prefix).backbone
-
-
-ADAPTERS = [of_torchvision, of_timm, of_smp_with_timm, of_smp, of_detectron2, of_transformers]
+ADAPTERS = [of_timm, of_smp_with_timm, of_detectron2]
 
 
 @pytest.mark.parametrize('adapter', ADAPTERS)
@@ -81,12 +54,3 @@ def test_the_prefix_chooses_the_backbone(adapter, tmp_path):
     assert expected.keys() - loaded.keys() <= {
         f'norm{stage}.{leaf}' for stage in range(3) for leaf in ('weight', 'bias')
     }
-
-
-def test_a_prefix_is_refused_where_transformers_loads_its_own_files(tmp_path):
-    needed('transformers')
-    from swin_dense.integrations.transformers import SwinDenseBackbone, SwinDenseConfig
-
-    SwinDenseBackbone(SwinDenseConfig('swin_t', **TINY)).save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match=r'prefix .* of transformers only'):
-        SwinDenseBackbone.from_pretrained(tmp_path, prefix='teacher')

@@ -36,4 +36,4 @@ def test_repeated_channels_equal_those_of_timm(channels):
     from timm.models import adapt_input_conv
 
     weight = torch.randn(8, 3, 4, 4)
-    torch.testing.assert_close(adapt_channels(weight, channels, 'repeat'), adapt_input_conv(channels, weight))
+    torch.testing.assert_close(adapt_channels(weight, channels), adapt_input_conv(channels, weight))

@@ -30,7 +30,6 @@ SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
     'swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512 --out': 'upernet_swin-demo --out',
     'epoch_12.pth': 'epoch_1.pth',
-    'epoch_100.pth': 'epoch_2.pth',
     'load_from=mask_rcnn_swin-t-p4-w7_fpn_1x_coco.pth': 'load_from=work_dirs/fruit/epoch_1.pth',
     '--classes apple,pear': '--classes "apple,ripe pear"',
     'tools/dist_train.sh mine.py 2': 'PORT=29531 tools/dist_train.sh mine.py 2',
@@ -41,27 +40,6 @@ SHORT = {
     'roads.py': 'train_cfg.max_iters=2 train_cfg.val_interval=2 train_dataloader.batch_size=2 '
     '"train_dataloader.dataset.pipeline.3.crop_size=(64,64)"',
 }
-SMALL_CROPS = 'train_dataloader.dataset.crop_size=32 val_dataloader.dataset.crop_size=32 '
-SHORT['teacher.py'] = SMALL_CROPS
-SHORT['photos.py'] = (
-    SMALL_CROPS
-    + (
-        'model.backbone.embed_dims=32 "model.backbone.depths=[2,2,2,2]" "model.backbone.num_heads=[1,2,4,8]" '
-        'train_dataloader.batch_size=2 train_cfg.max_epochs=2 train_cfg.val_interval=1 param_scheduler.0.end=1 '
-        'param_scheduler.1.begin=1 param_scheduler.1.end=2 default_hooks.checkpoint.interval=1 '
-    )
-    + ' '.join(
-        f'{split}_dataloader.{setting}'
-        for split in ('train', 'val')
-        for setting in ('num_workers=0', 'persistent_workers=False')
-    )
-)
-SHORT['adapted.py'] = (
-    SHORT['fruit.py']
-    + ' model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=mask_rcnn_swin_tiny.pth'
-)
-SHORT['small.py'] = SHORT['photos.py']
-SHORT['labels.py'] = SHORT['fruit.py'] + ' model.backbone.init_cfg.type=Pretrained'
 SHORT['tuned.py'] = SHORT['mine.py'] = SHORT['fruit.py']
 
 

@@ -21,7 +21,6 @@ def test_other_names_are_unknown():
         ('swin_dense.mm', 'WholeCheckpointHook', 'swin_dense.workbench.checkpoints.WholeCheckpointHook'),
         ('swin_dense.export', 'export_detector', 'swin_dense.export_detector'),
         ('swin_dense.export', 'export_segmentor', 'swin_dense.export_segmentor'),
-        ('swin_dense.features.unlabelled', 'UnlabelledImages', 'swin_dense.pretraining.UnlabelledImages'),
     ],
 )
 def test_names_that_moved(module, name, new):

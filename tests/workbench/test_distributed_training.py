@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, TINY
-from tests.processes import cli, environment, python
+from tests.processes import cli, environment
 from tests.workbench.tiny_training import TinyRegressor, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -20,11 +20,6 @@ model['backbone']['out_indices'] = (3,)
 optim_wrapper['optimizer'] = dict(type='SGD', lr=1e-3, momentum=0.9)
 load_from = {start!r}
 train_dataloader['batch_size'] = {batch_size}
-"""
-SHARDED = """
-runner_type = 'FlexibleRunner'
-strategy = dict(
-    type='FSDPStrategy', state_dict_cfg={kind!r}, model_wrapper=dict(auto_wrap_policy='swin_auto_wrap_policy'))
 """
 
 
@@ -110,17 +105,3 @@ def test_two_hosts_give_the_weights_of_one_process(start, single, tmp_path):
     assert statuses == [0, 0], [(tmp_path / host / 'output.txt').read_text()[-5000:] for host in hosts]
     torch.testing.assert_close(weights_of(tmp_path / hosts[0] / 'run'), single, rtol=1e-4, atol=1e-6)
     assert not list((tmp_path / hosts[1]).glob('run/*.pth'))
-
-
-def train_sharded(config, work_dir, *options):
-    """Train in two processes on this machine, and return their stdout."""
-    launch = ['-W', 'ignore', '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
-    command = ['-m', 'swin_dense', 'train', config, '--launcher', 'pytorch', '--work-dir', work_dir, *options]
-    return python(*launch, *command).stdout
-
-
-def test_a_sharded_training_is_resumed_from_one_file(start, single, tmp_path):
-    config = write_config(tmp_path, EXTRA.format(start=start, batch_size=1) + SHARDED.format(kind='full'))
-    train_sharded(config, tmp_path / 'run', '--set', 'train_cfg.max_iters=6')
-    assert 'resumed epoch: 0, iter: 6' in train_sharded(config, tmp_path / 'run', '--resume')
-    torch.testing.assert_close(weights_of(tmp_path / 'run'), single, rtol=1e-4, atol=1e-6)

@@ -26,8 +26,8 @@ def set_classes(config: Config, names: Sequence[str]) -> None:
             if part['num_stuff_classes']:
                 raise ValueError(
                     'own classes are not supported for panoptic segmentation, whose data separate things and stuff; '
-                    'use a recipe for instance or semantic segmentation: `swin-dense zoo --task instance`, '
-                    '`--task semantic`'
+                    'use a recipe for instance or semantic segmentation: `swin-dense zoo instance`, '
+                    '`zoo semantic`'
                 )
             part['num_things_classes'] = len(classes)
         if 'class_weight' in part:

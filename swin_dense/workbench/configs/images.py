@@ -1,4 +1,4 @@
-"""Sizes of images as a data set's first transform loads them: from their headers, or, on request, by decoding them."""
+"""Sizes of images, from their headers, as a data set's first transform would load them, and which it cannot decode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,72 +14,45 @@ from mmengine.dist import get_rank, get_world_size
 from mmengine.registry import TRANSFORMS
 from PIL import Image
 
-SAMPLED = 1000  # headers that are read for each data set, evenly spaced
 _ORIENTATION_TAG = 274
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 _NAMED = 5  # files that an error names
 
-Size = tuple[int, int]  # (width, height)
+
+def size_of(path: str, load: Any) -> tuple[int, int] | None:
+    """Return (width, height) from the header, None if PIL cannot read it; ``load`` is a config of LoadImageFromFile."""
+    color_type = load.get('color_type', 'color')
+    with contextlib.suppress(OSError, ValueError, Image.DecompressionBombError), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        with Image.open(path) as image:
+            # PIL decodes a PNG without EXIF to look for it.
+            is_turned = 'exif' in image.info and image.getexif().get(_ORIENTATION_TAG) in _TRANSPOSED
+            is_upright = color_type != 'unchanged' and not color_type.endswith('ignore_orientation')
+            return image.size[::-1] if is_turned and is_upright else image.size
+    return None
 
 
-class Images:
-    """The images of a data set, which a transform loads; ``load`` is its config, usually of ``LoadImageFromFile``.
+def chosen(items: Sequence[Any], count: int, every_image: bool) -> list[Any]:
+    """Return the items to look at: ``count`` evenly spaced ones, or all, of which each process takes a share."""
+    return list(items[get_rank() :: get_world_size()]) if every_image else evenly(items, count)
 
-    With ``every_image``, all are decoded, instead of reading the headers of a sample.
-    """
 
-    def __init__(self, load: Any, every_image: bool = False) -> None:
-        self.load, self.every_image = load, every_image
-        color_type = load.get('color_type', 'color')
-        self._is_upright = color_type != 'unchanged' and not color_type.endswith('ignore_orientation')
+def check_decodable(paths: Sequence[str], load: Any) -> None:
+    """Raise ValueError if the transform of the config ``load`` cannot decode some images."""
+    import mmcv.transforms  # noqa: F401  registers LoadImageFromFile
 
-    def sample(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items to look at: evenly spaced ones, or all of them, of which each process takes a share."""
-        if not self.every_image:
-            return evenly(items, SAMPLED)
-        return list(items[get_rank() :: get_world_size()])
+    decode = TRANSFORMS.build(dict(load))
 
-    def sizes(self, paths: Sequence[str]) -> dict[str, Size]:
-        """Return the size of every image; raise ValueError if some cannot be read."""
-        threads = os.cpu_count() if self.every_image else 1
-        with ThreadPoolExecutor(threads) as pool:
-            found = list(zip(paths, pool.map(self._size_or_error, paths), strict=True))
-        damaged = [f'{path} ({size})' for path, size in found if isinstance(size, str)]
-        if damaged:
-            raise ValueError(
-                f'{len(damaged)} of {len(paths)} images looked at cannot be read: {some(damaged)}; replace them, or '
-                'remove them from the data set'
-            )
-        return {path: size for path, size in found if not isinstance(size, str)}
-
-    def _size_or_error(self, path: str) -> Size | str:
+    def reason(path: str) -> str:
         try:
-            return self._decoded(path) if self.every_image else self._of_header(path) or self._decoded(path)
+            return '' if decode({'img_path': path}) is not None else 'it cannot be decoded'
         except Exception as error:  # of any decoder
             return str(error) or type(error).__name__
 
-    def _of_header(self, path: str) -> Size | None:
-        """Return the size from the header; None if PIL cannot read it."""
-        with contextlib.suppress(OSError, ValueError, Image.DecompressionBombError), warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            with Image.open(path) as image:
-                # PIL decodes a PNG without EXIF to look for it.
-                is_turned = 'exif' in image.info and image.getexif().get(_ORIENTATION_TAG) in _TRANSPOSED
-                return image.size[::-1] if is_turned and self._is_upright else image.size
-        return None
-
-    @cached_property
-    def _transform(self) -> Any:
-        import mmcv.transforms  # noqa: F401  registers LoadImageFromFile
-
-        return TRANSFORMS.build(dict(self.load))
-
-    def _decoded(self, path: str) -> Size:
-        loaded = self._transform({'img_path': path})
-        if loaded is None:
-            raise ValueError('it cannot be decoded')
-        height, width = loaded['ori_shape']
-        return width, height
+    with ThreadPoolExecutor() as pool:
+        damaged = [f'{path} ({why})' for path, why in zip(paths, pool.map(reason, paths), strict=True) if why]
+    if damaged:
+        raise ValueError(f'{len(damaged)} of {len(paths)} images cannot be decoded: {some(damaged)}; replace them')
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:

@@ -18,51 +18,49 @@ from swin_dense.workbench.configs.own_data import image_endings
 from swin_dense.workbench.configs.parts import datasets
 
 _ROBOFLOW = '_annotations.coco.json'
-_VALIDATION = ('valid', 'val', 'test')  # folders of Roboflow, the first that exists
 _MASKS = ('masks', 'annotations', 'labels')
-_SEED = 0  # the same split in every run
 
 
 def find_places(config: Config, data_root: str, is_split: bool) -> dict[str, str]:
     """Return the files and folders of data in a common layout, or {} to expect the layout of the recipe.
 
-    For detection, the layouts are Roboflow's, and a single file of annotations with its images, as CVAT and Label
-    Studio write them; for segmentation, a folder of images beside one of masks. Unless the data are to be split into
-    training and validation, there must be validation data.
+    For detection: Roboflow's, or one file of annotations with its images, as CVAT and Label Studio write them. For
+    segmentation: a folder of images beside one of masks. Unless they are to be split, there must be validation data.
     """
-    root = Path(data_root)
-    own = datasets(config, ['train'])
-    if not own or not root.is_dir():
-        return {}
+    root, own = Path(data_root), datasets(config, ['train'])
     is_detector = config.default_scope == 'mmdet'
-    expected = own[0].get('ann_file') if is_detector else own[0].get('data_prefix', {}).get('img_path')
-    if expected and (root / expected).exists():
+    expected = [one.get('ann_file') if is_detector else one.get('data_prefix', {}).get('img_path') for one in own[:1]]
+    if not expected or not root.is_dir() or (expected[0] and (root / expected[0]).exists()):
         return {}
     if is_detector:
         found = _detection(root)
     else:
-        masks = next((name for name in _MASKS if (root / name).is_dir() and (root / 'images').is_dir()), None)
-        found = {'train_images': 'images', 'train_masks': masks} if masks else {}
-    if not found or 'val_ann' in found or is_split:
-        return found
-    raise ValueError(
-        f'{root} has no validation data beside {", ".join(found.values())}; give --val-share 0.2 to take a fifth of '
-        'these data, or the paths with --val-ann, --val-images and --val-masks'
-    )
+        masks = [name for name in _MASKS if (root / name).is_dir() and (root / 'images').is_dir()]
+        found = {'train_images': 'images', 'train_masks': masks[0]} if masks else {}
+    if found and 'val_ann' not in found and not is_split:
+        raise ValueError(
+            f'{root} has no validation data beside {", ".join(found.values())}; give --val-share 0.2 to take a fifth '
+            'of these data, or the paths with --val-ann, --val-images and --val-masks'
+        )
+    return found
 
 
 def _detection(root: Path) -> dict[str, str]:
-    if (root / 'train' / _ROBOFLOW).is_file():
-        places = {'train_ann': f'train/{_ROBOFLOW}', 'train_images': 'train'}
-        other = next((name for name in _VALIDATION if (root / name / _ROBOFLOW).is_file()), None)
-        return places if other is None else {**places, 'val_ann': f'{other}/{_ROBOFLOW}', 'val_images': other}
+    names = [name for name in ('train', 'valid', 'val', 'test') if (root / name / _ROBOFLOW).is_file()]
+    if 'train' in names:
+        return {
+            place: value
+            for part, name in zip(('train', 'val'), names, strict=False)
+            for place, value in ((f'{part}_ann', f'{name}/{_ROBOFLOW}'), (f'{part}_images', name))
+        }
     files = [*root.glob('*.json'), *root.glob('annotations/*.json')]
     if len(files) != 1:
         return {}
-    first = read_coco(files[0])['images'][:1]
-    below = {str(folder.relative_to(root)) for folder in (files[0].parent, root / 'images', *root.glob('images/*'))}
-    folders = [name for name in ['.', *sorted(below)] if first and (root / name / first[0]['file_name']).is_file()]
-    return {'train_ann': str(files[0].relative_to(root)), 'train_images': folders[0]} if folders else {}
+    images = read_coco(files[0])['images']
+    folders = [root, root / 'images', *sorted(root.glob('images/*')), files[0].parent]
+    folders = [folder for folder in folders if images and (folder / images[0]['file_name']).is_file()]
+    places = {'train_ann': files[0], 'train_images': folders[0]} if folders else {}
+    return {place: str(path.relative_to(root)) for place, path in places.items()}
 
 
 @contextlib.contextmanager
@@ -90,52 +88,38 @@ def split_data(
         )
     below = {name: Path(data_root or '', place) for name, place in places.items()}
     paths = {name: path if path.exists() else Path(places[name]) for name, path in below.items()}
-    parts = _annotations(paths['train_ann'], share) if 'train_masks' not in paths else _names(paths, share)
-    suffix = '.txt' if 'train_masks' in paths else '.json'
-    files = {part: out.with_suffix(f'.{part}{suffix}') for part in parts}
-    for path in files.values():
+    is_masks = 'train_masks' in paths
+    content: Any = {'images': _names(paths['train_images'])} if is_masks else read_coco(paths['train_ann'])
+    count = len(content['images'])
+    size = max(1, round(share * count))
+    if size >= count:
+        raise ValueError(f'--val-share {share} of {count} images leaves none for training')
+    chosen = set(np.random.default_rng(0).permutation(count)[:size].tolist())
+    val_ids = set() if is_masks else {content['images'][index]['id'] for index in chosen}
+    parts = {}
+    for part, is_val in (('train', False), ('val', True)):
+        images = [image for index, image in enumerate(content['images']) if (index in chosen) == is_val]
+        if is_masks:
+            parts[out.with_suffix(f'.{part}.txt')] = ''.join(f'{name}\n' for name in images)
+        else:
+            # Annotations of no image stay in the training part, where they are found.
+            kept = [one for one in content.get('annotations') or [] if (one.get('image_id') in val_ids) == is_val]
+            parts[out.with_suffix(f'.{part}.json')] = json.dumps({**content, 'images': images, 'annotations': kept})
+    for path in parts:
         check_free(path, force)
     try:
-        for part, path in files.items():
-            write_text(path, parts[part])
+        for path, text in parts.items():
+            write_text(path, text)
         same = {name.replace('train', 'val'): place for name, place in places.items()}
-        yield {**places, **same, **{f'{part}_ann': str(path.resolve()) for part, path in files.items()}}
+        files = {f'{part}_ann': str(path.resolve()) for part, path in zip(('train', 'val'), parts, strict=True)}
+        yield {**places, **same, **files}
     except BaseException:
-        for path in files.values():
+        for path in parts:
             remove(path)
         raise
 
 
-def _annotations(path: Path, share: float) -> dict[str, str]:
-    """Return the content of the annotation file of each part."""
-    content: dict[str, Any] = read_coco(path)
-    chosen = _chosen(len(content['images']), share)
-    ids = {image['id'] for index, image in enumerate(content['images']) if index in chosen}
-    parts = {}
-    for part, is_val in (('train', False), ('val', True)):
-        images = [image for image in content['images'] if (image['id'] in ids) == is_val]
-        # Annotations of no image stay in the training part, where they are found.
-        kept = [one for one in content.get('annotations') or [] if (one.get('image_id') in ids) == is_val]
-        parts[part] = json.dumps({**content, 'images': images, 'annotations': kept})
-    return parts
-
-
-def _names(paths: Mapping[str, Path], share: float) -> dict[str, str]:
-    """Return the list of the names of images of each part."""
-    folder = paths['train_images']
+def _names(folder: Path) -> list[str]:
+    """Return the names of images without their ending."""
     ((ending, _), *_) = image_endings(folder).most_common()
-    names = sorted(str(path.relative_to(folder)).removesuffix(ending) for path in folder.rglob(f'*{ending}'))
-    chosen = _chosen(len(names), share)
-    parts: dict[str, list[str]] = {'train': [], 'val': []}
-    for index, name in enumerate(names):
-        part = 'val' if index in chosen else 'train'
-        parts[part].append(f'{name}\n')
-    return {part: ''.join(lines) for part, lines in parts.items()}
-
-
-def _chosen(count: int, share: float) -> set[int]:
-    """Return which images are for validation."""
-    size = max(1, round(share * count))
-    if size >= count:
-        raise ValueError(f'--val-share {share} of {count} images leaves none for training')
-    return set(np.random.default_rng(_SEED).permutation(count)[:size].tolist())
+    return sorted(str(path.relative_to(folder)).removesuffix(ending) for path in folder.rglob(f'*{ending}'))

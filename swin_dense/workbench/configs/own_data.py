@@ -13,7 +13,7 @@ from mmengine.config import Config
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.choices import IMAGE_SUFFIXES
 from swin_dense.workbench.configs.classes import ignore_values, map_values, set_classes
-from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts, is_pretraining
+from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts
 from swin_dense.workbench.configs.standalone import check_form
 
 # Each is an option of `swin-dense config`.
@@ -43,8 +43,6 @@ def own_data(
         mask_values: the value of each class in masks, if it is not the index of the class.
     """
     check_form(config)
-    if is_pretraining(config) and (classes is not None or places or ignore or mask_values):
-        raise ValueError('pretraining reads images alone; give --data-root, without annotations, masks or classes')
     is_detector = config.default_scope == 'mmdet'
     if data_root is not None:
         _replace_root(config, data_root)

@@ -49,12 +49,6 @@ def make_palette(count: int) -> list[tuple[int, ...]]:
     return [tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, 0.75, 0.9)) for hue in hues]
 
 
-def is_pretraining(config: Config) -> bool:
-    """Return whether a config is for pretraining on images without labels."""
-    model = config.get('model')
-    return isinstance(model, dict) and model.get('type') in ('SimMIMPretrainer', 'FeatureDistillationPretrainer')
-
-
 def is_panoptic(part: Any) -> bool:
     """Return whether a part of a model counts things and stuff separately, as mmdet's Mask2Former does."""
     return {'num_things_classes', 'num_stuff_classes'} <= set(part)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 if TYPE_CHECKING:
     from mmengine.config import Config
-
-# Spaces around commas, and at the inner sides of brackets.
-_SEPARATING = re.compile(r' +(?=[,)\]])|(?<=[,(\[]) +')
-_SPACE = '\0'  # cannot be in an argument of a command
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -38,25 +35,19 @@ def merge_settings(config: Config, settings: dict[str, Any]) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value as mmengine does, but keep the spaces inside names and paths, and read dicts of Python."""
-    from mmengine.config import DictAction
-
+    """Parse a value: Python's, YAML's in brackets, several with commas between them, else the text itself."""
     text = text.strip()
-    if text.startswith('{'):
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise ValueError(
-                f"{text!r} is no dict of Python, such as {{'type': 'Pretrained', 'checkpoint': 'swin.pth'}}"
-            ) from None
-    kept = _SEPARATING.sub('', text).replace(' ', _SPACE)  # mmengine removes every space
+    if text.lower() in ('true', 'false'):
+        return text.lower() == 'true'
     try:
-        return _with_spaces(DictAction._parse_iterable(kept))
-    except (AssertionError, RecursionError):
-        raise ValueError(f'the brackets of {text!r} do not match, or are nested too deep') from None
-
-
-def _with_spaces(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_with_spaces, value))
-    return value.replace(_SPACE, ' ') if isinstance(value, str) else value
+        value = ast.literal_eval(text)
+        return list(value) if isinstance(value, tuple) and text[0] != '(' else value
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        pass
+    if text[:1] not in ('[', '{', '('):
+        return [parse_value(part) for part in text.split(',')] if ',' in text else text
+    try:
+        value = yaml.safe_load(text.replace('(', '[').replace(')', ']'))
+        return tuple(value) if text[0] == '(' else value
+    except (yaml.YAMLError, RecursionError):
+        raise ValueError(f'{text!r} is neither a value of Python nor of YAML') from None

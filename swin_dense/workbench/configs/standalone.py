@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from swin_dense.utils import checks
-from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts, is_pretraining
+from swin_dense.workbench.configs.parts import SPLITS, datasets, dicts
 
 if TYPE_CHECKING:
     from mmengine.config import Config
@@ -21,12 +20,12 @@ _READ_BY_TOOLS = {'custom_imports', 'default_scope', 'runner_type', 'test_pipeli
 
 
 def check_form(config: Config) -> None:
-    """Raise an error unless a config is a text-style config of an mmdet detector, an mmseg segmentor or pretraining."""
+    """Raise an error unless a config is a text-style config of an mmdet detector, or an mmseg segmentor."""
     if any(not isinstance(part.get('type', ''), str) for part in dicts(list(config.values()))):
         raise ValueError(
             'lazy configs, which import the classes that they use, are not supported; give one whose types are strings'
         )
-    if config.get('default_scope') not in ('mmdet', 'mmseg') and not is_pretraining(config):
+    if config.get('default_scope') not in ('mmdet', 'mmseg'):
         raise ValueError(
             f"the config must have default_scope = 'mmdet' or 'mmseg', got {config.get('default_scope')!r}"
         )
@@ -38,13 +37,6 @@ def check_form(config: Config) -> None:
         for key, kind in (('data_root', str), ('ann_file', str), ('data_prefix', dict)):
             if not isinstance(dataset.get(key) or kind(), kind):
                 raise ValueError(f'{key} of a data set must be a {kind.__name__}, got {dataset[key]!r}')
-
-
-def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings, of which each must start with a config entry that a runner or tool reads."""
-    for key in settings:
-        checks.one_of(f'the first part of {key}', key.partition('.')[0], sorted(_read_entries()))
-    return settings
 
 
 def as_text(config: Config, title: str) -> str:

@@ -9,9 +9,37 @@ import numpy as np
 import torch
 from torch import nn
 
-from swin_dense.workbench.runtime.comparison import share_of_other_segments, share_of_unmatched
-from swin_dense.workbench.runtime.masks import Instances, pasted
+from swin_dense.workbench.runtime.masks import Instances, overlaps, pasted
+from swin_dense.workbench.runtime.queries import OFFSET
 from swin_dense.workbench.runtime.queries import predicted as predicted_by_file
+
+# Allowed share of different instances, mask pixels or class pixels, because rounding decides near ties.
+LARGEST_SHARE = 0.02
+# Two instances with a label match if the IoU of boxes and masks is at least this, and scores differ by at most that.
+OVERLAP, ROUNDING = 0.98, 1e-3
+# The IoU of boxes with sides that differ by at most this many pixels counts as 1: that of thin boxes means little.
+SAME_SIDE = 0.01
+
+
+def share_of_unmatched(theirs: Instances, ours: Instances, lowest: float, most: int) -> tuple[float, int]:
+    """Return the share of instances in one result without a match in the other, and the number compared.
+
+    Args:
+        theirs: detections of the framework.
+        ours: detections of the file.
+        lowest: score threshold of both. Instances near it are not compared, because only one result may keep them.
+        most: maximum number of instances. If a result has that many, those near its lowest score are not compared.
+    """
+    for found in (theirs, ours):
+        if len(found.scores) >= most:
+            lowest = max(lowest, float(found.scores.min()))
+    pairs = [
+        (other, one, index)
+        for one, other in ((theirs, ours), (ours, theirs))
+        for index in np.flatnonzero(one.scores > lowest + ROUNDING)
+    ]
+    missing = sum(not _has_match(*pair) for pair in pairs)
+    return missing / max(len(pairs), 1), len(pairs) // 2
 
 
 def instances_of_framework(detector: nn.Module, pixels: np.ndarray) -> Instances:
@@ -77,3 +105,40 @@ def _predict(model: Any, pixels: np.ndarray, sample: Any) -> Any:
     inputs = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     with torch.no_grad():
         return model.test_step({'inputs': [inputs], 'data_samples': [sample]})[0]
+
+
+def share_of_other_segments(theirs: np.ndarray, ours: np.ndarray, classes: int) -> tuple[float, int]:
+    """Return the share of pixels in which two maps of segments (H, W) differ, and the number of segments compared.
+
+    Instances are matched by their overlap, because one near tie changes the numbers of all instances after it. Pixels
+    of no segment have the number of classes.
+    """
+    shares = []
+    for one, other in ((theirs, ours), (ours, theirs)):
+        is_same = np.zeros(one.shape, bool)
+        for segment in np.unique(one):
+            mask = one == segment
+            found, counts = np.unique(other[mask], return_counts=True)
+            partner = found[counts.argmax()]
+            if partner % OFFSET == segment % OFFSET:
+                is_same |= mask & (other == partner)
+        shares.append(1 - float(is_same.mean()))
+    return max(shares), int((np.unique(theirs) != classes).sum())
+
+
+def _has_match(other: Instances, one: Instances, index: int) -> bool:
+    """Return whether ``other`` contains the instance ``index`` of ``one``."""
+    has_label = other.labels == one.labels[index]
+    has_score = np.abs(other.scores - one.scores[index]) <= ROUNDING
+    box = one.boxes[index]
+    has_box = overlaps(box, other.boxes)[0] >= OVERLAP
+    has_box |= np.abs(box - other.boxes).max(1) <= SAME_SIDE
+    partners = np.flatnonzero(has_label & has_score & has_box)
+    if not len(one.masks) or not len(other.masks):
+        return len(one.masks) == len(other.masks) and len(partners) > 0
+    mask = one.masks[index]
+    for partner in partners:
+        found = other.masks[partner]
+        if (mask & found).sum() >= OVERLAP * (mask | found).sum():
+            return True
+    return False

@@ -33,16 +33,11 @@ def replace_parts(model: nn.Module) -> None:
 
 
 class RecordedAttention(nn.Module):
-    """``MultiScaleDeformableAttention`` of mmcv, level by level.
-
-    Attributes:
-        sample: :func:`by_grid_sample`, or :func:`by_gathers`.
-    """
+    """``MultiScaleDeformableAttention`` of mmcv, level by level."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
         self.attention = attention
-        self.sample = by_grid_sample
 
     def forward(
         self,
@@ -80,7 +75,7 @@ class RecordedAttention(nn.Module):
                 place = centre + torch.stack([offset[..., 0] / width, offset[..., 1] / height], -1)
             else:
                 place = centre + offset / points * references[:, :, level, :, 2:] * 0.5
-            out = out + self.sample(values, start, (height, width), place, weights[:, :, level])
+            out = out + by_grid_sample(values, start, (height, width), place, weights[:, :, level])
             start = start + height * width
         out = contiguous(out.unflatten(0, (-1, heads)).transpose(1, 2)).flatten(2)
         return own.output_proj(out) + query
@@ -99,30 +94,6 @@ def by_grid_sample(values: Tensor, start: int, size: tuple[int, int], place: Ten
     level_map = values[:, start : start + size[0] * size[1]].transpose(1, 2).unflatten(2, size)
     found = F.grid_sample(level_map, 2 * place - 1, align_corners=False)  # (B, C, Q, points)
     return (found * weights[:, None]).sum(-1).transpose(1, 2)
-
-
-def by_gathers(values: Tensor, start: int, size: tuple[int, int], place: Tensor, weights: Tensor) -> Tensor:
-    """Do the same without GridSample, which some compilers lack or compute wrongly."""
-    height, width = size
-    x, y = place[..., 0] * width - 0.5, place[..., 1] * height - 0.5
-    left, top = x.floor(), y.floor()
-    first = torch.arange(values.shape[0])[:, None, None] * values.shape[1] + start
-    tokens = values.flatten(0, 1)
-    out: Any = 0
-    for column, row in ((left, top), (left + 1, top), (left, top + 1), (left + 1, top + 1)):
-        is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        index = first + row.long().clamp(0, height - 1) * width + column.long().clamp(0, width - 1)
-        found = tokens.index_select(0, index.flatten()).unflatten(0, index.shape)  # (B, Q, points, C)
-        weight = weights * (1 - (x - column).abs()) * (1 - (y - row).abs()) * is_inside
-        out = out + (found * weight[..., None]).sum(2)
-    return out
-
-
-def use_gathers(model: nn.Module) -> None:
-    """Let the deformable attention of a model, which :func:`replace_parts` replaced, do without GridSample."""
-    for module in model.modules():
-        if isinstance(module, RecordedAttention):
-            module.sample = by_gathers
 
 
 class RecordedEncoding(nn.Module):

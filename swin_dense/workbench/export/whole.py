@@ -15,18 +15,17 @@ import torch
 from torch import nn
 
 from swin_dense.export import formats
-from swin_dense.export.export import check_opset, checked_path, make_traceable
+from swin_dense.export.export import check_opset, checked_path
 from swin_dense.export.formats import ExportError
+from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
-from swin_dense.utils import checks, packages
+from swin_dense.utils import packages
 from swin_dense.workbench.export import agreement, gate
-from swin_dense.workbench.export.deformable import use_gathers
 from swin_dense.workbench.export.detectors import Detector, OneStageDetector, TwoStageDetector
 from swin_dense.workbench.export.operators import translations
 from swin_dense.workbench.export.queries import MaskDetector, QueryDetector
 from swin_dense.workbench.export.segmentor import MaskSegmentor, Segmentor
 from swin_dense.workbench.runtime import pictures
-from swin_dense.workbench.runtime.comparison import LARGEST_SHARE, share_of_unmatched
 from swin_dense.workbench.runtime.sessions import FORMAT, KEY
 
 if TYPE_CHECKING:
@@ -41,112 +40,6 @@ SIZES = ((333, 500), (480, 352), (600, 797))
 Compare = Callable[[Run, np.ndarray], tuple[float, int]]
 
 
-def export_detector(
-    config: str | PathLike[str] | Config,
-    checkpoint: str | PathLike[str],
-    path: str | PathLike[str],
-    *,
-    image: str | PathLike[str] | None = None,
-    opset: int | None = None,
-    grid_sample: bool = True,
-    target: str | None = None,
-) -> Exported:
-    """Export a detector of mmdet to an ``.onnx`` file of standard operators, for one image of any height and width.
-
-    The file takes ``img``, (1, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``boxes`` (N, 4) in
-    pixels of that image, ``scores`` (N,), ``labels`` (N,) int32 and, for a detector with masks, ``masks`` (N, h, w),
-    the probabilities inside the boxes. For MaskFormer and Mask2Former it returns the probabilities ``classes``
-    (Q, C + 1) and the logits ``masks`` (Q, h, w) of all queries. The graph includes normalisation, padding and
-    thresholds; ``swin_dense.runtime`` does the other steps.
-
-    The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
-    trace, and its instances must match those of mmdet's own ``predict`` in box, label, score and mask, and its
-    segments pixel by pixel.
-
-    Args:
-        config: a config of mmdet, or the name of a recipe.
-        checkpoint: file or address of the weights of the whole model.
-        path: the destination. An existing file is overwritten.
-        image: image for the comparison, in which the detector must find something; None is a built-in portrait.
-        opset: version of ONNX, at least 18; None is 20.
-        grid_sample: whether deformable attention is written as GridSample; False writes gathers.
-        target: 'tensorrt' for a file that TensorRT will read: what it would compute wrongly is refused. None is any.
-
-    Returns:
-        The result of the export. Its ``errors`` map image shapes to the share of instances, or of pixels of segments,
-        that differ.
-
-    Raises:
-        ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
-        FileNotFoundError: ``image`` does not exist.
-        ImportError: a package is missing; the message names it.
-        ExportError: a part of the detector is not supported, the detector finds nothing in the image, or the file
-            differs from the detector. The new file is removed; an existing file stays.
-
-    Examples:
-        >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
-    """
-    return export_whole(
-        config,
-        checkpoint,
-        path,
-        scope='mmdet',
-        image=image,
-        opset=opset,
-        grid_sample=grid_sample,
-        target=target,
-    )
-
-
-def export_segmentor(
-    config: str | PathLike[str] | Config,
-    checkpoint: str | PathLike[str],
-    path: str | PathLike[str],
-    *,
-    image: str | PathLike[str] | None = None,
-    opset: int | None = None,
-    grid_sample: bool = True,
-    target: str | None = None,
-) -> Exported:
-    """Export a segmentor of mmseg to an ``.onnx`` file of standard operators, for any batch, height and width.
-
-    The file takes ``img``, (B, 3, H, W) float32, BGR from 0 to 255, already resized. It returns ``labels``, (B, H, W)
-    int32, the class of every pixel. The optional input ``size``, (2,) int64, sets another height and width of
-    ``labels``: like mmseg, the file then resizes logits, not classes.
-
-    The file is verified before it is kept, as that of a detector: its pixels are compared with those of mmseg's own
-    ``predict``.
-
-    Args:
-        config: a config of mmseg, or the name of a recipe.
-        checkpoint: file or address of the weights of the whole model.
-        path: the destination. An existing file is overwritten.
-        image: image for the comparison; None is a built-in portrait.
-        opset: as of :func:`export_detector`.
-        grid_sample: as of :func:`export_detector`.
-        target: as of :func:`export_detector`.
-
-    Returns:
-        The result of the export. Its ``errors`` map image shapes to the share of pixels that differ.
-
-    Raises:
-        ValueError, FileNotFoundError, ImportError, ExportError: as of :func:`export_detector`.
-
-    Examples:
-        >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
-    """
-    return export_whole(
-        config,
-        checkpoint,
-        path,
-        scope='mmseg',
-        image=image,
-        opset=opset,
-        grid_sample=grid_sample,
-        target=target,
-    )
-
-
 def export_whole(
     config: str | PathLike[str] | Config,
     checkpoint: str | PathLike[str],
@@ -155,24 +48,46 @@ def export_whole(
     scope: str | None = None,
     image: str | PathLike[str] | None = None,
     opset: int | None = None,
-    grid_sample: bool = True,
-    target: str | None = None,
 ) -> Exported:
-    """Export a detector or a segmentor; the config must have the ``scope``, 'mmdet' or 'mmseg', None allows both.
+    """Export a detector of mmdet or a segmentor of mmseg to an ``.onnx`` file of standard operators, for any size.
 
-    The other arguments are those of :func:`export_detector`.
+    The file takes ``img``, (B, 3, H, W) float32, BGR from 0 to 255, already resized; B is 1 for a detector. The graph
+    includes normalisation, padding and thresholds; ``swin_dense.runtime`` does the other steps. It returns
+
+    - of a segmentor, ``labels``, (B, H, W) int32. The optional input ``size``, (2,) int64, sets another height and
+      width of them: like mmseg, the file then resizes logits, not classes.
+    - of a detector, ``boxes`` (N, 4) in pixels of that image, ``scores`` (N,), ``labels`` (N,) int32 and, with masks,
+      ``masks`` (N, h, w), the probabilities inside the boxes.
+    - of MaskFormer and Mask2Former of mmdet, the probabilities ``classes`` (Q, C + 1) and the logits ``masks``
+      (Q, h, w) of all queries.
+
+    The file is verified before it is kept: it runs in ONNX Runtime on an image at three sizes other than that of the
+    trace, and its instances must match those of the framework's own ``predict`` in box, label, score and mask, and its
+    classes and segments pixel by pixel.
+
+    Args:
+        config: a config, or the name of a recipe.
+        checkpoint: file or address of the weights of the whole model.
+        path: the destination. An existing file is overwritten.
+        scope: the framework that the config must be of, 'mmdet' or 'mmseg'; None allows both.
+        image: image for the comparison, in which a detector must find something; None is a built-in portrait.
+        opset: version of ONNX, at least 18; None is 20.
+
+    Returns:
+        The result of the export. Its ``errors`` map image shapes to the share of instances, or of pixels, that differ.
+
+    Raises:
+        ValueError: an argument has an invalid value, or the config or the checkpoint cannot be read.
+        FileNotFoundError: ``image`` does not exist.
+        ImportError: a package is missing; the message names it.
+        ExportError: a part of the model is not supported, a detector finds nothing in the image, or the file differs
+            from the model. The new file is removed; an existing file stays.
     """
     from swin_dense.recipes.files import load_recipe  # imports mmengine
     from swin_dense.workbench.predict import Predictor, test_dataset  # imports the frameworks
 
     path = checked_path(path, ['.onnx'])
     check_opset(opset, path.suffix)
-    checks.boolean('grid_sample', grid_sample)
-    if target not in (None, 'tensorrt'):
-        raise ValueError(
-            f'{checks.argument("target", target)} is not for whole models, which are .onnx files; allowed is '
-            f'{checks.argument("target", "tensorrt")}'
-        )
     if image is not None and not Path(image).is_file():
         raise FileNotFoundError(f'there is no file {image}')
     packages.require('an .onnx file', 'onnxruntime', *formats.PACKAGES)
@@ -188,21 +103,51 @@ def export_whole(
     facts.update(gate.preparation_of(pipeline))
     plan = planned_detector if predictor.is_detector else planned_segmentor
     graph, interface, compare = plan(model, facts)
-    make_traceable(graph)
-    if not grid_sample:
-        use_gathers(graph)
+    replace_adaptive_pools(graph)
     graph.eval().requires_grad_(False)
     picture = pictures.read(image or PICTURE)[:, :, ::-1]
     divisor = facts.get('limits', {}).get('divisor', 1)
     comparison = Comparison(
         [(1, 3, *(-(-side // divisor) * divisor for side in size)) for size in SIZES],
         lambda run, shape: compare(run, pictures.resized(picture, *shape[2:])),
-        LARGEST_SHARE,
+        agreement.LARGEST_SHARE,
         '{error:.1%} of its predictions differ from those of the framework, at most {limit:.0%} is allowed',
         f'the model finds nothing in {image or "the built-in image"}; give an image that shows objects of its classes '
         '(the argument `image`, --image on the command line)',
     )
-    return write_verified(path, partial(formats.write_onnx, graph, interface, opset), comparison, target=target)
+    return write_verified(path, partial(formats.write_onnx, graph, interface, opset), comparison)
+
+
+def export_detector(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+) -> Exported:
+    """Export a detector of mmdet to an ``.onnx`` file; the options are those of :func:`export_whole`.
+
+    Examples:
+        >>> export_detector('mine.py', 'work_dirs/mine/epoch_12.pth', 'detector.onnx')  # doctest: +SKIP
+    """
+    return export_whole(config, checkpoint, path, scope='mmdet', image=image, opset=opset)
+
+
+def export_segmentor(
+    config: str | PathLike[str] | Config,
+    checkpoint: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    image: str | PathLike[str] | None = None,
+    opset: int | None = None,
+) -> Exported:
+    """Export a segmentor of mmseg to an ``.onnx`` file; the options are those of :func:`export_whole`.
+
+    Examples:
+        >>> export_segmentor('mine.py', 'work_dirs/mine/iter_160000.pth', 'segmentor.onnx')  # doctest: +SKIP
+    """
+    return export_whole(config, checkpoint, path, scope='mmseg', image=image, opset=opset)
 
 
 def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, formats.Interface, Compare]:
@@ -224,7 +169,7 @@ def planned_detector(detector: Any, facts: dict[str, Any]) -> tuple[nn.Module, f
             return agreement.share_of_other_masks(agreement.predicted(detector, pixels), outputs, facts['queries'])
         ours = agreement.instances_of_file(outputs, pixels.shape[:2], facts['mask_threshold'])
         theirs = agreement.instances_of_framework(detector, pixels)
-        return share_of_unmatched(theirs, ours, facts['score_threshold'], most)
+        return agreement.share_of_unmatched(theirs, ours, facts['score_threshold'], most)
 
     divisor = facts['limits']['divisor']
     sides = ('height', 'width') if divisor > 1 else ()

@@ -3,8 +3,6 @@
 Must work without torch.
 """
 
-from swin_dense.workbench.runtime.coco import Coco
 from swin_dense.workbench.runtime.model import Model, Prediction, load
-from swin_dense.workbench.runtime.quantization import QuantizationError, Quantized, quantize
 
-__all__ = ['Coco', 'Model', 'Prediction', 'QuantizationError', 'Quantized', 'load', 'quantize']
+__all__ = ['Model', 'Prediction', 'load']

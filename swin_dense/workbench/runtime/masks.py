@@ -58,56 +58,16 @@ def interpolation(position: np.ndarray, inputs: int) -> np.ndarray:
     return np.maximum(1 - np.abs(position[:, None] - np.arange(inputs, dtype=np.float32)), 0)
 
 
-def run_lengths(
-    mask: np.ndarray, corner: tuple[int, int] = (0, 0), size: tuple[int, int] | None = None
-) -> dict[str, Any]:
-    """Encode a mask as pycocotools does: alternating runs of 0 and 1 in column-major order, as text.
+def run_lengths(mask: np.ndarray) -> dict[str, Any]:
+    """Encode a mask (H, W) in COCO's run lengths."""
+    from pycocotools import mask as coco_mask
 
-    Args:
-        mask: (h, w) bool.
-        corner: (row, column) of its first pixel in the image.
-        size: (height, width) of the image; None for that of the mask.
-    """
-    (height, width), rows = size or mask.shape, mask.shape[0] + 1
-    # A zero above every column, and one behind the last, separate the columns.
-    columns = np.zeros((mask.shape[1], rows), np.int8)
-    columns[:, 1:] = mask.T
-    changes = np.diff(np.append(columns.ravel(), 0))
-
-    def in_image(slots: np.ndarray) -> np.ndarray:
-        return (corner[1] + slots // rows) * height + corner[0] + slots % rows - 1
-
-    begins, ends = in_image(np.flatnonzero(changes == 1) + 1), in_image(np.flatnonzero(changes == -1)) + 1
-    apart = begins[1:] != ends[:-1]  # a column may begin where the one before ends
-    begins, ends = begins[np.append(True, apart)[: len(begins)]], ends[np.append(apart, True)[: len(ends)]]
-    changes = np.stack([begins, ends], 1).ravel()
-    runs = np.diff([0, *changes[changes < height * width], height * width]).tolist()
-    # From the fourth run on, the format stores the difference to the run two places before.
-    values = [run - (runs[index - 2] if index > 2 else 0) for index, run in enumerate(runs)]
-    return {'size': [height, width], 'counts': ''.join(map(_text, values))}
+    found = coco_mask.encode(np.asfortranarray(mask, np.uint8))
+    return {**found, 'counts': found['counts'].decode()}
 
 
 def area(encoded: dict[str, Any]) -> int:
     """Return the number of pixels of a mask of :func:`run_lengths`."""
-    runs: list[int] = []
-    value = bits = 0
-    for character in encoded['counts']:
-        code = ord(character) - 48
-        value |= (code & 31) << bits
-        bits += 5
-        if not code & 32:
-            value -= (code & 16) << (bits - 4)  # the highest bit is the sign
-            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-            value = bits = 0
-    return sum(runs[1::2])
+    from pycocotools import mask as coco_mask
 
-
-def _text(value: int) -> str:
-    """Encode an integer as characters with five bits each, lowest first; the sixth bit marks that another follows."""
-    text = ''
-    while True:
-        bits, value = value & 31, value >> 5
-        is_last = value == (-1 if bits & 16 else 0)
-        text += chr(48 + (bits if is_last else bits | 32))
-        if is_last:
-            return text
+    return int(coco_mask.area(encoded))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from swin_dense.utils import checks
+from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import PRECISIONS
-from swin_dense.utils.pixels import LargeImage
-from swin_dense.utils.tiles import Box, Tile
-from swin_dense.workbench.runtime import geotiff, masks, painting, pictures, queries, tiles
-from swin_dense.workbench.runtime.coco import RECORD_FORMAT
+from swin_dense.workbench.runtime import masks, painting, pictures, queries
 from swin_dense.workbench.runtime.masks import Instances
 from swin_dense.workbench.runtime.sessions import FORMAT, SESSIONS, OnnxRuntime, OpenVino, check_precision
 
 if TYPE_CHECKING:
     from swin_dense.workbench.runtime.pictures import Picture
+
+
+RECORD_FORMAT = 1  # version of records, in `format`; raised when an earlier version of this package would misread one
 
 
 class Outputs(NamedTuple):
@@ -39,9 +38,8 @@ class Prediction:
 
     Attributes:
         record: the prediction in types that JSON supports.
-        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None with tiles.
-        labels: class index of every pixel, (H, W), int32, or uint8 or uint16 with tiles; None for a detector. Pixels
-            of a GeoTIFF without data have 255, or 65535 if there are more than 255 classes.
+        painted: the image with the prediction drawn on it, (H, W, 3), uint8, RGB; None for other pixels.
+        labels: class index of every pixel, (H, W), int32; None for a detector.
         panoptic: segment of every pixel, (H, W), int32, by the ``id`` of the segments in the record; pixels of no
             segment have another value. None if the model is not panoptic.
     """
@@ -75,7 +73,7 @@ def load(
         ValueError: the file is damaged or incomplete, was not written by ``swin-dense export``, contains only a
             backbone, or was written by a later version of this package; or the runtime does not compute in the
             precision here.
-        ImportError: the runtime is not installed.
+        ImportError: the runtime, OpenCV or pycocotools is not installed.
     """
     checks.one_of('runtime', runtime, SESSIONS)
     checks.rate('score', score)
@@ -84,6 +82,7 @@ def load(
     if not Path(path).is_file():
         raise FileNotFoundError(f'there is no file {path}')
     check_precision(runtime, precision)
+    packages.require('the runtime', 'cv2', 'pycocotools')
     try:
         session = SESSIONS[runtime](path, threads, precision)
     except ImportError:
@@ -107,7 +106,7 @@ def load(
 
 
 class ImagePredictor:
-    """Predicts images as a whole or in tiles. Subclasses read images, and predict pixels as they read them.
+    """Predicts images. Subclasses read images, and predict pixels as they read them.
 
     Attributes:
         classes: class names by label.
@@ -123,16 +122,9 @@ class ImagePredictor:
         """Return what the model predicts for the pixels of a picture, or of a region of it."""
         raise NotImplementedError
 
-    def _read(self, picture: Any) -> np.ndarray:
+    def read(self, picture: Any) -> np.ndarray:
         """Return the pixels of a picture, (H, W) or (H, W, C)."""
         raise NotImplementedError
-
-    def _open(self, picture: Any) -> AbstractContextManager[LargeImage]:
-        """Open a picture, whose regions :meth:`_region` reads."""
-        raise NotImplementedError
-
-    def _region(self, image: LargeImage, box: Box) -> np.ndarray:
-        return image.read(*box)
 
     def _to_paint(self, pixels: np.ndarray) -> np.ndarray | None:
         """Return the pixels as (H, W, 3) uint8 in RGB; None if they are no colours."""
@@ -151,14 +143,11 @@ class ImagePredictor:
 
     def _predicted(self, picture: Any) -> tuple[np.ndarray, Outputs, dict[str, Any]]:
         """Return the pixels of a picture, what the model predicts for them, and the record of that."""
-        pixels = self._read(picture)
+        pixels = self.read(picture)
         outputs = self.outputs(pixels, picture)
         record = begun_record(picture, pixels.shape[:2])
         labels, found, panoptic = outputs
         if labels is not None:
-            with geotiff.no_data(picture) as mask:
-                if mask is not None:
-                    labels = np.where(mask((0, 0, *labels.shape)), _empty(len(self.classes)), labels)
             record['segments'] = shares(np.bincount(labels.ravel()), self.classes)
         if panoptic is not None:
             record['segments'] = queries.described(panoptic, self.classes)
@@ -166,52 +155,6 @@ class ImagePredictor:
             run_lengths = [masks.run_lengths(mask) for mask in found.masks]
             record['instances'] = _listed(*found[:3], run_lengths, self.classes)
         return pixels, outputs._replace(labels=labels), record
-
-    def predict_tiles(
-        self, picture: Picture, tile: int, overlap: int | None = None, make_labels: Callable[..., Any] = np.zeros
-    ) -> Prediction:
-        """Return the prediction for an image of any size in tiles, with memory for one tile at a time.
-
-        Every tile is resized as a whole image is, so choose tiles of about the size of the images of the training.
-
-        Args:
-            picture: a file, a PIL image, or an array (H, W, 3) uint8 in RGB. TIFF files of 8-bit RGB (with tifffile and
-                zarr installed), memory-mapped and zarr arrays are read by regions, others as a whole.
-            tile: side of the tiles in pixels.
-            overlap: pixels read beyond each side of a tile, at least the size of the objects; None for tile // 4.
-            make_labels: allocates the map of classes for (height, width) and a dtype.
-
-        Raises:
-            ValueError: the model is panoptic, whose segments cannot be merged, or a number is too small.
-        """
-        with self._open(picture) as image:
-            windows = tiles.plan(image.size, tile, overlap, self.is_detector)
-            record = begun_record(picture, image.size)
-
-            def outputs_of(window: Tile) -> Outputs:
-                return self.outputs(self._region(image, window.read), picture)
-
-            def instances_of(window: Tile) -> Instances:
-                _, found, panoptic = outputs_of(window)
-                if found is None or panoptic is not None:
-                    option = checks.argument('tile', ...)
-                    raise ValueError(f'segments of a panoptic model cannot be merged across tiles; leave {option} out')
-                return found
-
-            if self.is_detector:
-                record['instances'] = _listed(*tiles.instances(windows, image.size, instances_of), self.classes)
-                return Prediction(record)
-            with geotiff.no_data(picture) as mask:
-
-                def labels_of(window: Tile) -> np.ndarray:
-                    found: Any = outputs_of(window).labels
-                    return found if mask is None else np.where(mask(window.read), _empty(len(self.classes)), found)
-
-                values = len(self.classes) + (mask is not None)
-                dtype = np.uint8 if values <= 256 else np.uint16
-                labels = make_labels(image.size, dtype)
-                record['segments'] = shares(tiles.labels(windows, labels_of, labels), self.classes)
-            return Prediction(record, labels=labels)
 
 
 class Model(ImagePredictor):
@@ -230,11 +173,8 @@ class Model(ImagePredictor):
         self.palette = facts.get('palette', [])
         self.is_detector = facts['task'] == 'detection'
 
-    def _read(self, picture: Picture) -> np.ndarray:
+    def read(self, picture: Picture) -> np.ndarray:
         return pictures.read(picture)
-
-    def _open(self, picture: Picture) -> AbstractContextManager[LargeImage]:
-        return pictures.open_large(picture)
 
     def run(self, img: np.ndarray, size: int | Sequence[int] | None = None) -> list[np.ndarray]:
         """Return the raw outputs of the file.
@@ -305,11 +245,6 @@ class Model(ImagePredictor):
             for mask, box in zip(part[kept], boxes, strict=True)
         ]
         return Outputs(instances=Instances(boxes, scores[kept], labels[kept], full_masks))
-
-
-def _empty(classes: int) -> int:
-    """Return what pixels without data have in a map of classes."""
-    return 255 if classes <= 255 else 65535
 
 
 def begun_record(picture: Any, size: Sequence[int]) -> dict[str, Any]:

@@ -73,35 +73,38 @@ def normalised(annotation):
 WRONG = {
     "Roboflow's root category": (
         roboflow,
-        r"several categories of the name 'apple', with the ids 0, 3.*remove or rename",
+        r'several categories of one name or id.*remove or rename',
     ),
     'another order': (lambda content: content['categories'].reverse(), 'in the order ripe pear,apple.*--classes "ripe'),
     'a category that is none': (
         first(category_id=99),
-        r'annotation 0 has the category_id 99.*1 of 4.*the ids are 3, 7',
+        r"1 of 4 annotations are wrong, such as .*'category_id': 99.*no category",
     ),
     'ids as strings': (
         text_ids,
-        r"annotation 0 has the image_id '0' .*4 of 4.*1 and \"1\" are different",
+        r"4 of 4 annotations .*'image_id': '0'.*1 and \"1\" are different",
     ),
-    'ids twice': (first(id=1), r'annotation 1 has the id 1 \(2 of 4 are so\); .*each differently'),
-    'no area': (drop('area'), r'annotation 1 has the area None \(1 of 4 are so\); write a number; width times'),
-    'no bbox': (drop('bbox'), r'annotation 1 has the bbox None .*write four'),
-    'no mask': (drop('segmentation'), "annotation 1 has no 'segmentation'.*1 of 4.*use a recipe without masks"),
-    'no height': (drop('height', 'images'), r"image '1\.jpg' has the height None"),
-    'a height as text': (lambda content: content['images'][2].update(height='64'), r"'2\.jpg' has the height '64'"),
-    'a polygon that is no list of lists': (first(segmentation=[1, 2, 3, 4, 5, 6]), 'a mask that is no list of lists'),
+    'ids twice': (first(id=1), r"2 of 4 annotations .*'id': 1,.*each differently"),
+    'no area': (drop('area'), r"1 of 4 annotations .*'id': 1,.*area; width times"),
+    'no bbox': (drop('bbox'), r"1 of 4 annotations .*'id': 1,.*bbox must be"),
+    'no mask': (drop('segmentation'), "1 of 4 annotations .*'id': 1,.*needs masks"),
+    'no height': (drop('height', 'images'), r"1 of 4 images .*'1\.jpg'.*height and width"),
+    'a height as text': (lambda content: content['images'][2].update(height='64'), r"'2\.jpg'.*height and width"),
+    'a polygon that is no list of lists': (first(segmentation=[1, 2, 3, 4, 5, 6]), 'needs masks, as lists of polygons'),
     'RLE of another size': (
         first(segmentation={'size': [32, 64], 'counts': [2048]}, iscrowd=1),
-        r'a mask of the size \[32, 64\] in an image of \[64, 64\]',
+        'RLE of the size of the image',
     ),
-    'a box of three numbers': (first(bbox=[1, 2, 3]), r'annotation 0 has the bbox \[1, 2, 3\]'),
-    'boxes in 0 to 1': (each(normalised), 'all boxes lie between 0 and 1.*multiply x and width by the width'),
-    'corners': (each(corners), r'4 of 4 boxes reach beyond .*\[30, 30, 54, 50\].*none does as \(x1, y1, x2, y2\)'),
-    'all crowds': (each(lambda one: one.update(iscrowd=1)), "leave out all 4 boxes: 4 are marked 'iscrowd'.*CVAT"),
+    'a box of three numbers': (first(bbox=[1, 2, 3]), r"'bbox': \[1, 2, 3\].*bbox must be"),
+    'boxes in 0 to 1': (each(normalised), 'leave out all 4 boxes.*not as shares of the image'),
+    'corners': (each(corners), r'4 of 4 boxes reach beyond .*none does as \(x1, y1, x2, y2\)'),
+    'all crowds': (
+        each(lambda one: one.update(iscrowd=1)),
+        "4 are marked 'ignore' or 'iscrowd'.*CVAT",
+    ),
     'sizes exchanged': (
         lambda content: content['images'][3].update(width=64, height=48),
-        r'3\.jpg is stated as 64 x 48 pixels, but is read as 64 x 64 \(1 of 4 images looked at',
+        r'3\.jpg is stated as 64 x 48 pixels, but is read as 64 x 64',
     ),
     'a file that is missing': (
         lambda content: content['images'][3].update(file_name='gone.jpg'),
@@ -132,11 +135,11 @@ def test_what_only_an_evaluation_needs(tmp_path):
     config = written(tmp_path, *arguments)
     change(root, drop('iscrowd'))
     check_data(config, ('train',))
-    with pytest.raises(ValueError, match=r'val2017\.json: .* the iscrowd None .*write 0'):
+    with pytest.raises(ValueError, match=r'val2017\.json: .*write iscrowd, 0'):
         check_data(config, ('val',))
     change(root, each(lambda one: one.update(iscrowd=0, id=f'a{one["id"]}')))
     check_data(config, ('train',))
-    with pytest.raises(ValueError, match=r"the id 'a0' .* needs whole numbers"):
+    with pytest.raises(ValueError, match=r"'id': 'a0'.* needs whole numbers"):
         check_data(config, ('val',))
 
 
@@ -159,14 +162,12 @@ def test_what_is_odd_is_noted(tmp_path):
     notes = check_data(config, ('train', 'val', 'test'))
     path = str(root / TRAIN)
     assert notes[:4] == [
-        f'{path}: 8 images, 1 without annotations, 7 annotations; all files exist, read the headers of 8',
-        f"{path}: mmdet leaves out 29 % of the boxes: 1 are narrower than a pixel, 1 are marked 'iscrowd', such as "
-        'annotation 0',
-        f"{path}: 1 of 7 boxes reach beyond their image, such as [30, 30, 40, 20] of annotation 1 in '1.jpg' (64 x 64)",
-        f'{path}: no box of the classes apple',
+        f'{path}: 8 images, 1 without annotations, 7 annotations',
+        f"{path}: mmdet leaves out 29 % of the boxes: 1 are narrower than a pixel, 1 are marked 'ignore' or 'iscrowd'",
+        f'{path}: 1 of 7 boxes reach beyond their image',
+        f'{path}: some classes have no box',
     ]
     assert sum('instances_val2017.json: 8 images' in note for note in notes) == 1  # also the data of the test
-    assert any('the id 0 as never found' in note for note in notes)
 
 
 def test_the_sizes_of_pictures_that_a_camera_stored_on_their_side(tmp_path):
@@ -202,7 +203,7 @@ def test_boxes_that_no_recipe_of_masks_can_use(tmp_path, capsys):
     root, arguments = fruit(tmp_path)
     change(root, each(lambda one: one.update(segmentation=[])))
     written(tmp_path, *arguments, status=2)
-    assert 'has boxes without masks, but this recipe needs masks' in capsys.readouterr().err
+    assert 'this recipe needs masks' in capsys.readouterr().err
     config = written(tmp_path, *arguments, name=BOXES)
     check_data(config, ('train', 'val'))
 
@@ -222,22 +223,22 @@ def test_images_that_only_decoding_finds_damaged(tmp_path, capsys):
         check_data(config, ('val',))
 
 
-@pytest.mark.parametrize(('options', 'status'), [((), 0), (('--check-images',), 2)])
-def test_train_looks_before_it_builds_anything(tmp_path, capsys, monkeypatch, options, status):
+def test_train_looks_before_it_builds_anything(tmp_path, capsys, monkeypatch):
     root, arguments = fruit(tmp_path)
-    path = root / 'train2017/2.jpg'
-    path.write_bytes(path.read_bytes()[:-500])
     written(tmp_path, *arguments)
-    monkeypatch.setattr('swin_dense.workbench.training.build_runner', lambda config: SimpleNamespace(train=print))
+    monkeypatch.setattr('mmengine.registry.RUNNERS.build', lambda config: SimpleNamespace(train=print))
     capsys.readouterr()
-    done = main(['train', str(tmp_path / 'mine.py'), '--work-dir', str(tmp_path / 'run'), *options])
-    assert done == status
-    said = capsys.readouterr().err
-    if status == 0:
-        assert f'swin-dense train: note: {root / TRAIN}: 4 images, 0 without annotations' in said
-    else:
-        assert 'train2017/2.jpg' in said
-        assert not (tmp_path / 'run').exists()
+    command = ['train', str(tmp_path / 'mine.py'), '--work-dir', str(tmp_path / 'run')]
+    assert main(command) == 0
+    assert f'swin-dense train: note: {root / TRAIN}: 4 images, 0 without annotations' in capsys.readouterr().err
+    damaged = root / 'train2017/3.jpg'
+    damaged.write_bytes(damaged.read_bytes()[:-500])
+    assert main([*command, '--check-images']) == 2
+    assert 'train2017/3.jpg' in capsys.readouterr().err
+    (root / 'train2017/2.jpg').unlink()
+    assert main([*command[:-1], str(tmp_path / 'other')]) == 2
+    assert 'train2017/2.jpg' in capsys.readouterr().err
+    assert not (tmp_path / 'other').exists()
 
 
 def masks(tmp_path, store, count=4):
@@ -273,23 +274,6 @@ def test_masks_of_0_and_255_are_refused_or_mapped(tmp_path, capsys):
     assert 'the classes have the values 0, 1; got 0' in capsys.readouterr().err
 
 
-def test_more_masks_are_read_before_all_are_said_to_have_one_class(tmp_path):
-    """Of 110 masks, 100 are read at first; the only one with a road is among the others."""
-    root = make_masks(tmp_path / 'roads', 110)
-    looked_at = {round(index) for index in np.linspace(0, 109, 100)}
-    only = sorted({*range(110)} - looked_at)[0]
-    names = sorted((root / 'annotations/training').iterdir())
-    mask = np.zeros((SIDE, SIDE), np.uint8)
-    mask[:9] = 255
-    for path in names:
-        Image.fromarray(mask).save(path)
-    Image.fromarray(mask // 255).save(names[only])
-    config = written(tmp_path, '--data-root', root, '--classes', 'background,road', name=SEGMENTOR)
-    assert f'{root}/annotations/training: 110 masks, one for each image; read the values of 110' in check_data(
-        config, ('train',)
-    )
-
-
 def palette(mask):
     image = Image.fromarray(mask, 'P')
     image.putpalette([200, 0, 0, 0, 200, 0] + [0] * 762)
@@ -313,24 +297,12 @@ def test_masks_of_16_bits_that_would_wrap_are_refused(tmp_path, capsys, value):
     root = masks(tmp_path, lambda mask: Image.fromarray(np.where(mask == 1, value, 0).astype(np.uint16)))
     written(tmp_path, '--data-root', root, '--classes', 'a,b,c', name=SEGMENTOR, status=2)
     said = capsys.readouterr().err
-    assert re.search(rf'0\.png of type uint16 has pixels of the value {value}, .* it would be {value % 256};', said)
+    assert re.search(rf'0\.png is an array \(64, 64\) of \w+ from 0 to {value}; a mask', said)
 
 
 def test_masks_of_16_bits_with_class_indices_are_read(tmp_path):
     root = masks(tmp_path, lambda mask: Image.fromarray(mask.astype(np.uint16)))
     written(tmp_path, '--data-root', root, '--classes', 'a,b', name=SEGMENTOR)
-
-
-def test_all_masks_are_read_on_request(tmp_path, capsys):
-    root = make_masks(tmp_path / 'roads', 110)
-    config = written(tmp_path, '--data-root', root, '--classes', 'a,b', name=SEGMENTOR)
-    looked_at = {round(index) for index in np.linspace(0, 109, 100)}
-    names = sorted((root / 'annotations/training').iterdir())
-    path = names[sorted({*range(110)} - looked_at)[0]]
-    Image.new('L', (SIDE, SIDE), 7).save(path)
-    check_data(config, ('train',))
-    with pytest.raises(ValueError, match=rf'{path.name} has pixels of the value 7'):
-        check_data(config, ('train',), every_image=True)
 
 
 def test_a_config_without_classes_of_its_own_has_those_of_coco(tmp_path):

@@ -9,7 +9,6 @@ from pathlib import Path
 import mmdet
 import mmseg
 import pytest
-import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
@@ -40,8 +39,6 @@ def test_the_written_config_equals_the_recipe(tmp_path, name):
     written = plain(write(tmp_path, name=name)._cfg_dict)
     (path,) = (ROOT / 'configs').glob(f'*/{name}.py')
     recipe = plain(Config.fromfile(path)._cfg_dict)
-    assert recipe['default_hooks']['checkpoint'].pop('type') == 'CheckpointHook'
-    assert written['default_hooks']['checkpoint'].pop('type') == 'swin_dense.workbench.checkpoints.WholeCheckpointHook'
     assert written == {key: recipe[key] for key in written}
     assert {'model', 'train_dataloader', 'test_evaluator', 'optim_wrapper', 'custom_imports'} <= set(written)
     assert not {'swin', 'channels', 'data_root', 'train_pipeline'} & set(written)  # intermediate variables
@@ -142,7 +139,7 @@ def test_settings(tmp_path):
         ('apple,traffic light', ['apple', 'traffic light']),
         ('[ apple , traffic light ]', ['apple', 'traffic light']),
         ('( 640, 400 )', (640, 400)),
-        ('[(1, 2), [a b, c]]', [(1, 2), ['a b', 'c']]),
+        ('[(1, 2), [a b, c]]', [[1, 2], ['a b', 'c']]),
         ('my photos (1)/a b.json', 'my photos (1)/a b.json'),
         ("{'type': 'Pretrained', 'checkpoint': 'a b.pth'}", {'type': 'Pretrained', 'checkpoint': 'a b.pth'}),
         (' None ', None),
@@ -176,9 +173,8 @@ def test_a_missing_data_file_is_reported_once(tmp_path, capsys):
         ([DETECTOR, '--classes', 'apple,apple'], 'must be distinct'),
         ([DETECTOR, '--classes', 'apple,'], 'must be distinct'),
         ([SEGMENTOR, '--classes', 'road'], 'at least two classes'),
-        ([DETECTOR, '--set', 'modle.backbone.with_cp=True'], "did you mean 'model'?"),
         ([DETECTOR, '--set', 'model'], 'must be KEY=VALUE'),
-        ([DETECTOR, '--set', 'model.backbone={{with_cp'], 'is no dict of Python, such as'),
+        ([DETECTOR, '--set', 'model.backbone={{with_cp'], 'is neither a value of Python nor of YAML'),
         (
             [DETECTOR, '--data-root', '{fruit}', '--classes', 'apple,cherry'],
             '2 classes, apple, ripe pear, but the config has 2',
@@ -225,5 +221,4 @@ def test_the_frameworks_tools_train_and_test_a_written_config(tmp_path, framewor
     metrics = run('train.py', '--work-dir', 'work')
     assert metrics
     (checkpoint,) = (tmp_path / 'work').glob('*.pth')
-    assert 'random_states' in torch.load(checkpoint)['meta']  # written by WholeCheckpointHook
     assert run('test.py', checkpoint) == metrics

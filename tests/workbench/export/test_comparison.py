@@ -11,7 +11,7 @@ from mmengine.registry import MODELS, init_default_scope
 from swin_dense.export import ExportError
 from swin_dense.export.verify import Comparison, write_verified
 from swin_dense.workbench.export import whole
-from swin_dense.workbench.runtime.comparison import ROUNDING, share_of_unmatched
+from swin_dense.workbench.export.agreement import ROUNDING, share_of_unmatched
 from swin_dense.workbench.runtime.masks import Instances
 from swin_dense.workbench.runtime.sessions import KEY
 from tests.workbench.export import query_models
@@ -32,9 +32,7 @@ def planned(tmp_path, monkeypatch):
         model = MODELS.build(copy.deepcopy(config.model))  # DINO changes its config
         torch.save({'state_dict': model.state_dict(), 'meta': {}}, tmp_path / 'w.pth')
         plans = []
-        monkeypatch.setattr(
-            whole, 'write_verified', lambda path, write, comparison, target: plans.append((write, comparison))
-        )
+        monkeypatch.setattr(whole, 'write_verified', lambda path, write, comparison: plans.append((write, comparison)))
         whole.export_whole(config, tmp_path / 'w.pth', tmp_path / 'x.onnx')
         ((write, comparison),) = plans
         return *write.args[:2], comparison
@@ -99,8 +97,8 @@ def instances(*scores, shift=0.0, masks=()):
         (instances(0.9, masks=np.ones((1, 4, 4), bool)), instances(0.9, masks=np.ones((1, 4, 4), bool)), 0.0),
         (instances(0.9, masks=np.ones((1, 4, 4), bool)), instances(0.9, masks=np.eye(4, dtype=bool)[None]), 1.0),
         # One result may keep an instance whose score is the threshold in the other, which drops it.
-        (instances(0.9, ROUNDING.score), instances(0.9), 0.0),
-        (instances(0.9, 2 * ROUNDING.score), instances(0.9), 1 / 3),
+        (instances(0.9, ROUNDING), instances(0.9), 0.0),
+        (instances(0.9, 2 * ROUNDING), instances(0.9), 1 / 3),
     ],
 )
 def test_instances_that_differ(theirs, ours, share):

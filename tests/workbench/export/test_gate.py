@@ -215,17 +215,16 @@ def test_all_reasons_are_reported_and_no_file_is_written(demo_data, tmp_path, ca
         ),
         (
             ['{config}', '{config}', '--out', 'x.onnx', '--half'],
-            'only --out, --force, --set, --image, --opset, --target and --no-grid-sample are allowed',
+            'only --out, --force, --set, --image and --opset are allowed',
         ),
         (['{config}', '{config}', '--out', 'x.onnx', '--image', 'none.jpg'], 'there is no file none.jpg'),
-        (['{config}', '{config}', '--out', 'x.onnx', '--target', 'coreml'], '--target coreml is not for whole models'),
         (['{config}', '{config}', '--out', 'x.onnx', '--opset', '9'], 'opset must be at least 18'),
-        (['--out', 'x.ts', '--set', 'a=1'], '--image, --set and --no-grid-sample are for a whole model'),
+        (['--out', 'x.ts', '--set', 'a=1'], '--image and --set are for a whole model'),
         (
             ['{config}', '{config}', '--out', 'x.onnx', '--set', 'test_dataloader=None'],
             'has no test_dataloader.dataset',
         ),
-        (['--out', 'x.ts', '--image', 'a.jpg'], '--image, --set and --no-grid-sample are for a whole model'),
+        (['--out', 'x.ts', '--image', 'a.jpg'], '--image and --set are for a whole model'),
     ],
 )
 def test_wrong_arguments(demo_data, tmp_path, monkeypatch, capsys, arguments, message):

@@ -1,7 +1,5 @@
 """DINO, Deformable DETR, MaskFormer, Mask2Former and RTMDet as modules for export, against the frameworks."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,6 @@ from PIL import Image
 
 from swin_dense.export import formats
 from swin_dense.workbench.export import deformable, gate, whole
-from swin_dense.workbench.export.segmentor import MaskSegmentor
 from swin_dense.workbench.runtime import pictures, queries
 from tests.workbench.export.query_models import (
     FILES,
@@ -50,7 +47,7 @@ def test_the_module_equals_predict_before_export(demo_data, pixels, name):
 
 
 @pytest.mark.parametrize('size', [(1, 1), (1, 7), (5, 3)])
-def test_samples_by_gathers_equal_torchs_grid_sample(size):
+def test_samples_equal_torchs_grid_sample(size):
     """Samples lie inside, on the border and far outside of a map between two others."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(2, 4 + size[0] * size[1] + 9, 6, dtype=torch.float64, generator=generator)
@@ -61,23 +58,7 @@ def test_samples_by_gathers_equal_torchs_grid_sample(size):
     level = values[:, 4:-9].transpose(1, 2).reshape(2, 6, *size)
     samples = torch.nn.functional.grid_sample(level, 2 * place - 1, 'bilinear', 'zeros', align_corners=False)
     expected = torch.einsum('bcqp,bqp->bqc', samples, weights)
-    for function in (deformable.by_gathers, deformable.by_grid_sample):
-        torch.testing.assert_close(function(values, 4, size, place, weights), expected)
-
-
-@pytest.mark.parametrize('name', ['dino', 'deformable_detr_refine', 'mask2former_panoptic', 'mmseg_mask2former'])
-def test_modules_with_gathers_equal_those_with_grid_sample(demo_data, pixels, name):
-    model = random_model(config_of(name, demo_data), pixels)
-    graph = (MaskSegmentor if name in SEGMENTORS else whole.graph_of)(model)
-    img = torch.from_numpy(pictures.resized(pixels, 96, 130).transpose(2, 0, 1).copy())[None].float()
-    more = [torch.zeros(2, dtype=torch.int64)] if name in SEGMENTORS else []
-    with torch.no_grad():
-        expected = formats.outputs_of(graph(img, *more))
-        deformable.use_gathers(graph)
-        with mock.patch('torch.nn.functional.grid_sample', side_effect=AssertionError('GridSample')):
-            found = formats.outputs_of(graph(img, *more))
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+    torch.testing.assert_close(deformable.by_grid_sample(values, 4, size, place, weights), expected)
 
 
 @pytest.mark.parametrize('filter_low_score', [False, True])

@@ -16,8 +16,6 @@ SWIN = {'type': 'SwinDense', 'embed_dims': 16, 'depths': (1, 1, 2, 1), 'num_head
 BACKBONES = {
     'swin': SWIN,
     'v2': {**SWIN, 'type': 'SwinDenseV2', 'window_size': 8},
-    'mona': {**SWIN, 'adapter': {'type': 'mona', 'dim': 8}},
-    'lora': {**SWIN, 'adapter': {'type': 'lora', 'rank': 4}},
     'resnet': {'type': 'ResNet', 'depth': 18, 'base_channels': 16, 'norm_cfg': {'type': 'BN'}},
 }
 HEADS = {

@@ -69,8 +69,6 @@ def test_segments_of_queries(most):
     if most is None:  # boxes with names are drawn over the segments
         assert (prediction.painted[:, :29].any((0, 1)) == [True, False, False]).all()
         assert (prediction.painted[:, 31:].any((0, 1)) == [False, True, False]).all()
-    with pytest.raises(ValueError, match=r'panoptic .* leave tile= out'):
-        model.predict_tiles(PICTURE, 30, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """The precision in which OpenVINO computes a file, and where it is refused."""
 
-import json
-
 import numpy as np
 import pytest
 
 from swin_dense import runtime
 from swin_dense.__main__ import main
-from swin_dense.doctor import probe, probes
 from swin_dense.workbench.runtime import model, sessions
 from tests.commands.files import SEGMENTOR, write_file, write_model
 
@@ -81,7 +78,7 @@ def test_the_command_refuses_them_too(tmp_path, capsys, files, options, message)
     assert message in capsys.readouterr().err
 
 
-def test_the_command_passes_the_precision_on_and_records_it(tmp_path, monkeypatch):
+def test_the_command_passes_the_precision_on(tmp_path, monkeypatch):
     from PIL import Image
 
     given = {}
@@ -97,24 +94,3 @@ def test_the_command_passes_the_precision_on_and_records_it(tmp_path, monkeypatc
     options = ['--runtime', 'openvino', '--precision', 'bfloat16']
     assert main([*command, *options]) == 0
     assert (given['runtime'], given['precision']) == ('openvino', 'bfloat16')
-    assert main([*command, '--runtime', 'openvino', '--resume']) == 2  # would mix precisions
-    settings = tmp_path / 'out' / '.predict.json'
-    recorded = json.loads(settings.read_text())
-    assert recorded.pop('precision') == 'bfloat16'
-    settings.write_text(json.dumps({**recorded, 'runtime': 'openvino'}))  # of a version that knew no precision
-    assert main([*command, '--runtime', 'openvino', '--resume']) == 0
-
-
-def test_the_doctor_says_whether_this_processor_has_it(monkeypatch):
-    (finding,) = probe('bfloat16 of this CPU')
-    assert finding.status == ('ok' if sessions.has_bfloat16() else 'note')
-    monkeypatch.setattr(probes, 'find_spec', lambda name: None)
-    import torch
-
-    if hasattr(torch.cpu, 'get_capabilities'):
-        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'avx512_bf16': False, 'amx_bf16': True})
-        assert probes.bfloat16().startswith('in hardware, according to torch')
-        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'avx512_bf16': False})
-        assert probes.bfloat16().startswith('not in hardware')
-        monkeypatch.delattr(torch.cpu, 'get_capabilities')
-    assert probes.bfloat16().startswith('not known')

@@ -1,0 +1,50 @@
+"""Models of transformers train with the backbone, which they take from timm's registry."""
+
+import pytest
+import torch
+
+from tests.conftest import TINY
+
+from .detection import train
+from .peer import needed
+
+tf = needed('transformers')
+timm = needed('timm')
+import swin_dense.integrations.timm  # noqa: E402, F401
+
+IMAGE = torch.rand(2, 3, 96, 128)
+SMALL = {'encoder_layers': 1, 'decoder_layers': 2, 'num_attention_heads': 2, 'dim_feedforward': 32,
+         'encoder_feedforward_dim': 32, 'num_queries': 5, 'hidden_dim': 32}  # fmt: skip
+
+
+@timm.models.register_model
+def small_swin(pretrained=False, **options):
+    """A name of one's own, for options that a TimmBackboneConfig does not take."""
+    return timm.create_model('swin_dense_t', pretrained, **TINY, **options)
+
+
+def backbone():
+    return tf.TimmBackboneConfig(backbone='small_swin', out_indices=[0, 1, 2, 3])
+
+
+def upernet():
+    sizes = {'hidden_size': 16, 'auxiliary_channels': 16, 'auxiliary_in_channels': 64, 'num_labels': 3}
+    model = tf.UperNetForSemanticSegmentation(tf.UperNetConfig(backbone_config=backbone(), **sizes))
+    return model, {'labels': torch.ones(2, 96, 128, dtype=torch.int64)}
+
+
+def mask2former():
+    config = tf.Mask2FormerConfig(backbone_config=backbone(), feature_size=32, mask_feature_size=32, **SMALL)
+    masks = {'mask_labels': [torch.ones(1, 96, 128)] * 2, 'class_labels': [torch.tensor([1])] * 2}
+    return tf.Mask2FormerForUniversalSegmentation(config), masks
+
+
+@pytest.mark.parametrize('build', [upernet, mask2former])
+def test_models_train_save_and_load(build, tmp_path):
+    model, labels = build()
+    losses = train(model.train(), lambda: {'loss': model(pixel_values=IMAGE, **labels).loss}, steps=6)
+    assert losses[-1] < losses[0]
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
