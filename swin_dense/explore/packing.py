@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from swin_dense.explore.record import Attention
-from swin_dense.ops.plain import merge, partition
+from swin_dense.ops.reference import merge, partition
 from swin_dense.ops.windows import REGION_PENALTY, region_ids, relative_position_bias
 
 FINEST = 0.003  # smallest standard deviation of the rounding error of a score, used if the size limit allows

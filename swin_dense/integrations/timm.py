@@ -23,7 +23,7 @@ from swin_dense.checkpoint import load_checkpoint
 from swin_dense.models.classifier import SwinClassifier
 from swin_dense.models.create import BACKBONES
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.ops import plain
+from swin_dense.ops.layout import to_maps
 from swin_dense.utils import checks, packages
 from swin_dense.utils.choices import PRESETS
 
@@ -210,7 +210,7 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         stages = len(self.backbone.stages)
         wanted = _stage_indices('indices', stages if indices is None else indices, stages)
         (features,), outputs = self.backbone(x, return_stages=True)
-        maps = [plain.to_maps(outputs[stage][0]) for stage in wanted]
+        maps = [to_maps(outputs[stage][0]) for stage in wanted]
         if norm and stages - 1 in wanted:
             maps[-1] = features
         return maps if intermediates_only else (features, maps)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.ops import linear, plain
+from swin_dense.ops import linear, layout
 from swin_dense.utils import checks
 
 ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')
@@ -82,7 +82,7 @@ class PatchEmbed(nn.Module):
         self.norm = build_norm(norm_cfg, channels) if norm_cfg else nn.Identity()
 
     def forward(self, img: Tensor) -> Tensor:
-        img = plain.pad_to_patches(img, self.patch_size)
+        img = layout.pad_to_patches(img, self.patch_size)
         x = self.projection(img).permute(0, 2, 3, 1)
         return self.norm(x)
 
@@ -100,7 +100,7 @@ class PatchMerging(nn.Module):
         self.reduction = Linear(4 * channels, 2 * channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = plain.neighbours(x, self.stride)
+        x = layout.neighbours(x, self.stride)
         return self.reduction(self.norm(x))
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from swin_dense.archs import Arch, resolve_arch
 from swin_dense.utils import checks
 
 
@@ -25,13 +26,11 @@ class OptionsOfBoth(TypedDict, total=False):
     strides: Sequence[int] | None
     out_indices: Sequence[int] | None
     qkv_bias: bool
-    qk_scale: float | None
     patch_norm: bool
     drop_rate: float
     attn_drop_rate: float
     drop_path_rate: float
     use_abs_pos_embed: bool
-    use_rel_pos_bias: bool
     use_shift: bool
     act_cfg: Any
     norm_cfg: Any
@@ -45,6 +44,9 @@ class Options(OptionsOfBoth, total=False):
     """The options of ``create_backbone``."""
 
     window_size: int | Sequence[int]
+    # Of V1 alone, and of V2 alone.
+    qk_scale: float | None
+    use_rel_pos_bias: bool
     pretrained_window_size: int | Sequence[int]
 
 
@@ -73,6 +75,38 @@ IMPLIED_OPTIONS: dict[str, tuple[Any, ...]] = {
     'return_stereo_feat': (False,),
     'fused_window_process': (False,),
 }
+
+
+def resolved_arch(
+    arch: str | Mapping[str, Any] | Arch,
+    family: str,
+    embed_dims: int | None,
+    depths: Sequence[int] | None,
+    num_heads: Sequence[int] | None,
+) -> Arch:
+    """Return the architecture, in which options that are given replace its own."""
+    base = resolve_arch(arch, family)
+    return Arch(
+        base.embed_dims if embed_dims is None else embed_dims,
+        base.depths if depths is None else checks.integers('depths', depths),
+        base.num_heads if num_heads is None else checks.integers('num_heads', num_heads),
+    )
+
+
+def frozen_stages(frozen_stages: int, built: int) -> int:
+    """Return the number of frozen stages, or -1, of a model that builds this number of stages."""
+    frozen = checks.integer('frozen_stages', frozen_stages, minimum=-1)
+    if frozen > built:
+        raise ValueError(f'frozen_stages must be between -1 and {built}, the number of stages built, got {frozen}')
+    return frozen
+
+
+def hidden_channels(mlp_ratio: float, channels: int) -> int:
+    """Return the hidden channels of the MLPs of a stage."""
+    hidden = int(checks.number('mlp_ratio', mlp_ratio) * channels)
+    if hidden < 1:
+        raise ValueError(f'mlp_ratio={mlp_ratio} gives no hidden channels for {channels} channels; 4 is usual')
+    return hidden
 
 
 def strides_of_stages(strides: Sequence[int] | None, patch_size: int, stages: int) -> tuple[int, ...]:

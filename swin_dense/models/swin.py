@@ -6,7 +6,6 @@ Source: Liu et al., Swin Transformer: Hierarchical Vision Transformer using Shif
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Literal, NoReturn, Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from swin_dense.archs import Arch, resolve_arch
+from swin_dense.archs import Arch
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.models import options
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
@@ -29,7 +28,8 @@ from swin_dense.models.layers import (
     PatchMerging,
     build_norm,
 )
-from swin_dense.ops import BACKENDS, context, plain
+from swin_dense.ops import BACKENDS, context
+from swin_dense.ops.layout import resize_position, to_maps
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, compat, memory
 from swin_dense.utils.names import unwrapped
@@ -47,23 +47,6 @@ class SwinStage(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x, x if self.downsample is None else self.downsample(x)
-
-
-class _Call(Protocol):
-    """The arguments and results of ``SwinBackbone.forward``, for type checkers and editors."""
-
-    @overload
-    def __call__(
-        self,
-        img: Tensor,
-        return_stages: Literal[False] = False,
-    ) -> tuple[Tensor, ...]: ...
-    @overload
-    def __call__(
-        self,
-        img: Tensor,
-        return_stages: Literal[True],
-    ) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]: ...
 
 
 class SwinBackbone(nn.Module):
@@ -169,67 +152,53 @@ class SwinBackbone(nn.Module):
     ) -> None:
         super().__init__()
         options.reject_unknown(unknown, _option_names(type(self)))
-        base = resolve_arch(arch, self._prefix)
-        self.arch = Arch(
-            base.embed_dims if embed_dims is None else embed_dims,
-            base.depths if depths is None else checks.integers('depths', depths),
-            base.num_heads if num_heads is None else checks.integers('num_heads', num_heads),
-        )
+        self.arch = options.resolved_arch(arch, self._prefix, embed_dims, depths, num_heads)
         stages = len(self.arch.depths)
+        patch_size = checks.integer('patch_size', patch_size)
         self.in_channels = checks.integer('in_channels', in_channels)
         self._window_size = checks.pair('window_size', window_size)
-        self.strides = options.strides_of_stages(strides, checks.integer('patch_size', patch_size), stages)
         self.clamp_window = checks.boolean('clamp_window', clamp_window)
+        self.strides = options.strides_of_stages(strides, patch_size, stages)
         self.out_indices = options.output_stages(out_indices, stages)
         built = self.out_indices[-1] + 1
-        self.frozen_stages = checks.integer('frozen_stages', frozen_stages, minimum=-1)
-        if self.frozen_stages > built:
-            raise ValueError(
-                f'frozen_stages must be between -1 and {built}, the number of stages built, got {frozen_stages}'
-            )
+        self.frozen_stages = options.frozen_stages(frozen_stages, built)
+        drop_rate = checks.rate('drop_rate', drop_rate)
+        drop_path_rates = options.drop_path_rates(checks.rate('drop_path_rate', drop_path_rate), self.arch.depths)
+        with_cp = options.checkpointing_per_stage(with_cp, stages)
+        stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
+        height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=patch_size)
+        attention = {
+            'window_size': self.window_size,
+            'qkv_bias': checks.boolean('qkv_bias', qkv_bias),
+            'qk_scale': None if qk_scale is None else checks.number('qk_scale', qk_scale),
+            'use_rel_pos_bias': checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
+            'attn_drop_rate': checks.rate('attn_drop_rate', attn_drop_rate),
+            'proj_drop_rate': drop_rate,
+            'backend': checks.one_of('attn_backend', attn_backend, BACKENDS),
+        }
+        shift = (0, 0)
+        if checks.boolean('use_shift', use_shift):
+            shift = (self.window_size[0] // 2, self.window_size[1] // 2)
+
         self.num_features = list(self.arch.channels)
         self.out_channels = tuple(self.arch.channels[stage] for stage in self.out_indices)
         self.out_strides = tuple(math.prod(self.strides[: stage + 1]) for stage in self.out_indices)
+        self.position_grid = (height // patch_size, width // patch_size)
 
-        checks.one_of('attn_backend', attn_backend, BACKENDS)
-        stage_norm_cfg = norm_cfg if checks.boolean('patch_norm', patch_norm) else None
-        drop_rate = checks.rate('drop_rate', drop_rate)
-        self.patch_embed = PatchEmbed(self.in_channels, self.arch.embed_dims, self.strides[0], stage_norm_cfg)
+        self.patch_embed = PatchEmbed(self.in_channels, self.arch.embed_dims, patch_size, stage_norm_cfg)
         self.absolute_pos_embed: nn.Parameter | None = None
-        height, width = checks.pair('pretrain_img_size', pretrain_img_size, minimum=self.strides[0])
-        self.position_grid = (height // self.strides[0], width // self.strides[0])
         if checks.boolean('use_abs_pos_embed', use_abs_pos_embed):
             positions = torch.zeros(1, math.prod(self.position_grid), self.arch.embed_dims)
             self.absolute_pos_embed = nn.Parameter(positions)
         self.pos_drop = nn.Dropout(drop_rate)
-
-        shift = (self.window_size[0] // 2, self.window_size[1] // 2)
-        use_shift = checks.boolean('use_shift', use_shift)
-        drop_path_rate = checks.rate('drop_path_rate', drop_path_rate)
-        drop_path_rates = options.drop_path_rates(drop_path_rate, self.arch.depths)
-        with_cp = options.checkpointing_per_stage(with_cp, stages)
-        make_attention = functools.partial(
-            self._attention(
-                None if qk_scale is None else checks.number('qk_scale', qk_scale),
-                checks.boolean('use_rel_pos_bias', use_rel_pos_bias),
-            ),
-            window_size=self.window_size,
-            qkv_bias=checks.boolean('qkv_bias', qkv_bias),
-            attn_drop_rate=checks.rate('attn_drop_rate', attn_drop_rate),
-            proj_drop_rate=drop_rate,
-            backend=attn_backend,
-        )
         self.stages = nn.ModuleList()
         for stage in range(built):
             channels = self.arch.channels[stage]
-            hidden_channels = int(checks.number('mlp_ratio', mlp_ratio) * channels)
-            if hidden_channels < 1:
-                raise ValueError(f'mlp_ratio={mlp_ratio} gives no hidden channels for {channels} channels; 4 is usual')
+            hidden_channels = options.hidden_channels(mlp_ratio, channels)
             blocks = []
             for block, drop_path in enumerate(drop_path_rates[stage]):
-                w_msa = make_attention(channels, self.arch.num_heads[stage])
-                block_shift = shift if use_shift and block % 2 else (0, 0)
-                attn = ShiftedWindowAttention(w_msa, block_shift, self.clamp_window)
+                w_msa = self._make_attention(channels, self.arch.num_heads[stage], **attention)
+                attn = ShiftedWindowAttention(w_msa, shift if block % 2 else (0, 0), self.clamp_window)
                 ffn = FFN(channels, hidden_channels, act_cfg, drop_rate)
                 blocks.append(self._block(attn, ffn, norm_cfg, channels, drop_path, with_cp[stage]))
             is_last = stage + 1 == built
@@ -242,10 +211,8 @@ class SwinBackbone(nn.Module):
         self.reset_parameters()
         self._freeze()
 
-    @staticmethod
-    def _attention(qk_scale: float | None, use_rel_pos_bias: bool) -> Callable[..., WindowAttention]:
-        """Return a function that builds the attention of a block."""
-        return functools.partial(WindowAttention, qk_scale=qk_scale, use_rel_pos_bias=use_rel_pos_bias)
+    def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
+        return WindowAttention(channels, num_heads, **settings)
 
     @property
     def window_size(self) -> Pair:
@@ -326,7 +293,7 @@ class SwinBackbone(nn.Module):
             memory.keep_freed()
         x = self.patch_embed(img)
         if self.absolute_pos_embed is not None:
-            position = plain.resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
+            position = resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
             x = x + position.to(x.dtype)
         x = self.pos_drop(x)
         maps, stages = [], []
@@ -334,7 +301,7 @@ class SwinBackbone(nn.Module):
             out, x = stage(x)
             if index in self.out_indices:
                 norm = getattr(self, f'norm{index}')
-                maps.append(plain.to_maps(norm(out)))
+                maps.append(to_maps(norm(out)))
             if return_stages:
                 stages.append((out, x))
         if return_stages:
@@ -379,3 +346,25 @@ def initialise(module: nn.Module) -> None:
         module.reset_parameters()
     elif isinstance(module, WindowAttention):
         module.reset_position()
+
+
+class _Call(Protocol):
+    """The arguments and results of ``SwinBackbone.forward``, for type checkers and editors."""
+
+    @overload
+    def __call__(
+        self,
+        img: Tensor,
+        hidden: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        return_stages: Literal[False] = False,
+    ) -> tuple[Tensor, ...]: ...
+    @overload
+    def __call__(
+        self,
+        img: Tensor,
+        hidden: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        *,
+        return_stages: Literal[True],
+    ) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]: ...

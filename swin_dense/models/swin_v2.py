@@ -8,7 +8,7 @@ Source: Liu et al., Swin Transformer V2: Scaling Up Capacity and Resolution, CVP
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,7 +20,7 @@ from swin_dense.models.block import SwinBlock, run
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
 from swin_dense.models.options import OptionsOfBoth
 from swin_dense.models.swin import SwinBackbone, SwinStage
-from swin_dense.ops import plain
+from swin_dense.ops import layout
 from swin_dense.ops.windows import Pair, log_spaced_offsets, relative_position_bias
 from swin_dense.utils import checks
 
@@ -119,7 +119,7 @@ class PatchMergingV2(PatchMerging):
         self.norm = build_norm(norm_cfg, 2 * channels) if norm_cfg else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.reduction(plain.neighbours(x, self.stride)))
+        return self.norm(self.reduction(layout.neighbours(x, self.stride)))
 
 
 class SwinV2Backbone(SwinBackbone):
@@ -173,13 +173,14 @@ class SwinV2Backbone(SwinBackbone):
             for block in stage.blocks:
                 cast('Any', block).attn.w_msa.pretrained_window_size = (side, side) if side else None
 
-    @staticmethod
-    def _attention(qk_scale: float | None, use_rel_pos_bias: bool) -> Callable[..., WindowAttention]:
+    def _make_attention(
+        self, channels: int, num_heads: int, *, qk_scale: float | None, use_rel_pos_bias: bool, **settings: Any
+    ) -> WindowAttention:
         if qk_scale is not None:
             raise ValueError(f'qk_scale={qk_scale}: Swin V2 learns a scale per head; leave qk_scale out')
         if not use_rel_pos_bias:
             raise ValueError('use_rel_pos_bias=False: Swin V2 always has a position bias; leave the option out')
-        return CosineWindowAttention
+        return CosineWindowAttention(channels, num_heads, **settings)
 
     def reset_parameters(self) -> None:
         """Initialise all parameters as the official code does: as in V1, but every block starts as the identity."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from swin_dense.ops import context, plain, sdpa
+from swin_dense.ops import context, reference, sdpa
 from swin_dense.ops.triton import attention as triton
 from swin_dense.ops.windows import WindowSpec
 
@@ -13,7 +13,7 @@ BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
 
 def window_attention(
     x: Tensor,
-    project: plain.Projection,
+    project: reference.Projection,
     relative_bias: Tensor | None,
     spec: WindowSpec,
     attn_drop: nn.Module,
@@ -56,7 +56,7 @@ def window_attention(
     needs_plain = context.is_exporting() if backend == 'triton' else context.needs_plain_operations(x)
     sees_weights = type(attn_drop) is not nn.Dropout or context.has_hooks(attn_drop)
     if backend == 'reference' or needs_plain or sees_weights:
-        return plain.window_attention(x, project, relative_bias, spec, attn_drop)
+        return reference.window_attention(x, project, relative_bias, spec, attn_drop)
     dropout = attn_drop.p if attn_drop.training else 0.0
     implementation = triton if backend == 'triton' else sdpa
     return implementation.window_attention(x, project, relative_bias, spec, dropout)

@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether oneDNN computes the same as ``F.linear`` in this context."""
-    if context.is_exporting() or nn.Linear.forward is not _TORCHS_FORWARD:
+    if nn.Linear.forward is not _TORCHS_FORWARD:
         return False
     tensors = (x, weight) if bias is None else (x, weight, bias)
     for tensor in tensors:
@@ -61,7 +61,7 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not rows_fit or not bias_fits or compat.is_autocast_enabled('cpu'):
         return False
     if compat.is_compiling():
-        return True  # torch.compile cannot trace the rest
+        return not context.is_exporting()  # torch.compile cannot trace the rest
     return torch._C._get_mkldnn_enabled() and not context.needs_plain_operations(x)
 
 

@@ -15,9 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.ops import context, plain
+from swin_dense.ops import context, layout, reference
 from swin_dense.ops.linear import IS_FASTER_BY_ONEDNN
-from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, outer, region_ids, sources, split_edge
+from swin_dense.ops.windows import (
+    REGION_PENALTY,
+    Pair,
+    WindowSpec,
+    region_ids,
+    split_edge,
+    tokens_of_slots,
+    window_grid,
+)
 from swin_dense.utils import compat
 
 # An operator that torch.compile does not look into. Without it, what is copied here is computed anew for each pair of
@@ -33,13 +41,13 @@ MAX_WINDOWS = 65_535
 
 
 class Plan(NamedTuple):
-    """The order of the tokens of a map in its windows.
+    """Where the tokens of a map are in its windows, which are ordered by their mask.
 
     Attributes:
         size: (height, width) of the map in tokens.
         window: (height, width) in tokens.
-        order: (N * T,) the token of each slot, as its raster index in the padded map.
-        slots: (H * W,) the slot of each token of the map.
+        token_of_slot: (N * T,), as its raster index in the padded map.
+        slot_of_token: (H * W,).
         groups: number of slots of each group of windows with the same mask.
         masks: (T, T) that is added to the scores of each group.
         regions: (N, T) the region of each slot; only tokens of the same region attend to each other.
@@ -47,8 +55,8 @@ class Plan(NamedTuple):
 
     size: Pair
     window: Pair
-    order: Tensor
-    slots: Tensor
+    token_of_slot: Tensor
+    slot_of_token: Tensor
     groups: list[int]
     masks: list[Tensor]
     regions: Tensor
@@ -62,29 +70,25 @@ def plan_windows(
     device: torch.device,
 ) -> Plan:
     """Return the plan for maps of height x width tokens."""
-    rows = sources(height, window[0], shift[0], device)
-    columns = sources(width, window[1], shift[1], device)
-    order_NT = outer(rows * columns.numel(), columns)
-    regions_NT = region_ids(height, width, window, shift, device)
+    rows, columns = window_grid(height, width, window)
+    regions = region_ids(height, width, window, shift, device)
     # Windows with the same largest region have the same regions, and the same mask.
-    by_mask = regions_NT.amax(1).argsort(stable=True)
-    regions_NT = regions_NT[by_mask]
-    order = order_NT[by_mask].flatten()
-    slots = torch.empty_like(order)
-    slots[order] = torch.arange(len(order), device=device)
-    first_of_row = torch.arange(height, device=device) * columns.numel()
-    raster_HW = first_of_row[:, None] + torch.arange(width, device=device)
-    slots = slots[raster_HW.flatten()]
+    by_mask = regions.amax(1).argsort(stable=True)
+    regions = regions[by_mask]
+    token_of_slot = tokens_of_slots(height, width, window, shift, device)[by_mask].flatten()
+    slot_of_token = torch.empty_like(token_of_slot)
+    slot_of_token[token_of_slot] = torch.arange(len(token_of_slot), device=device)
+    slot_of_token = slot_of_token.view(-1, columns * window[1])[:height, :width].flatten()
     groups = []
     masks = []
     first = 0
-    for row_count in split_edge(len(rows), shift[0]):
-        for column_count in split_edge(len(columns), shift[1]):
-            region_T = regions_NT[first]
+    for row_count in split_edge(rows, shift[0]):
+        for column_count in split_edge(columns, shift[1]):
+            region_T = regions[first]
             masks.append(REGION_PENALTY * (region_T[:, None] != region_T))
             groups.append(row_count * column_count * len(region_T))
             first += row_count * column_count
-    return Plan((height, width), window, order.int(), slots.int(), groups, masks, regions_NT)
+    return Plan((height, width), window, token_of_slot.int(), slot_of_token.int(), groups, masks, regions)
 
 
 # The tensors of a cached plan must not be modified. An inference tensor could not be used in training later.
@@ -93,7 +97,7 @@ cached_plan = functools.lru_cache(MAX_PLANS)(torch.inference_mode(False)(plan_wi
 
 def window_attention(
     x: Tensor,
-    project: plain.Projection,
+    project: reference.Projection,
     relative_bias: Tensor | None,
     spec: WindowSpec,
     dropout: float,
@@ -155,24 +159,19 @@ def _attend_by_products(
     spec: WindowSpec,
     dropout: float,
 ) -> Tensor:
-    """Do the same by two products of all windows, and a softmax in float32 or higher precision between them."""
+    """Do the same by two products of all windows at once, and a softmax between them."""
     windows = heads.unflatten(1, (-1, math.prod(spec.window)))
-    q, k, v = windows.permute(3, 0, 1, 4, 2, 5)  # (B, N, A, T, D) each
-    scores = (q * spec.scale) @ k.transpose(3, 4)
-    dtype = torch.promote_types(scores.dtype, torch.float32)
-    scores = scores.to(dtype)
-    is_compiled = context.is_tracing()
-    if relative_bias is not None:
-        bias = _stored(relative_bias) if is_compiled else relative_bias
-        scores = scores + bias
-    if any(spec.shift):
-        regions = _stored(plan.regions) if is_compiled else plan.regions
-        is_apart = regions[:, None, :, None] != regions[:, None, None, :]
-        scores = scores + REGION_PENALTY * is_apart.to(scores.dtype)
-    weights = scores.softmax(-1)
-    weights = F.dropout(weights, dropout)
-    out = weights.to(v.dtype) @ v
-    return out.transpose(2, 3).flatten(3).flatten(1, 2)
+    q, k, v = windows.permute(3, 0, 1, 4, 2, 5)
+    regions = plan.regions if any(spec.shift) else None
+    if context.is_tracing():
+        relative_bias = _stored_or_none(relative_bias)
+        regions = _stored_or_none(regions)
+    out_BNATD = reference.attend(q, k, v, relative_bias, regions, spec.scale, functools.partial(F.dropout, p=dropout))
+    return out_BNATD.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def _stored_or_none(x: Tensor | None) -> Tensor | None:
+    return None if x is None else _stored(x)
 
 
 class _Move(torch.autograd.Function):
@@ -191,8 +190,8 @@ class _Move(torch.autograd.Function):
 
 def _moved(x: Tensor, plan: Plan, into_windows: bool) -> Tensor:
     if into_windows:
-        padded = plain.pad_to_windows(x, plan.window)
-        tokens = padded.reshape(-1, len(plan.order), x.shape[3])
-        return tokens.index_select(1, plan.order)
-    tokens = x.index_select(1, plan.slots)
+        padded = layout.pad_to_windows(x, plan.window)
+        tokens = padded.reshape(-1, len(plan.token_of_slot), x.shape[3])
+        return tokens.index_select(1, plan.token_of_slot)
+    tokens = x.index_select(1, plan.slot_of_token)
     return tokens.reshape(-1, *plan.size, x.shape[2])

@@ -49,17 +49,44 @@ def window_grid(height: int, width: int, window: Pair) -> Pair:
     return rows, columns
 
 
-def sources(
-    side: int,
-    window: int,
-    shift: int,
-    device: torch.device | None = None,
-) -> Tensor:
+def tokens_of_slots(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
+    """Return the token in each slot of the windows of a map, (N, T), as its raster index in the padded map."""
+    rows = _rows_of_slots(height, window[0], shift[0], device)
+    columns = _rows_of_slots(width, window[1], shift[1], device)
+    return _outer_sum(rows * columns.numel(), columns)
+
+
+def slots_of_tokens(height: int, width: int, window: Pair, shift: Pair, device: torch.device | None = None) -> Tensor:
+    """Return the slot of each token of a map, (H, W): numbered window by window, and row by row in a window."""
+    _, columns = window_grid(height, width, window)
+    tokens = window[0] * window[1]
+    window_row, y = _slots_of_rows(height, window[0], shift[0], device)
+    window_column, x = _slots_of_rows(width, window[1], shift[1], device)
+    of_row = window_row * columns * tokens + y * window[1]
+    of_column = window_column * tokens + x
+    return of_row[:, None] + of_column
+
+
+def _rows_of_slots(side: int, window: int, shift: int, device: torch.device | None) -> Tensor:
     """Return, along one axis, the row of the padded map in each slot of each window: (windows, window)."""
     padded = (side + window - 1) // window * window
     row = torch.arange(padded, device=device) + shift
     row = torch.where(row < padded, row, row - padded)  # exporters do not support the remainder by a size
     return row.reshape(-1, window)
+
+
+def _slots_of_rows(side: int, window: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
+    """Return, along one axis, the window of each row of the map and the row's slot in it: (side,) each."""
+    padded = (side + window - 1) // window * window
+    row = torch.arange(side, device=device) - shift
+    row = torch.where(row < 0, row + padded, row)
+    return row // window, row % window
+
+
+def _outer_sum(y: Tensor, x: Tensor) -> Tensor:
+    """Return y + x for all rows and columns of all windows: (rows, h) and (columns, w) to (rows * columns, h * w)."""
+    grid = y[:, None, :, None] + x[:, None, :]
+    return grid.flatten(2).flatten(0, 1)
 
 
 def split_edge(windows: int, shift: int) -> list[int]:
@@ -70,25 +97,6 @@ def split_edge(windows: int, shift: int) -> list[int]:
     if shift == 0 or windows == 1:
         return [windows]
     return [windows - 1, 1]
-
-
-def slots(
-    side: int,
-    window: int,
-    shift: int,
-    device: torch.device | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return, along one axis, the window of each row of the map and the row's slot in it: (side,) each."""
-    padded = (side + window - 1) // window * window
-    row = torch.arange(side, device=device) - shift
-    row = torch.where(row < 0, row + padded, row)
-    return row // window, row % window
-
-
-def outer(y: Tensor, x: Tensor) -> Tensor:
-    """Return y + x for all rows and columns of all windows: (rows, h) and (columns, w) to (rows * columns, h * w)."""
-    grid = y[:, None, :, None] + x[:, None, :]
-    return grid.flatten(2).flatten(0, 1)
 
 
 def region_ids(
@@ -106,11 +114,11 @@ def region_ids(
     Returns:
         (N, T) integers from 0 to 3, of which all windows with the same largest one have the same.
     """
-    row = sources(height, window[0], 0, device)
-    column = sources(width, window[1], 0, device)
+    row = _rows_of_slots(height, window[0], 0, device)
+    column = _rows_of_slots(width, window[1], 0, device)
     is_moved_row = row >= row.numel() - shift[0]
     is_moved_column = column >= column.numel() - shift[1]
-    return outer(2 * is_moved_row.long(), is_moved_column.long())
+    return _outer_sum(2 * is_moved_row.long(), is_moved_column.long())
 
 
 def central_offsets(table: Tensor, window: Pair, smaller: Pair) -> Tensor:

@@ -124,12 +124,13 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ', '.join(found)
 
 
-def one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    """Raise ValueError if a value is not allowed; the message suggests a similar allowed value."""
+def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+    """Return ``value``, one of those allowed; the ValueError suggests a similar allowed value."""
     allowed = list(allowed)
     if value not in allowed:
         advice = closest(value, allowed) if isinstance(value, str) else ''  # no number is like another
         raise ValueError(f'{argument(name)} must be one of {allowed}, got {value!r}{advice}')
+    return value
 
 
 def closest(word: Any, words: Iterable[Any]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_dense import SwinBackbone
-from swin_dense.ops import context, plain
+from swin_dense.ops import context, layout
 from tests import textbook
 from tests.conftest import randomize
 
@@ -26,16 +26,16 @@ def test_neighbours_equal_the_textbook(size, stride):
     x = torch.randn(2, *size, CHANNELS)
     by_neighbour = textbook.neighbours(x, stride)
     expected = by_neighbour.unflatten(-1, (2, 2, CHANNELS)).permute(0, 1, 2, 5, 4, 3).flatten(3)
-    assert torch.equal(plain.neighbours(x, stride), expected)
-    assert plain.neighbours(x[:0], stride).shape == (0, *expected.shape[1:])
+    assert torch.equal(layout.neighbours(x, stride), expected)
+    assert layout.neighbours(x[:0], stride).shape == (0, *expected.shape[1:])
     with exporting():
-        assert torch.equal(plain.neighbours(x, stride), expected)
+        assert torch.equal(layout.neighbours(x, stride), expected)
 
 
 def test_neighbours_equal_unfold():
     x = torch.randn(2, 8, 6, CHANNELS)
     unfolded = F.unfold(x.permute(0, 3, 1, 2), 2, stride=2).transpose(1, 2).view(2, 4, 3, 4 * CHANNELS)
-    assert torch.equal(plain.neighbours(x, 2), unfolded)
+    assert torch.equal(layout.neighbours(x, 2), unfolded)
 
 
 @given(SIZES, SIZES)
@@ -43,9 +43,9 @@ def test_resizing_equals_torchs_interpolate(size, target):
     position = torch.randn(1, size[0] * size[1], 3, dtype=torch.float64)
     maps = position.unflatten(1, size).permute(0, 3, 1, 2)
     expected = F.interpolate(maps, target, mode='bicubic').permute(0, 2, 3, 1)
-    torch.testing.assert_close(plain.resize_position(position, size, target), expected, rtol=0, atol=0)
+    torch.testing.assert_close(layout.resize_position(position, size, target), expected, rtol=0, atol=0)
     with exporting():
-        ours = plain.resize_position(position, size, target)
+        ours = layout.resize_position(position, size, target)
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -53,14 +53,14 @@ def test_resizing_equals_torchs_interpolate(size, target):
 def test_images_are_padded_to_whole_patches(size, side):
     img = torch.randn(1, 2, *size)
     expected = F.pad(img, (0, -size[1] % side, 0, -size[0] % side))
-    assert torch.equal(plain.pad_to_patches(img, side), expected)
+    assert torch.equal(layout.pad_to_patches(img, side), expected)
     with exporting():
-        assert torch.equal(plain.pad_to_patches(img, side), expected)
+        assert torch.equal(layout.pad_to_patches(img, side), expected)
 
 
 def test_what_needs_no_padding_is_not_copied():
     x = torch.rand(1, 8, 12, 3)
-    assert plain.pad_to_windows(x, (4, 3)) is x
+    assert layout.pad_to_windows(x, (4, 3)) is x
 
 
 @pytest.mark.parametrize(

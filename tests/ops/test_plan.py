@@ -35,9 +35,9 @@ def test_plans_equal_rolling_and_partitioning(geometry):
 
     plan = plan_windows(*geometry, CPU)
     assert plan.size == (height, width)
-    assert plan.order.dtype == plan.slots.dtype == torch.int32
-    assert torch.equal(plan.order[plan.slots], raster[:height, :width].flatten().int())
-    for group, mask in zip(plan.order.split(plan.groups), plan.masks, strict=True):
+    assert plan.token_of_slot.dtype == plan.slot_of_token.dtype == torch.int32
+    assert torch.equal(plan.token_of_slot[plan.slot_of_token], raster[:height, :width].flatten().int())
+    for group, mask in zip(plan.token_of_slot.split(plan.groups), plan.masks, strict=True):
         for window_ in group.view(-1, window[0] * window[1]).tolist():
             assert torch.equal(mask, expected.pop(tuple(window_)))
     assert not expected
@@ -60,7 +60,7 @@ def test_a_plan_does_not_depend_on_where_it_was_made(context):
     with context:
         plan = cached_plan(*GEOMETRY)
     for ours, wanted in zip(
-        (plan.order, plan.slots, *plan.masks), (expected.order, expected.slots, *expected.masks), strict=True
+        (plan.token_of_slot, plan.slot_of_token, *plan.masks), (expected.token_of_slot, expected.slot_of_token, *expected.masks), strict=True
     ):
         assert not ours.is_inference()
         assert torch.equal(ours, wanted)

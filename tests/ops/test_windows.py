@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_dense.ops.plain import merge, partition
+from swin_dense.ops.reference import merge, partition
 from swin_dense.ops.windows import region_ids, relative_position_bias, window_grid
 from tests import textbook
 

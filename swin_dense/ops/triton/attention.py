@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_dense.ops import plain
-from swin_dense.ops.plain import Projection
+from swin_dense.ops import layout
+from swin_dense.ops.reference import Projection
 from swin_dense.ops.triton import gpu
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, window_grid
 from swin_dense.utils import compat
@@ -69,7 +69,7 @@ def window_attention(
     reason = unsupported_reason(x, spec, dropout)
     if reason is not None:
         raise RuntimeError(f'attn_backend="triton" cannot run here: {reason}; use attn_backend="auto"')
-    qkv = project(plain.pad_to_windows(x, spec.window))
+    qkv = project(layout.pad_to_windows(x, spec.window))
     tokens = spec.window[0] * spec.window[1]
     bias_shape = (spec.num_heads, tokens, tokens)
     if relative_bias is None:
