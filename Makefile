@@ -3,7 +3,7 @@
 # make test-all  run the whole test suite
 # make test-core  run the quick tests that need torch but no mm package
 # make test-oldest, test-newest, test-onedl  run the core's tests and training on other stacks: see noxfile.py,
-#                                            benchmarks/stacks.json
+#                                            benchmarks/results/stacks.json
 # make test-between  compile and export with versions of torch between the oldest and the newest
 # make test-compiled  run the tests that use mm packages with a compiled mmcv
 # make test-converters  convert exported files for ExecuTorch, LiteRT and Core ML, and compare them

@@ -2,7 +2,7 @@
 
     .venv-nox/bin/nox --session oldest -- --parts numbers training
 
-Arguments after ``--`` are passed to benchmarks/stacks.py, which records the results in benchmarks/stacks.json.
+Arguments after ``--`` are passed to benchmarks/stacks.py, which records the results in benchmarks/results/stacks.json.
 """
 
 import sys
@@ -87,7 +87,7 @@ def converters(session: nox.Session) -> None:
     )
     session.install('--excludes', 'requirements/torch.txt', *CONVERTERS)
     session.run('python', '-m', 'pytest', 'tests/converters', *session.posargs)
-    benchmark = ['benchmarks/converters.py', '--out', 'benchmarks/converters.json']
+    benchmark = ['benchmarks/converters.py', '--out', 'benchmarks/results/converters.json']
     session.run('python', *benchmark, env={'PYTHONPATH': str(ROOT)})
 
 

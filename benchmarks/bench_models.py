@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from swin_dense import SwinBackbone, SwinV2Backbone, export_state_dict
-from swin_dense.archs import split_name
-from swin_dense.models.create import BACKBONES
-from swin_dense.models.swin_v2 import SwinBlockV2
+from swin_dense.archs.arch import split_name
+from swin_dense.models.swin_v2 import BACKBONES, SwinBlockV2
 from swin_dense.ops import BACKENDS
 
 DROP_PATH_RATE = 0.2

@@ -1,6 +1,6 @@
 """Compare time and memory of our backbone with the Swins of other libraries and with the limits of the machine.
 
-    python benchmarks/benchmark.py --arch t --size 800 1344 --mode infer --json benchmarks/infer.json
+    python benchmarks/benchmark.py --arch t --size 800 1344 --mode infer --json benchmarks/results/infer.json
     python benchmarks/benchmark.py --size 512 512 --batch 2 --mode train --ours auto auto+cp --peers mmdet timm
     python benchmarks/benchmark.py --packages .venv-peers/lib/python3.11/site-packages  # all five peers in one process
     python benchmarks/benchmark.py --sweep --rounds 3 --peers --plot cost.png

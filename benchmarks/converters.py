@@ -1,7 +1,7 @@
 """Convert a backbone's file for ExecuTorch (XNNPACK), LiteRT and Core ML, and compare what runs with the backbone.
 
-    .venv-nox/bin/nox --session converters    # tests the conversions and writes benchmarks/converters.json
-    python benchmarks/converters.py --out benchmarks/converters.json
+    .venv-nox/bin/nox --session converters    # tests the conversions and writes benchmarks/results/converters.json
+    python benchmarks/converters.py --out benchmarks/results/converters.json
 
 The files are those of ``export_model(..., dynamic=False)``: Swin-T with random weights, for one image. Errors are
 relative to the largest value of each output. Core ML's tools convert on Linux, but its models run on macOS alone.

@@ -1,8 +1,8 @@
 """Compare time and memory of exported whole models with those of the frameworks.
 
-    python benchmarks/exports_whole.py --out benchmarks/exports_whole.json
-    python benchmarks/exports_whole.py --out benchmarks/exports_whole.json --folder files --only-export
-    python benchmarks/exports_whole.py --out benchmarks/exports_whole.json --folder files --models 'DINO Swin-T'
+    python benchmarks/exports_whole.py --out benchmarks/results/exports_whole.json
+    python benchmarks/exports_whole.py --out benchmarks/results/exports_whole.json --folder files --only-export
+    python benchmarks/exports_whole.py --out benchmarks/results/exports_whole.json --folder files --models 'DINO Swin-T'
 
 The models have heads for COCO and ADE20K, random weights, and score thresholds low enough to find boxes. Each model and
 implementation runs in a separate process, from one resized image to boxes or classes; the masks of boxes are not pasted
@@ -99,8 +99,8 @@ def prepare(name: str, folder: Path) -> None:
     from mmengine.registry import init_default_scope
     from onnxruntime.quantization import quantize_dynamic
 
-    from swin_dense.recipes.files import load_recipe
     from swin_dense.workbench.export.whole import PICTURE, export_whole
+    from swin_dense.workbench.recipes.files import load_recipe
 
     recipe, size = MODELS[name]
     config = load_recipe(recipe)
@@ -177,8 +177,8 @@ def prepared(way: str, folder: Path, threads: int) -> Callable[[], Callable[[], 
     if way == 'PyTorch':
         import torch
 
-        from swin_dense.recipes.files import load_recipe
         from swin_dense.workbench.predict import Predictor
+        from swin_dense.workbench.recipes.files import load_recipe
 
         torch.set_num_threads(threads)
 

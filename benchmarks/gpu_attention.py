@@ -1,6 +1,6 @@
 """Compare the implementations of window attention on a GPU: errors against float64, times and memory.
 
-    python benchmarks/gpu_attention.py --json benchmarks/h200_attention.json
+    python benchmarks/gpu_attention.py --json benchmarks/results/h200_attention.json
 
 The cases are those of triton_check.py: the first and the third stage of a Swin-T at 800 x 1344 pixels,
 with windows of 7 and 12. 'products' is what a CPU uses in training: two matrix products, and a softmax between them.
@@ -25,7 +25,7 @@ from bench_limits import peak_mib
 from torch.profiler import ProfilerActivity, profile
 from triton_check import CASES, Case, _attend, _inputs, _results, errors
 
-from swin_dense.ops import sdpa
+from swin_dense.ops import gathered
 
 BACKENDS = ('triton', 'sdpa', 'products', 'reference')
 DEVICE = torch.device('cuda', 0)
@@ -57,7 +57,7 @@ def main() -> None:
 def measure(case: Case, backend: str, exact: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Return errors, times and memory of one implementation on one case."""
     row = {**case._asdict(), 'dtype': str(case.dtype).removeprefix('torch.'), 'backend': backend}
-    by_products = mock.patch.object(sdpa, '_attend_by_groups', sdpa._attend_by_products)
+    by_products = mock.patch.object(gathered, '_attend_by_groups', gathered._attend_by_products)
     with by_products if backend == 'products' else contextlib.nullcontext():
         chosen = 'sdpa' if backend == 'products' else backend
         row['errors'] = errors(_results(case, chosen, case.dtype, DEVICE), exact)

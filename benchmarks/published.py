@@ -1,6 +1,6 @@
 """Plot the published accuracy of the recipes against the time and memory of their backbones, measured here.
 
-    python benchmarks/published.py --measure      # on an idle machine: writes benchmarks/published.json
+    python benchmarks/published.py --measure      # on an idle machine: writes benchmarks/results/published.json
     python benchmarks/published.py                # draws docs/images/accuracy.png and speed.png from the raw results
 
 Each backbone is timed at the test size of its recipe: 800 x 1344 pixels on COCO, the crop size on ADE20K. The second
@@ -22,10 +22,10 @@ from typing import Any
 
 from bench_host import PROCESSORS, processor
 
-from swin_dense.recipes.zoo import FOLDERS, Recipe, read_zoo
+from swin_dense.workbench.recipes.zoo import FOLDERS, Recipe, read_zoo
 
 ROOT = Path(__file__).resolve().parent.parent
-RAW = ROOT / 'benchmarks/published.json'
+RAW = ROOT / 'benchmarks/results/published.json'
 IMAGES = ROOT / 'docs/images'
 CASES = {
     'infer_512': 'inference, 512 x 512',

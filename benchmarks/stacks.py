@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / 'benchmarks' / 'stacks.json'
+RESULTS = ROOT / 'benchmarks' / 'results' / 'stacks.json'
 CORE = [
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / 'tests').glob('test_*.py'))),
     'tests/models',
@@ -145,7 +145,7 @@ def losses_of(framework: str) -> list[float]:
     from mmengine.config import Config
     from mmengine.runner import Runner
 
-    from swin_dense.__main__ import main as swin_dense
+    from swin_dense.commands._main import main as swin_dense
     from tests.workbench.configs.data import CLASSES, make_coco, make_masks
 
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone
 from torch import Tensor
 
-from swin_dense.archs import Arch
+from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import load_checkpoint
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone

@@ -19,8 +19,8 @@ from matplotlib.patches import Rectangle
 
 from swin_dense import create_backbone, extract_pyramid
 from swin_dense.explore.colours import pca_rgb
-from swin_dense.features.images import normalize, read_image
-from swin_dense.ops import plain
+from swin_dense.images.reading import normalize, read_image
+from swin_dense.ops import reference
 from swin_dense.ops.windows import region_ids, window_grid
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 
@@ -37,7 +37,7 @@ def token_attention(backbone, image, stage, block, pixel):
     stride = math.prod(backbone.strides[: stage + 1])
     size = window_grid(img.shape[2], img.shape[3], (stride, stride))
     numbers = torch.arange(1, 1 + size[0] * size[1]).view(1, *size, 1)
-    tokens_NT = plain.partition(numbers, *attn.windows_on(*size))[0, :, :, 0]  # 0 is padding
+    tokens_NT = reference.partition(numbers, *attn.windows_on(*size))[0, :, :, 0]  # 0 is padding
     window, token = (tokens_NT == numbers[0, pixel[0] // stride, pixel[1] // stride]).nonzero()[0].tolist()
     weights_AT = recorded[0][window, :, token]
     of_tokens = weights_AT.new_zeros(len(weights_AT), 1 + size[0] * size[1])
@@ -78,7 +78,7 @@ def draw_windows(image, stride, window):
     for ax, shift in zip(axes, (0, window // 2), strict=True):
         ids = torch.arange(rows * columns)[None, :, None, None].expand(1, -1, window**2, 1)
         regions = region_ids(*size, (window, window), (shift, shift))[None, :, :, None]
-        cells = plain.merge(ids * 4 + regions, size, (window, window), (shift, shift))[0, :, :, 0]
+        cells = reference.merge(ids * 4 + regions, size, (window, window), (shift, shift))[0, :, :, 0]
         extent = (0, size[1] * stride, size[0] * stride, 0)
         ax.imshow(pixels, extent=(0, pixels.shape[1], pixels.shape[0], 0))
         ax.imshow(cells % 20, extent=extent, cmap='tab20', alpha=0.4, interpolation='nearest')

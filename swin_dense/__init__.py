@@ -22,12 +22,12 @@ if TYPE_CHECKING:
         export_state_dict,
         load_checkpoint,
     )
+    from swin_dense.create import create_backbone
     from swin_dense.export import export_model
     from swin_dense.features import extract_pyramid
     from swin_dense.mm import SwinDense as SwinDense
     from swin_dense.mm import SwinDenseV2 as SwinDenseV2
     from swin_dense.models.classifier import SwinClassifier
-    from swin_dense.models.create import create_backbone
     from swin_dense.models.swin import SwinBackbone
     from swin_dense.models.swin_v2 import SwinV2Backbone
     from swin_dense.workbench.export import export_detector, export_segmentor
@@ -51,20 +51,20 @@ __all__ = [
 # The module of each public name. It is imported when the name is asked for, so that `swin-dense --help` and
 # `swin_dense.runtime` need no torch, and a backbone needs no exporter.
 _HOMES = {
-    'CheckpointError': 'checkpoint',
-    'SwinBackbone': 'models.swin',
-    'SwinClassifier': 'models.classifier',
-    'SwinDense': 'mm',
-    'SwinDenseV2': 'mm',
-    'SwinV2Backbone': 'models.swin_v2',
-    'allow_partial_loading': 'checkpoint',
-    'create_backbone': 'models.create',
-    'export_detector': 'workbench.export',
-    'export_model': 'export',
-    'export_segmentor': 'workbench.export',
-    'export_state_dict': 'checkpoint',
-    'extract_pyramid': 'features',
-    'load_checkpoint': 'checkpoint',
+    'CheckpointError': 'swin_dense.checkpoint',
+    'SwinBackbone': 'swin_dense.models.swin',
+    'SwinClassifier': 'swin_dense.models.classifier',
+    'SwinDense': 'swin_dense.mm',
+    'SwinDenseV2': 'swin_dense.mm',
+    'SwinV2Backbone': 'swin_dense.models.swin_v2',
+    'allow_partial_loading': 'swin_dense.checkpoint',
+    'create_backbone': 'swin_dense.create',
+    'export_detector': 'swin_dense.workbench.export',
+    'export_model': 'swin_dense.export',
+    'export_segmentor': 'swin_dense.workbench.export',
+    'export_state_dict': 'swin_dense.checkpoint',
+    'extract_pyramid': 'swin_dense.features',
+    'load_checkpoint': 'swin_dense.checkpoint',
 }
 # The packages with further public names.
 _PACKAGES = ('features', 'integrations', 'ops', 'runtime')
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         if (reason := why_no_core()) is not None:
             raise ImportError(reason)
-        if _HOMES[name] == 'mm':
+        if _HOMES[name] == 'swin_dense.mm':
             _check_mmengine(name)
     return public_name(__name__, name, _HOMES)
 

@@ -14,7 +14,7 @@ _CONTEXT = multiprocessing.get_context('forkserver')
 _CONTEXT.set_forkserver_preload(
     [
         'tests.processes',
-        'swin_dense.__main__',
+        'swin_dense.commands._main',
         'swin_dense.workbench.training',
         'swin_dense.workbench.configs.checking',
         'mmdet.apis',
@@ -42,7 +42,7 @@ def _main(arguments, out, err, cwd):
     os.chdir(cwd)
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter('ignore')
-    from swin_dense.__main__ import main
+    from swin_dense.commands._main import main
 
     with quick_configs():
         sys.exit(main(arguments))
@@ -58,7 +58,7 @@ def python(*arguments, status=0, cwd=ROOT, **variables):
 
 def without(packages, *arguments, **options):
     """Run the command line as :func:`python` does, where some packages cannot be imported."""
-    code = f'import sys; sys.modules.update(dict.fromkeys({[*packages]})); from swin_dense.__main__ import main; '
+    code = f'import sys; sys.modules.update(dict.fromkeys({[*packages]})); from swin_dense.commands._main import main; '
     return python('-c', f'{code} sys.exit(main(sys.argv[1:]))', *arguments, **options)
 
 

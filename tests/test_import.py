@@ -64,11 +64,10 @@ def test_public_names_are_listed_found_and_typed():
 
 
 def typed_homes(package):
-    """Return the module of each name that a package imports for type checkers, relative to the package."""
+    """Return the module of each name that a package imports for type checkers."""
     tree = ast.parse(Path(package.__file__).read_text())
     (typed,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING')
-    prefix = f'{package.__name__}.'
-    return {alias.name: node.module.removeprefix(prefix) for node in typed.body for alias in node.names}
+    return {alias.name: node.module for node in typed.body for alias in node.names}
 
 
 @pytest.mark.parametrize('name', ['export', 'features'])

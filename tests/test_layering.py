@@ -15,12 +15,13 @@ MM_PACKAGES = {'mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain'}
 # above it here. ``swin_dense`` stands for the public names.
 LAYERS = [
     {'utils'},
-    {'ops', 'archs'},
+    {'images', 'ops', 'archs'},
     {'checkpoint'},
     {'models'},
+    {'create'},
     {'features'},
     {'analysis'},
-    {'mm', 'recipes', 'explore'},
+    {'mm', 'explore'},
     {'export'},
     {'workbench'},
     {'swin_dense'},
@@ -30,7 +31,7 @@ LAYERS = [
 ]
 # What the workbench may import, and what may import it. Of the public names,
 # which import nothing before they are asked for, three are theirs.
-WORKBENCH = {'utils', 'recipes', 'mm', 'export'}
+WORKBENCH = {'utils', 'images', 'mm', 'export'}
 ABOVE_WORKBENCH = {'swin_dense', 'commands'}
 LAYER = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from swin_dense.__main__ import command_names
+from swin_dense.commands._main import command_names
 from swin_dense.workbench.runtime.model import RECORD_FORMAT
 from swin_dense.workbench.runtime.sessions import FORMAT
 from tests.conftest import ROOT, needs

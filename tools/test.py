@@ -2,6 +2,6 @@
 
 import sys
 
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 
 sys.exit(main(['test', *sys.argv[1:]]))

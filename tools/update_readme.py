@@ -40,7 +40,7 @@ def with_tables(text: str, in_chinese: bool = False) -> str:
 
 def _read(source: str) -> dict[str, Any]:
     """Read a raw result; the name of a file of benchmarks/benchmark.py begins with the kind of processor."""
-    report = json.loads((ROOT / 'benchmarks' / source).read_text())
+    report = json.loads((ROOT / 'benchmarks/results' / source).read_text())
     processor = PROCESSORS.get(source.partition('_')[0])
     return {'processor': processor, **report} if processor else report
 
@@ -229,7 +229,7 @@ CHINESE = {
 def _by_processor(*results: str) -> list[str]:
     """Return the files of these results, processor by processor, as far as they were measured on it."""
     names = [f'{kind}_{result}.json' for kind in PROCESSORS for result in results]
-    return [name for name in names if (ROOT / 'benchmarks' / name).exists()]
+    return [name for name in names if (ROOT / 'benchmarks/results' / name).exists()]
 
 
 CPU_REPORTS = _by_processor('infer_224', 'infer_8x224', 'infer_512', 'infer_800x1344', 'train_512')

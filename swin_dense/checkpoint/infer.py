@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swin_dense.archs import published_letter
+from swin_dense.archs.arch import published_letter
 from swin_dense.archs.shapes import options_of
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.report import CheckpointError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swin_dense.archs import published_letter
+from swin_dense.archs.arch import published_letter
 from swin_dense.utils import checks
 
 _LISTED = 4  # names in a message

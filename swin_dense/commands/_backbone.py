@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from swin_dense.commands._options import backbone_options, normalization_of
+from swin_dense.create import create_backbone, warn_of_random_weights
 from swin_dense.features.inference import check_levels, on_device
-from swin_dense.features.normalization import Inference
 from swin_dense.features.tiling import check_tiling
-from swin_dense.models.create import create_backbone, warn_of_random_weights
+from swin_dense.images.normalization import Inference
 from swin_dense.models.swin import SwinBackbone
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import swin_dense
 from swin_dense.commands._options import add_settings
 from swin_dense.commands.doctor import cure_for
-from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
+from swin_dense.workbench.recipes.files import load_recipe
 
 if TYPE_CHECKING:
     from mmengine.config import Config

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING
 import swin_dense
 from swin_dense.commands._mm import print_notes
 from swin_dense.commands._options import add_check_images, add_out, add_settings, check_out
-from swin_dense.recipes.files import load_recipe
 from swin_dense.utils import packages
 from swin_dense.utils.atomic import write_text
 from swin_dense.workbench.configs.parts import SPLITS
 from swin_dense.workbench.configs.settings import merge_settings, parse_settings
 from swin_dense.workbench.configs.standalone import as_text, check_form
+from swin_dense.workbench.recipes.files import load_recipe
 
 if TYPE_CHECKING:
     from mmengine.config import Config

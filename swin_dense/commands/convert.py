@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         packages.require('this command', 'safetensors')
     # These import torch, which --help does not need.
     from swin_dense.checkpoint.export import as_checkpoint, export_state_dict, write_file
-    from swin_dense.models.create import create_backbone
+    from swin_dense.create import create_backbone
 
     weights = export_state_dict(create_backbone(checkpoint=args.source, prefix=args.prefix), args.to)
     path = write_file(args.out, as_checkpoint(weights, args.to, flat=args.out.suffix == '.safetensors'), args.force)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_dense.commands._backbone import build_backbone
     from swin_dense.explore.page import make_page
     from swin_dense.explore.record import make_record
-    from swin_dense.features.normalization import Normalization
+    from swin_dense.images.normalization import Normalization
 
     how = Normalization(**normalization_of(args))
     backbone = build_backbone(args)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import warnings
 
-from swin_dense.recipes.files import recipe_root
-from swin_dense.recipes.zoo import FOLDERS, chosen, plain, read_zoo
+from swin_dense.workbench.recipes.files import recipe_root
+from swin_dense.workbench.recipes.zoo import FOLDERS, chosen, plain, read_zoo
 
 GROUP = 'models'
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swin_dense.archs import published_letter
+from swin_dense.archs.arch import published_letter
 from swin_dense.explore.colours import pca_rgb
 from swin_dense.explore.receptive_field import ReceptiveField, token_receptive_fields
-from swin_dense.features.images import scale
 from swin_dense.features.inference import evaluation_mode
-from swin_dense.features.normalization import IMAGENET, Inference, Normalization
+from swin_dense.images.normalization import IMAGENET, Inference, Normalization
+from swin_dense.images.reading import scale
 from swin_dense.ops.windows import Pair, window_grid
 
 # The worked example of the paper: a map of 112 x 112 tokens, windows of 7 x 7 and 128 channels.
@@ -104,7 +104,7 @@ def make_record(
 
     Args:
         backbone: a :class:`swin_dense.SwinBackbone` or :class:`swin_dense.SwinV2Backbone`.
-        image: any source of :func:`swin_dense.features.images.read_image`.
+        image: any source of :func:`swin_dense.images.reading.read_image`.
         max_side: downscale an image with a longer side until it has this many pixels; None keeps its size.
         normalization: how its stored values become the backbone's input.
     """

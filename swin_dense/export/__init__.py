@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from swin_dense.export.verify import Exported
 
 __all__ = ['ExportError', 'Exported', 'export_model']
-_HOMES = {'ExportError': 'formats', 'Exported': 'verify', 'export_model': 'export'}
+_HOMES = {
+    'ExportError': 'swin_dense.export.formats',
+    'Exported': 'swin_dense.export.verify',
+    'export_model': 'swin_dense.export.export',
+}
 _FORMER = {name: f'swin_dense.{name}' for name in ('export_detector', 'export_segmentor')}
 
 

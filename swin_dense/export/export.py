@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from swin_dense.export import formats
 from swin_dense.export.pooling import replace_adaptive_pools
 from swin_dense.export.verify import Comparison, Exported, Run, write_verified
-from swin_dense.features.images import Statistic, per_channel
-from swin_dense.features.normalization import AS_STORED, Normalization, chosen
+from swin_dense.images.normalization import AS_STORED, Normalization, chosen
+from swin_dense.images.reading import Statistic, per_channel
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.utils import checks, packages
 

@@ -1,6 +1,6 @@
 """Feature extraction: reading images, batching, tiling, and storing feature maps or pooled vectors.
 
-A name, or a module such as ``swin_dense.features.images``, is imported when it is asked for: listing images needs no
+A name, or a module such as ``swin_dense.features.folder``, is imported when it is asked for: listing images needs no
 torch.
 """
 
@@ -10,15 +10,15 @@ from swin_dense.utils.lazy import public_name
 
 if TYPE_CHECKING:
     from swin_dense.features.extractor import Extractor
-    from swin_dense.features.normalization import Normalization, preset
     from swin_dense.features.pyramid import extract_pyramid
+    from swin_dense.images.normalization import Normalization, preset
 
 __all__ = ['Extractor', 'Normalization', 'extract_pyramid', 'preset']
 _HOMES = {
-    'Extractor': 'extractor',
-    'Normalization': 'normalization',
-    'extract_pyramid': 'pyramid',
-    'preset': 'normalization',
+    'Extractor': 'swin_dense.features.extractor',
+    'Normalization': 'swin_dense.images.normalization',
+    'extract_pyramid': 'swin_dense.features.pyramid',
+    'preset': 'swin_dense.images.normalization',
 }
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from swin_dense.features.images import Statistic
+from swin_dense.create import create_backbone
 from swin_dense.features.inference import Item, PooledSink, Runner, check_dtype, check_levels, on_device, whole_image
-from swin_dense.features.normalization import Inference, Normalization, chosen
-from swin_dense.models.create import create_backbone
+from swin_dense.images.normalization import Inference, Normalization, chosen
+from swin_dense.images.reading import Statistic
 from swin_dense.utils import checks
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, POOLINGS
 
@@ -106,7 +106,7 @@ class Extractor:
         Args:
             rows: columns, as numpy arrays or lists of equal length. The images are taken from the first of these
                 columns that exists: 'bytes' (contents of image files), 'image' (decoded images, or any other source of
-                :func:`swin_dense.features.images.read_image`), 'path' (paths and addresses).
+                :func:`swin_dense.images.reading.read_image`), 'path' (paths and addresses).
 
         Returns:
             The given columns except 'bytes' and 'image', and in addition 'level_s' (B, C) for each stride s, 'height'

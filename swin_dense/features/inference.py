@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from swin_dense.features.images import decoded_bytes
-from swin_dense.features.normalization import Inference
+from swin_dense.images.normalization import Inference
+from swin_dense.images.pixels import ImageError, name_of
+from swin_dense.images.reading import decoded_bytes
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks, memory
 from swin_dense.utils.choices import POOLINGS
 from swin_dense.utils.errors import is_out_of_memory
-from swin_dense.utils.pixels import ImageError, name_of
 
 # Larger batches use more memory and are not faster on any device: 16 images of 1024 x 1024, or one camera photograph.
 BATCH_PIXELS = 1 << 24

@@ -15,16 +15,16 @@ import PIL.Image
 import torch
 from torch import Tensor, nn
 
-from swin_dense.features.images import Statistic, check_floats
+from swin_dense.create import warn_of_random_weights
 from swin_dense.features.inference import batches, check_dtype, check_levels, evaluation_mode, on_device, run_batch
-from swin_dense.features.normalization import Inference, Normalization, chosen
-from swin_dense.features.regions import open_large_image
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
-from swin_dense.models.create import warn_of_random_weights
+from swin_dense.images.normalization import Inference, Normalization, chosen
+from swin_dense.images.pixels import ImageError, naming
+from swin_dense.images.reading import Statistic, check_floats
+from swin_dense.images.regions import open_large_image
 from swin_dense.utils import checks
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.utils.pixels import ImageError, naming
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -144,7 +144,7 @@ def extract_pyramid(
     Args:
         backbone: a :class:`swin_dense.SwinBackbone`, a compiled one, or one wrapped in DataParallel or
             DistributedDataParallel, whose ``module`` then runs without the wrapper.
-        images: one image or a list of images, each any source of :func:`swin_dense.features.images.read_image`;
+        images: one image or a list of images, each any source of :func:`swin_dense.images.reading.read_image`;
             a tensor (B, C, H, W) is B images. With ``tile`` also zarr arrays.
         levels: strides of the maps to return; None for all of the backbone.
         normalization: a :class:`swin_dense.features.Normalization`, or the name of a preset. None takes the next five

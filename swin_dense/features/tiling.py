@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from swin_dense.features.inference import Blocks, run_batch
-from swin_dense.features.normalization import Inference, Tiling
-from swin_dense.features.regions import open_large_image
+from swin_dense.images.normalization import Inference, Tiling
+from swin_dense.images.pixels import ImageError, LargeImage, name_of, naming
+from swin_dense.images.regions import open_large_image
+from swin_dense.images.tiles import plan_tiles
 from swin_dense.ops.windows import Pair
 from swin_dense.utils import checks
 from swin_dense.utils.errors import is_out_of_memory
-from swin_dense.utils.pixels import ImageError, LargeImage, name_of, naming
-from swin_dense.utils.tiles import plan_tiles
 
 
 def tile_alignment(backbone: Any) -> Pair:

@@ -14,7 +14,7 @@ from mmengine.model import BaseModule, PretrainedInit, initialize
 from mmengine.registry import MODELS
 from torch import nn
 
-from swin_dense.archs import Arch
+from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import Report, load_checkpoint
 from swin_dense.mm.dialects import translated
 from swin_dense.mm.resume import allow_training_checkpoints

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from mmengine.registry import TRANSFORMS
 
-from swin_dense.features.images import Statistic, array_pixels, pixels_of
-from swin_dense.features.normalization import AS_STORED, Normalization, band_count, chosen
-from swin_dense.utils.pixels import ImageError, Pixels, naming
+from swin_dense.images.normalization import AS_STORED, Normalization, band_count, chosen
+from swin_dense.images.pixels import ImageError, Pixels, naming
+from swin_dense.images.reading import Statistic, array_pixels, pixels_of
 
 
 @TRANSFORMS.register_module()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swin_dense.archs import resolve_arch
+from swin_dense.archs.arch import resolve_arch
 from swin_dense.models.options import FOREIGN_OPTIONS, IMPLIED_OPTIONS
 
 # Names that only the authors' code has, which mmdet 2.x and its forks took over.

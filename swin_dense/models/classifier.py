@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from swin_dense.archs import Arch, resolve_arch
+from swin_dense.archs.arch import Arch, network_of, resolve_arch
 from swin_dense.checkpoint import convert_before_load
-from swin_dense.models.create import BACKBONES, network_of
 from swin_dense.models.swin import SwinBackbone
+from swin_dense.models.swin_v2 import BACKBONES
 from swin_dense.utils import checks, compat
 
 

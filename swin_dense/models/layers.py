@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_dense.ops import linear, layout
+from swin_dense.ops import layout, linear
 from swin_dense.utils import checks
 
 ACTIVATIONS = ('GELU', 'ReLU', 'LeakyReLU', 'SiLU', 'Hardswish', 'Mish', 'ELU', 'Tanh', 'Sigmoid')

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from swin_dense.archs import Arch, resolve_arch
+from swin_dense.archs.arch import Arch, resolve_arch
 from swin_dense.utils import checks
 
 

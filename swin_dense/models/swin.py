@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol, overload
 
 import torch
 from torch import Tensor, nn
 
-from swin_dense.archs import Arch
+from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import convert_before_load
 from swin_dense.models import options
 from swin_dense.models.attention import ShiftedWindowAttention, WindowAttention
@@ -355,16 +355,12 @@ class _Call(Protocol):
     def __call__(
         self,
         img: Tensor,
-        hidden: Tensor | None = None,
-        mask_token: Tensor | None = None,
         return_stages: Literal[False] = False,
     ) -> tuple[Tensor, ...]: ...
     @overload
     def __call__(
         self,
         img: Tensor,
-        hidden: Tensor | None = None,
-        mask_token: Tensor | None = None,
         *,
         return_stages: Literal[True],
     ) -> tuple[tuple[Tensor, ...], tuple[tuple[Tensor, Tensor], ...]]: ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from swin_dense.archs import Arch
+from swin_dense.archs.arch import Arch
 from swin_dense.models.attention import WindowAttention
 from swin_dense.models.block import SwinBlock, run
 from swin_dense.models.layers import NormConfig, PatchMerging, build_norm
@@ -173,12 +173,11 @@ class SwinV2Backbone(SwinBackbone):
             for block in stage.blocks:
                 cast('Any', block).attn.w_msa.pretrained_window_size = (side, side) if side else None
 
-    def _make_attention(
-        self, channels: int, num_heads: int, *, qk_scale: float | None, use_rel_pos_bias: bool, **settings: Any
-    ) -> WindowAttention:
+    def _make_attention(self, channels: int, num_heads: int, **settings: Any) -> WindowAttention:
+        qk_scale = settings.pop('qk_scale')
         if qk_scale is not None:
             raise ValueError(f'qk_scale={qk_scale}: Swin V2 learns a scale per head; leave qk_scale out')
-        if not use_rel_pos_bias:
+        if not settings.pop('use_rel_pos_bias'):
             raise ValueError('use_rel_pos_bias=False: Swin V2 always has a position bias; leave the option out')
         return CosineWindowAttention(channels, num_heads, **settings)
 
@@ -189,3 +188,7 @@ class SwinV2Backbone(SwinBackbone):
             if isinstance(module, SwinBlockV2):
                 for norm in (module.norm1, module.norm2):
                     nn.init.zeros_(cast('Tensor', norm.weight))
+
+
+# The networks, by the beginning of the names of their architectures.
+BACKBONES: dict[str, type[SwinBackbone]] = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}

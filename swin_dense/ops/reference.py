@@ -53,7 +53,7 @@ def attend(
     scale: float,
     drop: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Attend within windows: ``softmax(scale * q @ k.T + bias + mask) @ v``, the softmax in float32 or higher precision.
+    """Attend within windows: ``softmax(scale * q @ k.T + bias + mask) @ v``; the softmax is in float32 or higher.
 
     Args:
         q: (B, N, A, T, D), as ``k`` and ``v``.

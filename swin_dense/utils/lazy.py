@@ -15,13 +15,13 @@ def public_name(package: str, name: str, homes: Mapping[str, str]) -> Any:
     Args:
         package: the package.
         name: what is asked for.
-        homes: the module below the package of each public name.
+        homes: the full name of the module of each public name.
 
     Raises:
         AttributeError: there is no such name.
     """
     if name in homes:
-        found = getattr(import_module(f'{package}.{homes[name]}'), name)
+        found = getattr(import_module(homes[name]), name)
         setattr(sys.modules[package], name, found)
         return found
     if name.startswith('_') or find_spec(f'{package}.{name}') is None:

@@ -16,8 +16,8 @@ from mmengine.registry import DATASETS, MODELS, TRANSFORMS, DefaultScope, init_d
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+from swin_dense.images.pixels import decoding, naming
 from swin_dense.mm.bands import LoadBands
-from swin_dense.utils.pixels import decoding, naming
 from swin_dense.workbench.configs.parts import make_palette
 from swin_dense.workbench.runtime import queries
 from swin_dense.workbench.runtime.masks import Instances

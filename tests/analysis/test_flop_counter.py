@@ -11,8 +11,8 @@ import torch
 from mmengine.config import Config
 
 from swin_dense import SwinBackbone
-from swin_dense.__main__ import main
 from swin_dense.analysis.flop_counter import count
+from swin_dense.commands._main import main
 from swin_dense.workbench.building import build_on_meta, published_shape, run_on_shapes
 from tests.conftest import TINY
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, create_backbone
-from swin_dense.archs import resolve_arch, weights
+from swin_dense.archs import weights
+from swin_dense.archs.arch import resolve_arch
 from swin_dense.checkpoint import CheckpointError, read
 from swin_dense.checkpoint.export import write_file
 from swin_dense.checkpoint.read import file_digest, local_file, read_file

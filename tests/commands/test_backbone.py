@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone
-from swin_dense.__main__ import spelling
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.commands._backbone import build_backbone
+from swin_dense.commands._main import spelling
 from swin_dense.commands._options import add_backbone, check_backbone
-from swin_dense.models.create import warn_of_random_weights
+from swin_dense.create import warn_of_random_weights
 from swin_dense.utils import checks
 from tests.conftest import tiny
 

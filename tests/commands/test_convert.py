@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone
-from swin_dense.__main__ import main
 from swin_dense.checkpoint import export_state_dict, load_checkpoint
 from swin_dense.checkpoint.infer import infer_options
 from swin_dense.checkpoint.load import find_backbone
 from swin_dense.checkpoint.read import read_file
+from swin_dense.commands._main import main
 from swin_dense.utils.choices import FAMILIES
 from tests.conftest import randomize
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from swin_dense.__main__ import _explained, main
 from swin_dense.commands import doctor
+from swin_dense.commands._main import _explained, main
 from swin_dense.commands.doctor import cure_for, tried, version_line
 from tests.conftest import ROOT
 

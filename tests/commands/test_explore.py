@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from tests.conftest import TINY, photograph
 from tests.explore.decoding import facts_of
 

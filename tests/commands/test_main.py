@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import swin_dense
-from swin_dense.__main__ import GROUPS, command_names, main, parser_of, parsers_of
+from swin_dense.commands._main import GROUPS, command_names, main, parser_of, parsers_of
 from swin_dense.utils.packages import EXTRAS
 from tests.conftest import OPTIONAL_PACKAGES, ROOT, needs
 from tests.processes import python, without
@@ -80,7 +80,7 @@ def test_help_and_usage_errors_need_neither_torch_nor_optional_packages():
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({OPTIONAL_PACKAGES}))
-from swin_dense.__main__ import command_names, main
+from swin_dense.commands._main import command_names, main
 of_each = ([name, option] for name in command_names() for option in ('--help', '--no-such-option'))
 for arguments in (['--help'], ['zoo'], *of_each):
     try:

@@ -10,8 +10,8 @@ import tifffile
 import torch
 from PIL import Image
 
-from swin_dense.__main__ import main
 from swin_dense.commands import predict
+from swin_dense.commands._main import main
 from swin_dense.workbench.predict import Predictor
 from swin_dense.workbench.runtime import Model, Prediction
 from tests.commands.files import write_file

@@ -5,7 +5,7 @@ import argparse
 import pytest
 from PIL import Image
 
-from swin_dense.__main__ import command_names, main, parser_of, parsers_of, spelling
+from swin_dense.commands._main import command_names, main, parser_of, parsers_of, spelling
 from swin_dense.utils import checks
 from tests.conftest import OPTIONAL_PACKAGES
 from tests.processes import python, without
@@ -23,7 +23,7 @@ def imported_by(*arguments):
 
 def test_zoo_imports_no_torch():
     imported = imported_by('zoo')
-    assert 'swin_dense.recipes.zoo' in imported
+    assert 'swin_dense.workbench.recipes.zoo' in imported
     assert 'torch' not in imported
 
 

@@ -14,9 +14,9 @@ from mmengine.registry import MODELS, init_default_scope
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from swin_dense.__main__ import main
-from swin_dense.recipes.files import load_recipe
+from swin_dense.commands._main import main
 from swin_dense.workbench.predict import Predictor
+from swin_dense.workbench.recipes.files import load_recipe
 from tests.conftest import randomize
 
 RECIPES = {'mmdet': 'mask-rcnn_swin-demo_fpn', 'mmseg': 'upernet_swin-demo'}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from swin_dense.__main__ import main
 from swin_dense.archs.weights import published
+from swin_dense.commands._main import main
 
 
 def test_all_are_listed_by_name_in_100_columns(capsys):

@@ -16,8 +16,8 @@ from swin_dense.explore.colours import pca_rgb
 from swin_dense.explore.page import make_page
 from swin_dense.explore.receptive_field import token_receptive_fields
 from swin_dense.explore.record import make_record, msa_flops, window_msa_flops
-from swin_dense.features.images import normalize, read_image
 from swin_dense.features.pyramid import extract_pyramid
+from swin_dense.images.reading import normalize, read_image
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, LANGUAGES
 from tests.conftest import ROOT, TINY, photograph, randomize, tiny
 from tests.explore.decoding import Decoded, block_bytes, facts_of

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from swin_dense import SwinBackbone, SwinV2Backbone, export_model
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.export import ExportError, formats
 from swin_dense.export.pooling import RecordedPool
 from swin_dense.export.verify import load

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from PIL import Image
 
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from tests.conftest import IfInstalled, photograph, tiny
 
 safetensors, parquet = IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')

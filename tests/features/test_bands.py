@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone, export_state_dict, extract_pyramid
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
@@ -204,7 +204,7 @@ def test_presets(name):
     channels, formula = SATLAS[name]
     values = np.random.default_rng(1).integers(0, 256 if name == 'satlas-rgb' else 30000, (6, 7, channels), np.uint16)
     how = Normalization(**preset(name))
-    from swin_dense.utils.pixels import Pixels
+    from swin_dense.images.pixels import Pixels
 
     img = how.prepare(how.stored(Pixels(values), channels))
     np.testing.assert_allclose(img, formula(values.astype(float)).transpose(2, 0, 1), atol=1e-6)

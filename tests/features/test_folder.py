@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense.features import folder as folders
 from swin_dense.features.pyramid import extract_pyramid
 from tests.features.helpers import PHOTOGRAPH, command_line, make_images, maps_of, parquet, rows_of
 
 for package in ('tqdm', 'pyarrow', 'safetensors'):
     pytest.importorskip(package)
+from swin_dense.features import folder as folders  # noqa: E402 (it needs pyarrow)
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import torch
 from PIL import Image, ImageOps
 
 from swin_dense import SwinBackbone, extract_pyramid
-from swin_dense.features.images import normalize, read_image
 from swin_dense.features.tiling import tile_alignment
+from swin_dense.images.pixels import ImageError
+from swin_dense.images.reading import normalize, read_image
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
-from swin_dense.utils.pixels import ImageError
 from tests.conftest import TINY, IfInstalled, photograph
 from tests.features.helpers import counted
 from tests.features.mutations import encode, encode_tiff
@@ -254,7 +254,7 @@ TOO_LITTLE = [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate m
             for kind in (ZeroDivisionError, TypeError, KeyError, struct.error, EOFError)
         ),
         *(
-            (f'swin_dense.features.images.{step}', error, 'too little memory .*use tile=')
+            (f'swin_dense.images.reading.{step}', error, 'too little memory .*use tile=')
             for step in ('decode', 'to_tensor')
             for error in TOO_LITTLE
         ),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_dense.features.images import read_image
 from swin_dense.features.listing import list_images
-from swin_dense.features.regions import open_large_image
+from swin_dense.images.reading import read_image
+from swin_dense.images.regions import open_large_image
 from swin_dense.utils.addresses import read_bytes
 from tests.conftest import IfInstalled
 from tests.features.helpers import make_images

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense.features.images import read_image
-from swin_dense.features.regions import open_large_image
-from swin_dense.utils.pixels import ImageError
+from swin_dense.images.pixels import ImageError
+from swin_dense.images.reading import read_image
+from swin_dense.images.regions import open_large_image
 from tests.features.mutations import ORIGINALS, RGB, mutate
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks.bench_host import held_mib
 from swin_dense.features import inference
 from swin_dense.features.inference import Item, Runner, batches, read_ahead
-from swin_dense.features.normalization import Inference
+from swin_dense.images.normalization import Inference
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_dense.features import regions
-from swin_dense.features.images import read_image, scale, to_tensor
-from swin_dense.features.regions import open_large_image
-from swin_dense.utils.pixels import ImageError, Pixels
+from swin_dense.images import regions
+from swin_dense.images.pixels import ImageError, Pixels
+from swin_dense.images.reading import read_image, scale, to_tensor
+from swin_dense.images.regions import open_large_image
 from tests.conftest import IfInstalled, photograph
 
 cv2, tifffile, zarr = IfInstalled('cv2'), IfInstalled('tifffile'), IfInstalled('zarr')

@@ -11,9 +11,9 @@ import torch
 from PIL import Image, ImageOps
 
 from swin_dense import SwinBackbone, extract_pyramid
-from swin_dense.features.images import read_image, scale, to_tensor
-from swin_dense.features.regions import open_large_image
-from swin_dense.utils.pixels import ImageError, Pixels
+from swin_dense.images.pixels import ImageError, Pixels
+from swin_dense.images.reading import read_image, scale, to_tensor
+from swin_dense.images.regions import open_large_image
 from tests.conftest import TINY, IfInstalled, photograph, tiny
 from tests.features.mutations import encode_tiff, with_pil
 
@@ -270,7 +270,7 @@ def test_files_of_pil(mode, has_tifffile, monkeypatch):
 def test_without_imagecodecs(compression, monkeypatch):
     content = with_pil('tiff', compression=compression)
     expected = read_image(content)
-    monkeypatch.setattr('swin_dense.utils.tiff.find_spec', lambda name: None)
+    monkeypatch.setattr('swin_dense.images.tiff.find_spec', lambda name: None)
     monkeypatch.setattr(tifffile.TIFF, 'DECOMPRESSORS', {1: None})
     torch.testing.assert_close(read_image(content), expected, rtol=0, atol=0.02)
 

@@ -10,7 +10,7 @@ from swin_dense import SwinBackbone
 from swin_dense.explore.receptive_field import token_receptive_fields
 from swin_dense.features.pyramid import extract_pyramid
 from swin_dense.features.tiling import exact_overlap, tile_alignment
-from swin_dense.utils.tiles import plan_tiles
+from swin_dense.images.tiles import plan_tiles
 from tests.conftest import randomize, small_disk, tiny
 from tests.features.helpers import in_a_process, tree
 

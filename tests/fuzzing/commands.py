@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from swin_dense import SwinBackbone
-from swin_dense.__main__ import TRACEBACK, command_names, main, parser_of
+from swin_dense.commands._main import TRACEBACK, command_names, main, parser_of
 from swin_dense.export import formats
 from tests.conftest import TINY
 from tests.fuzzing.checkpoints import checkpoints
@@ -164,7 +164,7 @@ def try_command_line(example: list[str]) -> str:
         (folder / 'list.txt').write_text('image.png\nmissing\n')
         (folder / 'empty.txt').write_text('')
         with (
-            mock.patch.dict('swin_dense.models.create.BACKBONES', {'swin': _in_small, 'swinv2': _in_small}),
+            mock.patch.dict('swin_dense.create.BACKBONES', {'swin': _in_small, 'swinv2': _in_small}),
             _in_moments(),
         ):
             return run_command(example)

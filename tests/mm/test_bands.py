@@ -13,10 +13,10 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from PIL import Image
 
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.features.tiling import exact_overlap
+from swin_dense.images.pixels import ImageError
 from swin_dense.mm import LoadBands
-from swin_dense.utils.pixels import ImageError
 from swin_dense.workbench.predict import Predictor
 from tests.conftest import ROOT, randomize
 from tests.mm.demo import demo_config

@@ -20,12 +20,12 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from swin_dense import SwinDense
-from swin_dense.__main__ import main
-from swin_dense.archs import ARCHS, Arch
-from swin_dense.recipes.files import load_recipe
-from swin_dense.recipes.zoo import framework_configs
+from swin_dense.archs.arch import ARCHS, Arch
+from swin_dense.commands._main import main
 from swin_dense.utils import packages
 from swin_dense.workbench.building import build_on_meta
+from swin_dense.workbench.recipes.files import load_recipe
+from swin_dense.workbench.recipes.zoo import framework_configs
 from tests.conftest import TINY, some
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

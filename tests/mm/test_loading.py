@@ -8,7 +8,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint as load_by_mmengine
 
 from swin_dense import CheckpointError
-from swin_dense.recipes.files import load_recipe
+from swin_dense.workbench.recipes.files import load_recipe
 from tests.conftest import equal_weights, randomize
 from tests.mm.demo import with_tiny_swin
 

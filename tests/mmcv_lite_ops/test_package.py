@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from tests.conftest import ROOT
 
 

@@ -7,7 +7,7 @@ from swin_dense import SwinBackbone, create_backbone, extract_pyramid
 from swin_dense.checkpoint import CheckpointError
 from swin_dense.checkpoint.infer import infer_options
 from swin_dense.checkpoint.load import find_backbone
-from swin_dense.models.create import warn_of_random_weights
+from swin_dense.create import warn_of_random_weights
 from tests.conftest import TINY
 
 

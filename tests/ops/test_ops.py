@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from swin_dense import SwinBackbone
-from swin_dense.ops import BACKENDS, sdpa, window_attention
+from swin_dense.ops import BACKENDS, gathered, window_attention
 from swin_dense.ops.windows import WindowSpec
 from tests import textbook
 from tests.conftest import FLOAT16
@@ -112,7 +112,7 @@ def test_more_windows_than_a_kernel_takes(monkeypatch, shift):
         sizes.append(len(q))
         return original(q, *args, **options)
 
-    monkeypatch.setattr(sdpa, 'MAX_WINDOWS', 5)
+    monkeypatch.setattr(gathered, 'MAX_WINDOWS', 5)
     monkeypatch.setattr(F, 'scaled_dot_product_attention', attend_and_record)
     inputs, spec = make_inputs((2, 12, 15, (4, 4), shift, False, True), torch.float64, head_dim=4)
     assert_like_the_textbook(inputs, spec, 'sdpa')
@@ -164,7 +164,7 @@ def test_meta_tensors_give_a_shape(backend):
 @pytest.mark.parametrize('is_amd', [False, True])
 @pytest.mark.parametrize('dtype', [torch.bfloat16, FLOAT16])
 def test_low_precision_errs_at_most_twice_as_much_as_plain_torch(monkeypatch, dtype, is_amd):
-    monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', is_amd)
+    monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', is_amd)
     case = (2, 20, 23, (7, 7), (3, 3), True, True)
     inputs, spec = make_inputs(case, dtype)
     exact = Inputs(*(tensor.detach().double().requires_grad_() for tensor in inputs))
@@ -179,7 +179,7 @@ def test_threads_with_different_sizes_get_right_answers(backend):
     sizes = [(9 + i, 20 - i) for i in range(8)]
     cases_ = [make_inputs((1, *size, (4, 4), (2, 2), True, True), torch.float32) for size in sizes]
     expected = [attend(inputs, spec, 'textbook').detach() for inputs, spec in cases_]
-    sdpa.cached_plan.cache_clear()
+    gathered.cached_plan.cache_clear()
 
     @torch.no_grad()
     def wrong_sizes(start):
@@ -194,7 +194,7 @@ def test_threads_with_different_sizes_get_right_answers(backend):
 @ON_A_CPU
 def test_inference_mode_first_and_training_later(backend):
     inputs, spec = make_inputs((1, 11, 13, (5, 5), (2, 2), True, True), torch.float64)
-    sdpa.cached_plan.cache_clear()
+    gathered.cached_plan.cache_clear()
     with torch.inference_mode():
         attend(inputs, spec, backend)
     run(inputs, spec, backend)
@@ -210,7 +210,7 @@ def assert_dropout_keeps_the_mean(outs, expected, rounding=0.0):
 
 
 def test_dropout_in_bfloat16_on_amd_processors(monkeypatch):
-    monkeypatch.setattr(sdpa, 'IS_FASTER_BY_ONEDNN', True)
+    monkeypatch.setattr(gathered, 'IS_FASTER_BY_ONEDNN', True)
     inputs, spec = make_inputs((1, 4, 4, (4, 4), (0, 0), True, True), torch.bfloat16)
     expected = attend(inputs, spec, 'textbook').detach().float()
     with torch.no_grad():

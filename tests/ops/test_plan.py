@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_dense.ops.sdpa import MAX_PLANS, cached_plan, plan_windows
+from swin_dense.ops.gathered import MAX_PLANS, cached_plan, plan_windows
 from tests.textbook import REGION_PENALTY, partition, region_ids
 
 CPU = torch.device('cpu')
@@ -59,8 +59,8 @@ def test_a_plan_does_not_depend_on_where_it_was_made(context):
     cached_plan.cache_clear()
     with context:
         plan = cached_plan(*GEOMETRY)
-    for ours, wanted in zip(
-        (plan.token_of_slot, plan.slot_of_token, *plan.masks), (expected.token_of_slot, expected.slot_of_token, *expected.masks), strict=True
-    ):
+    tables = (plan.token_of_slot, plan.slot_of_token, *plan.masks)
+    others = (expected.token_of_slot, expected.slot_of_token, *expected.masks)
+    for ours, wanted in zip(tables, others, strict=True):
         assert not ours.is_inference()
         assert torch.equal(ours, wanted)

@@ -5,7 +5,7 @@ import sys
 
 from PIL import Image
 
-from swin_dense.recipes.zoo import read_zoo
+from swin_dense.workbench.recipes.zoo import read_zoo
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))

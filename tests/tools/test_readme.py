@@ -101,7 +101,7 @@ def test_python_examples_run(tmp_path):
 
 def test_stacks_compute_the_same_numbers():
     """Compare norms and projections of outputs and gradients in float64; some gradients are zero up to rounding."""
-    rows = json.loads((ROOT / 'benchmarks' / 'stacks.json').read_text())
+    rows = json.loads((ROOT / 'benchmarks' / 'results' / 'stacks.json').read_text())
     oldest = rows.pop('oldest')['numbers']
     assert len(oldest) > 100
     assert {'newest'} <= rows.keys()

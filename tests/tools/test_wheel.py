@@ -105,7 +105,7 @@ def test_it_works_with_torch_alone(installed, tmp_path):
     printed = run(
         installed,
         'import torch; from swin_dense import SwinBackbone, create_backbone, extract_pyramid\n'
-        'from swin_dense.__main__ import main\n'
+        'from swin_dense.commands._main import main\n'
         "print([tuple(m.shape) for m in SwinBackbone('t').eval()(torch.zeros(1, 3, 33, 64))])\n"
         "assert main(['zoo', 'retinanet']) == 0\n"
         "assert main(['weights', 'swin_t']) == 0\n"

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from mmengine.config import Config
 
-from swin_dense.__main__ import main
-from swin_dense.archs import resolve_arch
-from swin_dense.recipes.files import recipe_names
-from swin_dense.recipes.zoo import FOLDERS, FRAMEWORKS, read_zoo
+from swin_dense.archs.arch import resolve_arch
+from swin_dense.commands._main import main
+from swin_dense.workbench.recipes.files import recipe_names
+from swin_dense.workbench.recipes.zoo import FOLDERS, FRAMEWORKS, read_zoo
 from tests.conftest import ROOT as REPOSITORY
 from tests.conftest import some
 

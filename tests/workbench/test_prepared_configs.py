@@ -6,7 +6,7 @@ from mmengine.config import ConfigDict
 
 from swin_dense import SwinBackbone
 from swin_dense.mm import swin_auto_wrap_policy
-from swin_dense.recipes.files import load_recipe
+from swin_dense.workbench.recipes.files import load_recipe
 from swin_dense.workbench.training import prepare_test, prepare_training
 from tests.conftest import TINY
 

@@ -83,8 +83,8 @@ def export_whole(
         ExportError: a part of the model is not supported, a detector finds nothing in the image, or the file differs
             from the model. The new file is removed; an existing file stays.
     """
-    from swin_dense.recipes.files import load_recipe  # imports mmengine
     from swin_dense.workbench.predict import Predictor, test_dataset  # imports the frameworks
+    from swin_dense.workbench.recipes.files import load_recipe  # imports mmengine
 
     path = checked_path(path, ['.onnx'])
     check_opset(opset, path.suffix)

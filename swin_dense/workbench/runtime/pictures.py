@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swin_dense.utils.pixels import ImageError, decoding, naming
+from swin_dense.images.pixels import ImageError, decoding, naming
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from PIL import Image
 
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 
 CLASSES = ['apple', 'ripe pear']
 SIDE = 64

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.workbench.configs.checking import check_data
 from tests.workbench.configs.data import (
     CLASSES,

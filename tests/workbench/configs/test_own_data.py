@@ -10,9 +10,9 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
 from PIL import Image
 
-from swin_dense.__main__ import main
-from swin_dense.recipes.files import load_recipe
+from swin_dense.commands._main import main
 from swin_dense.workbench.configs.checking import check_data
+from swin_dense.workbench.recipes.files import load_recipe
 from tests.processes import cli
 from tests.workbench.configs.data import (
     CLASSES,

@@ -9,7 +9,7 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.workbench.configs.classes import set_classes
 from swin_dense.workbench.configs.parts import dicts, pipelines
 from tests.conftest import TINY, some

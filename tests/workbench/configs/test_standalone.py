@@ -12,9 +12,9 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
-from swin_dense.__main__ import main
-from swin_dense.recipes.files import recipe_names
+from swin_dense.commands._main import main
 from swin_dense.workbench.configs.settings import parse_settings
+from swin_dense.workbench.recipes.files import recipe_names
 from tests.conftest import ROOT
 from tests.workbench.configs.data import CLASSES, make_coco, make_masks, written
 
@@ -191,7 +191,7 @@ def test_invalid_arguments_write_nothing(tmp_path, capsys, arguments, message):
 
 
 def test_a_missing_framework_is_named(monkeypatch, capsys):
-    monkeypatch.setattr('swin_dense.recipes.files.find_spec', lambda name: None)
+    monkeypatch.setattr('swin_dense.workbench.recipes.files.find_spec', lambda name: None)
     assert main(['config', DETECTOR]) == 2
     assert 'inherits from configs of mmdet, which is not installed' in capsys.readouterr().err
 

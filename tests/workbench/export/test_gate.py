@@ -10,7 +10,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, init_default_scope
 
 from swin_dense import export_detector, export_segmentor
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.export import ExportError
 from swin_dense.workbench.export import gate
 from tests.workbench.export import query_models, whole_models

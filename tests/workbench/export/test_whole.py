@@ -18,7 +18,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from swin_dense import export_detector, runtime
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.export import ExportError
 from swin_dense.workbench.export import agreement, detectors, whole
 from swin_dense.workbench.export.agreement import share_of_other_segments

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from swin_dense import runtime
-from swin_dense.__main__ import main
+from swin_dense.commands._main import main
 from swin_dense.workbench.runtime import model, sessions
 from tests.commands.files import SEGMENTOR, write_file, write_model
 

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swin_dense.recipes.zoo import framework_configs
 from swin_dense.utils import checks
+from swin_dense.workbench.recipes.zoo import framework_configs
 
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-_PACKAGE = Path(__file__).parent.parent
+_PACKAGE = Path(__file__).parents[2]
 _FOREIGN_BASE = re.compile(r"'(mmdet|mmseg)::")
 
 

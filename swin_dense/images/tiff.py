@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from swin_dense.images.pixels import ImageError, Pixels, upright, within_16_bits
 from swin_dense.utils import checks
-from swin_dense.utils.pixels import ImageError, Pixels, upright, within_16_bits
 
 MAGIC = (b'II*\0', b'MM\0*', b'II+\0', b'MM\0+')
 # Colours that PIL converts. Of JPEG, the decoder itself converts YCbCr.

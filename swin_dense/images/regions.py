@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from swin_dense.features.images import pixels_of
-from swin_dense.utils import tiff
+from swin_dense.images import tiff
+from swin_dense.images.pixels import ImageError, LargeImage, Pixels, decoding, naming
+from swin_dense.images.reading import pixels_of
 from swin_dense.utils.addresses import is_address
-from swin_dense.utils.pixels import ImageError, LargeImage, Pixels, decoding, naming
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def open_large_image(source: Any, bgr: bool = False, page: int | None = None) ->
     are decoded as a whole and kept in memory at full bit depth. A warning is logged if a missing imagecodecs is the
     cause.
 
-    The source, the arguments and the errors are those of :func:`swin_dense.features.images.read_image`; the source may
+    The source, the arguments and the errors are those of :func:`swin_dense.images.reading.read_image`; the source may
     also be a zarr array.
     """
     with contextlib.ExitStack() as stack:

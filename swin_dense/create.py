@@ -8,21 +8,20 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from swin_dense.archs import Arch, split_name
+from swin_dense.archs.arch import Arch, network_of
 from swin_dense.checkpoint.find import Found
 from swin_dense.checkpoint.fit import Target
 from swin_dense.checkpoint.infer import infer_options
 from swin_dense.checkpoint.load import Checkpoint, find_backbone, load_found
 from swin_dense.models.options import Options
 from swin_dense.models.swin import SwinBackbone
-from swin_dense.models.swin_v2 import SwinV2Backbone
+from swin_dense.models.swin_v2 import BACKBONES
 from swin_dense.utils import checks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _logger = logging.getLogger(__package__)
-BACKBONES: dict[str, type[SwinBackbone]] = {'swin': SwinBackbone, 'swinv2': SwinV2Backbone}
 Name = str | Mapping[str, Any] | Arch
 
 
@@ -78,11 +77,6 @@ def warn_of_random_weights() -> None:
     if os.environ.get('RANK', '0') == '0':
         given = checks.argument('checkpoint')
         _logger.warning('WARNING: no %s was given, so the weights and all results are RANDOM', given)
-
-
-def network_of(name: Name | None) -> str | None:
-    """Return 'swin' or 'swinv2' if the name begins with it, otherwise None."""
-    return split_name(name)[0] if isinstance(name, str) else None
 
 
 def options_for(found: Found, name: Name | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

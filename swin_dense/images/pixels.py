@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from swin_dense.images.tiles import Box
 from swin_dense.utils import checks
 from swin_dense.utils.errors import is_out_of_memory
-from swin_dense.utils.tiles import Box
 
 # EXIF orientations that need each step, applied in this order: transpose, flip vertically, flip horizontally.
 _TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)

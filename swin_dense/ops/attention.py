@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from swin_dense.ops import context, reference, sdpa
+from swin_dense.ops import context, gathered, reference
 from swin_dense.ops.triton import attention as triton
 from swin_dense.ops.windows import WindowSpec
 
@@ -58,5 +58,5 @@ def window_attention(
     if backend == 'reference' or needs_plain or sees_weights:
         return reference.window_attention(x, project, relative_bias, spec, attn_drop)
     dropout = attn_drop.p if attn_drop.training else 0.0
-    implementation = triton if backend == 'triton' else sdpa
+    implementation = triton if backend == 'triton' else gathered
     return implementation.window_attention(x, project, relative_bias, spec, dropout)

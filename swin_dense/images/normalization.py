@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_dense.features.images import Statistic, normalize, pixels_of, scale, to_tensor
-from swin_dense.ops.windows import Pair
+from swin_dense.images.pixels import ImageError, Pixels, naming
+from swin_dense.images.reading import Statistic, normalize, pixels_of, scale, to_tensor
 from swin_dense.utils import checks
 from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD, PRESETS
-from swin_dense.utils.pixels import ImageError, Pixels, naming
 
 _logger = logging.getLogger(__package__)
 
@@ -149,8 +148,8 @@ def _not_imagenet(channels: int, known: str | None) -> None:
 class Tiling(NamedTuple):
     """Tile size and overlap in pixels; created by :func:`swin_dense.features.tiling.check_tiling`."""
 
-    tile: Pair  # (height, width)
-    overlap: Pair  # (vertical, horizontal), read beyond each side of a tile
+    tile: tuple[int, int]  # (height, width)
+    overlap: tuple[int, int]  # (vertical, horizontal), read beyond each side of a tile
 
 
 @dataclass(frozen=True)

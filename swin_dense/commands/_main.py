@@ -1,0 +1,185 @@
+"""The command line ``swin-dense``: run a subcommand, and convert errors to messages and exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import textwrap
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import swin_dense
+from swin_dense.commands._options import SPELLED
+from swin_dense.utils import checks
+from swin_dense.utils.errors import is_out_of_memory
+from swin_dense.utils.packages import install_command
+
+TRACEBACK = 'SWIN_DENSE_TRACEBACK'  # environment variable
+CONVENTIONS = (
+    'Inputs are positional arguments; --out names the output. If the output exists, add --force to replace it; '
+    '`features` continues in its folder instead. Sizes are HEIGHT WIDTH, or one number for both. Stages, blocks, '
+    'heads, pages and bands count from 0.'
+)
+EXIT_STATUS = (
+    'Exit status: 0 success, 1 partly failed, 2 wrong usage, above 128 stopped by a signal. '
+    f'Set {TRACEBACK}=1 in the environment to see the traceback of an error.'
+)
+# Titles of the groups of commands in the help.
+GROUPS = {
+    'backbones': 'images and backbones',
+    'models': 'whole models of mmdet and mmsegmentation',
+    'installation': 'this installation',
+}
+_FOLDER = Path(__file__).parent
+_CORE = ('numpy', 'PIL', 'torch')  # packages that all but the runtime cannot be imported without
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``swin-dense`` with the arguments of the process, or those given; return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] not in command_names():
+        _print_overview(arguments[:1])  # or the version or an error, and exits
+    name = arguments[0]
+    _print_log()
+    try:
+        parser = parser_of(name)
+        args = parser.parse_args(arguments[1:])
+        with checks.command_line(spelling(parser)):
+            status = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has closed the pipe, as in `swin-dense zoo | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        explanation = _explained(error)
+        if explanation is None or os.environ.get(TRACEBACK):
+            raise
+        print(f'swin-dense {name}: error: {explanation}', file=sys.stderr)
+        return 2
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, whose result has ``run``, too; only the module of this command is imported."""
+    command = importlib.import_module(f'swin_dense.commands.{name}')
+    parser = argparse.ArgumentParser(
+        prog=f'swin-dense {name}',
+        description=command.__doc__,
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=command.run)
+    command.add_arguments(parser)
+    return parser
+
+
+def spelling(parser: argparse.ArgumentParser) -> checks.Spelling:
+    """Return the function that writes Python arguments as the options of a command; see ``checks.argument``."""
+    actions = {action.dest: action for one in reversed(parsers_of(parser)) for action in one._actions}
+
+    def spell(name: str, *value: Any) -> str | None:
+        form = '='.join([name, *map(repr, value)])
+        if form in SPELLED:
+            return SPELLED[form]
+        action = actions.get(name)
+        if action is None or not action.option_strings:
+            return None
+        option = action.option_strings[0]
+        if not value or value[0] is True or value[0] is ...:
+            return option
+        if value[0] is False:
+            return f'--no-{option[2:]}'
+        values = value[0] if isinstance(value[0], (tuple, list)) else value
+        return ' '.join([option, *map(str, values)])
+
+    return spell
+
+
+def parsers_of(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Return a parser and its subparsers."""
+    found = [parser]
+    for one in found:
+        kinds = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
+        found += [inner for action in kinds for inner in action.choices.values()]
+    return found
+
+
+def _print_log() -> None:
+    """Print the package's log messages on stderr, but not what PIL and tifffile say about damaged files."""
+    logging.basicConfig(format='%(message)s')
+    warnings.filterwarnings('ignore', module='PIL')
+    for library in ('PIL', 'tifffile'):
+        logging.getLogger(library).propagate = False
+    for package in ('checkpoint', 'export', 'workbench.runtime'):
+        logging.getLogger(f'swin_dense.{package}').setLevel(logging.INFO)
+
+
+def _explained(error: Exception) -> str | None:
+    """Return a one-line message for an error, or None if the error is a bug of this package."""
+    if _is_of_import(error, _CORE):
+        reason = swin_dense.why_no_core()
+        if reason is not None:
+            return reason
+    if is_out_of_memory(error):
+        return f'there is not enough memory for these sizes; use smaller ones: {error}'.partition('\n')[0]
+    if not isinstance(error, (ValueError, TypeError, OSError, ImportError)):
+        return None
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return str(error)
+    if error.name == 'pkg_resources':
+        return "pkg_resources is missing, which setuptools 81 removed: pip install 'setuptools<81'"
+    package = error.name.partition('.')[0]
+    return f'this command needs {package}, which is not installed: {install_command(package)}'
+
+
+def _is_of_import(error: Exception, packages: Sequence[str]) -> bool:
+    """Return whether an error was raised because one of the packages is missing, or by its import if it is broken."""
+    if isinstance(error, ModuleNotFoundError) and error.name in packages:
+        return True
+    modules = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == '<module>']
+    return any(str(frame.f_globals.get('__name__')).partition('.')[0] in packages for frame in modules)
+
+
+def command_names() -> list[str]:
+    """Return the names of the subcommands, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob('[!_]*.py'))
+
+
+def _print_overview(arguments: Sequence[str]) -> None:
+    """Parse the first argument, which is no command, and exit; the help lists the commands by their groups."""
+    parser = argparse.ArgumentParser(
+        prog='swin-dense',
+        usage='%(prog)s [-h] [--version] COMMAND ...',
+        description=textwrap.fill((swin_dense.__doc__ or '').partition('\n')[0], 100),
+        epilog=_commands_by_group(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--version', action='version', version=f'swin-dense {swin_dense.__version__}')
+    parser.add_argument('command', nargs='?', help=argparse.SUPPRESS)
+    name = parser.parse_args(arguments).command
+    wrong = 'give a command' if name is None else f'there is no command {name!r}{checks.closest(name, command_names())}'
+    parser.error(f'{wrong} (`swin-dense --help` lists them)')
+
+
+def _commands_by_group() -> str:
+    """Return the end of the help: the first line of the docstring of each command, and the extra that it needs."""
+    lines: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for name in command_names():
+        command = importlib.import_module(f'swin_dense.commands.{name}')
+        summary = (command.__doc__ or '').partition('\n')[0]
+        extra = f' [{command.EXTRA}]' if hasattr(command, 'EXTRA') else ''
+        lines[command.GROUP] += textwrap.wrap(
+            summary + extra, 100, initial_indent=f'  {name:10} ', subsequent_indent=' ' * 13
+        )
+    groups = ['\n'.join([f'{GROUPS[group]}:', *listed]) for group, listed in lines.items()]
+    extras = "[NAME]: needs an extra, pip install 'swin-dense[NAME]' or '.[NAME]'; [mm-lite] serves as [mm]."
+    more = f'Run `swin-dense COMMAND --help` for help on a command. {CONVENTIONS} {EXIT_STATUS}'
+    return '\n\n'.join([*groups, extras, textwrap.fill(more, 100)])

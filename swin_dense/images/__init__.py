@@ -1,0 +1,1 @@
+"""Images: their pixels, files, regions and tiles, and their normalization."""
