@@ -175,7 +175,7 @@ def _attention(attn: Any, x: Tensor) -> Attention:
 
 
 def _name(backbone: Any) -> str:
-    family = 'Swin V2' if backbone._prefix == 'swinv2' else 'Swin'
+    family = 'Swin V2' if backbone.network == 'swinv2' else 'Swin'
     letter = published_letter(vars(backbone.arch))
     if letter is not None:
         return f'{family}-{letter.upper()}'

@@ -15,7 +15,7 @@ import PIL.Image
 import torch
 from torch import Tensor, nn
 
-from swin_dense.create import warn_of_random_weights
+from swin_dense.create import has_random_weights, warn_of_random_weights
 from swin_dense.features.inference import batches, check_dtype, check_levels, evaluation_mode, on_device, run_batch
 from swin_dense.features.sinks import MapSink, in_memory, in_npy_files
 from swin_dense.features.tiling import check_tiling, run_tiles
@@ -186,7 +186,7 @@ def extract_pyramid(
     dtype = check_dtype('dtype', dtype, ('float16', 'bfloat16', 'float32', 'float64'))
     autocast = check_dtype('autocast', autocast, ('float16', 'bfloat16'))
     backbone = bare_backbone(backbone)
-    if getattr(backbone, 'has_random_weights', False):
+    if has_random_weights(backbone):
         warn_of_random_weights()
     strides = check_levels(backbone, levels)
     how = chosen(normalization, Normalization(mean, std, scale, bands, clamp))

@@ -209,8 +209,14 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         checks.one_of('output_fmt', output_fmt, ('NCHW',))
         stages = len(self.backbone.stages)
         wanted = _stage_indices('indices', stages if indices is None else indices, stages)
-        (features,), outputs = self.backbone(x, return_stages=True)
-        maps = [to_maps(outputs[stage][0]) for stage in wanted]
+        x = self.backbone.embed(x)
+        outs = []
+        for stage in self.backbone.stages:
+            out, x = stage(x)
+            outs.append(out)
+        final_norm = getattr(self.backbone, f'norm{stages - 1}')
+        features = to_maps(final_norm(out))
+        maps = [to_maps(outs[stage]) for stage in wanted]
         if norm and stages - 1 in wanted:
             maps[-1] = features
         return maps if intermediates_only else (features, maps)

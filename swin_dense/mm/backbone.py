@@ -16,9 +16,10 @@ from torch import nn
 
 from swin_dense.archs.arch import Arch
 from swin_dense.checkpoint import Report, load_checkpoint
-from swin_dense.mm.dialects import translated
+from swin_dense.mm.dialects import translated, why_unknown
 from swin_dense.mm.resume import allow_training_checkpoints
 from swin_dense.models.layers import ACTIVATIONS, NORMS
+from swin_dense.models.options import reject_unknown
 from swin_dense.models.swin import SwinBackbone
 from swin_dense.models.swin_v2 import SwinV2Backbone
 from swin_dense.utils import checks
@@ -83,7 +84,10 @@ class SwinDense(SwinBackbone, BaseModule):
     ) -> None:
         if img_size is not None:
             options['img_size'] = img_size
-        options, notes = translated({'arch': arch, **options}, self._prefix)
+        options, notes = translated({'arch': arch, **options}, self.network)
+        allowed = self.option_names()
+        unknown = {name: value for name, value in options.items() if name not in allowed}
+        reject_unknown(unknown, allowed, why_unknown)
         if notes:
             lines = '\n  '.join(notes)
             said = f'{type(self).__name__} translated options of a config for another Swin:\n  {lines}'
