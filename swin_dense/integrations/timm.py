@@ -209,13 +209,9 @@ class SwinDenseClassifier(_TimmModel, SwinClassifier):
         checks.one_of('output_fmt', output_fmt, ('NCHW',))
         stages = len(self.backbone.stages)
         wanted = _stage_indices('indices', stages if indices is None else indices, stages)
-        x = self.backbone.embed(x)
-        outs = []
-        for stage in self.backbone.stages:
-            out, x = stage(x)
-            outs.append(out)
+        outs = self.backbone.forward_stages(x)
         final_norm = getattr(self.backbone, f'norm{stages - 1}')
-        features = to_maps(final_norm(out))
+        features = to_maps(final_norm(outs[-1]))
         maps = [to_maps(outs[stage]) for stage in wanted]
         if norm and stages - 1 in wanted:
             maps[-1] = features

@@ -278,17 +278,24 @@ class SwinBackbone(nn.Module):
         Returns:
             One (B, C_i, ceil(H / stride_i), ceil(W / stride_i)) per output stage.
         """
-        x = self.embed(img)
+        outs = self.forward_stages(img)
         maps = []
-        for index, stage in enumerate(self.stages):
-            out, x = stage(x)
-            if index in self.out_indices:
-                norm = getattr(self, f'norm{index}')
-                maps.append(to_maps(norm(out)))
+        for stage in self.out_indices:
+            norm = getattr(self, f'norm{stage}')
+            maps.append(to_maps(norm(outs[stage])))
         return tuple(maps)
 
+    def forward_stages(self, img: Tensor) -> list[Tensor]:
+        """Return the map of every stage, (B, H_i, W_i, C_i), before the output norms."""
+        x = self.embed(img)
+        outs = []
+        for stage in self.stages:
+            out, x = stage(x)
+            outs.append(out)
+        return outs
+
     def embed(self, img: Tensor) -> Tensor:
-        """Return the tokens of images, (B, in_channels, h, w), that enter the first stage: (B, H, W, C)."""
+        """Return the tokens that enter the first stage: (B, in_channels, h, w) to (B, H, W, C)."""
         is_image = isinstance(img, Tensor) and img.ndim == 4 and img.is_floating_point()
         if not is_image or img.shape[1] != self.in_channels or 0 in img.shape[2:]:
             raise _image_error(img, self.in_channels)
@@ -296,8 +303,9 @@ class SwinBackbone(nn.Module):
             memory.keep_freed()
         try:
             x = self.patch_embed(img)
-        except RuntimeError as error:
-            raise _explained(error, img, self.patch_embed) from error
+        except RuntimeError:
+            _check_dtype(img, self.patch_embed)
+            raise
         if self.absolute_pos_embed is not None:
             position = resize_position(self.absolute_pos_embed, self.position_grid, x.shape[1:3])
             x = x + position.to(x.dtype)
@@ -356,13 +364,11 @@ def _image_error(img: object, in_channels: int) -> Exception:
     return ValueError(f'height and width of img must be at least 1 pixel, got the shape {tuple(img.shape)}')
 
 
-def _explained(error: RuntimeError, img: Tensor, patch_embed: nn.Module) -> Exception:
-    """Return the error of a patch embedding, with advice if the image and the weights have different dtypes."""
-    dtypes = {parameter.dtype for parameter in patch_embed.parameters()}
-    if not dtypes or img.dtype in dtypes:
-        return error
-    dtype = min(dtypes, key=str)
-    return TypeError(
-        f'img is {img.dtype}, but the weights are {dtype}; convert one of them, for example img.to({dtype}), '
-        'or run the backbone under torch.autocast'
-    )
+def _check_dtype(img: Tensor, patch_embed: nn.Module) -> None:
+    """Raise an error if the dtype of an image is that of no parameter of the patch embedding, which has failed."""
+    dtypes = sorted({parameter.dtype for parameter in patch_embed.parameters()}, key=str)
+    if dtypes and img.dtype not in dtypes:
+        raise TypeError(
+            f'img is {img.dtype}, but the weights are {dtypes[0]}; convert one of them, for example '
+            f'img.to({dtypes[0]}), or run the backbone under torch.autocast'
+        )

@@ -19,7 +19,7 @@ def is_exporting() -> bool:
     return torch.jit.is_tracing() or compat.is_exporting()
 
 
-def is_tracing() -> bool:
+def is_recording() -> bool:
     """Return whether an exporter or torch.compile is recording a graph, which must be valid for other sizes."""
     return compat.is_compiling() or is_exporting()
 
@@ -29,10 +29,10 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def needs_plain_operations(x: Tensor) -> bool:
-    """Return whether only plain, composable ATen operations may be used for ``x``."""
-    if is_tracing():
-        # torch.compile cannot trace the rest. For a GPU, it fuses plain operations.
+def needs_reference(x: Tensor) -> bool:
+    """Return whether ``x`` must be computed by composable ATen operations alone, as the backend 'reference' does."""
+    if is_recording():
+        # torch.compile cannot trace the rest. For a GPU, it fuses these operations.
         return is_exporting() or is_transformed() or not x.is_cpu
     if is_transformed() or forward_ad._current_level >= 0 or x.is_meta or isinstance(x, FakeTensor):
         return True

@@ -62,7 +62,7 @@ def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if compat.is_compiling():
         return not context.is_exporting()  # torch.compile cannot trace the rest
-    return torch._C._get_mkldnn_enabled() and not context.needs_plain_operations(x)
+    return torch._C._get_mkldnn_enabled() and not context.needs_reference(x)
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
