@@ -83,7 +83,8 @@ class SwinBackbone(nn.Module):
         with_cp: what to recompute in the backward pass to save memory: True for blocks, 'mlp' for their MLPs alone;
             one value, or one per stage.
         frozen_stages: -1 freezes nothing, 0 the embedding, k also the first k stages and their output norms.
-        attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is torch's own attention; 'triton' is experimental.
+        attn_backend: one of ``swin_dense.ops.BACKENDS``. 'auto' is a kernel on GPUs where a trial finds it right, and
+            torch's attention elsewhere.
         clamp_window: whether to shrink windows, and to drop their shift, on maps that are not larger than the window,
             as the official classification code does. By default such maps are padded, as in the official detection
             code.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from swin_dense.ops import context, gathered, reference
-from swin_dense.ops.triton import attention as triton
 from swin_dense.ops.windows import WindowSpec
 
 BACKENDS = ('auto', 'sdpa', 'reference', 'triton')
@@ -33,10 +34,12 @@ def window_attention(
         spec: heads, window, shift and scale.
         attn_drop: maps the attention weights, (B * N, A, T, T). An ``nn.Dropout`` without hooks is not called, because
             torch's attention drops weights itself and never stores them.
-        backend: one of ``BACKENDS``. 'sdpa', which is 'auto', is torch's attention; on a CPU, products and a softmax
-            if ``relative_bias`` needs a gradient. 'reference' consists of plain operations; all others are replaced by
-            it while a graph is exported, within torch.func, and where ``attn_drop`` must see the weights, and 'sdpa'
-            where torch.compile compiles for a GPU. 'triton' is a kernel for NVIDIA GPUs, run on an H200.
+        backend: one of ``BACKENDS``. 'auto' is 'triton' on a CUDA device where a trial shows that the kernel works
+            (:mod:`swin_dense.ops.triton.choice`), and 'sdpa' elsewhere. 'sdpa' is torch's attention; on a CPU, products
+            and a softmax if ``relative_bias`` needs a gradient. 'triton' is a kernel for NVIDIA GPUs, run on an H200.
+            'reference' consists of plain operations; all others are replaced by it while a graph is exported and where
+            ``attn_drop`` must see the weights, and all but 'triton' within torch.func and where torch.compile compiles
+            for a GPU.
 
     Returns:
         (B, H, W, C).
@@ -58,5 +61,18 @@ def window_attention(
     if backend == 'reference' or needs_reference or sees_weights:
         return reference.window_attention(x, project, relative_bias, spec, attn_drop)
     dropout = attn_drop.p if attn_drop.training else 0.0
-    implementation = triton if backend == 'triton' else gathered
-    return implementation.window_attention(x, project, relative_bias, spec, dropout)
+    attend = gathered.window_attention
+    if backend == 'triton' or (backend == 'auto' and x.is_cuda):
+        attend = _attention_on_gpu(x, spec, dropout, backend)
+    return attend(x, project, relative_bias, spec, dropout)
+
+
+def _attention_on_gpu(x: Tensor, spec: WindowSpec, dropout: float, backend: str) -> Callable[..., Tensor]:
+    # Triton is imported where a kernel may be used: the import takes seconds, and may start the driver of the GPU.
+    from swin_dense.ops.triton import attention as triton
+
+    if backend == 'triton':
+        return triton.window_attention
+    from swin_dense.ops.triton import choice
+
+    return triton.attend if choice.is_kernel(x, spec, dropout) else gathered.window_attention

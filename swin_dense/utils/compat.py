@@ -77,7 +77,12 @@ def _is_autocast_enabled(device_type: str) -> bool:
     return torch.is_autocast_cpu_enabled() if device_type == 'cpu' else torch.is_autocast_enabled()
 
 
+def _get_autocast_dtype(device_type: str) -> torch.dtype:
+    return torch.get_autocast_cpu_dtype() if device_type == 'cpu' else torch.get_autocast_gpu_dtype()
+
+
 is_autocast_enabled = torch.is_autocast_enabled if _HAS_2_4 else _is_autocast_enabled
+get_autocast_dtype = torch.get_autocast_dtype if _HAS_2_4 else _get_autocast_dtype
 
 
 def register_load_state_dict_pre_hook(module: nn.Module, hook: Callable[..., None]) -> None:

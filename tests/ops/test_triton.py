@@ -1,5 +1,6 @@
 """Compare the Triton kernels with tests/textbook.py in float64, in triton's interpreter and, if available, on a GPU."""
 
+import functools
 from typing import NamedTuple
 
 import pytest
@@ -116,6 +117,29 @@ def test_matches_the_reference_for_any_geometry(device, case, has_bias, has_pad,
 
 
 @device
+@pytest.mark.parametrize('window', [(7, 7), (9, 9)], ids=str)
+@pytest.mark.parametrize('size', [(9, 15), (1, 5), (14, 18)], ids=str)
+def test_only_tokens_of_the_map_are_written(size, window, device):
+    """The map needs padding, and the output has neither padding nor the strides of a larger map."""
+    generator = torch.Generator().manual_seed(0)
+    heads, channels, tokens = 2, 32, window[0] * window[1]
+    shapes = (2, *size, channels), (3 * channels, channels), (heads, tokens, tokens)
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    spec = WindowSpec(heads, window, (window[0] // 2, window[1] // 2), 0.25)
+    results = []
+    for backend, dtype in (('reference', torch.float64), ('triton', torch.float32)):
+        x, weight, bias = (tensor.to(device, dtype).requires_grad_() for tensor in drawn)
+        project = functools.partial(F.linear, weight=weight / channels**0.5)
+        out = ops.window_attention(x, project, bias, spec, nn.Dropout(0.0), backend)
+        assert out.shape == x.shape
+        assert out.is_contiguous()
+        factors = torch.linspace(-1, 1, out.numel(), dtype=dtype, device=device).view_as(out)
+        results.append([out, *torch.autograd.grad(out, (x, weight, bias), factors)])
+    for exact, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=2e-4, atol=2e-5)
+
+
+@device
 def test_regions_are_penalised_instead_of_masked(device):
     """If scores exceed the penalty, tokens of other regions are attended to, as in the official code."""
     case = Case((7, 7), (7, 7), (3, 3))
@@ -218,18 +242,19 @@ def test_the_same_input_gives_the_same_bits(device):
 @pytest.mark.parametrize('window', [(7, 7), (9, 9)])
 def test_operators_pass_opcheck(window, device):
     case = Case((window[0], 2 * window[1]), window, (3, 3))
-    (qkv, bias, _), grad = inputs(case, device=device)
-    settings = (case.heads, window, case.shift, 0.25)
-    torch.library.opcheck(attention._forward, (qkv.requires_grad_(), bias.requires_grad_(), *settings))
+    qkv, bias, _ = inputs(case, device=device)[0]
+    settings = (case.heads, window, case.shift, 0.25, (window[0] - 2, 2 * window[1] - 1))
+    torch.library.opcheck(attention._forward_operator, (qkv.requires_grad_(), bias.requires_grad_(), *settings))
     with torch.no_grad():
-        out, lse = attention._forward(qkv, bias, *settings)
-        torch.library.opcheck(attention._backward, (grad, qkv, bias, out, lse, *settings))
+        out, lse = attention.forward(qkv, bias, *settings)
+        torch.library.opcheck(attention._backward_operator, (torch.ones_like(out), qkv, bias, out, lse, *settings))
 
 
 @device
 def test_compiles_without_graph_breaks_and_once_for_all_sizes(device):
     def function(qkv, bias):
-        return 2 * attention._forward(qkv + 1, bias, case.heads, case.window, case.shift, 0.25)[0]
+        qkv = qkv + 1
+        return 2 * attend(case, (qkv, bias, None), 'triton')
 
     case = Case((7, 14), (7, 7), (3, 3))
     torch._dynamo.reset()
@@ -317,7 +342,7 @@ def test_kernels_compile_for_an_h200():
             tokens = window[0] * window[1]
             qkv = torch.zeros(1, *window, 192, dtype=dtype, requires_grad=True)
             bias = torch.zeros(2, tokens, tokens, requires_grad=True)
-            attention._forward(qkv, bias, 2, window, (3, 3), 1.0)[0].sum().backward()
+            attention._Attention.apply(qkv, bias, 2, window, (3, 3), 1.0, window)[0].sum().backward()
     """)
     assert [name for name, _ in rows] == [
         *['forward', 'backward_keys'] * 3,
@@ -336,7 +361,7 @@ def test_attention_scores_are_not_stored(window):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    attention._forward(*leaves, case.heads, window, case.shift, 0.25)[0].backward(grad)
+    attention._Attention.apply(*leaves, case.heads, window, case.shift, 0.25, case.size)[0].backward(grad)
     peak = torch.cuda.max_memory_allocated() - before
     # The output has a third of the bytes of qkv, and the gradient as many as qkv; the rest is for float32 sums.
     assert peak < 1.7 * qkv.nbytes

@@ -4,8 +4,9 @@ The kernels read the output of the qkv layer and write the input of the projecti
 write the scores to memory. The backward pass recomputes them from qkv and one number per query. All sums have a
 fixed order, so the results are deterministic. See ``docs/decisions/triton-kernel.md``.
 
-The kernels are in :mod:`swin_dense.ops.triton.attention_kernels`. They are registered as two torch operators, which
-``torch.compile`` treats as opaque.
+The kernels are in :mod:`swin_dense.ops.triton.attention_kernels`. In eager mode they are called by an autograd function,
+because a call of a registered operator takes longer than the launch of a kernel. ``torch.compile`` records two
+operators, which it treats as opaque.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from swin_dense.ops import layout
+from swin_dense.ops import context, layout
 from swin_dense.ops.reference import Projection
 from swin_dense.ops.triton import gpu
 from swin_dense.ops.windows import REGION_PENALTY, Pair, WindowSpec, window_grid
@@ -69,6 +72,17 @@ def window_attention(
     reason = unsupported_reason(x, spec, dropout)
     if reason is not None:
         raise RuntimeError(f'attn_backend="triton" cannot run here: {reason}; use attn_backend="auto"')
+    return attend(x, project, relative_bias, spec)
+
+
+def attend(
+    x: Tensor,
+    project: Projection,
+    relative_bias: Tensor | None,
+    spec: WindowSpec,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Do the same where it is known that the kernel can run; ``dropout`` is 0."""
     qkv = project(layout.pad_to_windows(x, spec.window))
     tokens = spec.window[0] * spec.window[1]
     bias_shape = (spec.num_heads, tokens, tokens)
@@ -76,61 +90,60 @@ def window_attention(
         relative_bias = qkv.new_zeros(bias_shape)
     if relative_bias.shape != bias_shape:  # the kernel would read out of bounds
         raise ValueError(f'relative_bias must have the shape {bias_shape}, got {tuple(relative_bias.shape)}')
-    out, _ = _forward(qkv, relative_bias, spec.num_heads, spec.window, spec.shift, spec.scale)
-    return out[:, : x.shape[1], : x.shape[2]]
+    run = _Attention.apply if torch.is_grad_enabled() else forward
+    if must_call_operators():
+        run = _forward_operator
+    out, _ = run(qkv, relative_bias, spec.num_heads, spec.window, spec.shift, spec.scale, (x.shape[1], x.shape[2]))
+    return out
 
 
-_GEOMETRY = 'int num_heads, int[] window_size, int[] shift, float scale'
+def must_call_operators() -> bool:
+    """Return whether torch.compile, a torch mode such as FlopCounterMode, or torch.func must see operators."""
+    return compat.is_compiling() or _get_current_dispatch_mode() is not None or context.is_transformed()
 
 
-@compat.custom_op(
-    'swin_dense::triton_window_attention',
-    mutates_args=(),
-    schema=f'(Tensor qkv, Tensor relative_bias, {_GEOMETRY}) -> (Tensor, Tensor)',
-)
-def _forward(
+# ``size`` is the (height, width) of the map in tokens; that of qkv is a multiple of the window.
+_GEOMETRY = 'int num_heads, int[] window_size, int[] shift, float scale, SymInt[] size'
+
+
+def forward(
     qkv: Tensor,
     relative_bias: Tensor,
     num_heads: int,
     window_size: Sequence[int],
     shift: Sequence[int],
     scale: float,
+    size: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Return the output and, for the backward pass, the log-sum-exp of the scores of each query."""
-    launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
+    launch = _Launch.of(qkv, num_heads, window_size, shift, scale, size)
     qkv = qkv.contiguous()
     relative_bias = launch.prepare(relative_bias)
-    out, lse = _forward_fake(qkv, relative_bias, num_heads, window_size, shift, scale)
+    out, lse = _empty_outputs(qkv, relative_bias, num_heads, window_size, shift, scale, size)
     launch(kernels.forward, qkv, relative_bias, out, lse, bias=relative_bias)
     return out, lse
 
 
-@_forward.register_fake
-def _forward_fake(
+def _empty_outputs(
     qkv: Tensor,
     relative_bias: Tensor,
     num_heads: int,
     window_size: Sequence[int],
     shift: Sequence[int],
     scale: float,
+    size: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     batch, height, width, channels = qkv.shape
     window = (window_size[0], window_size[1])
     rows, columns = window_grid(height, width, window)
     windows = batch * rows * columns
     tokens = window[0] * window[1]
-    out = qkv.new_empty(batch, height, width, channels // 3)
+    out = qkv.new_empty(batch, size[0], size[1], channels // 3)
     lse = qkv.new_empty(windows, num_heads, tokens, dtype=torch.float32)
     return out, lse
 
 
-@compat.custom_op(
-    'swin_dense::triton_window_attention_backward',
-    mutates_args=(),
-    schema='(Tensor grad_out, Tensor qkv, Tensor relative_bias, Tensor out, Tensor lse, '
-    f'{_GEOMETRY}) -> (Tensor, Tensor)',
-)
-def _backward(
+def backward(
     grad_out: Tensor,
     qkv: Tensor,
     relative_bias: Tensor,
@@ -140,9 +153,10 @@ def _backward(
     window_size: Sequence[int],
     shift: Sequence[int],
     scale: float,
+    size: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of qkv and, in float32, of relative_bias."""
-    launch = _Launch.of(qkv, num_heads, window_size, shift, scale)
+    launch = _Launch.of(qkv, num_heads, window_size, shift, scale, size)
     grad_out = grad_out.contiguous()
     qkv = qkv.contiguous()
     bias = launch.prepare(relative_bias)
@@ -156,17 +170,11 @@ def _backward(
     return grad_qkv, partials.sum(0)
 
 
-@_backward.register_fake
-def _backward_fake(
+def _empty_gradients(
     grad_out: Tensor,
     qkv: Tensor,
     relative_bias: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    num_heads: int,
-    window_size: Sequence[int],
-    shift: Sequence[int],
-    scale: float,
+    *_: Any,
 ) -> tuple[Tensor, Tensor]:
     grad_qkv = qkv.new_empty(qkv.shape)
     grad_bias = relative_bias.new_empty(relative_bias.shape, dtype=torch.float32)
@@ -190,11 +198,33 @@ def _gradients(
     _: None,
 ) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    grad_qkv, grad_bias = _backward(grad_out, *saved, *ctx.geometry)
-    return grad_qkv, grad_bias.to(saved[1].dtype), None, None, None, None
+    run = _backward_operator if must_call_operators() else backward
+    grad_qkv, grad_bias = run(grad_out, *saved, *ctx.geometry)
+    return grad_qkv, grad_bias.to(saved[1].dtype), None, None, None, None, None
 
 
-_forward.register_autograd(_gradients, setup_context=_save_for_backward)
+class _Attention(torch.autograd.Function):
+    """The kernels in eager mode."""
+
+    forward = staticmethod(forward)
+    setup_context = staticmethod(_save_for_backward)
+    backward = staticmethod(once_differentiable(_gradients))
+
+
+_forward_operator = compat.custom_op(
+    'swin_dense::triton_window_attention',
+    mutates_args=(),
+    schema=f'(Tensor qkv, Tensor relative_bias, {_GEOMETRY}) -> (Tensor, Tensor)',
+)(forward)
+_backward_operator = compat.custom_op(
+    'swin_dense::triton_window_attention_backward',
+    mutates_args=(),
+    schema='(Tensor grad_out, Tensor qkv, Tensor relative_bias, Tensor out, Tensor lse, '
+    f'{_GEOMETRY}) -> (Tensor, Tensor)',
+)(backward)
+_forward_operator.register_fake(_empty_outputs)
+_backward_operator.register_fake(_empty_gradients)
+_forward_operator.register_autograd(_gradients, setup_context=_save_for_backward)
 
 
 class _Launch:
@@ -214,6 +244,7 @@ class _Launch:
         window_size: Pair,
         shift: Pair,
         scale: float,
+        size: Pair,
     ) -> None:
         batch, height, width, channels = shape
         rows, columns = window_grid(height, width, window_size)
@@ -234,6 +265,8 @@ class _Launch:
             'width': width,
             'shift_y': shift[0],
             'shift_x': shift[1],
+            'out_height': size[0],
+            'out_width': size[1],
             'heads': num_heads,
             'strips': self.strips,
             'HEAD_DIM': head_dim,
@@ -251,12 +284,14 @@ class _Launch:
         window_size: Sequence[int],
         shift: Sequence[int],
         scale: float,
+        size: Sequence[int],
     ) -> _Launch:
         """Return the launch for an input, which is cached by its shape, dtype and device."""
         shape = tuple(qkv.shape)
         window = (window_size[0], window_size[1])
         shift = (shift[0], shift[1])
-        return _launch(shape, qkv.dtype, qkv.device, num_heads, window, shift, scale)
+        size = (size[0], size[1])
+        return _launch(shape, qkv.dtype, qkv.device, num_heads, window, shift, scale, size)
 
     def prepare(self, bias: Tensor) -> Tensor:
         """Return the bias in the layout that the kernels read: contiguous if a window has several tiles."""

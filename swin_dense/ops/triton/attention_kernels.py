@@ -4,7 +4,8 @@ Each program handles one head, one tile of queries or keys, and every ``strips``
 tile (64 tokens, or 32 for float32 with a head dimension of 64), the program reads the bias once and keeps it in
 registers. Roll and partition are index arithmetic.
 
-Tensors are contiguous: qkv (B, H, W, 3C) and out (B, H, W, C) in raster order, whose sides are multiples of the window.
+Tensors are contiguous and in raster order: qkv (B, H, W, 3C), whose sides are multiples of the window, and out, whose
+sides are those of the map before it was padded at the right and bottom.
 The bias (A, T, T) may have any strides if a window is one tile. The log-sum-exp of the scores of each query and
 ``delta`` are (windows, A, T) in float32. Scores are in units of log 2, because the hardware has an instruction for
 ``exp2``. Offsets into maps are 64-bit.
@@ -20,7 +21,7 @@ from swin_dense.ops.triton.interpreter import cast, dot
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 # Triton must not recompile a kernel for other values of these arguments, which vary with image size and stage.
-_VARYING = ['windows', 'height', 'width', 'shift_y', 'shift_x', 'heads', 'strips']
+_VARYING = ['windows', 'height', 'width', 'shift_y', 'shift_x', 'out_height', 'out_width', 'heads', 'strips']
 _VARYING += ['bias_head', 'bias_query', 'bias_key']
 
 
@@ -40,15 +41,29 @@ def _place(window, canvas, WINDOW: tl.constexpr):
 
 @triton.jit
 def _locate(window, slot, canvas, WINDOW: tl.constexpr):
-    """Return the raster index of the token at each slot of a window, and whether the slot is inside of the window."""
+    """Return the image of a window, the row and column of the token at each slot, and whether the slot is inside."""
     image, row, column, _, _ = _place(window, canvas, WINDOW)
     height, width, shift_y, shift_x = canvas
     y = row * WINDOW[0] + shift_y + slot // WINDOW[1]
     x = column * WINDOW[1] + shift_x + slot % WINDOW[1]
     y = tl.where(y >= height, y - height, y)
     x = tl.where(x >= width, x - width, x)
-    token = (image.to(tl.int64) * height + y) * width + x
-    return token, slot < WINDOW[0] * WINDOW[1]
+    return image.to(tl.int64), y, x, slot < WINDOW[0] * WINDOW[1]
+
+
+@triton.jit
+def _padded_token(window, slot, canvas, WINDOW: tl.constexpr):
+    """Return the raster index in qkv of the token at each slot of a window, and whether the slot is inside."""
+    image, y, x, is_inside = _locate(window, slot, canvas, WINDOW)
+    return (image * canvas[0] + y) * canvas[1] + x, is_inside
+
+
+@triton.jit
+def _token(window, slot, canvas, out_size, WINDOW: tl.constexpr):
+    """Return the raster index in out of the token at each slot of a window, and whether it is one of the map."""
+    image, y, x, is_inside = _locate(window, slot, canvas, WINDOW)
+    is_of_map = is_inside & (y < out_size[0]) & (x < out_size[1])
+    return (image * out_size[0] + y) * out_size[1] + x, is_of_map
 
 
 @triton.jit
@@ -88,7 +103,7 @@ def _load_keys(
     WINDOW: tl.constexpr,
 ):
     """Load k and v of a tile of keys, with zeros outside of the window."""
-    token, is_inside = _locate(window, key, canvas, WINDOW)
+    token, is_inside = _padded_token(window, key, canvas, WINDOW)
     k = _load(qkv + channels, token, is_inside, 3 * channels, channel)
     v = _load(qkv + 2 * channels, token, is_inside, 3 * channels, channel)
     return k, v
@@ -178,6 +193,8 @@ def forward(
     width,
     shift_y,
     shift_x,
+    out_height,
+    out_width,
     heads,
     strips,
     bias_head,
@@ -192,6 +209,7 @@ def forward(
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
+    out_size = (out_height, out_width)
     strides = (bias_head, bias_query, bias_key)
     if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
@@ -205,7 +223,7 @@ def forward(
         bias_tile = _load_bias(bias, strides, head, 0, 0, TOKENS, BLOCK)
 
     for window in range(part // TILES, windows, strips):
-        token, is_inside = _locate(window, query, canvas, WINDOW)
+        token, is_inside = _padded_token(window, query, canvas, WINDOW)
         q = _load(qkv, token, is_inside, 3 * channels, channel)
         top = tl.full((BLOCK,), float('-inf'), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
@@ -233,7 +251,8 @@ def forward(
             total = total * fade + tl.sum(weights, 1)
             result = result * fade[:, None] + dot(cast(weights, v.dtype), v)
             top = new_top
-        _store(out, token, is_inside, channels, channel, result / total[:, None])
+        out_token, is_of_map = _token(window, query, canvas, out_size, WINDOW)
+        _store(out, out_token, is_of_map, channels, channel, result / total[:, None])
         first = (window * heads + head).to(tl.int64) * TOKENS
         tl.store(lse + first + query, top + tl.log2(total), mask=query < TOKENS)
 
@@ -253,6 +272,8 @@ def backward_queries(
     width,
     shift_y,
     shift_x,
+    out_height,
+    out_width,
     heads,
     strips,
     bias_head,
@@ -270,6 +291,7 @@ def backward_queries(
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
+    out_size = (out_height, out_width)
     strides = (bias_head, bias_query, bias_key)
     if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
@@ -281,11 +303,12 @@ def backward_queries(
     channel = head * HEAD_DIM + tl.arange(0, HEAD_DIM)
 
     for window in range(part // TILES, windows, strips):
-        token, is_inside = _locate(window, query, canvas, WINDOW)
+        token, is_inside = _padded_token(window, query, canvas, WINDOW)
+        out_token, is_of_map = _token(window, query, canvas, out_size, WINDOW)
         first = (window * heads + head).to(tl.int64) * TOKENS
         q = _load(qkv, token, is_inside, 3 * channels, channel)
-        d_out = _load(grad_out, token, is_inside, channels, channel)
-        q_out = _load(out, token, is_inside, channels, channel)
+        d_out = _load(grad_out, out_token, is_of_map, channels, channel)
+        q_out = _load(out, out_token, is_of_map, channels, channel)
         q_lse = tl.load(lse + first + query, mask=is_inside, other=float('inf'))
         q_delta = tl.sum(d_out.to(tl.float32) * q_out.to(tl.float32), 1)
         tl.store(delta + first + query, q_delta, mask=is_inside)
@@ -328,6 +351,8 @@ def backward_keys(
     width,
     shift_y,
     shift_x,
+    out_height,
+    out_width,
     heads,
     strips,
     bias_head,
@@ -347,6 +372,7 @@ def backward_keys(
     TOKENS: tl.constexpr = WINDOW[0] * WINDOW[1]
     TILES: tl.constexpr = (TOKENS + BLOCK - 1) // BLOCK
     canvas = (height, width, shift_y, shift_x)
+    out_size = (out_height, out_width)
     strides = (bias_head, bias_query, bias_key)
     if TILES > 1:  # every window reads the bias again, so it is contiguous
         strides = (TOKENS * TOKENS, TOKENS, 1)
@@ -371,9 +397,10 @@ def backward_keys(
             if TILES > 1:
                 bias_tile = _load_bias(bias, strides, head, q_start, k_start, TOKENS, BLOCK)
             query = q_start + tl.arange(0, BLOCK)
-            token, is_inside = _locate(window, query, canvas, WINDOW)
+            token, is_inside = _padded_token(window, query, canvas, WINDOW)
+            out_token, is_of_map = _token(window, query, canvas, out_size, WINDOW)
             q = _load(qkv, token, is_inside, 3 * channels, channel)
-            d_out = _load(grad_out, token, is_inside, channels, channel)
+            d_out = _load(grad_out, out_token, is_of_map, channels, channel)
             # Infinity gives zero weights to queries outside of the window.
             q_lse = tl.load(lse + first + query, mask=is_inside, other=float('inf'))
             scores = _scores(
@@ -406,7 +433,7 @@ def backward_keys(
                 d_q = dot(d_scores, k)
                 _store(grad_qkv, token, is_inside, 3 * channels, channel, d_q * scale)
         d_k *= scale
-        token, is_inside = _locate(window, key, canvas, WINDOW)
+        token, is_inside = _padded_token(window, key, canvas, WINDOW)
         _store(grad_qkv + channels, token, is_inside, 3 * channels, channel, d_k)
         _store(grad_qkv + 2 * channels, token, is_inside, 3 * channels, channel, d_v)
 

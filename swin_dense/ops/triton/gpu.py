@@ -36,15 +36,19 @@ def unsupported_reason(x: Tensor) -> str | None:
 
 def unsupported_device_reason(device: torch.device) -> str | None:
     """Return why Triton kernels cannot run on a device, or None."""
-    if torch.version.hip is not None and device.type == 'cuda':
-        return 'the kernels are for NVIDIA GPUs, but this torch is for AMD GPUs (ROCm)'
-    if _unusable is not None:
-        return _unusable
-    if not (device.type == 'cuda' or IS_INTERPRETED):
+    reason = unsupported_gpu_reason(device) or _unusable
+    if reason is None and device.type != 'cuda' and not IS_INTERPRETED:
         return f'the input is on {device}, not on a CUDA device (for tests without one, set TRITON_INTERPRET=1)'
-    if device.type == 'cuda' and not (
-        torch.cuda.is_available() and torch.cuda.get_device_properties(device).major >= 8
-    ):
+    return reason
+
+
+def unsupported_gpu_reason(device: torch.device) -> str | None:
+    """Return why the kernels do not support the model of a GPU, or None, also for other devices."""
+    if device.type != 'cuda':
+        return None
+    if torch.version.hip is not None:
+        return 'the kernels are for NVIDIA GPUs, but this torch is for AMD GPUs (ROCm)'
+    if not torch.cuda.is_available() or torch.cuda.get_device_properties(device).major < 8:
         return 'triton needs a GPU of compute capability 8.0 or later'
     return None
 

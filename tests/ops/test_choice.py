@@ -1,0 +1,256 @@
+"""Test which attention 'auto' is on a GPU: the trial of the kernel with planted faults, its cache and its warning.
+
+No test needs a GPU: the questions for the device are replaced, and plain operations stand in for the kernel.
+"""
+
+import subprocess
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from swin_dense import ops
+from swin_dense.ops import context, gathered, reference
+from swin_dense.ops.triton import attention, choice, gpu
+from swin_dense.ops.windows import WindowSpec
+from tests.ops.devices import needs_interpreter, run_python
+
+CPU = torch.device('cpu')
+TRIAL = choice.Trial(CPU, torch.bfloat16, 16, (7, 7), True)
+SPEC = WindowSpec(num_heads=2, window=(7, 7), shift=(3, 3), scale=0.25)
+MAP = torch.zeros(1, 9, 8, 32)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch):
+    monkeypatch.setattr(choice, '_reasons', {})
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
+
+
+@pytest.fixture
+def _supported(monkeypatch):
+    monkeypatch.setattr(gpu, 'unsupported_device_reason', lambda device: None)
+
+
+@pytest.fixture
+def stand_in(monkeypatch, _supported):
+    """Let plain operations be the kernel, without its fault."""
+    monkeypatch.setattr(attention, 'forward', kernel_forward)
+    monkeypatch.setattr(attention, 'backward', kernel_backward)
+
+
+def kernel_forward(qkv, bias, heads, window, shift, scale, size):
+    spec = WindowSpec(heads, window, shift, scale)
+    out = reference.window_attention(qkv.float(), lambda x: x, bias, spec, nn.Identity())
+    return out[:, : size[0], : size[1]].to(qkv.dtype), None
+
+
+def kernel_backward(grad, qkv, bias, out, lse, *settings):
+    leaves = [qkv.float().requires_grad_(), bias.clone().requires_grad_()]
+    out, _ = kernel_forward(*leaves, *settings)
+    grad_qkv, grad_bias = torch.autograd.grad(out, leaves, grad.float())
+    return grad_qkv.to(qkv.dtype), grad_bias
+
+
+def without_regions(qkv, bias, heads, window, shift, *others):
+    return kernel_forward(qkv, bias, heads, window, (0, 0), *others)
+
+
+def without_bias(qkv, bias, *settings):
+    return kernel_forward(qkv, 0 * bias, *settings)
+
+
+def with_a_nan(qkv, bias, *settings):
+    out, lse = kernel_forward(qkv, bias, *settings)
+    out[0, 0, 0, 0] = torch.nan
+    return out, lse
+
+
+def with_a_wrong_gradient_of_the_bias(*inputs):
+    grad_qkv, grad_bias = kernel_backward(*inputs)
+    return grad_qkv, grad_bias.mT
+
+
+def fails(error):
+    def forward(*inputs):
+        raise error
+
+    return forward
+
+
+NO_COMPILER = RuntimeError('Failed to find C compiler. Please specify via CC environment variable.\nmore')
+NO_HEADERS = subprocess.CalledProcessError(1, ['/usr/bin/gcc', 'main.c'])
+FAULTS = [
+    ('forward', fails(NO_COMPILER), 'RuntimeError: Failed to find C compiler.*install a C compiler.*TRITON_CACHE_DIR'),
+    ('forward', fails(NO_HEADERS), 'CalledProcessError.*the headers of Python'),
+    ('forward', fails(PermissionError(13, 'Permission denied', '/.triton')), '/.triton.*TRITON_CACHE_DIR to a folder'),
+    ('forward', fails(ValueError('new GPU')), 'ValueError: new GPU.*swin-dense doctor'),
+    ('forward', without_regions, 'differ from those of plain operations'),
+    ('forward', without_bias, 'differ from those of plain operations'),
+    ('forward', with_a_nan, 'differ from those of plain operations by nan'),
+    ('backward', with_a_wrong_gradient_of_the_bias, 'differ from those of plain operations'),
+]
+
+
+@pytest.mark.usefixtures('stand_in')
+@pytest.mark.parametrize(('function', 'fault', 'message'), FAULTS)
+def test_a_kernel_with_a_fault_is_not_used_and_one_warning_says_why(monkeypatch, function, fault, message):
+    monkeypatch.setattr(attention, function, fault)
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert not choice.is_kernel(MAP, SPEC, 0.0)
+    assert not choice.is_kernel(MAP, SPEC, 0.0)
+    (warning,) = caught
+    assert "attn_backend='auto' is torch's attention on cpu" in str(warning.message)
+    assert "attn_backend='sdpa' silences this" in str(warning.message)
+
+
+@pytest.mark.usefixtures('stand_in')
+@pytest.mark.parametrize('dtype', gpu.DTYPES, ids=str)
+def test_a_right_kernel_is_used_without_a_word(dtype):
+    state = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures('_supported')
+@pytest.mark.parametrize('window', [(7, 7), (9, 9)], ids=str)
+def test_the_kernel_passes_its_trial(window):
+    for dtype in gpu.DTYPES:
+        assert choice._reason_against(TRIAL._replace(dtype=dtype, window=window)) is None
+
+
+@pytest.mark.usefixtures('_supported')
+def test_the_same_fault_of_many_kernels_is_one_warning(monkeypatch):
+    monkeypatch.setattr(attention, 'forward', fails(NO_COMPILER))
+    with pytest.warns(UserWarning, match='C compiler') as caught:
+        for dtype in gpu.DTYPES:
+            assert not choice.is_kernel(MAP.to(dtype), SPEC, 0.0)
+    assert len(caught) == 1
+
+
+@pytest.mark.usefixtures('_supported')
+def test_each_kernel_is_tried_once(monkeypatch):
+    trials = []
+    monkeypatch.setattr(choice, 'largest_error', lambda trial: trials.append(trial) or 0.0)
+    for _ in range(3):
+        assert choice.is_kernel(MAP, SPEC, 0.0)
+        with torch.no_grad():
+            assert choice.is_kernel(MAP, SPEC, 0.0)
+        assert choice.is_kernel(MAP, SPEC._replace(window=(8, 8)), 0.0)
+    tried = [(trial.dtype, trial.window, trial.has_gradients) for trial in trials]
+    assert tried == [
+        (torch.float32, (7, 7), True),
+        (torch.float32, (7, 7), False),
+        (torch.float32, (8, 8), True),
+    ]
+
+
+def test_autocast_chooses_the_dtype(monkeypatch):
+    monkeypatch.setattr(context.compat, 'is_autocast_enabled', lambda device_type: device_type == 'cuda')
+    monkeypatch.setattr(context.compat, 'get_autocast_dtype', lambda device_type: torch.bfloat16)
+    dtypes = [context.product_dtype(MAP.to(dtype)) for dtype in (torch.float32, torch.float16, torch.float64)]
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float64]
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.usefixtures('stand_in')
+@pytest.mark.parametrize(
+    ('x', 'spec', 'dropout'),
+    [
+        (MAP, SPEC, 0.1),
+        (MAP.double(), SPEC, 0.0),
+        (MAP[..., :24], SPEC, 0.0),
+        (MAP, SPEC._replace(window=(17, 16)), 0.0),
+        (MAP.as_subclass(Subclass), SPEC, 0.0),
+    ],
+    ids=['dropout', 'float64', 'heads of 12', 'large windows', 'subclass'],
+)
+def test_what_the_kernel_cannot_do_is_neither_tried_nor_reported(monkeypatch, x, spec, dropout):
+    monkeypatch.setattr(choice, '_outcome', fails(AssertionError('tried')))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert not choice.is_kernel(x, spec, dropout)
+
+
+@pytest.mark.usefixtures('stand_in')
+def test_a_flop_counter_sees_the_operations_of_torch():
+    assert choice.is_kernel(MAP, SPEC, 0.0)
+    with FlopCounterMode(display=False):
+        assert not choice.is_kernel(MAP, SPEC, 0.0)
+
+
+@pytest.mark.parametrize(('version', 'major'), [(None, 7), ('6.4', 9)], ids=['old', 'AMD'])
+def test_a_gpu_without_a_kernel_is_not_worth_a_warning(monkeypatch, version, major):
+    monkeypatch.setattr(torch.version, 'hip', version)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: SimpleNamespace(major=major))
+    monkeypatch.setattr(gpu, '_unusable', 'triton cannot be imported')
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert choice._reason_against(TRIAL._replace(device=torch.device('cuda', 0)))
+
+
+def test_a_gpu_with_a_kernel_but_without_triton_is_worth_a_warning(monkeypatch):
+    monkeypatch.setattr(torch.version, 'hip', None)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'get_device_properties', lambda device: SimpleNamespace(major=8))
+    monkeypatch.setattr(gpu, '_unusable', 'triton cannot be imported')
+    with pytest.warns(UserWarning, match=r'cuda:0.*triton cannot be imported.*triton 3\.6'):
+        assert choice._reason_against(TRIAL._replace(device=torch.device('cuda', 0)))
+
+
+@pytest.mark.usefixtures('stand_in')
+def test_nothing_is_tried_while_a_cuda_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
+    assert not choice.is_kernel(MAP, SPEC, 0.0)
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: False)
+    assert choice.is_kernel(MAP, SPEC, 0.0)
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: True)
+    assert choice.is_kernel(MAP, SPEC, 0.0)
+
+
+@pytest.mark.usefixtures('stand_in')
+def test_a_trial_is_not_affected_by_its_surroundings():
+    """A checkpoint sets hooks on saved tensors; inference mode, autocast and a default device would change results."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(fails(AssertionError('saved')), fails(AssertionError('read')))
+    with hooks, torch.inference_mode(), torch.autocast('cpu', torch.bfloat16), torch.device('meta'):
+        assert choice._reason_against(TRIAL) is None
+
+
+@pytest.mark.parametrize(
+    ('backend', 'is_kernel', 'expected'),
+    [('auto', True, 'kernel'), ('auto', False, 'sdpa'), ('sdpa', True, 'sdpa'), ('triton', False, 'checked kernel')],
+)
+def test_a_map_on_a_gpu_goes_where_the_trial_says(monkeypatch, backend, is_kernel, expected):
+    monkeypatch.setattr(choice, 'is_kernel', lambda *inputs: is_kernel)
+    monkeypatch.setattr(attention, 'attend', lambda *inputs: 'kernel')
+    monkeypatch.setattr(attention, 'window_attention', lambda *inputs: 'checked kernel')
+    monkeypatch.setattr(gathered, 'window_attention', lambda *inputs: 'sdpa')
+    monkeypatch.setattr(context, 'needs_plain_operations', lambda x: False)
+    x = MAP.as_subclass(OnGpu)
+    assert ops.window_attention(x, nn.Identity(), None, SPEC, nn.Dropout(0.0), backend) == expected
+
+
+def test_triton_is_not_imported_on_a_cpu():
+    run_python("""
+        import sys, torch
+        from swin_dense import SwinBackbone
+        backbone = SwinBackbone(dict(embed_dims=16, depths=(2, 2), num_heads=(1, 1)))
+        backbone(torch.zeros(1, 3, 32, 32))[-1].sum().backward()
+        assert 'triton' not in sys.modules
+    """)
