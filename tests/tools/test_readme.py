@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / 'tools'))
 from update_readme import PAGES, TABLES, replace_block, with_tables
 
 README = (ROOT / 'README.md').read_text()
-CHINESE = (ROOT / 'README_zh-CN.md').read_text()
+CHINESE = (ROOT / 'README_zh-CN.md').read_text().replace('<!-- speed in a Chinese line -->', '<!-- speed in a line -->')
 
 
 def test_tables_equal_the_raw_results():
@@ -32,7 +32,7 @@ def facts(text):
     return {
         'headings': re.findall(r'^#+ ', text, re.M),
         'code': [(language, re.sub(r' *#.*', '', block)) for language, block in code],
-        'tables': re.findall(r'<!-- .* -->', text.replace('a Chinese line', 'a line')),
+        'tables': re.findall(r'<!-- .* -->', text),
         'rows': len(re.findall(r'^\|', prose, re.M)),
         'points': len(re.findall(r'^- \*\*', prose, re.M)),
         'links': sorted(links),
