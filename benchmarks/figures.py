@@ -1,7 +1,7 @@
 """Measure all figures of a page on this processor, and write the tables of the pages from the results.
 
     python benchmarks/figures.py speed     # docs/speed.md and the README: about two hours
-    python benchmarks/figures.py deploy    # docs/deploy.md: several hours
+    python benchmarks/figures.py files     # whole models, docs/speed.md: several hours
 
 Run it only on an idle machine, with the environment of the other libraries (``make test`` creates it). The first word
 of a file of results is the kind of processor, see ``bench_host.PROCESSORS``. Tables have a row or a column for each
@@ -35,7 +35,7 @@ PAGES = {
         f'{COMPARE} --size 800 1344 --rounds 2 --no-memory --json benchmarks/results/{{kind}}_infer_800x1344.json',
         f'{COMPARE} {TRAIN} --rounds 2 --json benchmarks/results/{{kind}}_train_512.json',
     ),
-    'deploy': ('exports_whole.py --out benchmarks/results/exports_whole.json',),
+    'files': ('exports_whole.py --out benchmarks/results/exports_whole.json',),
 }
 
 

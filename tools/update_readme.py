@@ -1,4 +1,4 @@
-"""Generate the tables in the README and the documentation from the raw results under benchmarks/."""
+"""Write what pages generate: tables from the raw results under benchmarks/, and lists of pages from mkdocs.yml."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,21 @@ sys.path.append(str(ROOT / 'benchmarks'))
 from alone import OURS_EAGER  # noqa: E402
 from bench_host import PROCESSORS, kind_of  # noqa: E402
 from benchmark import ratio  # noqa: E402
+from page_list import decisions_list, index_table, llms_list  # noqa: E402
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     for name in PAGES:
         page = ROOT / name
-        page.write_text(with_tables(page.read_text(), 'zh-CN' in name))
+        page.write_text(with_tables(page.read_text()))
 
 
-def with_tables(text: str, in_chinese: bool = False) -> str:
-    """Return a page with all its tables regenerated from the raw results."""
+def with_tables(text: str) -> str:
+    """Return a page with all that is generated in it."""
     for name, (sources, table) in TABLES.items():
-        if f'<!-- {name} -->' not in text:
-            continue
-        reports = [_read(source) for source in sources]
-        block = table(*reports)
-        for english, chinese in CHINESE.items() if in_chinese else ():
-            block = block.replace(english, chinese)
-        text = replace_block(text, name, block)
+        if f'<!-- {name} -->' in text:
+            text = replace_block(text, name, table(*map(_read, sources)))
     return text
 
 
@@ -62,30 +58,8 @@ def replace_block(text: str, name: str, block: str) -> str:
 def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown, with a line of titles."""
     lines = [titles, ['---'] * len(titles), *rows]
-    return ''.join('| ' + ' | '.join(map(str, cells)) + ' |\n' for cells in lines)
-
-
-def speed_table(*reports: dict[str, Any]) -> str:
-    """Return a table of results of benchmarks/benchmark.py: our time, and the times of others relative to ours."""
-    rows = []
-    for report in reports:
-        ours = f'{report["rows"]["auto"]["median_ms"]:.0f} ms'
-        ratios = [ratio(report, name, 'auto') if name in report['rows'] else '' for name in SPEED_COLUMNS]
-        rows.append([_case(report), report['processor'], ours, *ratios])
-    return _table(['Swin-T, float32', 'processor', 'ours', *SPEED_COLUMNS.values()], rows)
-
-
-def short_speed_table(*reports: dict[str, Any]) -> str:
-    """Return a table of the median time and the memory of others, relative to ours, without ranges."""
-    rows = []
-    for report in reports:
-        case, processor = _case(report), report['processor']
-        times = [ratio(report, name, 'auto').partition(' ')[0] for name in PEERS]
-        rows.append([f'{case}: time', processor, *times])
-        if report['options']['mode'] == 'train':
-            peaks = [report['rows'][name]['peak_mib'] / report['rows']['auto']['peak_mib'] for name in PEERS]
-            rows.append([f'{case}: memory', processor, *(f'{peak:.2f}' for peak in peaks)])
-    return _table(['Swin-T, float32', 'processor', *PEERS], rows)
+    table = ''.join('| ' + ' | '.join(map(str, cells)) + ' |\n' for cells in lines)
+    return table.replace(' x ', '×').replace('AMD EPYC, Zen', 'Zen')
 
 
 def _our_ms(report: dict[str, Any], case: str) -> float:
@@ -93,16 +67,58 @@ def _our_ms(report: dict[str, Any], case: str) -> float:
     return 1e3 * statistics.median(report['seconds'][case]['auto'])
 
 
-def alone_table(*reports: dict[str, Any]) -> str:
-    """Return a table of results of benchmarks/alone.py: our time, and the times of others relative to ours."""
+def speed_table(*reports: dict[str, Any]) -> str:
+    """Return a table of our time, and of the times of others relative to it.
+
+    Args:
+        reports: those of benchmarks/alone.py, one model per process; then those of benchmarks/benchmark.py, all models in
+            one process, for processors that have no other.
+    """
     rows = []
+    for processor, case, ours, ratios in _speeds(reports):
+        rows.append([case, processor, f'{ours:,.0f}', *(_ratio({'ratios': ratios}, name) for name in ALONE_PEERS)])
+    return _table(['Swin-T, float32', 'processor', 'ours, ms', *ALONE_PEERS], rows)
+
+
+def _speeds(reports: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, float, dict[str, list[float]]]]:
+    """Yield processor, case, our median time in ms and the ratios of others."""
+    alone = set()
     for report in reports:
-        if not all(ALONE_PEERS[-1] in own for own in report['ratios'].values()):
-            continue
-        for case, own in report['ratios'].items():
-            ratios = [ratio({'ratios': own}, name, 'auto') for name in ALONE_PEERS]
-            rows.append([case, report['processor'], f'{_our_ms(report, case):.0f} ms', *ratios])
-    return _table(['Swin-T, float32', 'processor', 'ours', *ALONE_PEERS], rows)
+        if 'form' in report:
+            alone.add(report['processor'])
+            for case, ratios in report['ratios'].items():
+                yield report['processor'], case, _our_ms(report, case), ratios
+        elif report['processor'] not in alone:
+            yield f'{report["processor"]}*', _case(report), report['rows']['auto']['median_ms'], report['ratios']
+
+
+def speed_line(*reports: dict[str, Any]) -> str:
+    """Return the line of the README on speed."""
+    least, most = _range_of_mmdet(reports)
+    return (
+        f'On the CPUs that were measured, a pass or training step of mmdet\'s Swin-T takes {least} to {most} times as long as ours: '
+        '[speed](docs/speed.md), also beside timm, transformers and torchvision, and on a GPU.\n'
+    )
+
+
+def chinese_speed_line(*reports: dict[str, Any]) -> str:
+    """Return the line of the Chinese README on speed."""
+    least, most = _range_of_mmdet(reports)
+    return (
+        f'在测过的 CPU 上，mmdet 的 Swin-T 推理或训练一步所用时间是本实现的 {least} 至 {most} 倍：'
+        '[速度](docs/speed.md)，其中还有 timm、transformers、torchvision 与 GPU。\n'
+    )
+
+
+def _range_of_mmdet(reports: Iterable[dict[str, Any]]) -> tuple[str, str]:
+    """Return the least and the largest median time of mmdet's Swin relative to ours."""
+    medians = [statistics.median(ratios['mmdet']) for *_, ratios in _speeds(reports)]
+    return f'{min(medians):.2f}', f'{max(medians):.2f}'
+
+
+def _ratio(report: dict[str, Any], name: str) -> str:
+    """Return a time relative to ours, with the range over processes or turns in brackets."""
+    return ratio(report, name, 'auto').replace(' to ', '-')
 
 
 def gpu_attention_table(report: dict[str, Any]) -> str:
@@ -111,14 +127,14 @@ def gpu_attention_table(report: dict[str, Any]) -> str:
     by_torch = {tuple(row[name] for name in key): row for row in report['rows'] if row['backend'] == 'sdpa'}
     rows = []
     for row in report['rows']:
-        if row['backend'] != 'triton' or row['dtype'] == 'float16':
-            continue
-        height, width, channels, window, dtype = case = tuple(row[name] for name in key)
-        for field, name in (('inference_ms', 'inference'), ('training_ms', 'with gradients')):
-            times = row[field], by_torch[case][field]
-            cells = [f'{height} x {width}, {channels} channels, {window}', dtype, name]
-            rows.append([*cells, *(f'{time:.2f} ms' for time in times), f'{times[1] / times[0]:.1f}'])
-    return _table(['map, window', 'dtype', 'pass', 'kernel', 'torch', 'ratio'], rows)
+        if row['backend'] == 'triton' and row['dtype'] != 'float16':
+            height, width, channels, window, dtype = case = tuple(row[name] for name in key)
+            cells = [f'{height} x {width}, {channels} channels, {window}', dtype]
+            for field in ('inference_ms', 'training_ms'):
+                cells += [f'{times[field]:.2f}' for times in (row, by_torch[case])]
+            rows.append(cells)
+    passes = ['inference, kernel', 'inference, torch', 'with gradients, kernel', 'with gradients, torch']
+    return _table(['map, window; times in ms', 'dtype', *passes], rows)
 
 
 def forms_table(*reports: dict[str, Any]) -> str:
@@ -135,25 +151,12 @@ def forms_table(*reports: dict[str, Any]) -> str:
         for case, own in report['ratios'].items():
             processor, ours = report['processor'], _our_ms(report, case)
             if OURS_EAGER in own:
-                gain = ratio({'ratios': own}, OURS_EAGER, 'auto')
+                gain = f'{statistics.median(own[OURS_EAGER]):.2f}'
             else:  # a report of an earlier version
                 gain = f'{_our_ms(eager[processor], case) / ours:.2f}'
-            ratios = [ratio({'ratios': own}, name, 'auto') for name in ALONE_PEERS]
-            rows.append([f'{report["form"]}, {case}', processor, f'{ours:.0f} ms', gain, *ratios])
-    return _table(['Swin-T', 'processor', 'ours', 'ours, eager in float32', *ALONE_PEERS], rows)
-
-
-def processors_table(*reports: dict[str, Any]) -> str:
-    """Return a table of benchmarks/alone.py: the median time of mmdet's Swin relative to ours on each processor."""
-    newest = sorted(reports, key=lambda report: report['processor'], reverse=True)
-    rows = []
-    for case in newest[0]['seconds']:
-        cells = [case]
-        for report in newest:
-            relative = statistics.median(report['ratios'][case]['mmdet'])
-            cells.append(f'**{relative:.2f}** ({_our_ms(report, case):,.0f} ms)')
-        rows.append(cells)
-    return _table(['Swin-T, float32', *(f'{report["processor"]}, {report["date"]}' for report in newest)], rows)
+            ratios = [f'{statistics.median(own[name]):.2f}' for name in ALONE_PEERS]
+            rows.append([f'{report["form"]}, {case}', processor, f'{ours:,.0f}', gain, *ratios])
+    return _table(['Swin-T', 'processor', 'ours, ms', 'ours, eager in float32', *ALONE_PEERS], rows)
 
 
 def memory_table(*reports: dict[str, Any]) -> str:
@@ -174,17 +177,7 @@ def whole_models_table(report: dict[str, Any]) -> str:
     rows = []
     for row in report['rows']:
         rows.append([f'{_model_case(row)}, {row["threads"]}', *(_figures(row.get(way, {})) for way in ways)])
-    return _table(['model, image, processor, threads', *ways], rows)
-
-
-def short_whole_models_table(report: dict[str, Any]) -> str:
-    """Return the times of the whole models of benchmarks/exports_whole.py that were run in each way."""
-    ways = ('PyTorch', 'ONNX Runtime', 'OpenVINO', 'OpenVINO bfloat16')
-    rows = []
-    for row in report['rows']:
-        if all(way in row for way in ways) and row['threads'] == 2:
-            rows.append([_model_case(row), *(f'{row[way]["ms"] / 1e3:.1f} s' for way in ways)])
-    return _table(['Swin-T, two cores', *ways], rows)
+    return _table(['ms/MiB of model, image, processor, threads', *ways], rows)
 
 
 def _model_case(row: dict[str, Any]) -> str:
@@ -199,8 +192,7 @@ def _model_case(row: dict[str, Any]) -> str:
 
 
 def _figures(row: dict[str, float]) -> str:
-    units = {'ms': 'ms', 'mib': 'MiB'}
-    return ', '.join(f'{row[key]:,.0f} {unit}' for key, unit in units.items() if key in row) or 'not measured'
+    return '/'.join(f'{row[key]:,.0f}' for key in ('ms', 'mib') if key in row)
 
 
 def _case(report: dict[str, Any]) -> str:
@@ -210,20 +202,16 @@ def _case(report: dict[str, Any]) -> str:
     return f'{kind}, {options["batch"]} x {options["size"][0]} x {options["size"][1]}{how}'
 
 
-PEERS = ('mmdet', 'mmseg', 'timm', 'transformers', 'torchvision')
-ALONE_PEERS = tuple(name for name in PEERS if name != 'mmseg')
-SPEED_COLUMNS = {**{name: name for name in PEERS}, 'matrix products': 'matrix products alone'}
+ALONE_PEERS = ('mmdet', 'timm', 'transformers', 'torchvision')
 MEMORY_NAMES = {'auto': 'ours', 'auto+cp': 'ours, `with_cp=True`'}
-PAGES = ('README.md', 'README_zh-CN.md', 'docs/deploy.md', 'docs/speed.md')
-# Chinese translations of the texts in the tables of the README.
-CHINESE = {
-    'inference, ': '推理，',
-    'training step, ': '训练一步，',
-    ': time': '：时间',
-    ': memory': '：内存',
-    '| processor |': '| 处理器 |',
-    ', two cores |': '，双核 |',
-}
+PAGES = (
+    'README.md',
+    'README_zh-CN.md',
+    'docs/README.md',
+    'docs/decisions/README.md',
+    'docs/llms.txt',
+    'docs/speed.md',
+)
 
 
 def _by_processor(*results: str) -> list[str]:
@@ -232,20 +220,22 @@ def _by_processor(*results: str) -> list[str]:
     return [name for name in names if (ROOT / 'benchmarks/results' / name).exists()]
 
 
-CPU_REPORTS = _by_processor('infer_224', 'infer_8x224', 'infer_512', 'infer_800x1344', 'train_512')
+CPU_REPORTS = _by_processor('infer_512', 'infer_800x1344', 'train_512')
 ALONE_REPORTS = _by_processor('alone')
 FORM_REPORTS = _by_processor('alone', 'alone_compiled', 'alone_bfloat16')
-# Maps markers in pages to files below benchmarks/ and the function that formats them as a table.
+SPEED_REPORTS = [*ALONE_REPORTS, *CPU_REPORTS]
+# Maps markers in pages to files below benchmarks/results and the function that formats them.
 TABLES: dict[str, tuple[list[str], Callable[..., str]]] = {
-    'speed in short': (CPU_REPORTS, short_speed_table),
-    'speed': (CPU_REPORTS, speed_table),
-    'speed alone': (ALONE_REPORTS, alone_table),
+    'speed': (SPEED_REPORTS, speed_table),
+    'speed in a line': (SPEED_REPORTS, speed_line),
+    'speed in a Chinese line': (SPEED_REPORTS, chinese_speed_line),
     'speed forms': (FORM_REPORTS, forms_table),
     'gpu attention': (['h200_attention.json'], gpu_attention_table),
-    'processors': (ALONE_REPORTS, processors_table),
     'memory': (_by_processor('train_512'), memory_table),
-    'files in short': (['exports_whole.json'], short_whole_models_table),
     'whole models': (['exports_whole.json'], whole_models_table),
+    'pages': ([], index_table),
+    'pages for language models': ([], llms_list),
+    'decisions': ([], decisions_list),
 }
 
 

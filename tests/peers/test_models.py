@@ -1,4 +1,4 @@
-"""Models that hold a Swin, with this backbone in its place: the code of docs/models.md."""
+"""Models that hold a Swin, with this backbone in its place: BiRefNet as on docs/elsewhere.md, and an example."""
 
 import os
 import re
@@ -11,31 +11,23 @@ import torch
 import yaml
 
 from swin_dense import SwinBackbone, create_backbone
-from tests.conftest import ROOT, randomize
+from tests.conftest import randomize
+from tests.examples import load_example
 
 from .detection import train
 from .peer import needed
-
-PAGE = (ROOT / 'docs' / 'models.md').read_text()
-
 
 @pytest.mark.slow
 def test_ultralytics(tmp_path, monkeypatch):
     monkeypatch.setenv('YOLO_OFFLINE', 'true')
     monkeypatch.setenv('YOLO_CONFIG_DIR', str(tmp_path))
     tasks = needed('ultralytics.nn.tasks')
-    theirs = tasks.TorchVision
-    (config,) = re.findall(r'```yaml\n(.*?)```', PAGE, re.S)
-    (code,) = re.findall(r'```py\n(# needs ultralytics.*?)```', PAGE, re.S)
-    weights = tmp_path / 'swin_tiny_patch4_window7_224.pth'
-    torch.save(SwinBackbone('t').state_dict(), weights)
+    torch.save(SwinBackbone('t').state_dict(), tmp_path / 'swin_t.pth')
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    try:
-        exec(code.replace("model = YOLO('yolo-swin.yaml')", ''), names)
-        model = tasks.DetectionModel(yaml.safe_load(config), ch=3, nc=3, verbose=False)
-    finally:
-        tasks.TorchVision = theirs
+    example = load_example('ultralytics_swin')
+    config = yaml.safe_load(example.CONFIG.replace('CHECKPOINT', 'swin_t.pth'))
+    monkeypatch.setattr(tasks, 'TorchVision', example.Swin)
+    model = tasks.DetectionModel(config, ch=3, nc=3, verbose=False)
     assert model.stride.tolist() == [8, 16, 32]
     assert isinstance(model.model[0].backbone, SwinBackbone)
     model.args = types.SimpleNamespace(box=7.5, cls=0.5, dfl=1.5)

@@ -16,15 +16,22 @@ from swin_dense import SwinBackbone
 from tests.conftest import ROOT, some
 from tests.workbench.configs.data import make_camvid, make_coco
 
+sys.path.insert(0, str(ROOT / 'tools'))
+from page_list import navigation, read, sections
+
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+DECISIONS = sorted((ROOT / 'docs' / 'decisions').glob('*.md'))
 LINKING = [
     page
     for folder in ('*', 'docs/**/*', 'configs/**/*', 'benchmarks/**/*', 'mmcv_lite_ops/*')
     for page in ROOT.glob(f'{folder}.md')
 ]
+MEASURED = ('README.md', 'docs/speed.md')  # pages with generated tables of measurements
 # The pages whose Python other tests run, which need its files and packages.
-ELSEWHERE = {'elsewhere': 'tests/peers/test_page.py', 'deploy': 'tests/workbench/export/test_whole.py'}
+ELSEWHERE = {'elsewhere': 'tests/peers/test_page.py', 'from-photographs-to-a-file': 'tests/tools/test_path.py'}
 RUN = [page for page in PAGES if page.stem not in ELSEWHERE and '```' in page.read_text()]
+# tests/workbench/export/test_whole.py runs what stands before, which needs a file of a whole model.
+FILES_OF_BACKBONES = '\n## A backbone'
 # Replacements in the blocks: models that a CPU trains in seconds for Swin-T models, and short schedules.
 SMALL = {
     'mask-rcnn_swin-t-p4-w7_fpn_1x_coco --out': 'mask-rcnn_swin-demo_fpn --out',
@@ -88,7 +95,10 @@ def script(page):
     """Return the blocks of a page as one bash script; Python blocks of a page share their names."""
     lines, names = ['set -e'], ''
     languages = 'sh' if page.stem == 'README' else 'sh|python'  # test_readme.py runs its Python blocks
-    for language, block in re.findall(rf'^```({languages})\n(.*?)^```', page.read_text(), re.S | re.M):
+    text = page.read_text()
+    if page.stem == 'files':
+        text = text.partition(FILES_OF_BACKBONES)[2]
+    for language, block in re.findall(rf'^```({languages})\n(.*?)^```', text, re.S | re.M):
         if language == 'python':
             names += block
             lines.append(f"python - <<'END'\n{names}END")
@@ -116,7 +126,7 @@ def test_a_page_runs(place, page):
         'PYTHONWARNINGS': 'ignore',
         'OMP_NUM_THREADS': '1',
     }
-    if page.stem == 'several-gpus':  # the page does not create its config
+    if page.stem == 'frameworks':  # the page does not create its config
         run('swin-dense config mask-rcnn_swin-demo_fpn --out mine.py --data-root data/fruit '
             f'--classes "apple,ripe pear" --set {SHORT["mine.py"]}', place, environment)  # fmt: skip
     run(script(page), place, environment)
@@ -133,14 +143,27 @@ def test_python_runs_in_a_test_or_names_what_it_needs(page):
 
 
 @pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.stem)
-def test_a_page_says_first_what_its_code_needs(page):
+def test_a_page_says_first_what_it_is_for_and_what_it_needs(page):
     text = page.read_text()
+    if page.name == 'README.md':
+        return
+    assert len(read(page).purpose.split()) <= 30
+    needs = text.split('\n\n')[2]
+    assert needs.startswith('*') and 'eeds ' in needs or 'need `' in needs or 'To write' in needs
     code = '\n'.join(re.findall(r'^(?:```\w+\n.*?^```| {4}swin-dense .*?$)', text, re.S | re.M))
-    first = text.split('\n\n')[1]
     if re.search(r'swin-dense (?:config|train|test|predict) |from mm(?:engine|det|seg)', code):
-        assert "'.[mm-lite]' ./mmcv_lite_ops" in first
+        assert "./mmcv_lite_ops" in needs
     for weights in {'swin_tiny_patch4_window7_224.pth', 'swin_t.in1k'}:
-        assert weights not in code or f'`{weights}`' in first
+        assert not re.search(rf'(?<!=){re.escape(weights)}', code) or f'`{weights}`' in needs
+
+
+def test_the_documentation_can_be_read():
+    """The limits are those of the whole: what is added replaces something."""
+    words = {page: len(page.read_text().split()) for page in (*PAGES[1:], *DECISIONS)}
+    of_users = sum(words[page] for page in PAGES[1:])
+    assert len(PAGES[1:]) <= 15 and len(DECISIONS) <= 20
+    assert of_users <= 15_000 and sum(words.values()) <= 30_000
+    assert len((ROOT / 'README.md').read_text().split()) <= 700
 
 
 def run(text, place, environment):
@@ -175,29 +198,24 @@ def test_tables_render_as_on_github(page):
     assert re.findall(r'^ {1,3}\|.*', text, re.M) == []
 
 
-def test_links_of_the_index_for_language_models():
-    text = (ROOT / 'docs' / 'llms.txt').read_text()
-    linked = {(ROOT / 'docs' / target).resolve() for target in re.findall(r'^- \[.+?\]\(([^)]+)\): \w', text, re.M)}
-    assert len(linked) == text.count('](') > 20
-    assert {*(ROOT / 'docs').glob('*.md')} <= linked
-    assert [path for path in linked if not path.is_file()] == []
-
-
-def test_every_page_is_in_the_navigation():
-    nav = (ROOT / 'mkdocs.yml').read_text().partition('\nnav:\n')[2]
-    listed = {ROOT / name for name in re.findall(r': (\S+\.md)$', nav, re.M)}
+def test_the_navigation_lists_every_page_once():
+    """The index, llms.txt and the list of decisions are written from it: test_readme.py compares them."""
+    listed = [path for paths in navigation().values() for path in paths]
     notebooks = {path.with_suffix('.md') for path in ROOT.glob('examples/notebooks/*.ipynb')}
-    assert notebooks <= listed
-    assert [path for path in listed - notebooks if not path.is_file()] == []
-    pages = {
-        page
-        for page in LINKING
-        if page.is_relative_to(ROOT / 'docs') or page.parent in (ROOT, ROOT / 'benchmarks', ROOT / 'mmcv_lite_ops')
-    }
-    assert pages <= listed
+    assert len(listed) == len({*listed}) and notebooks <= {*listed}
+    assert [path for path in listed if not path.is_file() and path not in notebooks] == []
+    of_users = {page.path for _, pages in sections() for page in pages}
+    assert {*PAGES[1:]} - {ROOT / 'docs' / 'README.md'} <= of_users
+    beside = {page for page in LINKING if page.parent in (ROOT, ROOT / 'benchmarks', ROOT / 'mmcv_lite_ops')}
+    assert beside <= {*listed}
 
 
-def test_every_decision_is_listed():
-    folder = ROOT / 'docs' / 'decisions'
-    listed = re.findall(r'\]\(([\w-]+\.md)\)', (folder / 'README.md').read_text())
-    assert listed == sorted(page.name for page in folder.glob('*.md') if page.name != 'README.md')
+# What a table says, a new measurement changes: no prose beside it counts or compares what was measured.
+COUNTS = r'\b(?:two|three|four|five|six|seven|all|both|\d+) (?:kinds of )?(?:processors|CPUs|GPUs|machines|libraries)\b'
+COMPARES = r'\b(?:faster|slower|fastest|slowest|quicker|smaller|larger|times as fast|less memory|more memory)\b'
+
+
+@pytest.mark.parametrize('name', MEASURED)
+def test_prose_beside_a_generated_table_states_nothing_that_the_table_may_contradict(name):
+    text = re.sub(r'^```.*?^```|(?<=-->\n).*?(?=<!-- end -->)|^\|.*?$', '', (ROOT / name).read_text(), flags=re.S | re.M)
+    assert re.findall(f'.*(?:{COUNTS}|{COMPARES}).*', text, re.I) == []

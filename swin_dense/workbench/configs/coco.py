@@ -86,7 +86,7 @@ def read_coco(path: Path) -> Any:
     """Return the content of a file of annotations in the format of COCO."""
     if path.suffix != '.json' or path.is_dir():
         raise ValueError(
-            f'{path} is no .json file, but annotations must be in the format of COCO; docs/predictions.md shows how to '
+            f'{path} is no .json file, but annotations must be in the format of COCO; docs/own-data.md shows how to '
             'convert those of Pascal VOC (XML) and YOLO (txt)'
         )
     try:
