@@ -11,10 +11,10 @@ from typing import Any
 
 from swin_dense.archs.arch import resolve_arch, split_name
 from swin_dense.archs.weights import place_of, suggestion
+from swin_dense.images.presets import PRESETS
 from swin_dense.utils import checks
 from swin_dense.utils.addresses import is_address
 from swin_dense.utils.atomic import check_destination
-from swin_dense.utils.choices import PRESETS
 
 # Arguments of Python whose options have other names.
 SPELLED = {
