@@ -167,5 +167,5 @@ def _write(out: Path, prediction: Any) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     for ending, pixels in pictures.items():
         with written_whole(_file(out, ending)) as unfinished:
-            Image.fromarray(pixels).save(unfinished.path, quality=95)
+            Image.fromarray(pixels).save(unfinished, quality=95)
     write_json(_file(out, 'json'), prediction.record)

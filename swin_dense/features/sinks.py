@@ -72,7 +72,7 @@ def in_npy_files(folder: Path) -> Iterator[Make]:
         def make(shapes: Mapping[int, Shape], like: Tensor) -> Callable[[int], Any]:
             paths = {}
             for stride, shape in shapes.items():
-                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy')).path
+                path = unfinished.enter_context(written_whole(folder / f'stride_{stride}.npy'))
                 open_memmap(path, 'w+', _to_numpy(like[:0]).dtype, shape)
                 reserve(path, path.stat().st_size)
                 paths[stride] = path
