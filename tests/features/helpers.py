@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import random
 import sys
-from importlib.util import find_spec
 
 from PIL import Image
 
@@ -14,11 +13,6 @@ from tests.conftest import IfInstalled, photograph, tiny
 safetensors, parquet = IfInstalled('safetensors.torch'), IfInstalled('pyarrow.parquet')
 
 PHOTOGRAPH = photograph(300, 451)
-
-
-def counted(pages):
-    """Return how an error states a number of pages, which only tifffile counts."""
-    return pages if find_spec('tifffile') else 'several'
 
 
 def in_a_process(function):

@@ -10,7 +10,7 @@ from swin_dense import SwinBackbone, SwinV2Backbone, create_backbone, export_sta
 from swin_dense.commands._main import main
 from swin_dense.export import export_model
 from swin_dense.features import Extractor, Normalization, preset
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from tests.conftest import TINY, IfInstalled, needs, photograph, randomize, tiny
 
 tifffile = IfInstalled('tifffile')

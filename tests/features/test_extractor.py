@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from swin_dense import CheckpointError, SwinV2Backbone, export_state_dict, extract_pyramid
-from swin_dense.features import Extractor, inference
+from swin_dense.features import Extractor
+from swin_dense.features.extraction import Extraction
 from tests.conftest import TINY, photograph, randomize, tiny
-from tests.features.mutations import encode
+from tests.images.mutations import encode
 
 PHOTOGRAPH = photograph(97, 131)
 IMAGES = [PHOTOGRAPH[:40, :52], PHOTOGRAPH[10:50, 20:72], PHOTOGRAPH, PHOTOGRAPH[5:45, :52]]
@@ -136,16 +137,16 @@ def test_prefix_chooses_one_of_several_backbones(backbone, tmp_path):
 
 def test_the_batch_is_halved_when_memory_is_short(checkpoint, monkeypatch, caplog):
     extractor = Extractor(checkpoint, [32], device='cpu', batch_size=4)
-    really_run = inference.run_batch
+    really_run = Extraction.run
     sizes = []
 
-    def run(backbone, batch, inference):
+    def run(extraction, batch):
         sizes.append((len(batch), *batch.shape[2:]))
         if batch.shape[2] > 60 or len(batch) > 1:
             raise torch.cuda.OutOfMemoryError('CUDA out of memory')
-        return really_run(backbone, batch, inference)
+        return really_run(extraction, batch)
 
-    monkeypatch.setattr(inference, 'run_batch', run)
+    monkeypatch.setattr(Extraction, 'run', run)
     with caplog.at_level(logging.WARNING):
         rows = extractor({'image': [IMAGES[0], IMAGES[1], IMAGES[3], IMAGES[2]]})
     assert [error == '' for error in rows['error']] == [True, True, True, False]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from swin_dense import SwinBackbone
 from swin_dense.features.pyramid import Pyramid, extract_pyramid
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from tests.conftest import TINY, photograph, randomize, tiny
 
 PHOTOGRAPH = photograph(97, 131)

@@ -12,11 +12,10 @@ from PIL import Image, ImageOps
 from swin_dense import SwinBackbone, extract_pyramid
 from swin_dense.features.tiling import tile_alignment
 from swin_dense.images.pixels import ImageError
+from swin_dense.images.presets import IMAGENET_MEAN, IMAGENET_STD
 from swin_dense.images.reading import normalize, read_image
-from swin_dense.utils.choices import IMAGENET_MEAN, IMAGENET_STD
 from tests.conftest import TINY, IfInstalled, photograph
-from tests.features.helpers import counted
-from tests.features.mutations import encode, encode_tiff
+from tests.images.mutations import counted, encode, encode_tiff
 
 cv2, tifffile = IfInstalled('cv2'), IfInstalled('tifffile')
 

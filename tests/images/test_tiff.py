@@ -15,7 +15,7 @@ from swin_dense.images.pixels import ImageError, Pixels
 from swin_dense.images.reading import read_image, scale, to_tensor
 from swin_dense.images.regions import open_large_image
 from tests.conftest import TINY, IfInstalled, photograph, tiny
-from tests.features.mutations import encode_tiff, with_pil
+from tests.images.mutations import encode_tiff, with_pil
 
 tifffile = IfInstalled('tifffile')
 pytest.importorskip('imagecodecs')
